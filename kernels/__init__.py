@@ -1,0 +1,46 @@
+"""Array in, array out: quantization, its inverse, and fused optimizer steps.
+
+One signature, three bodies, the same bytes: `reference` (plain NumPy, the specification), `cpu`
+(Numba) and `cuda` (CUDA C++ through CuPy). `body(array)` is the fast one for that array's kind;
+a body is loaded when it is first asked for, so importing this package costs nothing.
+
+Every function is local (no communication), works in place, and releases the GIL on the CPU.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from . import memory
+from .blocks import Blocks, cut, payload_offsets
+
+__all__ = ["Blocks", "array_module", "body", "cut", "empty_like", "payload_offsets"]
+
+Array = Any  #: a NumPy or CuPy array
+
+
+def array_module(array: Array) -> Any:
+    """The module whose functions work on `array`: numpy, or cupy for a CuPy array."""
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and isinstance(array, cupy.ndarray) else np
+
+
+def empty_like(array: Array, size: int, dtype: Any = None) -> Array:
+    """An uninitialised vector beside `array`: on its device, well aligned, of its dtype or another."""
+    xp = array_module(array)
+    return (memory if xp is np else xp).empty(size, dtype or array.dtype)
+
+
+def body(array: Array) -> Any:
+    """The kernels for an array: module `cuda` for CuPy, `cpu` for NumPy."""
+    return _load("cpu" if array_module(array) is np else "cuda")
+
+
+@cache
+def _load(name: str) -> Any:
+    return import_module(f".{name}", __name__)

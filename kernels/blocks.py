@@ -1,0 +1,106 @@
+"""How a flat vector is cut into blocks, and how many bytes each block takes on the wire.
+
+The wire format, which every body of the kernels writes byte for byte (all numbers little-endian):
+
+========  =====================================================================================
+bits      one block of L values
+========  =====================================================================================
+1         ``float32 low, float32 high``, then ceil(L/32) groups of 4 bytes: value i is bit i
+2         ``float32 step``, then ceil(L/32) groups of 8 bytes: byte j of a group holds the codes
+          of its values j, j+8, j+16, j+24, lowest bits first
+4         ``float32 step``, then ceil(L/32) groups of 16 bytes: byte j holds values j and j+16
+8         ``float32 step``, then ceil(L/32) groups of 32 bytes: byte j holds value j
+raw       L float32
+========  =====================================================================================
+
+Codes of 2, 4 and 8 bits are two's complement; unused bits of the last group are zero. A block
+that would be no smaller encoded than raw is raw, so nothing ever grows on the wire. Every size
+is a multiple of 4 bytes, so the floats inside a payload are aligned. The 16-bit formats have no
+levels and need no blocks: a value is its two bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+GROUP = 32  #: values that are packed together, and the lanes of every sum: see `reference.lane_sum`
+
+IndexArray = npt.NDArray[np.int64]
+
+_LEVEL_BYTES = {1: 8, 2: 4, 4: 4, 8: 4}
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """Consecutive blocks of a flat vector, with their places in a payload.
+
+    Args:
+        starts: int64 [m + 1], the index of each block's first value, then the end of the last.
+        offsets: int64 [m + 1], the byte of each block's payload, then the end of the last.
+
+    Kernels take arrays that hold just these blocks: index 0 is the value ``starts[0]``, byte 0
+    the byte ``offsets[0]``. So a part of the blocks goes with the same part of the arrays.
+    """
+
+    starts: IndexArray
+    offsets: IndexArray
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def values(self) -> slice:
+        """Where these blocks lie in the whole vector."""
+        return slice(int(self.starts[0]), int(self.starts[-1]))
+
+    @property
+    def bytes(self) -> slice:
+        """Where these blocks lie in the whole payload."""
+        return slice(int(self.offsets[0]), int(self.offsets[-1]))
+
+    def part(self, first: int, last: int) -> Blocks:
+        """Blocks ``first`` to ``last - 1``, without a copy."""
+        return Blocks(self.starts[first : last + 1], self.offsets[first : last + 1])
+
+
+def cut(sizes: Sequence[int], block_size: int) -> IndexArray:
+    """Cut parameters that lie one behind the other into blocks.
+
+    A parameter of at least ``block_size`` values begins and ends its own blocks; smaller
+    neighbours, whose scales are seldom far apart and whose levels would cost much, share theirs.
+
+    Args:
+        sizes: values in each parameter, in the order of the flat vector.
+        block_size: values in a full block.
+    Returns:
+        int64 [m + 1]: the first value of each block, then the end of the last.
+    """
+    runs: list[int] = []
+    after_small = False
+    for size in sizes:
+        if size < block_size and after_small:
+            runs[-1] += size
+        else:
+            runs.append(size)
+        after_small = size < block_size
+    ends = np.cumsum([0, *runs], dtype=np.int64)
+    pieces = [np.arange(b, e, block_size) for b, e in zip(ends[:-1], ends[1:], strict=True)]
+    return np.concatenate([*pieces, ends[-1:]])
+
+
+def payload_offsets(starts: IndexArray, bits: int) -> IndexArray:
+    """The place of every block in a payload of 1, 2, 4 or 8 bits a value.
+
+    Args:
+        starts: int64 [m + 1], as `cut` returns them.
+        bits: 1, 2, 4 or 8.
+    Returns:
+        int64 [m + 1]: the byte at which each block begins, then the length of the payload.
+    """
+    lengths = np.diff(starts)
+    encoded = _LEVEL_BYTES[bits] + -(-lengths // GROUP) * (GROUP // 8) * bits
+    return np.concatenate([[0], np.cumsum(np.minimum(encoded, 4 * lengths))]).astype(np.int64)

@@ -1,0 +1,301 @@
+"""The kernels in Numba: the bytes of `reference` at the speed of memory, on one thread.
+
+The loops inside a block are vector code from `simd`. A block is read twice while it stays in the
+first-level cache (sums, then packing), so memory sees every value once: encoding at 1 bit moves
+12.125 bytes a value, decoding and adding 8.125.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from . import simd
+from .blocks import Blocks
+from .reference import LARGEST_HALF, SMALLEST_STEP, STEP_PER_MEAN, Array
+
+F32, U32 = np.float32, np.uint32
+STEP_2, STEP_4 = STEP_PER_MEAN[2], STEP_PER_MEAN[4]
+_word, _float = simd.float_to_word, simd.word_to_float
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile at the first call, keep the machine code on disk, and run without the GIL."""
+    return njit(cache=True, nogil=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+
+
+def encode_1bit(
+    blocks: Blocks, gradient: Array, residual: Array, payload: Array, mean_threshold: bool
+) -> None:
+    _encode_1bit(blocks.starts, blocks.offsets, gradient, residual, payload, mean_threshold)
+
+
+def decode_1bit(blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
+    _decode_1bit(blocks.starts, blocks.offsets, payload, out, add)
+
+
+def encode_levels(
+    bits: int, blocks: Blocks, gradient: Array, residual: Array, payload: Array
+) -> None:
+    _encode_levels(bits, blocks.starts, blocks.offsets, gradient, residual, payload)
+
+
+def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
+    _decode_levels(bits, blocks.starts, blocks.offsets, payload, out, add)
+
+
+def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) -> None:
+    kernel = _encode_bfloat16 if bfloat else _encode_float16
+    kernel(gradient, residual, payload.view(np.uint16))
+
+
+def decode_half(payload: Array, out: Array, add: bool, bfloat: bool) -> None:
+    kernel = _decode_bfloat16 if bfloat else _decode_float16
+    kernel(payload.view(np.uint16), out, add)
+
+
+def largest_magnitude(x: Array) -> float:
+    if x.dtype == np.float32:
+        word = np.uint32(_largest_word(x.view(np.uint32), np.uint32(0x7FFFFFFF)))
+        return float(word.view(np.float32))
+    long = np.uint64(_largest_word(x.view(np.uint64), np.uint64(0x7FFFFFFFFFFFFFFF)))
+    return float(long.view(np.float64))
+
+
+def sgd_step(x: Array, gradient: Array, lr: float) -> None:
+    _sgd_step(x, gradient, x.dtype.type(lr))
+
+
+def momentum_step(
+    x: Array, m: Array, gradient: Array, lr: float, momentum: float, gain: float, nesterov: bool
+) -> None:
+    real = x.dtype.type
+    _momentum_step(x, m, gradient, real(lr), real(momentum), real(gain), nesterov)
+
+
+def adam_step(
+    x: Array,
+    m: Array,
+    v: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+) -> None:
+    numbers = (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay)
+    _adam_step(x, m, v, gradient, *map(x.dtype.type, numbers))
+
+
+@compiled
+def _encode_raw(g: Array, r: Array, payload: Array, at: int, byte: int, n: int) -> None:
+    out = payload[byte : byte + 4 * n].view(np.float32)
+    for i in range(n):
+        out[i] = g[at + i] + r[at + i]
+        r[at + i] = 0
+
+
+@compiled
+def _decode_raw(payload: Array, out: Array, byte: int, at: int, n: int, add: bool) -> None:
+    q = payload[byte : byte + 4 * n].view(np.float32)
+    for i in range(n):
+        out[at + i] = out[at + i] + q[i] if add else q[i]
+
+
+@compiled
+def _encode_1bit(
+    starts: Array, offsets: Array, g: Array, r: Array, payload: Array, mean_threshold: bool
+) -> None:
+    for i in range(len(starts) - 1):
+        at, n = starts[i] - starts[0], starts[i + 1] - starts[i]
+        byte = offsets[i] - offsets[0]
+        if offsets[i + 1] - offsets[i] == 4 * n:
+            _encode_raw(g, r, payload, at, byte, n)
+            continue
+        if mean_threshold:
+            mean = simd.plain_sum(g, r, at, n) / F32(n)
+            spread = simd.distance_sum(g, r, at, n, mean) / F32(n)
+            simd.classify(g, r, payload, at, byte + 8, n, mean)
+            low, high = mean - spread, mean + spread
+        else:
+            high, low, ones = simd.classify(g, r, payload, at, byte + 8, n, F32(0))
+            high = high / F32(ones) if ones > 0 else F32(0)
+            low = low / F32(n - ones) if ones < n else F32(0)
+        levels = payload[byte : byte + 8].view(np.float32)
+        levels[0], levels[1] = low, high
+        simd.subtract_levels(g, r, payload, at, byte + 8, n, low, high)
+
+
+@compiled
+def _decode_1bit(starts: Array, offsets: Array, payload: Array, out: Array, add: bool) -> None:
+    for i in range(len(starts) - 1):
+        at, n = starts[i] - starts[0], starts[i + 1] - starts[i]
+        byte = offsets[i] - offsets[0]
+        if offsets[i + 1] - offsets[i] == 4 * n:
+            _decode_raw(payload, out, byte, at, n, add)
+            continue
+        low, high = payload[byte : byte + 8].view(np.float32)
+        if add:
+            simd.unpack_bits_add(payload, out, byte + 8, at, n, low, high)
+        else:
+            simd.unpack_bits(payload, out, byte + 8, at, n, low, high)
+
+
+@compiled
+def _encode_levels(
+    bits: int, starts: Array, offsets: Array, g: Array, r: Array, payload: Array
+) -> None:
+    for i in range(len(starts) - 1):
+        at, n = starts[i] - starts[0], starts[i + 1] - starts[i]
+        byte = offsets[i] - offsets[0]
+        if offsets[i + 1] - offsets[i] == 4 * n:
+            _encode_raw(g, r, payload, at, byte, n)
+            continue
+        if bits == 8:
+            step = simd.largest(g, r, at, n) / F32(127)
+        else:
+            step = simd.distance_sum(g, r, at, n, F32(0)) / F32(n) * (STEP_2 if bits == 2 else STEP_4)
+        inverse = F32(1) / step if step >= SMALLEST_STEP else F32(0)
+        payload[byte : byte + 4].view(np.float32)[0] = step
+        if bits == 2:
+            simd.pack_codes_2(g, r, payload, at, byte + 4, n, inverse, step)
+        elif bits == 4:
+            simd.pack_codes_4(g, r, payload, at, byte + 4, n, inverse, step)
+        else:
+            simd.pack_codes_8(g, r, payload, at, byte + 4, n, inverse, step)
+
+
+@compiled
+def _decode_levels(
+    bits: int, starts: Array, offsets: Array, payload: Array, out: Array, add: bool
+) -> None:
+    for i in range(len(starts) - 1):
+        at, n = starts[i] - starts[0], starts[i + 1] - starts[i]
+        byte = offsets[i] - offsets[0]
+        if offsets[i + 1] - offsets[i] == 4 * n:
+            _decode_raw(payload, out, byte, at, n, add)
+            continue
+        step = payload[byte : byte + 4].view(np.float32)[0]
+        byte += 4
+        if bits == 2:
+            if add:
+                simd.unpack_codes_2_add(payload, out, byte, at, n, step)
+            else:
+                simd.unpack_codes_2(payload, out, byte, at, n, step)
+        elif bits == 4:
+            if add:
+                simd.unpack_codes_4_add(payload, out, byte, at, n, step)
+            else:
+                simd.unpack_codes_4(payload, out, byte, at, n, step)
+        elif add:
+            simd.unpack_codes_8_add(payload, out, byte, at, n, step)
+        else:
+            simd.unpack_codes_8(payload, out, byte, at, n, step)
+
+
+@compiled
+def _encode_float16(g: Array, r: Array, half: Array) -> None:
+    """Nearest even by integer arithmetic, which LLVM vectorizes; beyond ±65504, the largest."""
+    for i in range(len(g)):
+        v = g[i] + r[i]
+        magnitude = min(abs(v), LARGEST_HALF)
+        word = _word(magnitude)
+        normal = (word + U32(0xC8000FFF) + ((word >> U32(13)) & U32(1))) >> U32(13)
+        denormal = _word(magnitude + F32(0.5)) - U32(0x3F000000)
+        sign = (_word(v) >> U32(16)) & U32(0x8000)
+        code = (normal if word >= U32(0x38800000) else denormal) | sign
+        half[i] = code
+        r[i] = v - _from_float16(code)
+
+
+@compiled
+def _encode_bfloat16(g: Array, r: Array, half: Array) -> None:
+    for i in range(len(g)):
+        v = g[i] + r[i]
+        word = _word(v)
+        code = (word + (U32(0x7FFF) + ((word >> U32(16)) & U32(1)))) >> U32(16)
+        half[i] = code
+        r[i] = v - _float(code << U32(16))
+
+
+@compiled
+def _decode_float16(half: Array, out: Array, add: bool) -> None:
+    if add:
+        for i in range(len(out)):
+            out[i] += _from_float16(U32(half[i]))
+    else:
+        for i in range(len(out)):
+            out[i] = _from_float16(U32(half[i]))
+
+
+@compiled
+def _decode_bfloat16(half: Array, out: Array, add: bool) -> None:
+    if add:
+        for i in range(len(out)):
+            out[i] += _float(U32(half[i]) << U32(16))
+    else:
+        for i in range(len(out)):
+            out[i] = _float(U32(half[i]) << U32(16))
+
+
+@compiled
+def _from_float16(code: int) -> float:
+    """Shift into place and move the exponent by a multiplication, which is right for denormals."""
+    magnitude = _float((code & U32(0x7FFF)) << U32(13)) * F32(2.0**112)
+    return _float(_word(magnitude) | ((code & U32(0x8000)) << U32(16)))
+
+
+@compiled
+def _largest_word(words: Array, magnitude_bits: int) -> int:
+    largest = magnitude_bits & U32(0)
+    for i in range(len(words)):
+        largest = max(largest, words[i] & magnitude_bits)
+    return largest
+
+
+@compiled
+def _sgd_step(x: Array, gradient: Array, lr: float) -> None:
+    for i in range(len(x)):
+        x[i] -= lr * gradient[i]
+
+
+@compiled
+def _momentum_step(
+    x: Array, m: Array, g: Array, lr: float, momentum: float, gain: float, nesterov: bool
+) -> None:
+    if nesterov:
+        for i in range(len(x)):
+            push = gain * g[i]
+            new = momentum * m[i] + push
+            m[i] = new
+            x[i] -= lr * (momentum * new + push)
+    else:
+        for i in range(len(x)):
+            new = momentum * m[i] + gain * g[i]
+            m[i] = new
+            x[i] -= lr * new
+
+
+@compiled
+def _adam_step(
+    x: Array,
+    m: Array,
+    v: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    weight1: float,
+    weight2: float,
+    epsilon: float,
+    decay: float,
+) -> None:
+    for i in range(len(x)):
+        g = scale * gradient[i]
+        m[i] += weight1 * (g - m[i])
+        v[i] += weight2 * (g * g - v[i])
+        x[i] -= lr * m[i] / (np.sqrt(v[i]) + epsilon) + decay * x[i]

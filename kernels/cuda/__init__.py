@@ -1,0 +1,107 @@
+"""The kernels on NVIDIA GPUs: CuPy arrays in, CuPy arrays out, on CuPy's current stream.
+
+The same functions as in `reference`, with the same bytes; that file says what each one does.
+The kernels are the .cu files beside this one, and they run at the speed of memory: a warp reads
+a block once, holds it in registers, and writes it once. Blocks of more than 1024 values are
+correct but read every pass anew. Arrays must be contiguous, payloads aligned to 4 bytes.
+
+CuPy is imported, and a kernel is compiled, with the first call that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from ..blocks import Blocks
+from .launch import over_blocks, over_elements
+
+Array = Any
+"""A contiguous ``cupy.ndarray``."""
+
+_MOST_GRID = 1024  # fills the largest chip; each of its warps then meets the others once
+
+
+def encode_1bit(
+    blocks: Blocks, gradient: Array, residual: Array, payload: Array, mean_threshold: bool
+) -> None:
+    """As `reference.encode_1bit`. Memory traffic: 12.125 bytes a value."""
+    over_blocks("one_bit.cu", "encode_1bit", blocks, (gradient, residual, payload), mean_threshold)
+
+
+def decode_1bit(blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
+    """As `reference.decode_1bit`. Memory traffic: 8.125 bytes a value, or 4.125 without `add`."""
+    over_blocks("one_bit.cu", "decode_1bit", blocks, (payload, out), add)
+
+
+def encode_levels(
+    bits: int, blocks: Blocks, gradient: Array, residual: Array, payload: Array
+) -> None:
+    """As `reference.encode_levels`. Memory traffic: 12 bytes a value, and the code."""
+    arrays = (gradient, residual, payload)
+    over_blocks("levels.cu", "encode_levels", blocks, arrays, bits=bits)
+
+
+def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
+    """As `reference.decode_levels`. Memory traffic: 8 bytes a value and the code, or 4."""
+    over_blocks("levels.cu", "decode_levels", blocks, (payload, out), add, bits=bits)
+
+
+def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) -> None:
+    """As `reference.encode_half`. Memory traffic: 14 bytes a value."""
+    arrays = (gradient, residual, payload.view(np.uint16))
+    over_elements("half.cu", "encode_half", arrays, np.int32(bfloat))
+
+
+def decode_half(payload: Array, out: Array, add: bool, bfloat: bool) -> None:
+    """As `reference.decode_half`. Memory traffic: 10 bytes a value, or 6 without `add`."""
+    arrays = (payload.view(np.uint16), out)
+    over_elements("half.cu", "decode_half", arrays, np.int32(add), np.int32(bfloat))
+
+
+def largest_magnitude(x: Array) -> float:
+    """As `reference.largest_magnitude`. Waits for the device once."""
+    cupy: Any = importlib.import_module("cupy")
+    words = x.view(np.dtype(f"u{x.itemsize}"))
+    largest = cupy.zeros(1, words.dtype)
+    arrays = (words, largest)
+    over_elements("largest.cu", "largest_magnitude", arrays, bits=_bits(x), most_grid=_MOST_GRID)
+    return float(largest.view(x.dtype).item())
+
+
+def sgd_step(x: Array, gradient: Array, lr: float) -> None:
+    """As `reference.sgd_step`. Memory traffic: 3 values a value."""
+    over_elements("optimizer_steps.cu", "sgd_step", (x, gradient), x.dtype.type(lr), bits=_bits(x))
+
+
+def momentum_step(
+    x: Array, m: Array, gradient: Array, lr: float, momentum: float, gain: float, nesterov: bool
+) -> None:
+    """As `reference.momentum_step`. Memory traffic: 5 values a value."""
+    numbers = *map(x.dtype.type, (lr, momentum, gain)), np.int32(nesterov)
+    arrays = (x, m, gradient)
+    over_elements("optimizer_steps.cu", "momentum_step", arrays, *numbers, bits=_bits(x))
+
+
+def adam_step(
+    x: Array,
+    m: Array,
+    v: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+) -> None:
+    """As `reference.adam_step`. Memory traffic: 7 values a value."""
+    numbers = map(x.dtype.type, (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay))
+    arrays = (x, m, v, gradient)
+    over_elements("optimizer_steps.cu", "adam_step", arrays, *numbers, bits=_bits(x))
+
+
+def _bits(x: Array) -> int:
+    return 8 * int(x.itemsize)

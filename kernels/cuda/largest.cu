@@ -1,0 +1,33 @@
+// max |x| through the order of bit patterns: without its sign a float's word grows with its
+// magnitude, beyond all numbers comes infinity, and NaN beyond that. So NaN wins, as it must.
+//
+// Memory traffic: reads every value once.
+#include "warp.h"
+
+// Grid: any; the threads take turns. The fewer the warps, the fewer meet at `largest`.
+ELEMENT_KERNEL largest_magnitude(
+    const word *__restrict__ x,  // [n], float32 or float64 values as their words
+    word *__restrict__ largest,  // [1], 0 before; then the word of max |x|
+    long long n)
+{
+    const long long turn = (long long)gridDim.x * blockDim.x * EACH;
+    word most = 0;
+    for (long long from = 0; from < n; from += turn) {
+        word w[EACH];
+#pragma unroll
+        for (int k = 0; k < EACH; k++) {
+            const long long i = from + element(k);
+            w[k] = i < n ? x[i] << 1 : 0;  // without the sign
+        }
+#pragma unroll
+        for (int k = 0; k < EACH; k++)
+            most = w[k] > most ? w[k] : most;
+    }
+#pragma unroll
+    for (int half = 16; half > 0; half /= 2) {
+        const word other = __shfl_xor_sync(WHOLE_WARP, most, half);
+        most = other > most ? other : most;
+    }
+    if (lane_of_warp() == 0)
+        atomicMax(largest, most >> 1);
+}

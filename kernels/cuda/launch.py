@@ -1,0 +1,96 @@
+"""Compile the kernels for the blocks at hand, and launch them on CuPy's current stream."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..blocks import GROUP, Blocks, IndexArray
+
+LARGEST_KEPT = 32 * GROUP  #: values of the longest block that a warp holds in its registers
+EXACT = ("--fmad=false", "--prec-div=true", "--prec-sqrt=true", "--ftz=false")  #: IEEE arithmetic
+
+_BLOCK_THREADS = 128  # kernel.h and warp.h promise the compiler these
+_ELEMENT_THREADS, _EACH = 256, 4
+
+_copies: dict[tuple[int, int], tuple[Any, int]] = {}  # (id of an index array, device): see below
+
+
+def source(file: str) -> str:
+    """One of the .cu files with its headers in it, so that CuPy's cache sees every change."""
+    text = (Path(__file__).parent / file).read_text()
+    return re.sub(r'#include "(\w+\.h)"', lambda include: source(include[1]), text)
+
+
+def macros(longest: int, bits: int | None = None) -> dict[str, int]:
+    """What to compile a block kernel with: room for the longest block, in powers of two."""
+    groups = 1 << (-(-longest // GROUP) - 1).bit_length()
+    chosen = {"GROUPS": groups} if longest <= LARGEST_KEPT else {"GROUPS": 16, "KEPT": 0}
+    return chosen if bits is None else {**chosen, "BITS": bits}
+
+
+def over_blocks(
+    file: str, name: str, blocks: Blocks, arrays: tuple[Any, ...], *flags: bool, bits: int | None = None
+) -> None:
+    """Launch a kernel with a warp for every block."""
+    if not len(blocks):
+        return
+    starts, longest = _on_device(blocks.starts)
+    offsets, _ = _on_device(blocks.offsets)
+    function = kernel(file, name, **macros(longest, bits))
+    grid = -(-len(blocks) * GROUP // _BLOCK_THREADS)
+    numbers = (np.int64(len(blocks)), *map(np.int32, flags))
+    function((grid,), (_BLOCK_THREADS,), (*arrays, starts, offsets, *numbers))
+
+
+def over_elements(
+    file: str,
+    name: str,
+    arrays: tuple[Any, ...],
+    *numbers: np.generic,
+    bits: int = 32,
+    most_grid: int = 2**31 - 1,
+) -> None:
+    """Launch a kernel over vectors of equal length, with a thread for every four values."""
+    n = arrays[0].size
+    grid = min(-(-n // (_ELEMENT_THREADS * _EACH)), most_grid)
+    if grid:
+        function = kernel(file, name, REAL_BITS=bits)
+        function((grid,), (_ELEMENT_THREADS,), (*arrays, np.int64(n), *numbers))
+
+
+@functools.cache
+def kernel(file: str, name: str, **chosen: int) -> Any:
+    """A kernel compiled with these macros; the compiler runs once, and CuPy keeps its output."""
+    cupy: Any = importlib.import_module("cupy")
+    options = (*EXACT, *(f"-D{macro}={value}" for macro, value in chosen.items()))
+    return cupy.RawModule(code=source(file), options=options).get_function(name)
+
+
+def _on_device(index: IndexArray) -> tuple[Any, int]:
+    """The device's copy of an index array, and the longest step between neighbours.
+
+    The copy is of the array that owns the memory, so that parts of blocks share it, and it
+    lives as long as that array does. It comes from outside CuPy's pool: freeing such memory
+    waits for the kernels that may still read it.
+    """
+    cupy: Any = importlib.import_module("cupy")
+    base = index.base
+    whole = isinstance(base, np.ndarray) and base.dtype == np.int64 and base.ndim == 1
+    owner = base if whole and base.flags.c_contiguous else index
+    key = (id(owner), cupy.cuda.Device().id)
+    if key not in _copies:
+        with cupy.cuda.using_allocator(None):
+            copy = cupy.asarray(owner)
+        cupy.cuda.get_current_stream().synchronize()  # other streams will read it too
+        weakref.finalize(owner, _copies.pop, key, None).atexit = False
+        _copies[key] = copy, int(np.diff(owner).max(initial=1))
+    copy, longest = _copies[key]
+    first = (index.ctypes.data - owner.ctypes.data) // index.itemsize
+    return copy[first : first + len(index)], longest

@@ -1,0 +1,77 @@
+// The local update rules, in place, for vectors of REAL_BITS = 32 or 64 bits a value.
+//
+// Memory traffic per value, in values: sgd 3 (reads x and g, writes x), momentum 5, adam 7.
+#include "kernel.h"
+
+// Read first, then compute: the loads of all EACH values are in flight together.
+#define LOAD(kept, vector)                                 \
+    real kept[EACH];                                       \
+    _Pragma("unroll") for (int k = 0; k < EACH; k++)       \
+        kept[k] = element(k) < n ? vector[element(k)] : 0
+
+// x -= lr * g.  Grid, as of all kernels here: a thread for every EACH values.
+ELEMENT_KERNEL sgd_step(
+    real *__restrict__ x,               // [n], read and written
+    const real *__restrict__ gradient,  // [n]
+    long long n, real lr)
+{
+    LOAD(x_, x);
+    LOAD(g_, gradient);
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        const long long i = element(k);
+        if (i < n)
+            x[i] = x_[k] - lr * g_[k];
+    }
+}
+
+// m = momentum * m + gain * g;  x -= lr * m, or Nesterov: x -= lr * (momentum * m + gain * g).
+ELEMENT_KERNEL momentum_step(
+    real *__restrict__ x,               // [n], read and written
+    real *__restrict__ m,               // [n], read and written
+    const real *__restrict__ gradient,  // [n]
+    long long n, real lr, real momentum, real gain, int nesterov)
+{
+    LOAD(x_, x);
+    LOAD(m_, m);
+    LOAD(g_, gradient);
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        const long long i = element(k);
+        const real push = gain * g_[k];
+        const real new_m = momentum * m_[k] + push;
+        if (i < n) {
+            m[i] = new_m;
+            x[i] = x_[k] - lr * (nesterov ? momentum * new_m + push : new_m);
+        }
+    }
+}
+
+// g = scale * gradient;  m += one_minus_beta1 * (g - m);  v += one_minus_beta2 * (g * g - v);
+// x -= lr * m / (sqrt(v) + epsilon) + decay * x.
+ELEMENT_KERNEL adam_step(
+    real *__restrict__ x,               // [n], read and written
+    real *__restrict__ m,               // [n], read and written
+    real *__restrict__ v,               // [n], read and written
+    const real *__restrict__ gradient,  // [n]
+    long long n, real scale, real lr, real one_minus_beta1, real one_minus_beta2, real epsilon,
+    real decay)
+{
+    LOAD(x_, x);
+    LOAD(m_, m);
+    LOAD(v_, v);
+    LOAD(g_, gradient);
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        const long long i = element(k);
+        const real g = scale * g_[k];
+        const real new_m = m_[k] + one_minus_beta1 * (g - m_[k]);
+        const real new_v = v_[k] + one_minus_beta2 * (g * g - v_[k]);
+        const real root = sqrt(new_v);  // in C of doubles; rounded to float, it is the same
+        if (i < n) {
+            m[i] = new_m;
+            v[i] = new_v;
+            x[i] = x_[k] - (lr * new_m / (root + epsilon) + decay * x_[k]);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+"""The kernels in plain NumPy: the specification, and the oracle of the tests.
+
+Written to be read, not to be fast. The other bodies produce the same bytes: every sum runs in
+the order of `lane_sum`, every operation is one IEEE float32 operation, and nothing is contracted.
+`blocks` holds the wire format.
+
+Encoding always carries error feedback: with v = g + r, a value is sent as q and what was lost
+stays in the residual, r' = v - q, so that g + r == q + r' (Seide et al., Interspeech 2014, §3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .blocks import GROUP, Blocks
+
+Array = npt.NDArray[Any]
+F32 = np.float32
+
+STEP_PER_MEAN = {2: F32(1.8), 4: F32(0.55)}
+"""Distance of two levels in units of the block's mean magnitude; 8 bits span its largest."""
+
+ROUNDING = F32(12582912.0)
+"""1.5 * 2**23: adding it rounds a float32 below 2**22 to the nearest even integer."""
+
+SMALLEST_STEP = F32(1e-37)
+"""A smaller step has no float32 reciprocal: such a block is sent as zeros and kept as residual."""
+
+LARGEST_HALF = F32(65504.0)
+
+
+def lane_sum(values: Array) -> F32:
+    """Sum a block in 32 lanes, then the lanes by halves: the order of a warp and of SIMD code."""
+    lanes = np.zeros(GROUP, F32)
+    for group in range(0, len(values), GROUP):
+        part = values[group : group + GROUP]
+        lanes[: len(part)] += part
+    for half in (16, 8, 4, 2, 1):
+        lanes = lanes[:half] + lanes[half:]
+    return F32(lanes[0])
+
+
+def encode_1bit(
+    blocks: Blocks, gradient: Array, residual: Array, payload: Array, mean_threshold: bool
+) -> None:
+    """Send each value as one bit that selects one of its block's two levels.
+
+        bit = v >= 0,  high = mean of v where bit,  low = mean of v elsewhere
+
+    or, with `mean_threshold`, bit = v >= mean(v) and the levels mean(v) ± mean|v - mean(v)|.
+    """
+    for g, r, out in _each(blocks, gradient, residual, payload):
+        v = g + r
+        if out.nbytes == 4 * v.size:
+            out.view(F32)[:], r[:] = v, 0
+            continue
+        if mean_threshold:
+            mean = lane_sum(v) / F32(v.size)
+            spread = lane_sum(np.abs(v - mean)) / F32(v.size)
+            bit = v >= mean
+            low, high = mean - spread, mean + spread
+        else:
+            bit = v >= 0
+            low, high = _class_mean(v, ~bit), _class_mean(v, bit)
+        out[:8].view(F32)[:] = low, high
+        out[8:] = np.packbits(_whole_groups(bit), bitorder="little")
+        r[:] = v - np.where(bit, high, low)
+
+
+def decode_1bit(blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
+    """Turn a payload of `encode_1bit` back into values: ``out = q``, or ``out += q``."""
+    for coded, x in _each(blocks, payload, out):
+        if coded.nbytes == 4 * x.size:
+            q = coded.view(F32)
+        else:
+            low, high = coded[:8].view(F32)
+            bit = np.unpackbits(coded[8:], count=x.size, bitorder="little")
+            q = np.where(bit, high, low)
+        x[:] = x + q if add else q
+
+
+def encode_levels(
+    bits: int, blocks: Blocks, gradient: Array, residual: Array, payload: Array
+) -> None:
+    """Send each value as the nearest of 2**bits - 1 uniform levels around an exact zero.
+
+        step = STEP_PER_MEAN * mean|v|,  or max|v| / 127 for 8 bits
+        code = round(v / step), clipped,   q = code * step
+    """
+    largest = F32(2 ** (bits - 1) - 1)
+    for g, r, out in _each(blocks, gradient, residual, payload):
+        v = g + r
+        if out.nbytes == 4 * v.size:
+            out.view(F32)[:], r[:] = v, 0
+            continue
+        if bits == 8:
+            step = np.abs(v).max() / largest
+        else:
+            step = lane_sum(np.abs(v)) / F32(v.size) * STEP_PER_MEAN[bits]
+        inverse = F32(1) / step if step >= SMALLEST_STEP else F32(0)
+        code = (np.clip(v * inverse, -largest, largest) + ROUNDING) - ROUNDING
+        out[:4].view(F32)[:] = step
+        out[4:] = _pack(code.astype(np.int8), bits)
+        r[:] = v - code * step
+
+
+def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
+    """Turn a payload of `encode_levels` back into values: ``out = q``, or ``out += q``."""
+    for coded, x in _each(blocks, payload, out):
+        if coded.nbytes == 4 * x.size:
+            q = coded.view(F32)
+        else:
+            q = _unpack(coded[4:], bits)[: x.size].astype(F32) * coded[:4].view(F32)[0]
+        x[:] = x + q if add else q
+
+
+def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) -> None:
+    """Send each value as a float16 (beyond ±65504: the largest) or a bfloat16, nearest even.
+
+    Args:
+        gradient, residual: float32 [n]; the residual is replaced by what was lost.
+        payload: uint8 [2n], written.
+    """
+    v = gradient + residual
+    if bfloat:
+        word = v.view(np.uint32)
+        half = ((word + (0x7FFF + ((word >> 16) & 1))) >> 16).astype(np.uint16)
+    else:
+        half = np.clip(v, -LARGEST_HALF, LARGEST_HALF).astype(np.float16).view(np.uint16)
+    payload.view(np.uint16)[:] = half
+    residual[:] = v - _from_half(half, bfloat)
+
+
+def decode_half(payload: Array, out: Array, add: bool, bfloat: bool) -> None:
+    """Turn a payload of `encode_half` back into values: ``out = q``, or ``out += q``."""
+    q = _from_half(payload.view(np.uint16), bfloat)
+    out[:] = out + q if add else q
+
+
+def largest_magnitude(x: Array) -> float:
+    """max |x|, and NaN where any value is NaN; 0 for an empty array."""
+    return float(np.abs(x).max(initial=0))
+
+
+def sgd_step(x: Array, gradient: Array, lr: float) -> None:
+    """x -= lr * gradient, in place."""
+    x -= x.dtype.type(lr) * gradient
+
+
+def momentum_step(
+    x: Array, m: Array, gradient: Array, lr: float, momentum: float, gain: float, nesterov: bool
+) -> None:
+    """m = momentum * m + gain * gradient;  x -= lr * m, in place.
+
+    Nesterov: x -= lr * (momentum * m + gain * gradient), with the new m.
+    """
+    real = x.dtype.type
+    push = real(gain) * gradient
+    m[:] = real(momentum) * m + push
+    x -= real(lr) * (real(momentum) * m + push if nesterov else m)
+
+
+def adam_step(
+    x: Array,
+    m: Array,
+    v: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+) -> None:
+    """One Adam(W) step, in place, with bias-corrected `lr` and `epsilon` given by the caller.
+
+        g = scale * gradient
+        m += (1 - beta1) * (g - m);   v += (1 - beta2) * (g * g - v)
+        x -= lr * m / (sqrt(v) + epsilon) + decay * x
+    """
+    real = x.dtype.type
+    g = real(scale) * gradient
+    m += real(1 - beta1) * (g - m)
+    v += real(1 - beta2) * (g * g - v)
+    x -= real(lr) * m / (np.sqrt(v) + real(epsilon)) + real(decay) * x
+
+
+def _each(blocks: Blocks, *arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """The views of every array that belong to one block; a uint8 array is a payload."""
+    starts, offsets = blocks.starts - blocks.starts[0], blocks.offsets - blocks.offsets[0]
+    for i in range(len(blocks)):
+        yield tuple(
+            a[offsets[i] : offsets[i + 1]] if a.dtype == np.uint8 else a[starts[i] : starts[i + 1]]
+            for a in arrays
+        )
+
+
+def _class_mean(v: Array, members: Array) -> F32:
+    count = np.count_nonzero(members)
+    return lane_sum(np.where(members, v, F32(0))) / F32(count) if count else F32(0)
+
+
+def _whole_groups(values: Array) -> Array:
+    return np.pad(values, (0, -len(values) % GROUP))
+
+
+def _pack(codes: Array, bits: int) -> Array:
+    fields = _whole_groups(codes).view(np.uint8).reshape(-1, 8 // bits, GROUP * bits // 8)
+    packed = np.zeros((len(fields), GROUP * bits // 8), np.uint8)
+    for i in range(8 // bits):
+        packed |= (fields[:, i] & (2**bits - 1)) << (i * bits)
+    return packed.ravel()
+
+
+def _unpack(packed: Array, bits: int) -> Array:
+    groups = packed.reshape(-1, 1, GROUP * bits // 8)
+    up = np.arange(8 - bits, -1, -bits, dtype=np.uint8).reshape(1, -1, 1)  # field to the top ...
+    return ((groups << up).view(np.int8) >> (8 - bits)).ravel()  # ... and down, with its sign
+
+
+def _from_half(half: Array, bfloat: bool) -> Array:
+    if bfloat:
+        return (half.astype(np.uint32) << 16).view(F32)
+    return half.view(np.float16).astype(F32)

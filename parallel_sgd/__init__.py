@@ -1,0 +1,44 @@
+"""Parallel SGD over MPI: ranks train one model together, with gradients from 32 bits down to 1.
+
+>>> import numpy as np, parallel_sgd as psgd
+>>> comm = psgd.Communicator.single()  # under mpiexec: psgd.Communicator.world()
+>>> model = psgd.models.SoftmaxRegression(4, 3)
+>>> learner = psgd.Learner(
+...     model.parameters, psgd.SGD(lr=0.5), psgd.DataParallelSGD(gradient_bits=1), comm
+... )
+>>> x, y = np.eye(4, dtype=np.float32), np.array([0, 1, 2, 0])
+>>> for x, y in psgd.data.Source(x, y, minibatch_size=4, epochs=20).minibatches(learner):
+...     loss = model.gradient(x, y, out=learner.gradient)
+...     global_samples = learner.step(samples=len(x))
+>>> learner.finish()
+>>> loss < 4 * np.log(3)
+True
+"""
+
+from . import data, models, schedules
+from .algorithms import Algorithm, DataParallelSGD
+from .communication import Communicator, simulate
+from .errors import UserError
+from .optimizers import SGD, Adam, MomentumSGD, NesterovSGD, Optimizer
+from .parameters import Parameters
+from .training import Learner
+from .version import __version__
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "Algorithm",
+    "Communicator",
+    "DataParallelSGD",
+    "Learner",
+    "MomentumSGD",
+    "NesterovSGD",
+    "Optimizer",
+    "Parameters",
+    "UserError",
+    "__version__",
+    "data",
+    "models",
+    "schedules",
+    "simulate",
+]

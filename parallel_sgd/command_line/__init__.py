@@ -1,0 +1,1 @@
+"""The command line: `parallel-sgd run`, `train` and `info`."""

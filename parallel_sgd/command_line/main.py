@@ -1,0 +1,62 @@
+"""`parallel-sgd`: the first word says which command, and only that one is imported."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from ..communication.abort import abort_on_error
+from ..errors import UserError
+from .info import package_version
+from .parser import Parser
+
+__all__ = ["main"]
+
+#: Command: the module of this package whose `main(argv)` returns the exit code, and what it does.
+COMMANDS = {
+    "run": ("launcher", "start a Python script on N ranks, with the mpiexec that fits"),
+    "train": ("train", "train a model on data, on one rank or many"),
+    "info": ("info", "show MPI, mpiexec, cores and GPUs"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. Prints an error of the user's as one line; on ranks it ends the job.
+
+    Returns:
+        The exit code: 0, a command's own, or 2 for wrong arguments.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        if not argv or argv[0] not in COMMANDS:
+            _parser().parse_args(argv or ["--help"])
+            return 0
+        command, arguments = argv[0], list(argv[1:])
+        if command == "train":  # the one that runs on ranks
+            with abort_on_error():
+                sys.exit(_main_of(command, arguments))
+        return _main_of(command, arguments)
+    except UserError as error:
+        print(f"parallel-sgd: error: {error}", file=sys.stderr)
+        return 2
+
+
+def _main_of(command: str, arguments: list[str]) -> int:
+    module = import_module(f".{COMMANDS[command][0]}", __package__)
+    return int(module.main(arguments) or 0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    commands = "\n".join(f"  {name:<8}{does}" for name, (_, does) in COMMANDS.items())
+    parser = Parser(
+        prog="parallel-sgd",
+        usage="parallel-sgd COMMAND [argument ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Parallel stochastic gradient descent: data-parallel training over MPI.",
+        epilog=f"commands:\n{commands}\n\n`parallel-sgd COMMAND --help` says more.",
+    )
+    parser.add_argument("--version", action="version", version=f"parallel-sgd {package_version()}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    return parser

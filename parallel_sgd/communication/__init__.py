@@ -1,0 +1,6 @@
+"""Ranks and their collectives: over MPI, over threads of one process, or a single rank."""
+
+from .communicator import TIMEOUT_S, Communicator
+from .threads import RankFailed, simulate
+
+__all__ = ["TIMEOUT_S", "Communicator", "RankFailed", "simulate"]

@@ -1,0 +1,226 @@
+"""An error on one rank ends the whole job, at once and with a non-zero exit code.
+
+Left alone, a rank that fails waits in MPI_Finalize for the others, which wait for it in their next
+collective: the job hangs, on Open MPI and on MPICH. Entry points run inside `abort_on_error`; a
+plain `mpiexec python train.py` is covered by `install_excepthook`, which `Communicator.world()`
+calls. Neither imports MPI: both work before it is up, after it is down, and without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from ..errors import UserError
+from .launched import launched_rank, launched_size
+
+__all__ = ["abort_on_error", "end_job", "install_excepthook", "rank_label"]
+
+#: Before it ends the job a rank waits so long, that others with the same error can print it too.
+GRACE_S = 0.4
+
+#: How long Hydra may take to end a job that asks for it over its own wire.
+_HYDRA_S = 2.0
+
+_INTERRUPTED = 128 + signal.SIGINT
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
+
+#: Frames that only lead to the user's script, and would hide it.
+_SCAFFOLD = {
+    __file__,
+    contextlib.__file__,
+    "<frozen runpy>",
+    str(Path(__file__).parents[1] / "command_line" / "rank.py"),
+}
+
+
+@contextlib.contextmanager
+def abort_on_error() -> Iterator[None]:
+    """Run an entry point: whatever ends it other than success ends the job on every rank.
+
+    A UserError prints its one line, any other exception its traceback, each line led by
+    ``[rank k]``; `sys.exit` with a code other than 0 keeps its code. The rank then waits `GRACE_S`,
+    so that others with the same error print it too, and calls MPI_Abort. With one rank there is no
+    one to stop: it prints the same and exits.
+
+    Local. Example::
+
+        with abort_on_error():
+            main()
+    """
+    try:
+        yield
+    except SystemExit as error:
+        code = _exit_code(error)
+        if code == 0:
+            raise
+        if isinstance(error.code, str):
+            _print(error.code)
+        end_job(code)
+    except BaseException as error:
+        end_job(_report(error))
+
+
+def install_excepthook() -> None:
+    """Make an uncaught exception on this rank end the job, also in a script started by `python`.
+
+    Prints like `abort_on_error`. An exception at an interactive prompt, and one in a process that
+    is alone, goes to the hook that was there before. `sys.exit(3)` on one rank does not reach any
+    hook: scripts that do so are for `parallel-sgd run` or `abort_on_error`.
+
+    Local. Calling it again changes nothing.
+    """
+    if getattr(sys.excepthook, "ends_the_job", False):
+        return
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+        if hasattr(sys, "ps1") or sys.flags.interactive or not _others():
+            previous(kind, error, frames)
+            return
+        end_job(_report(error))
+
+    hook.ends_the_job = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
+
+
+def end_job(code: int) -> NoReturn:
+    """End every rank of this job, with this exit code (not 0). Flushes first, and waits `GRACE_S`.
+
+    Where MPI is up: MPI_Abort. Where it is not, the rank's own exit is enough for Open MPI's
+    mpiexec, while MPICH's goes on waiting for the rank, and has to be told.
+
+    Local.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    if _others():
+        time.sleep(GRACE_S)
+        mpi = _mpi_that_is_up()
+        if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
+            mpi.COMM_WORLD.Abort(code)
+        if not _mpi_is_down():
+            _tell_hydra(code)
+    raise SystemExit(code)
+
+
+def rank_label() -> str:
+    """How this rank's messages begin: ``[rank 2] ``, or nothing where there are no ranks."""
+    mpi = _mpi_that_is_up()
+    if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
+        return f"[rank {mpi.COMM_WORLD.Get_rank()}] "
+    rank = launched_rank()
+    return "" if rank is None else f"[rank {rank}] "
+
+
+def _report(error: BaseException) -> int:
+    """Print what the user needs to know of an error; returns the exit code that goes with it."""
+    frames = _without_scaffold(error.__traceback__)
+    if isinstance(error, KeyboardInterrupt):
+        places = traceback.extract_tb(frames)[-1:]
+        where = [f" in {place.name}, {place.filename}:{place.lineno}" for place in places]
+        _print("".join(["interrupted", *where]))
+        return _INTERRUPTED
+    if _is_users(error):
+        _print(f"parallel-sgd: error: {error}{_users_line(frames)}")
+    else:
+        _print("".join(traceback.format_exception(type(error), error, frames)))
+    return 1
+
+
+def _print(text: str) -> None:
+    """Write lines to stderr in one piece, each led by the rank: ranks share one terminal."""
+    label = rank_label()
+    lines = [f"{label}{line}\n" for line in text.splitlines()]
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write("".join(lines))
+        sys.stderr.flush()
+
+
+def _is_users(error: BaseException) -> bool:
+    """Whether an error is the user's to fix: a UserError, or a ValueError by our own `raise`.
+
+    A ValueError out of NumPy, below one of our lines, is ours to fix: it keeps its traceback.
+    """
+    if isinstance(error, UserError):
+        return True
+    if type(error) is not ValueError or error.__traceback__ is None:
+        return False
+    last = error.__traceback__
+    while last.tb_next is not None:
+        last = last.tb_next
+    code = last.tb_frame.f_code
+    raised_here = code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return raised_here and code.co_filename.startswith(_PACKAGE)
+
+
+def _users_line(frames: TracebackType | None) -> str:
+    """Where in the user's own code an error of ours arose: `` (train.py:12)``, or nothing."""
+    for frame in reversed(traceback.extract_tb(frames)):
+        if not frame.filename.startswith((_PACKAGE, "<frozen")):
+            return f" ({Path(frame.filename).name}:{frame.lineno})"
+    return ""
+
+
+def _without_scaffold(frames: TracebackType | None) -> TracebackType | None:
+    """A traceback without its leading frames of `rank.py`, this file and runpy."""
+    while frames is not None and frames.tb_frame.f_code.co_filename in _SCAFFOLD:
+        frames = frames.tb_next
+    return frames
+
+
+def _exit_code(error: SystemExit) -> int:
+    """The exit code that `python` would end with, in 0 … 255."""
+    if error.code is None:
+        return 0
+    if not isinstance(error.code, int):
+        return 1
+    return error.code & 0xFF or int(error.code != 0)
+
+
+def _others() -> bool:
+    """Whether other ranks may be waiting for this one."""
+    mpi = _mpi_that_is_up()
+    if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
+        return True
+    return (launched_size() or 1) > 1
+
+
+def _mpi_that_is_up() -> Any:
+    """The module mpi4py.MPI if it is imported, initialized and not finalized; else None."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    ready = mpi is not None and hasattr(mpi, "COMM_WORLD")
+    return mpi if ready and mpi.Is_initialized() and not mpi.Is_finalized() else None
+
+
+def _mpi_is_down() -> bool:
+    """Whether MPI was up and is finalized: no rank waits for another any more."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and hasattr(mpi, "COMM_WORLD") and bool(mpi.Is_finalized())
+
+
+def _tell_hydra(code: int) -> None:
+    """End a job of MPICH's mpiexec (Hydra) from a rank in which MPI is not up.
+
+    Hydra takes the exit code of a rank that never called MPI_Init for a normal end, and lets the
+    others wait for it in MPI_Init for ever. It listens on the socket over which the library would
+    talk to it (PMI-1); should it not heed that, it does heed a rank that dies of a signal.
+    """
+    socket = os.environ.get("PMI_FD", "")
+    if "HYDI_CONTROL_FD" not in os.environ or not socket.isdecimal():
+        return
+    with contextlib.suppress(OSError):
+        os.write(int(socket), f"cmd=abort exitcode={code}\n".encode())
+    time.sleep(_HYDRA_S)
+    os.kill(os.getpid(), signal.SIGKILL)

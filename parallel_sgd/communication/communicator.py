@@ -1,0 +1,163 @@
+"""What the rest of the project knows of communication: ranks and a few collectives on arrays."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UserError
+from .launched import launched_size, launcher_name
+
+Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
+Counts = Sequence[int]
+
+TIMEOUT_S = 600.0
+"""Longest wait for the other ranks before a rank gives up and ends the job."""
+
+
+class Communicator(ABC):
+    """A fixed group of ranks that call the same collectives in the same order.
+
+    Attributes:
+        rank: this process's (or thread's) number, 0 to ``size - 1``.
+        size: how many ranks train together.
+
+    Every method here is collective unless it says local. No wait is endless: after the
+    communicator's `timeout_s` the waiting rank says for what it waited and ends the job.
+    """
+
+    rank: int
+    size: int
+
+    @staticmethod
+    def world(*, timeout_s: float = TIMEOUT_S, cuda_aware: bool = False) -> Communicator:
+        """All ranks that mpiexec started; a single one where the program was started without it.
+
+        Args:
+            timeout_s: longest wait in a collective, in seconds.
+            cuda_aware: pass CuPy arrays to MPI as they are, because you know that your MPI can
+                take them. By default they are staged through pinned host memory.
+        Raises:
+            UserError: the launcher started more ranks than MPI sees (mpiexec and mpi4py belong to
+                different MPIs), or there is no MPI library under a parallel launcher.
+
+        Collective. From here on an uncaught exception on any rank ends the job on all.
+        """
+        launched = launched_size()
+        try:
+            from .mpi import MpiCommunicator
+        except (ImportError, RuntimeError) as error:
+            if launched is not None and launched > 1:
+                raise UserError(
+                    f"{launcher_name()} started {launched} ranks, but mpi4py finds no MPI library "
+                    f"({error}): install one beside it (pip install 'parallel_sgd[mpich]')"
+                ) from error
+            warnings.warn(f"no MPI library ({error}): training on one rank", stacklevel=2)
+            return Communicator.single()
+        return MpiCommunicator.world(timeout_s=timeout_s, cuda_aware=cuda_aware)
+
+    @staticmethod
+    def single() -> Communicator:
+        """A world of one rank, without MPI. Local."""
+        from .threads import ThreadWorld
+
+        return ThreadWorld(1).communicator(0)
+
+    @abstractmethod
+    def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
+        """Put every rank's `send` into every rank's `receive`, in rank order.
+
+        Args:
+            send: `counts[rank]` values; may be the very part of `receive` that it would fill.
+            receive: ``sum(counts)`` values, written.
+            counts: values from each rank, the same on all.
+        """
+
+    @abstractmethod
+    def alltoall(
+        self, send: Array, send_counts: Counts, receive: Array, receive_counts: Counts
+    ) -> None:
+        """Send the j-th part of `send` to rank j; receive the parts for this rank in rank order.
+
+        Args:
+            send, send_counts: ``sum(send_counts)`` values, `send_counts[j]` of them for rank j.
+            receive, receive_counts: written, `receive_counts[k]` values from rank k.
+        """
+
+    @abstractmethod
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        """Make `array` on all ranks what it is on `root`, in place."""
+
+    @abstractmethod
+    def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The sum over the ranks of a few int64 (exact, so the order does not matter)."""
+
+    @abstractmethod
+    def allgather_object(self, item: Any) -> list[Any]:
+        """Every rank's `item`, in rank order: for small things at the start and in errors."""
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        self.sum_integers(np.zeros(1, np.int64))
+
+    @property
+    @abstractmethod
+    def host(self) -> str:
+        """The name of the machine that this rank runs on. Local."""
+
+    @cached_property
+    def hosts(self) -> list[str]:
+        """The machine of every rank. Collective at its first use."""
+        return self.allgather_object(self.host)
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number among the ranks of its machine. Collective at the first use."""
+        return self.hosts[: self.rank].count(self.host)
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks share this rank's machine. Collective at the first use."""
+        return self.hosts.count(self.host)
+
+    def raise_together(self, problem: str | None) -> None:
+        """Raise on every rank if any rank has a problem; return if none has.
+
+        Args:
+            problem: what is wrong on this rank, in one line, or None.
+        Raises:
+            UserError: on all ranks, naming the ranks that have the problem.
+        """
+        problems = self.allgather_object(problem)
+        found = {text: [k for k, p in enumerate(problems) if p == text] for text in problems if text}
+        if found:
+            raise UserError(
+                "; ".join(f"{text} (on {name_ranks(ranks)})" for text, ranks in found.items())
+            )
+
+    def require_agreement(self, facts: dict[str, Any]) -> None:
+        """Check that all ranks were given the same.
+
+        Args:
+            facts: what must agree, by name; compared by `repr`.
+        Raises:
+            UserError: on all ranks, naming the first fact that differs and who has what.
+        """
+        everywhere = self.allgather_object({name: repr(value) for name, value in facts.items()})
+        for name, value in everywhere[0].items():
+            values = [theirs.get(name, "nothing") for theirs in everywhere]
+            if len(set(values)) > 1:
+                others = {v: [k for k, w in enumerate(values) if w == v] for v in values}
+                has = "; ".join(f"{name_ranks(ranks)}: {v}" for v, ranks in others.items())
+                raise UserError(f"{name} must be the same on all ranks, but differs: {has}")
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 3", or "ranks 0, 1, 2" """
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -1,0 +1,201 @@
+"""What the launcher that started this process says in its environment: size, rank, name.
+
+Nothing here imports MPI, so it also works before MPI is up, and where MPI and the launcher do not
+know each other: MPICH's mpiexec under an mpi4py bound to Open MPI starts N worlds of one rank each,
+and says nothing. Everything is local (no communication).
+
+Seen with the wheels: Open MPI 5.0 sets OMPI_COMM_WORLD_{SIZE,RANK,LOCAL_SIZE}; MPICH 5.0 sets
+PMI_{SIZE,RANK}, MPI_LOCALNRANKS and HYDI_CONTROL_FD.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = [
+    "REQUESTED_RANKS",
+    "launched_local_size",
+    "launched_rank",
+    "launched_size",
+    "launcher_name",
+    "launcher_starts",
+    "same_mpi_family",
+    "without_launcher",
+    "world_mismatch",
+]
+
+#: Set by `parallel-sgd run`: the number of ranks that the user asked for.
+REQUESTED_RANKS = "PARALLEL_SGD_RANKS"
+
+#: MPI libraries that share MPICH's way of starting (Hydra, PMI).
+_MPICH_FAMILY = ("mpich", "intel", "mvapich", "cray")
+
+#: From here Slurm numbers its own steps (batch script, interactive shell): not started by srun.
+_SLURM_OWN_STEPS = 0xFFFFFFF0
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """The names of one launcher's environment variables."""
+
+    name: str
+    size: tuple[str, ...]
+    rank: tuple[str, ...]
+    local_size: tuple[str, ...] = ()
+
+
+# The innermost launcher first: Open MPI and MPICH start their daemons through srun, so Slurm's
+# variables are there too, and count the daemons.
+_LAUNCHERS = (
+    _Launcher(
+        "Open MPI's mpiexec",
+        ("OMPI_COMM_WORLD_SIZE",),
+        ("OMPI_COMM_WORLD_RANK",),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Launcher(
+        "MVAPICH's mpiexec",
+        ("MV2_COMM_WORLD_SIZE",),
+        ("MV2_COMM_WORLD_RANK",),
+        ("MV2_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    _Launcher("MPICH's mpiexec", ("PMI_SIZE",), ("PMI_RANK",), ("MPI_LOCALNRANKS",)),
+    _Launcher(
+        "jsrun", ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_RANK",), ("JSM_NAMESPACE_LOCAL_SIZE",)
+    ),
+    _Launcher("flux run", ("FLUX_JOB_SIZE",), ("FLUX_TASK_RANK",)),
+    _Launcher("srun", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_PROCID",)),
+    _Launcher("parallel-sgd run", (REQUESTED_RANKS,), ("PMIX_RANK",)),
+)
+
+_LAUNCHER_PREFIXES = (
+    "FLUX_",
+    "HYDI_",
+    "HYDRA_",
+    "JSM_",
+    "MV2_",
+    "OMPI_",
+    "PMIX_",
+    "PMI_",
+    "PRTE_",
+    "SLURM_",
+)
+_LAUNCHER_NAMES = ("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS)
+
+
+def launched_size(environ: Mapping[str, str] | None = None) -> int | None:
+    """How many ranks the launcher that started this process says there are.
+
+    Returns:
+        The number of ranks; None where no launcher started this process (plain `python`).
+    """
+    launcher, environ = _launcher(environ)
+    return _number(environ, launcher.size) if launcher else None
+
+
+def launched_rank(environ: Mapping[str, str] | None = None) -> int | None:
+    """This process's rank according to its launcher; None where none started it or none says."""
+    launcher, environ = _launcher(environ)
+    if launcher is None:
+        return _number(environ, ("PMIX_RANK",))
+    return _number(environ, launcher.rank)
+
+
+def launched_local_size(environ: Mapping[str, str] | None = None) -> int | None:
+    """How many of the ranks are on this node according to the launcher; None where unknown."""
+    launcher, environ = _launcher(environ)
+    return _number(environ, launcher.local_size) if launcher else None
+
+
+def launcher_name(environ: Mapping[str, str] | None = None) -> str | None:
+    """What started this process, in words ("Open MPI's mpiexec"); None for plain `python`."""
+    launcher, environ = _launcher(environ)
+    if launcher is None:
+        return "a PMIx launcher" if "PMIX_RANK" in environ else None
+    if launcher.size == ("PMI_SIZE",) and "HYDI_CONTROL_FD" not in environ:
+        return "srun" if _inside_srun(environ) else "a PMI launcher"
+    return launcher.name
+
+
+def world_mismatch(
+    world_size: int, vendor: str, environ: Mapping[str, str] | None = None
+) -> str | None:
+    """What is wrong where the MPI world is not the one that was launched or asked for.
+
+    Args:
+        world_size: size of MPI.COMM_WORLD, in ranks.
+        vendor: the MPI that mpi4py is bound to, as `MPI.get_vendor()[0]` says.
+
+    Returns:
+        One line for a UserError, or None where all agree (and where nothing is known).
+    """
+    environ = os.environ if environ is None else environ
+    launched, name = launched_size(environ), launcher_name(environ)
+    if launched is not None and launched != world_size:
+        line = f"{name} started {_ranks(launched)}, but this MPI world has {_ranks(world_size)}"
+        if name is not None and not launcher_starts(name, vendor):
+            line += f": mpi4py is bound to {vendor}, whose own mpiexec is required"
+        else:
+            line += f": mpi4py is bound to {vendor}, and the two do not find each other"
+        return f"{line}. `parallel-sgd run` picks the right one, `parallel-sgd info` shows both"
+    requested = _number(environ, (REQUESTED_RANKS,))
+    if requested is not None and requested != world_size:
+        return f"{_ranks(requested)} were asked for, but this MPI world has {_ranks(world_size)}"
+    return None
+
+
+def same_mpi_family(one: str, other: str) -> bool:
+    """Whether two vendors ("Open MPI", "MPICH", "Intel MPI", …) start each other's programs."""
+    one, other = one.lower(), other.lower()
+    if one.startswith(_MPICH_FAMILY):
+        return other.startswith(_MPICH_FAMILY)
+    return one == other
+
+
+def launcher_starts(launcher: str, vendor: str) -> bool:
+    """Whether a launcher, by its name, can start ranks of this MPI; srun and the like start any."""
+    owner, mpiexec, _ = launcher.partition("'s mpiexec")
+    return not mpiexec or same_mpi_family(owner, vendor)
+
+
+def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
+    """A copy of an environment without the launcher's traces, for a process of its own."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_LAUNCHER_PREFIXES) and name not in _LAUNCHER_NAMES
+    }
+
+
+def _launcher(
+    environ: Mapping[str, str] | None,
+) -> tuple[_Launcher | None, Mapping[str, str]]:
+    """The innermost launcher that left its variables, and the environment that was read."""
+    environ = os.environ if environ is None else environ
+    for launcher in _LAUNCHERS:
+        if launcher.name == "srun" and not _inside_srun(environ):
+            continue
+        if _number(environ, launcher.size) is not None:
+            return launcher, environ
+    return None, environ
+
+
+def _inside_srun(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process: salloc and sbatch set SLURM_NTASKS, but no such step."""
+    step = _number(environ, ("SLURM_STEP_ID", "SLURM_STEPID"))
+    return step is not None and step < _SLURM_OWN_STEPS and "SLURM_PROCID" in environ
+
+
+def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    """The first of these variables that holds a whole number, at least 0."""
+    for name in names:
+        value = environ.get(name, "")
+        if value.isdecimal():
+            return int(value)
+    return None
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" if count == 1 else f"{count} ranks"

@@ -1,0 +1,116 @@
+"""The communicator over MPI, for NumPy and CuPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from ..errors import UserError
+from ..kernels import array_module
+from .abort import install_excepthook
+from .communicator import Array, Communicator, Counts
+from .launched import world_mismatch
+from .watchdog import Watchdog
+
+
+class MpiCommunicator(Communicator):
+    """Ranks of an MPI communicator, which is duplicated so that no messages can mix.
+
+    Args:
+        comm: an mpi4py intracommunicator.
+        timeout_s: longest wait in a collective, in seconds.
+        cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory.
+
+    Collective.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, *, timeout_s: float, cuda_aware: bool = False) -> None:
+        self._comm = comm.Dup()
+        self.rank, self.size = comm.rank, comm.size
+        self._cuda_aware = cuda_aware
+        self._watched = Watchdog(timeout_s, self.rank, lambda: MPI.COMM_WORLD.Abort(1))
+
+    @classmethod
+    def world(cls, *, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
+        """All ranks of MPI.COMM_WORLD, if they are all that were launched."""
+        problem = world_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
+        if problem:
+            raise UserError(problem)
+        install_excepthook()
+        return cls(MPI.COMM_WORLD, timeout_s=timeout_s, cuda_aware=cuda_aware)
+
+    def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
+        own = receive[sum(counts[: self.rank]) :][: counts[self.rank]]
+        if not _same_place(send, own):
+            own[...] = send
+        with self._watched("allgather"):
+            host = self._host(receive, read=True)
+            if len(set(counts)) == 1:
+                self._comm.Allgather(MPI.IN_PLACE, host)
+            else:
+                self._comm.Allgatherv(MPI.IN_PLACE, [host, list(counts)])
+            self._return(host, receive)
+
+    def alltoall(
+        self, send: Array, send_counts: Counts, receive: Array, receive_counts: Counts
+    ) -> None:
+        with self._watched("alltoall"):
+            host = self._host(receive, read=False)
+            self._comm.Alltoallv(
+                [self._host(send, read=True), list(send_counts)], [host, list(receive_counts)]
+            )
+            self._return(host, receive)
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        with self._watched("broadcast"):
+            host = self._host(array, read=True)
+            self._comm.Bcast(host, root)
+            self._return(host, array)
+
+    def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        total = np.empty_like(values)
+        with self._watched("sum_integers"):
+            self._comm.Allreduce(values, total)
+        return total
+
+    def allgather_object(self, item: Any) -> list[Any]:
+        with self._watched("allgather_object"):
+            return self._comm.allgather(item)
+
+    @property
+    def host(self) -> str:
+        return MPI.Get_processor_name()
+
+    def _host(self, array: Array, *, read: bool) -> Array:
+        """What MPI may work on: the array itself, or its copy in pinned host memory.
+
+        `read`: the present contents matter. CuPy calls return before the GPU is done, and MPI
+        knows nothing of streams, so the current stream is synchronized.
+        """
+        xp = array_module(array)
+        if xp is np:
+            return array
+        stream = xp.cuda.get_current_stream()
+        if self._cuda_aware:
+            stream.synchronize()
+            return array
+        pinned = xp.cuda.alloc_pinned_memory(max(array.nbytes, 1))
+        host = np.frombuffer(pinned, array.dtype, array.size)
+        if read:
+            array.get(stream=stream, out=host)
+            stream.synchronize()
+        return host
+
+    def _return(self, host: Array, array: Array) -> None:
+        if host is not array:
+            array.set(host)
+            array_module(array).cuda.get_current_stream().synchronize()
+
+
+def _same_place(a: Array, b: Array) -> bool:
+    if array_module(a) is np:
+        return bool(a.ctypes.data == b.ctypes.data)
+    return bool(a.data.ptr == b.data.ptr)

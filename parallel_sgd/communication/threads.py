@@ -1,0 +1,130 @@
+"""A world of threads in one process: the same collectives, for tests and for simulation."""
+
+from __future__ import annotations
+
+import copy
+import platform
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from .communicator import TIMEOUT_S, Array, Communicator, Counts
+
+Result = TypeVar("Result")
+
+
+class ThreadWorld:
+    """What the ranks of one process share: a barrier, and a place for each rank's argument."""
+
+    def __init__(self, size: int, timeout_s: float = TIMEOUT_S) -> None:
+        self.size = size
+        self.barrier = threading.Barrier(size, timeout=timeout_s)
+        self.offers: list[Any] = [None] * size
+
+    def communicator(self, rank: int) -> Communicator:
+        return ThreadCommunicator(self, rank)
+
+
+class ThreadCommunicator(Communicator):
+    """One thread's view of a `ThreadWorld`."""
+
+    def __init__(self, world: ThreadWorld, rank: int) -> None:
+        self._world, self.rank, self.size = world, rank, world.size
+
+    def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
+        def take(offers: list[Array]) -> None:
+            ends = np.cumsum(counts)
+            for part, begin, end in zip(offers, ends - counts, ends, strict=True):
+                target = receive[begin:end]
+                if target is not part:
+                    target[...] = part
+
+        self._share("allgather", send, take)
+
+    def alltoall(
+        self, send: Array, send_counts: Counts, receive: Array, receive_counts: Counts
+    ) -> None:
+        def take(offers: list[tuple[Array, Counts]]) -> None:
+            at = 0
+            for (theirs, counts), n in zip(offers, receive_counts, strict=True):
+                begin = sum(counts[: self.rank])
+                receive[at : at + n] = theirs[begin : begin + n]
+                at += n
+
+        self._share("alltoall", (send, send_counts), take)
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        def take(offers: list[Array]) -> None:
+            if self.rank != root:
+                array[...] = offers[root]
+
+        self._share("broadcast", array, take)
+
+    def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        total: npt.NDArray[np.int64] = self._share("sum_integers", values, np.sum, axis=0)
+        return total
+
+    def allgather_object(self, item: Any) -> list[Any]:
+        items: list[Any] = self._share("allgather_object", item, copy.deepcopy)
+        return items
+
+    @property
+    def host(self) -> str:
+        return platform.node()
+
+    def _share(self, name: str, item: Any, take: Callable[..., Any], **options: Any) -> Any:
+        """Offer `item`, and when all ranks have, `take` from the list of offers."""
+        world = self._world
+        world.offers[self.rank] = (name, item)
+        try:
+            world.barrier.wait()
+            called = [called for called, _ in world.offers]
+            assert set(called) == {name}, f"ranks called different collectives: {called}"
+            result = take([theirs for _, theirs in world.offers], **options)
+            world.barrier.wait()
+        except threading.BrokenBarrierError:
+            raise RankFailed(f"rank {self.rank} waited in {name} for a rank that failed") from None
+        except BaseException:
+            world.barrier.abort()
+            raise
+        return result
+
+
+class RankFailed(RuntimeError):
+    """Another rank of this world of threads has ended with an error, or did not come in time."""
+
+
+def simulate(
+    size: int, function: Callable[[Communicator], Result], timeout_s: float = TIMEOUT_S
+) -> list[Result]:
+    """Run `function(comm)` on `size` logical ranks, a thread each, and return all results.
+
+    Raises:
+        whatever the first rank to fail raised; the others are stopped at their next collective.
+
+    >>> simulate(3, lambda comm: int(comm.sum_integers(np.array([comm.rank]))[0]))
+    [3, 3, 3]
+    """
+    world = ThreadWorld(size, timeout_s)
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = function(world.communicator(rank))
+        except BaseException as error:
+            errors.append(error)
+            world.barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(k,), name=f"rank {k}") for k in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    causes = [e for e in errors if not isinstance(e, RankFailed)] or errors
+    if causes:
+        raise causes[0]
+    return results

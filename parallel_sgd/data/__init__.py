@@ -1,0 +1,29 @@
+"""Data sets, and sources that deal their samples out to the ranks in minibatches.
+
+>>> train, test = digits(seed=0)
+>>> source = Source(train, minibatch_size=64, epochs=20, seed=0)
+>>> source.samples_per_epoch
+1437
+"""
+
+from .bundled import DIGITS_CLASSES, digits
+from .dataset import Arrays, Dataset, Items, Subset, as_dataset
+from .files import load
+from .rank_source import RankSource
+from .source import Source
+from .view import CommunicatorView, LearnerView
+
+__all__ = [
+    "DIGITS_CLASSES",
+    "Arrays",
+    "CommunicatorView",
+    "Dataset",
+    "Items",
+    "LearnerView",
+    "RankSource",
+    "Source",
+    "Subset",
+    "as_dataset",
+    "digits",
+    "load",
+]

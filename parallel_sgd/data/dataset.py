@@ -1,0 +1,247 @@
+"""Data sets: where the samples are, and how some of them are read."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from .validation import (
+    Array,
+    DType,
+    check_integers,
+    check_numbers,
+    checked_inputs,
+    checked_labels,
+    float_dtype,
+    integer,
+)
+
+SPLIT_STREAM = (0, 1)  #: follows the seed of a split; an epoch's order is (seed, epoch)
+
+
+class Dataset(ABC):
+    """Numbered samples, each an input x and a label y, of which only what is asked for is read."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    @abstractmethod
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        """Read some samples, in the order given, and check them.
+
+        Args:
+            indexes: int [m], each at least 0 and below the number of samples.
+            dtype: the float type that x is converted to; None keeps the stored one.
+            classes: labels must be below this; None: only not negative.
+        Returns:
+            x [m, …] in `dtype` and y int64 [m, …], both the caller's own to change.
+        Raises:
+            UserError: a value is not finite or too large for `dtype`, labels are not integers
+                or out of range. The message names the data, the sample's index and the value.
+
+        Local.
+        """
+
+    def __getitem__(self, index: int) -> tuple[Array, Any]:
+        """Return sample `index` as (x, y); this makes a data set a sequence, for other tools."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        x, y = self.read(np.array([index]))
+        return x[0], y[0]
+
+    def arrays(
+        self, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        """Read all samples, checked, as two arrays in memory; arguments as for `read`. Local."""
+        return self.read(np.arange(len(self)), dtype=dtype, classes=classes)
+
+    def split(self, test: int | float, *, seed: int = 0) -> tuple[Subset, Subset]:
+        """Split off a test set by chance: (training, test), the same for the same seed.
+
+        Args:
+            test: how many samples to test on, or (a float) which fraction of them, rounded.
+            seed: an integer of at least 0; nothing else decides which samples are taken.
+        Returns:
+            Two subsets that read from this data set; nothing is read or copied now.
+        Raises:
+            UserError: one of the two would be empty.
+
+        Local.
+        """
+        samples = len(self)
+        if isinstance(test, float):
+            wanted = round(test * samples) if 0 < test < 1 else 0
+        else:
+            wanted = integer("test", test, 0)
+        if not 0 < wanted < samples:
+            raise UserError(
+                f"test must leave at least one of {samples} samples on either side: {test!r}"
+            )
+        stream = (integer("seed", seed, 0), *SPLIT_STREAM)
+        order = np.random.default_rng(stream).permutation(samples)
+        return Subset(self, order[wanted:]), Subset(self, order[:wanted])
+
+
+class Arrays(Dataset):
+    """Samples in two arrays, in memory or memory-mapped; only the rows asked for are read.
+
+    Args:
+        x: [n, …], plain numbers. Not changed, not copied.
+        y: [n, …], integer labels. Not changed, not copied.
+        name: of the file, say; errors begin with it.
+    Raises:
+        UserError: not arrays of plain numbers, labels not integers, or lengths that differ.
+    """
+
+    def __init__(self, x: Any, y: Any, *, name: str = "") -> None:
+        before = f"{name}: " if name else ""
+        self.x_name, self.y_name = f"{before}x", f"{before}y"
+        if y is None:
+            raise UserError(f"{self.y_name} is missing: every sample needs a label")
+        self.x = _as_array(self.x_name, x)
+        self.y = _as_array(self.y_name, y)
+        for array_name, array in ((self.x_name, self.x), (self.y_name, self.y)):
+            if array.ndim == 0:
+                raise UserError(f"{array_name} must have one row for each sample: {array!r}")
+        check_numbers(self.x_name, self.x)
+        check_integers(self.y_name, self.y)
+        if len(self.x) != len(self.y):
+            raise UserError(
+                f"{before}x and y must have one length: {len(self.x)} and {len(self.y)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        x = checked_inputs(self.x_name, np.asarray(self.x[indexes]), indexes, float_dtype(dtype))
+        return x, checked_labels(self.y_name, np.asarray(self.y[indexes]), indexes, classes)
+
+    def __repr__(self) -> str:
+        return f"Arrays({self.x_name} {list(self.x.shape)} {self.x.dtype}, {self.y.dtype} labels)"
+
+
+class Items(Dataset):
+    """Samples of any object with ``__len__`` and ``__getitem__``, whose items are pairs (x, y).
+
+    Args:
+        items: item i, for i from 0, is the pair (x_i, y_i); all x_i of one shape. Only the items
+            asked for are read, and once item 0 where an empty minibatch must know its shape.
+    """
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+        self._none: tuple[Array, Array] | None = None
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        stored_x, stored_y = self._stored(indexes) if len(indexes) else self._empty()
+        x = checked_inputs("x", stored_x, indexes, float_dtype(dtype))
+        return x, checked_labels("y", stored_y, indexes, classes)
+
+    def _stored(self, indexes: Array) -> tuple[Array, Array]:
+        xs, ys = zip(*(self._pair(int(index)) for index in indexes), strict=True)
+        return _stacked("x", xs, indexes), _stacked("y", ys, indexes)
+
+    def _pair(self, index: int) -> tuple[Array, Array]:
+        item = self.items[index]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise UserError(f"item {index} must be a pair (x, y): it is {_kind(item)}")
+        x, y = (_as_array(f"{name}[{index}]", part) for name, part in zip("xy", item, strict=True))
+        return x, y
+
+    def _empty(self) -> tuple[Array, Array]:
+        if len(self) == 0:
+            return np.empty((0,), np.float32), np.empty((0,), np.int64)
+        if self._none is None:
+            x, y = self._stored(np.zeros(1, np.int64))
+            self._none = x[:0], y[:0]
+        return self._none
+
+    def __repr__(self) -> str:
+        return f"Items({type(self.items).__name__} of {len(self)} samples)"
+
+
+class Subset(Dataset):
+    """Some samples of another data set, in an order of their own.
+
+    Args:
+        dataset: where they are read; errors name the index there.
+        indexes: int [m], which samples.
+    """
+
+    def __init__(self, dataset: Dataset, indexes: Array) -> None:
+        self.dataset = dataset
+        self.indexes = indexes
+
+    def __len__(self) -> int:
+        return len(self.indexes)
+
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        return self.dataset.read(self.indexes[indexes], dtype=dtype, classes=classes)
+
+    def __repr__(self) -> str:
+        return f"Subset({len(self)} samples of {self.dataset!r})"
+
+
+def as_dataset(x: Any, y: Any = None) -> Dataset:
+    """Take what a user has as a data set.
+
+    Args:
+        x: inputs [n, …], or without `y` a `Dataset` or any object with ``__len__`` and
+            ``__getitem__`` whose items are pairs (x_i, y_i).
+        y: labels [n, …].
+    Raises:
+        UserError: it is none of these.
+    """
+    if isinstance(x, str | bytes) or hasattr(x, "__fspath__"):
+        raise UserError(f"x must be an array or a data set: {x!r}; `load` reads a file")
+    if isinstance(x, Dataset):
+        if y is not None:
+            raise UserError(f"y must not be given beside a data set, which has labels: {y!r}")
+        return x
+    if isinstance(x, np.ndarray) or y is not None:
+        return Arrays(x, y)
+    if hasattr(x, "__len__") and hasattr(x, "__getitem__"):
+        return Items(x)
+    raise UserError(
+        "x must be an array, or an object with __len__ and __getitem__ whose items are pairs "
+        f"(x, y): it is {_kind(x)}"
+    )
+
+
+def _as_array(name: str, values: Any) -> Array:
+    try:
+        array: Array = np.asanyarray(values)
+    except (TypeError, ValueError):
+        raise UserError(f"{name} must be a NumPy array: it is {_kind(values)}") from None
+    return array
+
+
+def _kind(value: Any) -> str:
+    """Name a value's type in an error."""
+    return f"a {type(value).__module__}.{type(value).__qualname__}".replace("builtins.", "")
+
+
+def _stacked(name: str, rows: tuple[Array, ...], indexes: Array) -> Array:
+    for row, index in zip(rows, indexes, strict=True):
+        if row.shape != rows[0].shape:
+            raise UserError(
+                f"{name}[{index}] has shape {list(row.shape)}: must be {list(rows[0].shape)}, "
+                f"the shape of {name}[{indexes[0]}]"
+            )
+    return np.stack(rows)

@@ -1,0 +1,122 @@
+"""Minibatches of one data set that all ranks share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from .dataset import as_dataset
+from .order import epoch_order, share
+from .validation import Array, DType, float_dtype, integer
+from .view import LearnerView
+
+
+class Source:
+    """Minibatches of a data set that every rank can read; each rank reads its part of each.
+
+    Minibatch t of an epoch is the t-th run of `minibatch_size` samples in an order drawn from
+    (seed, epoch) alone; rank k gets the k-th of its K contiguous parts, whose sizes differ by one
+    at most. So the ranks' parts, joined, are the minibatch that one rank alone would get, whatever
+    K; every sample is used exactly once an epoch (the last minibatch may be short); and all ranks
+    take the same number of steps, with nothing in hand where there are fewer samples than ranks.
+
+    The position is a function of the learner's samples and of nothing else: a new source of the
+    same arguments goes on wherever a restored learner stands.
+
+    Args:
+        x: inputs [n, …], plain numbers in memory or memory-mapped; or without `y` a `Dataset` or
+            any object with ``__len__`` and ``__getitem__`` whose items are pairs (x_i, y_i).
+        y: labels [n, …], integers.
+        minibatch_size: samples of all ranks together in a minibatch, at least 1.
+        epochs: passes over the data, at least 1.
+        seed: an integer of at least 0, the same on all ranks.
+        shuffle: False takes the samples in their own order in every epoch.
+        dtype: the float type that each minibatch's x is converted to; None keeps the data's own.
+        classes: labels must be below this; None: only not negative.
+        start: samples that the learner had seen before this source's first one, where it has
+            already been trained on another.
+    Raises:
+        UserError: an argument is not as required, or there are no samples.
+
+    Local. In memory: 8 bytes a sample for the order of the current epoch, and one minibatch.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        minibatch_size: int = 64,
+        *,
+        epochs: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        dtype: DType = np.float32,
+        classes: int | None = None,
+        start: int = 0,
+    ) -> None:
+        self.dataset = as_dataset(x, y)
+        self.minibatch_size = integer("minibatch_size", minibatch_size, 1)
+        self.epochs = integer("epochs", epochs, 1)
+        self.seed = integer("seed", seed, 0)
+        self.shuffle = shuffle
+        self.dtype = float_dtype(dtype)
+        self.classes = None if classes is None else integer("classes", classes, 1)
+        self.start = integer("start", start, 0)
+        if len(self.dataset) == 0:
+            raise UserError(f"a source needs at least one sample: {self.dataset!r} is empty")
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Samples of all ranks in an epoch."""
+        return len(self.dataset)
+
+    def minibatches(self, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
+        """Yield this rank's part of each minibatch, from where the learner stands to the end.
+
+        Args:
+            learner: `learner.samples` is read at the beginning and between epochs,
+                `learner.distributed` at every minibatch: while it is False, during the warm
+                start, every rank gets the whole minibatch.
+        Yields:
+            x [m, …] in `dtype` and int64 y [m, …]: NumPy arrays, the caller's own. m may be 0.
+        Raises:
+            UserError: the data are not as required (see `Dataset.read`); on the rank that reads
+                the sample, so leave it to abort the job. Or the learner stands before `start`.
+
+        Local: the ranks keep step by what they do with the minibatches.
+        """
+        for number in range(self._position(learner) // self.samples_per_epoch, self.epochs):
+            yield from self.epoch(number, learner)
+
+    def epoch(self, number: int, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
+        """Yield what `minibatches` does, of one epoch: all that the learner has not seen of it.
+
+        Args:
+            number: of the epoch, from 0; one after the other, to evaluate in between.
+            learner: as for `minibatches`.
+        """
+        samples = self.samples_per_epoch
+        order = epoch_order(samples, self.seed, number, self.shuffle)
+        seen = min(max(self._position(learner) - number * samples, 0), samples)
+        for begin in range(seen, samples, self.minibatch_size):
+            minibatch = order[begin : begin + self.minibatch_size]
+            if learner.distributed:
+                minibatch = minibatch[share(len(minibatch), learner.comm.rank, learner.comm.size)]
+            yield self.dataset.read(minibatch, dtype=self.dtype, classes=self.classes)
+
+    def _position(self, learner: LearnerView) -> int:
+        if learner.samples < self.start:
+            raise UserError(
+                f"start must be at most the {learner.samples} samples that the learner has seen: "
+                f"{self.start}"
+            )
+        return learner.samples - self.start
+
+    def __repr__(self) -> str:
+        return (
+            f"Source({self.dataset!r}, minibatch_size={self.minibatch_size}, "
+            f"epochs={self.epochs}, seed={self.seed}, shuffle={self.shuffle})"
+        )

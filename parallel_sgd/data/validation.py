@@ -1,0 +1,121 @@
+"""What samples must be like, looked at as they are read: a file is never scanned up front."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UserError
+
+Array = npt.NDArray[Any]
+DType = npt.DTypeLike | None
+
+INTEGERS = "iu"
+NUMBERS = "biuf"
+
+
+def integer(name: str, value: Any, least: int) -> int:
+    """Return an argument as an int.
+
+    Raises:
+        UserError: it is not an integer, or smaller than `least`.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise UserError(f"{name} must be an integer of at least {least}: {value!r}")
+    return number
+
+
+def float_dtype(dtype: DType) -> np.dtype[Any] | None:
+    """Return the float type that x is converted to, None where it stays as stored.
+
+    Raises:
+        UserError: `dtype` names no float type.
+    """
+    if dtype is None:
+        return None
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if found.kind != "f":
+        raise UserError(f"dtype must be a float type, or None to keep the data's own: {dtype!r}")
+    return found
+
+
+def check_numbers(name: str, x: Array) -> None:
+    """Refuse data that are not plain real numbers; Python objects could execute code.
+
+    Raises:
+        UserError: the array's dtype is not bool, integer or float.
+    """
+    if x.dtype.kind not in NUMBERS:
+        raise UserError(f"{name} must hold plain numbers: it has dtype {x.dtype}")
+
+
+def check_integers(name: str, y: Array) -> None:
+    """Refuse labels that are not integers.
+
+    Raises:
+        UserError: the array's dtype is not an integer type.
+    """
+    if y.dtype.kind not in INTEGERS:
+        raise UserError(f"{name} must hold integer labels: it has dtype {y.dtype}")
+
+
+def checked_inputs(name: str, stored: Array, indexes: Array, dtype: np.dtype[Any] | None) -> Array:
+    """Convert the inputs of a minibatch, and see that all are finite.
+
+    Args:
+        name: what to call the inputs in an error.
+        stored: [m, …], the inputs as they were read.
+        indexes: int [m], their places in the data set, for the error.
+        dtype: the float type to convert to; None keeps the stored one, in native byte order.
+    Returns:
+        [m, …]: the inputs.
+    Raises:
+        UserError: a value is not a finite number, or too large for `dtype`.
+    """
+    check_numbers(name, stored)
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = stored.astype(dtype or stored.dtype.newbyteorder("="), copy=False)
+        if x.dtype.kind != "f" or np.isfinite(x.sum()):
+            return x
+    finite = np.isfinite(x)
+    if not finite.all():  # else only the sum overflowed
+        place = tuple(int(i) for i in np.argwhere(~finite)[0])
+        where = "".join(f"[{i}]" for i in (int(indexes[place[0]]), *place[1:]))
+        value = stored[place]
+        problem = "is too large for " + str(x.dtype) if np.isfinite(value) else "is not finite"
+        raise UserError(f"{name}{where} = {value} {problem}: inputs must be finite numbers")
+    return x
+
+
+def checked_labels(name: str, stored: Array, indexes: Array, classes: int | None) -> Array:
+    """Convert the labels of a minibatch to int64, and see that all are in range.
+
+    Args:
+        name: what to call the labels in an error.
+        stored: [m, …], the labels as they were read.
+        indexes: int [m], their places in the data set, for the error.
+        classes: labels must be below this; None: only not negative.
+    Returns:
+        int64 [m, …]: the labels.
+    Raises:
+        UserError: the labels are not integers, or one is out of range.
+    """
+    check_integers(name, stored)
+    y = stored.astype(np.int64, copy=False)
+    bad = y < 0 if classes is None else (y < 0) | (y >= classes)
+    if bad.any():
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        where = "".join(f"[{i}]" for i in (int(indexes[place[0]]), *place[1:]))
+        required = "at least 0" if classes is None else f"from 0 to {classes - 1}"
+        raise UserError(f"{name}{where} = {stored[place]} is out of range: must be {required}")
+    return y

@@ -1,0 +1,13 @@
+"""The error that is the user's to fix."""
+
+from __future__ import annotations
+
+__all__ = ["UserError"]
+
+
+class UserError(ValueError):
+    """A mistake in what was asked for: its one line is all that the user needs, so no traceback.
+
+    The line names the argument, what is required, and the value: "batch must be at least 1: 0". The
+    entry points add the rank, and where in the user's own code it arose.
+    """

@@ -1,0 +1,7 @@
+"""Sums over all ranks: in full precision, or compressed in two stages with error feedback."""
+
+from .exchange import Exchange, Residuals
+from .full_precision import FullPrecisionExchange
+from .two_stage import TwoStageExchange
+
+__all__ = ["Exchange", "FullPrecisionExchange", "Residuals", "TwoStageExchange"]

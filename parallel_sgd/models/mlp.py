@@ -1,0 +1,156 @@
+"""A multilayer perceptron, and softmax regression, which is one without hidden layers."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UserError
+from ..kernels import array_module
+from ..parameters import Parameters
+from .classifier import Array, Classifier
+
+
+class MLP(Classifier):
+    """Affine layers with rectifiers between them; the last layer's outputs are the logits.
+
+        a_0 = x,    a_l = max(a_{l-1} W_l + b_l, 0),    logits = a_{L-1} W_L + b_L
+
+    Args:
+        sizes: inputs, the width of each hidden layer, classes; at least two numbers.
+        seed: an integer of at least 0. It decides the initial weights, normal with variance
+            2/fan-in (1/fan-in in the last layer; biases 0), the same on NumPy and CuPy.
+        dtype: float32 or float64; the same initial values, to rounding.
+        device: "cpu" for NumPy, "cuda" for CuPy on its current device.
+    Raises:
+        UserError: an argument is not as required, or CuPy is asked for and it or a GPU is missing.
+
+    Parameters: ``W1`` [inputs, width], ``b1`` [width], ``W2``, … Local.
+
+    >>> MLP([64, 128, 10]).parameters
+    Parameters(W1[64, 128], b1[128], W2[128, 10], b2[10]; 9610 float32 values)
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        seed: int = 0,
+        dtype: npt.DTypeLike = np.float32,
+        device: str = "cpu",
+    ) -> None:
+        try:
+            self.sizes = tuple(operator.index(size) for size in sizes)
+        except TypeError:
+            self.sizes = ()
+        if len(self.sizes) < 2 or min(self.sizes) < 1:
+            raise UserError(f"sizes must be at least two integers of at least 1: {sizes!r}")
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+            raise UserError(f"seed must be an integer of at least 0: {seed!r}")
+        self.inputs, self.classes = self.sizes[0], self.sizes[-1]
+        self.layers = len(self.sizes) - 1
+        xp = _module_of(device)
+        initial = self._initial(int(seed), _float_dtype(dtype))
+        self.parameters = Parameters({name: xp.asarray(array) for name, array in initial.items()})
+        self._outputs: list[Array] = []  # of each layer; in backward, a rectifier's slopes
+        self._deltas: list[Array] = []  # the loss's gradient by each hidden layer's outputs
+
+    def _initial(self, seed: int, dtype: np.dtype[Any]) -> dict[str, Array]:
+        random = np.random.default_rng(seed)
+        arrays = {}
+        for layer in range(1, self.layers + 1):
+            shape = self.sizes[layer - 1], self.sizes[layer]
+            deviation = math.sqrt((1 if layer == self.layers else 2) / shape[0])
+            arrays[f"W{layer}"] = (deviation * random.standard_normal(shape)).astype(dtype)
+            arrays[f"b{layer}"] = np.zeros(shape[1], dtype)
+        return arrays
+
+    def _forward(self, x: Array) -> Array:
+        xp = array_module(x)
+        self._reserve(x)
+        a = x
+        for layer in range(1, self.layers + 1):
+            z = self._outputs[layer - 1][: len(x)]
+            xp.matmul(a, self.parameters[f"W{layer}"], out=z)
+            z += self.parameters[f"b{layer}"]
+            a = z if layer == self.layers else xp.maximum(z, 0, out=z)
+        return a
+
+    def _backward(self, x: Array, delta: Array, out: Parameters) -> None:
+        xp = array_module(x)
+        for layer in range(self.layers, 0, -1):
+            a = x if layer == 1 else self._outputs[layer - 2][: len(x)]
+            xp.matmul(a.T, delta, out=out[f"W{layer}"])
+            xp.sum(delta, axis=0, out=out[f"b{layer}"])
+            if layer > 1:
+                before = self._deltas[layer - 2][: len(x)]
+                xp.matmul(delta, self.parameters[f"W{layer}"].T, out=before)
+                before *= xp.sign(a, out=a)  # 1 where the rectifier let a value pass, else 0
+                delta = before
+
+    def _reserve(self, x: Array) -> None:
+        if not self._outputs or len(self._outputs[0]) < len(x):
+            xp = array_module(x)
+            widths = self.sizes[1:]
+            self._outputs = [xp.empty((len(x), width), x.dtype) for width in widths]
+            self._deltas = [xp.empty((len(x), width), x.dtype) for width in widths[:-1]]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.sizes)}, {self.parameters.dtype})"
+
+
+class SoftmaxRegression(MLP):
+    """Logits that are affine in the inputs: x W1 + b1.
+
+    Args:
+        inputs, classes: their numbers, at least 1.
+        seed, dtype, device: as for `MLP`.
+    Raises:
+        UserError: an argument is not as required, or CuPy is asked for and it or a GPU is missing.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        classes: int,
+        *,
+        seed: int = 0,
+        dtype: npt.DTypeLike = np.float32,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__([inputs, classes], seed=seed, dtype=dtype, device=device)
+
+
+def _float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if found not in (np.float32, np.float64):
+        raise UserError(f"dtype must be float32 or float64: {dtype!r}")
+    return found
+
+
+def _module_of(device: str) -> Any:
+    if device == "cpu":
+        return np
+    if device != "cuda":
+        raise UserError(f"device must be 'cpu' or 'cuda': {device!r}")
+    try:
+        cupy = importlib.import_module("cupy")
+    except ImportError as error:
+        raise UserError(
+            f"device 'cuda' needs CuPy, which cannot be imported ({error}): "
+            "pip install 'parallel-sgd[cuda12x]' or 'parallel-sgd[cuda13x]'"
+        ) from None
+    try:
+        cupy.cuda.runtime.getDevice()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise UserError(f"device 'cuda' needs a GPU: {error}") from None
+    return cupy

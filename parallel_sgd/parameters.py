@@ -1,0 +1,96 @@
+"""One flat vector, and named views into it: what every algorithm and every exchange works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from .errors import UserError
+from .kernels import blocks, empty_like
+
+Array = Any  #: a NumPy or CuPy array
+
+
+class Parameters(Mapping[str, Array]):
+    """A model's parameters (or their gradient) as named views into one contiguous vector.
+
+    Args:
+        arrays: the initial values by name, all of one dtype, all NumPy or all CuPy. They are
+            copied, one behind the other in the order given; the originals are not kept.
+    Raises:
+        UserError: no arrays, several dtypes, or a dtype other than float32 and float64.
+
+    ``p.flat`` is the vector, ``p["W1"]`` a view into it with the original shape. Local.
+
+    >>> p = Parameters({"W": np.ones((2, 3), np.float32), "b": np.zeros(3, np.float32)})
+    >>> p["b"] += 2
+    >>> p.flat.tolist()
+    [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
+    """
+
+    flat: Array
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        dtypes = {str(a.dtype) for a in arrays.values()}
+        if dtypes not in ({"float32"}, {"float64"}):
+            raise UserError(
+                "parameters must be arrays of one dtype, float32 or float64; "
+                f"got {', '.join(sorted(dtypes)) or 'none at all'}"
+            )
+        self._shapes = {name: tuple(a.shape) for name, a in arrays.items()}
+        first = next(iter(arrays.values()))
+        self._set_flat(empty_like(first, sum(a.size for a in arrays.values())))
+        for name, a in arrays.items():
+            self[name] = a
+
+    def _set_flat(self, flat: Array) -> None:
+        self.flat = flat
+        self._views = {}
+        begin = 0
+        for name, shape in self._shapes.items():
+            end = begin + int(np.prod(shape))
+            self._views[name] = flat[begin:end].reshape(shape)
+            begin = end
+
+    def __getitem__(self, name: str) -> Array:
+        return self._views[name]
+
+    def __setitem__(self, name: str, value: Array) -> None:
+        self._views[name][...] = value  # so that `p["W"] += g` writes through the view
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._shapes)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(self.flat.dtype)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The layout: every name with its shape, in the order of the vector."""
+        return dict(self._shapes)
+
+    def like(self) -> Parameters:
+        """Zeros of the same layout, for a gradient or an optimizer's state."""
+        zeros = object.__new__(type(self))
+        zeros._shapes = self._shapes
+        zeros._set_flat(empty_like(self.flat, self.flat.size))
+        zeros.flat.fill(0)
+        return zeros
+
+    def block_starts(self, block_size: int) -> blocks.IndexArray:
+        """Where the blocks of quantization begin: see `parallel_sgd.kernels.blocks.cut`."""
+        return blocks.cut([view.size for view in self._views.values()], block_size)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name}{list(shape)}" for name, shape in self._shapes.items())
+        return f"Parameters({shapes}; {self.flat.size} {self.dtype} values)"

@@ -1,0 +1,91 @@
+"""Values that change in the course of training, on the one clock: samples seen by all ranks."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .errors import UserError
+
+
+class Schedule(ABC):
+    """A value as a function of the samples that all ranks together have seen. Local."""
+
+    @abstractmethod
+    def __call__(self, samples: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Steps(Schedule):
+    """Constant from each number of samples to the next.
+
+    >>> lr = Steps({0: 0.1, 50_000: 0.01})
+    >>> lr(49_999), lr(50_000)
+    (0.1, 0.01)
+    """
+
+    values: Mapping[int, float]
+
+    def __post_init__(self) -> None:
+        _check_points("Steps", self.values)
+
+    def __call__(self, samples: int) -> float:
+        starts = sorted(self.values)
+        return self.values[starts[bisect_right(starts, samples) - 1]]
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """Straight lines between the given points, constant after the last: for warming up.
+
+    >>> lr = Linear({0: 0.0, 1000: 0.4})
+    >>> lr(250), lr(5000)
+    (0.1, 0.4)
+    """
+
+    values: Mapping[int, float]
+
+    def __post_init__(self) -> None:
+        _check_points("Linear", self.values)
+
+    def __call__(self, samples: int) -> float:
+        starts = sorted(self.values)
+        i = bisect_right(starts, samples) - 1
+        begin = self.values[starts[i]]
+        if i + 1 == len(starts):
+            return begin
+        end, width = self.values[starts[i + 1]], starts[i + 1] - starts[i]
+        return begin + (end - begin) * (samples - starts[i]) / width
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Schedule):
+    """Half a cosine from `start` at 0 samples down to `end` at `samples` and after.
+
+    Source: Loshchilov & Hutter, SGDR, ICLR 2017, eq. 5, without restarts.
+    """
+
+    start: float
+    end: float = 0.0
+    samples: int
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise UserError(f"Cosine: samples={self.samples} must be at least 1")
+
+    def __call__(self, samples: int) -> float:
+        done = min(samples / self.samples, 1.0)
+        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * done)) / 2
+
+
+def value_at(value: float | Schedule, samples: int) -> float:
+    """The value after so many samples, of a constant or a schedule."""
+    return value(samples) if isinstance(value, Schedule) else value
+
+
+def _check_points(name: str, values: Mapping[int, float]) -> None:
+    if 0 not in values or min(values) < 0:
+        raise UserError(f"{name}({dict(values)!r}): the first point must be at 0 samples")

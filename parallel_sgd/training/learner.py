@@ -1,0 +1,105 @@
+"""The learner: parameters, an optimizer and an algorithm, at work on a group of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..algorithms import Algorithm
+from ..communication import Communicator
+from ..errors import UserError
+from ..optimizers import Optimizer
+from ..parameters import Parameters
+from ..version import __version__
+
+
+class Learner:
+    """Trains the ranks' common model with the gradients that each of them computes.
+
+    Args:
+        parameters: the model; on return rank 0's values on all ranks. They may be views that the
+            model goes on using: every update is in place.
+        optimizer: the local update rule.
+        algorithm: how the ranks train together.
+        comm: the ranks.
+    Raises:
+        UserError: on all ranks, if they disagree on layout, dtype, optimizer, algorithm, any
+            option, or the library's version.
+
+    Attributes:
+        gradient: of the parameters' layout; fill it with the gradient *summed* over this rank's
+            samples before each `step`.
+        samples: seen by all ranks so far.
+        last_samples: of all ranks in the latest step; 0 says that every rank has run dry.
+
+    Collective. Memory: the gradient, and what optimizer and algorithm need.
+
+    >>> import parallel_sgd as psgd
+    >>> comm = psgd.Communicator.single()
+    >>> model = psgd.models.MLP([64, 16, 10], seed=0)
+    >>> learner = psgd.Learner(
+    ...     model.parameters, psgd.MomentumSGD(lr=0.1), psgd.DataParallelSGD(gradient_bits=1), comm
+    ... )
+    >>> x, y = np.ones((8, 64), np.float32), np.arange(8)
+    >>> loss = model.gradient(x, y, out=learner.gradient)
+    >>> learner.step(samples=len(x))
+    8
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        optimizer: Optimizer,
+        algorithm: Algorithm[Any],
+        comm: Communicator,
+    ) -> None:
+        comm.require_agreement(
+            {
+                "parallel_sgd version": __version__,
+                "number of parameters": parameters.flat.size,
+                "layout of the parameters": parameters.shapes,
+                "dtype of the parameters": str(parameters.dtype),
+                "algorithm": algorithm,
+                "optimizer": optimizer,
+            }
+        )
+        self.parameters, self.algorithm, self.comm = parameters, algorithm, comm
+        comm.broadcast(parameters.flat)
+        self.gradient = parameters.like()
+        self.local_step = optimizer.bind(parameters)
+        self.state = algorithm.init(parameters, comm)
+        self.samples = 0
+        self.last_samples = 0
+
+    @property
+    def distributed(self) -> bool:
+        """Whether this rank shall take its part of each minibatch, or the whole. Local."""
+        return self.algorithm.distributed(self.state)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank has sent to others for training so far. Local."""
+        return self.algorithm.bytes_sent(self.state)
+
+    def step(self, samples: int) -> int:
+        """Train on the minibatch whose gradient is in `gradient`.
+
+        Args:
+            samples: of this rank in it; 0 where it has none, with a gradient of zeros.
+        Returns:
+            The samples of all ranks in this minibatch.
+        Raises:
+            UserError: on all ranks, if any rank's gradient is not finite; nothing has changed.
+
+        Collective.
+        """
+        if samples < 0:
+            raise UserError(f"samples={samples} must be at least 0")
+        self.last_samples = self.algorithm.step(
+            self.state, self.parameters, self.gradient, samples, self.local_step, self.comm
+        )
+        self.samples += self.last_samples
+        return self.last_samples
+
+    def finish(self) -> None:
+        """Complete what is under way, so that all ranks hold the final model. Collective."""
+        self.algorithm.finish(self.state, self.parameters, self.comm)

@@ -1,0 +1,291 @@
+"""Data sets and sources: K ranks are K fake learners, stepped in turn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parallel_sgd import data
+from parallel_sgd.data import Arrays, RankSource, Source
+from parallel_sgd.errors import UserError
+
+repeatable = settings(deadline=None, derandomize=True, database=None)
+
+
+@dataclass
+class Comm:
+    rank: int = 0
+    size: int = 1
+
+
+@dataclass
+class Learner:
+    comm: Comm = field(default_factory=Comm)
+    distributed: bool = True
+    samples: int = 0
+    last_samples: int = 0
+
+
+def ranks(size, samples=0, distributed=True):
+    return [Learner(Comm(rank, size), distributed, samples) for rank in range(size)]
+
+
+def deal(iterators, learners):
+    """Step all ranks together; for each minibatch, the list of the labels each rank got."""
+    dealt = []
+    while True:
+        parts = [next(it, None) for it in iterators]
+        if any(part is None for part in parts):
+            assert all(part is None for part in parts), "the ranks took different numbers of steps"
+            return dealt
+        for x, y in parts:
+            assert x.dtype == np.float32 and y.dtype == np.int64
+            assert x.shape == (len(y), 2) and (x[:, 0] == y).all()
+        labels = [part[1].tolist() for part in parts]
+        dealt.append(labels)
+        count = sum(map(len, labels)) if learners[0].distributed else len(labels[0])
+        for learner in learners:
+            learner.samples += count
+            learner.last_samples = count
+
+
+def numbered(samples):
+    """Samples that are their own index, x and y alike."""
+    y = np.arange(samples)
+    return np.stack([y, -y], 1).astype(np.float64).reshape(samples, 2), y
+
+
+def run(samples, size, minibatch_size, position=0, **options):
+    """Labels by minibatch and rank."""
+    learners = ranks(size, position)
+    source = Source(*numbered(samples), minibatch_size, **options)
+    return deal([source.minibatches(learner) for learner in learners], learners)
+
+
+def flat(lists):
+    return list(chain.from_iterable(lists))
+
+
+def joined(dealt):
+    return [flat(parts) for parts in dealt]
+
+
+shapes = {
+    "samples": st.integers(1, 40),
+    "size": st.integers(1, 7),
+    "minibatch_size": st.integers(1, 45),
+}
+
+
+@repeatable
+@given(**shapes, epochs=st.integers(1, 3), seed=st.integers(0, 3))
+def test_every_sample_once_an_epoch_and_the_serial_minibatches(
+    samples, size, minibatch_size, epochs, seed
+):
+    dealt = run(samples, size, minibatch_size, epochs=epochs, seed=seed)
+    assert joined(dealt) == joined(run(samples, 1, minibatch_size, epochs=epochs, seed=seed))
+    steps = -(-samples // minibatch_size)
+    assert len(dealt) == epochs * steps
+    for epoch in range(epochs):
+        labels = flat(joined(dealt[epoch * steps : (epoch + 1) * steps]))
+        assert sorted(labels) == list(range(samples))
+    for parts in dealt:
+        sizes = [len(part) for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("samples", "size", "minibatch_size"), [(2, 5, 3), (9, 4, 2), (1, 3, 9)])
+def test_ranks_without_a_sample_keep_step(samples, size, minibatch_size):
+    dealt = run(samples, size, minibatch_size, shuffle=False)
+    assert joined(dealt) == [
+        list(range(begin, min(begin + minibatch_size, samples)))
+        for begin in range(0, samples, minibatch_size)
+    ]
+    assert any(part == [] for parts in dealt for part in parts)
+
+
+def test_the_order_is_seeded_and_differs_by_epoch():
+    def epochs(seed):
+        return joined(run(50, 1, 50, epochs=2, seed=seed))
+
+    first, second = epochs(0)
+    assert first != second and sorted(first) == sorted(second)
+    assert epochs(0) == [first, second]
+    assert epochs(1)[0] not in (first, second)
+    assert joined(run(5, 1, 5, epochs=2, shuffle=False)) == [[0, 1, 2, 3, 4]] * 2
+
+
+@repeatable
+@given(**shapes, epochs=st.integers(1, 3), stop=st.integers(0, 200))
+def test_a_new_source_goes_on_where_the_learner_stands(samples, size, minibatch_size, epochs, stop):
+    whole = run(samples, size, minibatch_size, epochs=epochs)
+    stop = min(stop, len(whole))
+    seen = sum(map(len, joined(whole[:stop])))
+    assert run(samples, size, minibatch_size, epochs=epochs, position=seen) == whole[stop:]
+    later = run(samples, size, minibatch_size, epochs=epochs, position=seen + 7, start=7)
+    assert later == whole[stop:]
+
+
+def test_epochs_one_by_one_are_the_same_run():
+    source = Source(*numbered(10), 4, epochs=3)
+    learners = ranks(2)
+    single = [deal([source.epoch(e, r) for r in learners], learners) for e in range(3)]
+    assert flat(single) == run(10, 2, 4, epochs=3)
+    assert deal([source.epoch(2, r) for r in learners], learners) == []
+    assert source.samples_per_epoch == 10
+
+
+def test_the_warm_start_gives_every_rank_the_whole_minibatch():
+    learners = ranks(3, distributed=False)
+    source = Source(*numbered(10), 4)
+    iterators = [source.minibatches(learner) for learner in learners]
+    parts = [next(iterator)[1].tolist() for iterator in iterators]
+    serial = joined(run(10, 1, 4))
+    assert parts == [serial[0]] * 3
+    for learner in learners:
+        learner.distributed, learner.samples = True, 4
+    assert joined(deal(iterators, learners)) == serial[1:]
+
+
+def private(lengths, minibatch_size, samples=0, known=False, **options):
+    """Rank k's labels are 100 k and up."""
+    learners = ranks(len(lengths), samples)
+    sources = []
+    for rank, n in enumerate(lengths):
+        y = 100 * rank + np.arange(n)
+        x = np.stack([y, y], 1).astype(float)
+        given = lengths if known else None
+        sources.append(RankSource(x, y, minibatch_size, lengths=given, **options))
+    pairs = zip(sources, learners, strict=True)
+    return deal([source.minibatches(learner) for source, learner in pairs], learners)
+
+
+@repeatable
+@given(
+    lengths=st.lists(st.integers(0, 20), min_size=1, max_size=5),
+    minibatch_size=st.integers(5, 17),
+    epochs=st.integers(1, 3),
+    stop=st.integers(0, 100),
+)
+def test_ranks_with_their_own_data_run_dry_and_finish(lengths, minibatch_size, epochs, stop):
+    dealt = private(lengths, minibatch_size, epochs=epochs)
+    ends = [step for step, minibatch in enumerate(joined(dealt)) if not minibatch]
+    assert len(ends) == epochs and ends[-1] == len(dealt) - 1
+    assert [len(part) for part in dealt[0]] == [
+        min(n, len(range(rank, minibatch_size, len(lengths)))) for rank, n in enumerate(lengths)
+    ]
+    own = sorted(100 * rank + i for rank, n in enumerate(lengths) for i in range(n))
+    for begin, end in zip([0, *(e + 1 for e in ends[:-1])], ends, strict=True):
+        assert sorted(flat(joined(dealt[begin:end]))) == own
+
+    stop = min(stop, ends[-1])
+    rest = dealt[stop + 1 if stop in ends and own else stop :]  # at an epoch's end: the next one
+    seen = sum(map(len, joined(dealt[:stop])))
+    if own and stop != ends[-1]:
+        again = private(lengths, minibatch_size, seen, known=True, epochs=epochs)
+        assert again == rest
+    elif own:
+        assert private(lengths, minibatch_size, seen, known=True, epochs=epochs) == []
+
+
+def test_ranks_with_their_own_data_shuffle_each_epoch():
+    first, second = np.split(np.array(private([20, 3], 6, epochs=2), dtype=object), 2)
+    assert [p.tolist() for p in first] != [p.tolist() for p in second]
+
+
+def rank_source(learner, *options, **named):
+    return list(RankSource(*numbered(5), *options, **named).minibatches(learner))
+
+
+def test_ranks_with_their_own_data_refuse_what_cannot_work():
+    two = Learner(Comm(0, 2), last_samples=99)
+    for message, learner, options in [
+        ("minibatch_size must be at least the number of ranks, 2", two, {"minibatch_size": 1}),
+        ("distributed_after must be 0", Learner(distributed=False), {}),
+        ("the learner must take a step for every minibatch", Learner(), {}),
+        ("lengths must be given to go on in epoch 0 after 3 samples", Learner(samples=3), {}),
+        (r"lengths must be .* \[5\], but rank 0 has 5", two, {"lengths": [5]}),
+        (r"lengths must be .* \[6, 5\], but rank 0 has 5", two, {"lengths": [6, 5]}),
+        ("no minibatch that begins after 3", Learner(samples=3), {"lengths": [5]}),
+    ]:
+        with pytest.raises(UserError, match=message):
+            rank_source(learner, **options)
+
+
+class Recorded:
+    """Items that remember which were read."""
+
+    def __init__(self, samples):
+        self.x, self.y = numbered(samples)
+        self.read = []
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return self.x[index], int(self.y[index])
+
+
+def test_items_are_read_only_by_the_rank_they_belong_to():
+    items = [Recorded(23) for _ in range(3)]
+    learners = ranks(3)
+    sources = [Source(own, minibatch_size=6) for own in items]
+    pairs = zip(sources, learners, strict=True)
+    dealt = deal([source.minibatches(learner) for source, learner in pairs], learners)
+    assert dealt == run(23, 3, 6)
+    for rank, own in enumerate(items):
+        assert own.read == flat(parts[rank] for parts in dealt)
+
+
+def test_an_empty_part_of_items_has_the_samples_shape():
+    x, y = next(Source(Recorded(1), minibatch_size=9).minibatches(Learner(Comm(1, 2))))
+    assert x.shape == (0, 2) and y.shape == (0,)
+
+
+def test_a_split_is_seeded_and_loses_nothing():
+    whole = Arrays(*numbered(50))
+    train, test = whole.split(0.2, seed=3)
+    assert (len(train), len(test)) == (40, 10)
+    labels = np.concatenate([train.arrays()[1], test.arrays()[1]])
+    assert sorted(labels) == list(range(50)) and labels.tolist() != list(range(50))
+    assert (whole.split(10, seed=3)[1].arrays()[1] == test.arrays()[1]).all()
+    assert (whole.split(10, seed=4)[1].arrays()[1] != test.arrays()[1]).any()
+    assert [int(y) for _, y in train] == train.arrays()[1].tolist()
+    whole.x[11] = np.nan
+    with pytest.raises(UserError, match=r"x\[11\]\[0\] = nan"):
+        [part.arrays() for part in (train, test)]
+    for bad in (0, 50, 1.0, 0.0, float("nan"), -1):
+        with pytest.raises(UserError, match="test must"):
+            whole.split(bad)
+
+
+def test_digits():
+    pytest.importorskip("sklearn")
+    train, test = data.digits(seed=0)
+    assert train.x.shape == (1437, 64) and test.x.shape == (360, 64)
+    assert train.x.dtype == np.float32 and (train.x.min(), train.x.max()) == (0, 1)
+    assert train.y.dtype == np.int64 and set(train.y) == set(range(data.DIGITS_CLASSES))
+    assert (data.digits(seed=0)[1].x == test.x).all()
+    assert (data.digits(seed=1)[1].x != test.x).any()
+
+
+def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(UserError, match=r"pip install 'parallel-sgd\[train\]'"):
+        data.digits()
+
+
+def test_importing_the_room_needs_only_numpy():
+    root = Path(data.__file__).parents[2]
+    code = "import sys, parallel_sgd.data; print('sklearn' in sys.modules, 'mpi4py' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "False"], done.stderr

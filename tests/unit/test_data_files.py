@@ -1,0 +1,206 @@
+"""Data from files and items: what is read, what is refused, and how the message names it."""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from parallel_sgd import data
+from parallel_sgd.data import Arrays, Source
+from parallel_sgd.errors import UserError
+
+
+def learner(rank=0, size=1, samples=0):
+    comm = SimpleNamespace(rank=rank, size=size)
+    return SimpleNamespace(comm=comm, distributed=True, samples=samples, last_samples=0)
+
+
+def numbered(samples):
+    """Samples that are their own index, x and y alike."""
+    y = np.arange(samples)
+    return np.stack([y, -y], 1).astype(np.float64), y
+
+
+def saved(folder, kind, x, y):
+    if kind == "npy":
+        np.save(folder / "x.npy", x)
+        np.save(folder / "y.npy", y)
+        return folder / "x.npy", folder / "y.npy"
+    writer = np.savez if kind == "npz" else np.savez_compressed
+    writer(folder / "d.npz", x=x, y=y, other=np.zeros(3))
+    return (folder / "d.npz",)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("kind", ["npy", "npz", "compressed"])
+@pytest.mark.parametrize("dtype", ["<f8", ">f4", "f2", "u1"])
+def test_files_hold_what_was_saved(tmp_path, kind, order, dtype):
+    x = np.asarray(np.random.default_rng(0).integers(0, 99, (30, 4, 3)), dtype, order=order)
+    y = np.arange(30, dtype=np.int16)
+    loaded = data.load(*saved(tmp_path, kind, x, y))
+    assert isinstance(loaded.x, np.memmap) == isinstance(loaded.y, np.memmap)
+    assert isinstance(loaded.x, np.memmap) == (kind != "compressed")
+    read_x, read_y = loaded.arrays()
+    assert read_x.dtype == np.float32 and (read_x == x).all() and (read_y == y).all()
+    own, _ = loaded.read(np.array([3, 1]), dtype=None)
+    assert own.dtype == np.dtype(dtype).newbyteorder("=") and (own == x[[3, 1]]).all()
+    assert own.flags.writeable
+
+
+def test_a_rank_reads_only_its_rows_of_a_large_file(tmp_path):
+    rows, width = 4096, 1 << 18  # 4 GiB, of which the file system stores none
+    with open(tmp_path / "x.npy", "wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (rows, width)}
+        np.lib.format.write_array_header_2_0(file, header)
+        file.truncate(file.tell() + 4 * rows * width)
+    np.save(tmp_path / "y.npy", np.zeros(rows, int))
+    source = Source(data.load(tmp_path / "x.npy", tmp_path / "y.npy"), minibatch_size=16)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    minibatches = source.minibatches(learner(1, 4))
+    for _ in range(3):
+        assert next(minibatches)[0].shape == (4, width)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+    (tmp_path / "x.npy").unlink()
+
+
+class Bomb:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('a data file executed code')",)
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "compressed"])
+def test_a_file_of_python_objects_is_refused_and_not_executed(tmp_path, kind):
+    x = np.array([Bomb(), Bomb()], dtype=object)
+    with pytest.raises(UserError, match=r"x.* must hold plain numbers: .* Python objects"):
+        data.load(*saved(tmp_path, kind, x, np.zeros(2, int)))
+    (tmp_path / "p.npz").write_bytes(pickle.dumps(Bomb()))
+    (tmp_path / "p.npy").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(UserError, match=r"p.npz is not a well-formed .npz file"):
+        data.load(tmp_path / "p.npz")
+    with pytest.raises(UserError, match=r"p.npy is not a well-formed .npy array"):
+        data.load(tmp_path / "p.npy", tmp_path / "p.npy")
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "compressed"])
+def test_a_damaged_file_loads_or_is_refused_in_one_line(tmp_path, kind):
+    paths = saved(tmp_path, kind, np.ones((3, 2)), np.arange(3))
+    whole = paths[0].read_bytes()
+    random = np.random.default_rng(0)
+    damaged = [whole[:length] for length in range(0, len(whole), 7)]
+    for _ in range(300):
+        at = int(random.integers(len(whole)))
+        damaged.append(whole[:at] + bytes([random.integers(256)]) + whole[at + 1 :])
+    refused = 0
+    for content in damaged:
+        paths[0].write_bytes(content)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                data.load(*paths).arrays()
+        except UserError as error:
+            refused += 1
+            assert "\n" not in str(error) and str(tmp_path) in str(error)
+    assert refused >= len(range(0, len(whole), 7))
+
+
+def test_file_errors_name_the_file(tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((3, 2)))
+    np.save(tmp_path / "y.npy", np.arange(4))
+    np.savez(tmp_path / "a.npz", x=np.ones(3), z=np.ones(3))
+    np.savez(tmp_path / "f.npz", x=np.ones(3), y=np.ones(3))
+    (tmp_path / "folder.npz").mkdir()
+    for names, message in [
+        (["no.npz"], "no.npz: there is no such data file"),
+        (["no.npy", "y.npy"], "no.npy: there is no such data file"),
+        (["folder.npz"], "folder.npz: the data file cannot be read: Is a directory"),
+        (["x.npy"], r"x.npy: a data set must be one .npz file, or .npy files of x and of y"),
+        (["x.npy", "a.npz"], r"a.npz: a data set must be one .npz file, or .npy files"),
+        (["x.npy", "y.npy"], r"y.npy: x and y must have one length: 3 and 4"),
+        (["a.npz"], r"a.npz must hold arrays x and y: it holds \['x', 'z'\]"),
+        (["f.npz"], r"f.npz: y must hold integer labels: it has dtype float64"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            data.load(*(tmp_path / name for name in names))
+
+
+def test_bad_arguments_are_refused_by_name():
+    x, y = numbered(4)
+    for message, arguments, options in [
+        ("minibatch_size must be an integer of at least 1: 0", (x, y, 0), {}),
+        ("minibatch_size must be an integer of at least 1: 2.5", (x, y, 2.5), {}),
+        ("minibatch_size must be an integer of at least 1: True", (x, y, True), {}),
+        ("epochs must be an integer of at least 1: 0", (x, y), {"epochs": 0}),
+        ("seed must be an integer of at least 0: -1", (x, y), {"seed": -1}),
+        ("start must be an integer of at least 0: -1", (x, y), {"start": -1}),
+        ("classes must be an integer of at least 1: 0", (x, y), {"classes": 0}),
+        ("dtype must be a float type, or None .*: 'int32'", (x, y), {"dtype": "int32"}),
+        ("x and y must have one length: 4 and 3", (x, y[:3]), {}),
+        ("y must hold integer labels: it has dtype float64", (x, y / 2), {}),
+        ("x must hold plain numbers: it has dtype object", (x.astype(object), y), {}),
+        ("x must hold plain numbers: it has dtype complex128", (x * 1j, y), {}),
+        ("y must hold integer labels: it has dtype object", (x, y.astype(object)), {}),
+        ("y is missing", (x,), {}),
+        ("y must not be given beside a data set, which has labels: 64", (Arrays(x, y), 64), {}),
+        ("y must have one row for each sample", (x, 64), {}),
+        ("a source needs at least one sample", (x[:0], y[:0]), {}),
+        ("'d.npz'; `load` reads a file", ("d.npz",), {}),
+        (r"x must be an array, or an object .*: it is a int", (3,), {}),
+        ("x must be a NumPy array: it is a list", ([[1], [1, 2]], [0, 1]), {}),
+    ]:
+        with pytest.raises(UserError, match=message):
+            Source(*arguments, **options)
+    with pytest.raises(UserError, match=r"start must be at most the 3 samples .*: 5"):
+        next(Source(x, y, start=5).minibatches(learner(samples=3)))
+
+
+def read_all(x, y, **options):
+    return list(Source(x, y, 4, **options).minibatches(learner()))
+
+
+def test_a_bad_sample_is_named_by_its_index():
+    for place, value, message in [
+        ((7, 1), np.nan, r"x\[7\]\[1\] = nan is not finite"),
+        ((9, 0), -np.inf, r"x\[9\]\[0\] = -inf is not finite"),
+        ((8, 0), 1e300, r"x\[8\]\[0\] = 1e\+300 is too large for float32"),
+    ]:
+        x, y = numbered(10)
+        x[place] = value
+        with pytest.raises(UserError, match=message):
+            read_all(x, y)
+    assert read_all(x, y, dtype="float64")[0][0].dtype == np.float64
+    huge = np.full((4, 2), 3e38, np.float32)  # finite, though their sum is not
+    assert len(read_all(huge, y[:4])) == 1
+    for label, options, message in [
+        (-1, {}, r"y\[3\] = -1 is out of range: must be at least 0"),
+        (10, {"classes": 10}, r"y\[3\] = 10 is out of range: must be from 0 to 9"),
+    ]:
+        x, y = numbered(10)
+        y[3] = label
+        with pytest.raises(UserError, match=message):
+            read_all(x, y, **options)
+
+
+def test_a_bad_item_is_named_by_its_index():
+    for items, message in [
+        ([(np.ones(2), 0), 5], "item 1 must be a pair .*: it is a int"),
+        ([(np.ones(2), 0), (np.ones(3), 0)], r"x\[\d\] has shape \[\d\]: must be \[\d\]"),
+        ([(np.ones(2), 0), (np.ones(2), 0.5)], "y must hold integer labels"),
+        ([(object(), 0)], "x must hold plain numbers: it has dtype object"),
+        ([([[1], [1, 2]], 0)], r"x\[0\] must be a NumPy array: it is a list"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            read_all(items, None)
+
+
+def test_only_the_samples_read_are_checked():
+    x, y = numbered(8)
+    x[7] = np.nan
+    minibatches = Source(x, y, 7, shuffle=False).minibatches(learner())
+    assert len(next(minibatches)[0]) == 7
+    with pytest.raises(UserError):
+        next(minibatches)

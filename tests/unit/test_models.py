@@ -1,0 +1,232 @@
+"""The models: gradients against finite differences, sums, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from parallel_sgd.data import Source, digits
+from parallel_sgd.errors import UserError
+from parallel_sgd.models import MLP, SoftmaxRegression
+
+MODELS = {
+    "softmax": lambda **options: SoftmaxRegression(5, 4, **options),
+    "one hidden": lambda **options: MLP([5, 7, 4], **options),
+    "two hidden": lambda **options: MLP([5, 6, 3, 4], **options),
+}
+
+
+@pytest.fixture(params=MODELS)
+def make(request):
+    return MODELS[request.param]
+
+
+def samples(count, inputs=5, classes=4, seed=0):
+    random = np.random.default_rng(seed)
+    return random.standard_normal((count, inputs)), random.integers(classes, size=count)
+
+
+def gradient(model, x, y):
+    """Summed gradient, on top of values that must all be overwritten, and summed loss."""
+    out = model.parameters.like()
+    out.flat[...] = np.nan
+    return out.flat, model.gradient(x, y, out)
+
+
+def test_gradient_is_the_slope_of_the_summed_loss(make):
+    model = make(seed=1, dtype="float64")
+    x, y = samples(6)
+    found, _ = gradient(model, x, y)
+    flat = model.parameters.flat
+    flat += 0.1 * np.random.default_rng(2).standard_normal(flat.size)  # biases too
+    found, _ = gradient(model, x, y)
+    expected = np.empty_like(flat)
+    for i, value in enumerate(flat.copy()):
+        flat[i] = value + 1e-6
+        above = gradient(model, x, y)[1]
+        flat[i] = value - 1e-6
+        expected[i] = (above - gradient(model, x, y)[1]) / 2e-6
+        flat[i] = value
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    assert np.abs(found).max() > 0.1
+
+
+def test_loss_and_gradient_are_sums_over_the_minibatch(make):
+    model = make(dtype="float64")
+    x, y = samples(9)
+    whole, loss = gradient(model, x, y)
+    parts = [gradient(model, x[part], y[part]) for part in (slice(0, 2), slice(2, 3), slice(3, 9))]
+    np.testing.assert_allclose(sum(part[0] for part in parts), whole, atol=1e-12)
+    assert sum(part[1] for part in parts) == pytest.approx(loss)
+    twice, double = gradient(model, np.concatenate([x, x]), np.concatenate([y, y]))
+    np.testing.assert_allclose(twice, 2 * whole, atol=1e-12)
+    assert double == pytest.approx(2 * loss)
+
+
+def test_loss_is_cross_entropy_in_nats():
+    model = SoftmaxRegression(2, 3, dtype="float64")
+    model.parameters["W1"][...] = [[1, 0, 2], [0, 0, 0]]
+    model.parameters["b1"][...] = [0, 3, 0]
+    x, y = np.array([[1.0, 5.0]]), np.array([2])
+    assert gradient(model, x, y)[1] == pytest.approx(np.log(np.exp([1, 3, 2]).sum()) - 2)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (0,)])
+def test_an_empty_minibatch_gives_zeros(make, shape):
+    found, loss = gradient(make(), np.empty(shape, np.float32), np.empty(0, np.int64))
+    assert loss == 0.0 and isinstance(loss, float) and not found.any()
+
+
+def test_a_minibatch_of_another_size_reuses_memory_and_not_values(make):
+    model = make(dtype="float64")
+    for count in (8, 3, 1, 12, 5):
+        x, y = samples(count, seed=count)
+        found, loss = gradient(model, x, y)
+        fresh, fresh_loss = gradient(make(dtype="float64"), x, y)
+        assert (found == fresh).all() and loss == fresh_loss
+
+
+def test_large_logits_do_not_overflow(make):
+    model = make()
+    x, y = samples(6)
+    found, loss = gradient(model, 1e6 * x, y)
+    assert np.isfinite(found).all() and np.isfinite(loss) and loss > 1e4
+
+
+def test_a_model_that_has_diverged_says_so_by_its_loss(make):
+    model = make()
+    model.parameters.flat[...] = np.inf
+    found, loss = gradient(model, *samples(6))
+    assert not np.isfinite(loss) and not np.isfinite(found).all()
+
+
+def test_float32_follows_float64(make):
+    x, y = samples(20)
+    single, single_loss = gradient(make(), x, y)
+    double, double_loss = gradient(make(dtype="float64"), x, y)
+    assert single.dtype == np.float32 and double.dtype == np.float64
+    np.testing.assert_allclose(single, double, rtol=1e-4, atol=1e-4)
+    assert single_loss == pytest.approx(double_loss, rel=1e-5)
+
+
+def test_initial_values_come_from_the_seed(make):
+    first = make().parameters.flat
+    assert (make(seed=0).parameters.flat == first).all()
+    assert (make(seed=1).parameters.flat != first).any()
+    assert (make(dtype="float64").parameters.flat.astype(np.float32) == first).all()
+    wide = MLP([400, 300, 10]).parameters
+    assert wide["W1"].std() == pytest.approx((2 / 400) ** 0.5, rel=0.02)
+    assert wide["W2"].std() == pytest.approx((1 / 300) ** 0.5, rel=0.05)
+
+
+def test_evaluate_is_the_mean_over_all_samples(make):
+    model = make(dtype="float64")
+    x, y = samples(23)
+    loss, accuracy = model.evaluate(x, y)
+    assert loss == pytest.approx(gradient(model, x, y)[1] / 23)
+    single = [model.evaluate(x[i : i + 1], y[i : i + 1])[1] for i in range(23)]
+    assert accuracy == pytest.approx(np.mean(single)) and set(single) == {0.0, 1.0}
+    for batch in (1, 5, 23):
+        assert model.evaluate(x, y, batch=batch) == pytest.approx((loss, accuracy))
+
+
+def test_a_step_allocates_little():
+    model = MLP([784, 512, 10])
+    x, y = samples(64, 784, 10)
+    x = x.astype(np.float32)
+    out = model.parameters.like()
+    model.gradient(x, y, out)
+    tracemalloc.start()
+    try:
+        model.gradient(x, y, out)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < out.flat.nbytes / 20
+
+
+def test_bad_minibatches_are_refused():
+    model = MLP([5, 7, 4])
+    x, y = samples(6)
+    out = model.parameters.like()
+    high, low = y.copy(), y.copy()
+    high[4], low[2] = 4, -1
+    for message, arguments in [
+        (r"y\[4\] = 4 is out of range: labels must be from 0 to 3", (x, high, out)),
+        (r"y\[2\] = -1 is out of range: labels must be from 0 to 3", (x, low, out)),
+        (r"x must have shape \[m, 5\]: \[6, 4\]", (x[:, :4], y, out)),
+        (r"y must have shape \[6\], a label for each x: \[5\]", (x, y[:5], out)),
+        ("y must hold integer labels: it has dtype float64", (x, y + 0.5, out)),
+        ("out must have the model's 74 values: 64", (x, y, MLP([5, 6, 4]).parameters.like())),
+    ]:
+        with pytest.raises(UserError, match=message):
+            model.gradient(*arguments)
+    for message, arguments in [
+        (r"y\[4\] = 4 is out of range: labels must be from 0 to 3", (x, high, 2)),
+        ("evaluate needs at least one sample", (x[:0], y[:0])),
+        ("x and y must have one length: 6 and 5", (x, y[:5])),
+        ("batch must be at least 1: 0", (x, y, 0)),
+    ]:
+        with pytest.raises(UserError, match=message):
+            model.evaluate(*arguments)
+
+
+def test_bad_arguments_are_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    for message, sizes, options in [
+        (r"sizes must be at least two integers of at least 1: \[5\]", [5], {}),
+        (r"sizes must be at least two integers of at least 1: \[5, 0\]", [5, 0], {}),
+        (r"sizes must be at least two integers of at least 1: 5", 5, {}),
+        ("seed must be an integer of at least 0: -1", [5, 4], {"seed": -1}),
+        ("dtype must be float32 or float64: 'int8'", [5, 4], {"dtype": "int8"}),
+        ("dtype must be float32 or float64: 'no'", [5, 4], {"dtype": "no"}),
+        ("device must be 'cpu' or 'cuda': 'tpu'", [5, 4], {"device": "tpu"}),
+        ("device 'cuda' needs CuPy, which cannot be imported", [5, 4], {"device": "cuda"}),
+    ]:
+        with pytest.raises(UserError, match=message):
+            MLP(sizes, **options)
+
+
+class Serial:
+    """A learner of one rank: plain SGD."""
+
+    class comm:
+        rank, size = 0, 1
+
+    distributed, samples, last_samples = True, 0, 0
+
+
+def test_an_mlp_learns_the_digits():
+    pytest.importorskip("sklearn")
+    train, test = digits(seed=0)
+    model = MLP([64, 128, 10], seed=0)
+    out = model.parameters.like()
+    before = model.evaluate(test.x, test.y)
+    for x, y in Source(train, minibatch_size=32, epochs=20).minibatches(Serial()):
+        model.gradient(x, y, out)
+        model.parameters.flat -= np.float32(0.3 / len(x)) * out.flat
+    loss, accuracy = model.evaluate(test.x, test.y)
+    assert before[0] > 2 and loss < 0.15 and accuracy > 0.97
+
+
+def test_cupy_gives_what_numpy_gives(make):
+    cupy = pytest.importorskip("cupy")
+    try:
+        cupy.cuda.runtime.getDevice()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        pytest.skip("no GPU")
+    x, y = samples(9)
+    host, device = make(dtype="float64"), make(dtype="float64", device="cuda")
+    assert isinstance(device.parameters.flat, cupy.ndarray)
+    assert (device.parameters.flat.get() == host.parameters.flat).all()
+    expected, loss = gradient(host, x, y)
+    for given in ((x, y), (cupy.asarray(x), cupy.asarray(y))):
+        found, found_loss = gradient(device, *given)
+        np.testing.assert_allclose(found.get(), expected, atol=1e-12)
+        assert found_loss == pytest.approx(loss)
+    assert device.evaluate(x, y) == pytest.approx(host.evaluate(x, y))
+    with pytest.raises(UserError, match=r"y\[0\] = 4 is out of range"):
+        device.evaluate(cupy.asarray(x), cupy.full(9, 4))
