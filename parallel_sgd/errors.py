@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["UserError"]
+__all__ = ["SharedError", "UserError"]
 
 
 class UserError(ValueError):
@@ -11,3 +11,7 @@ class UserError(ValueError):
     The line names the argument, what is required, and the value: "batch must be at least 1: 0". The
     entry points add the rank, and where in the user's own code it arose.
     """
+
+
+class SharedError(UserError):
+    """A UserError that all ranks raise at the same point, because they have agreed to."""

@@ -23,7 +23,7 @@ _copies: dict[tuple[int, int], tuple[Any, int]] = {}  # (id of an index array, d
 
 
 def source(file: str) -> str:
-    """One of the .cu files with its headers in it, so that CuPy's cache sees every change."""
+    """One of the .cu files with its headers in it: all that the compiler needs."""
     text = (Path(__file__).parent / file).read_text()
     return re.sub(r'#include "(\w+\.h)"', lambda include: source(include[1]), text)
 
@@ -65,12 +65,28 @@ def over_elements(
         function((grid,), (_ELEMENT_THREADS,), (*arrays, np.int64(n), *numbers))
 
 
-@functools.cache
 def kernel(file: str, name: str, **chosen: int) -> Any:
-    """A kernel compiled with these macros; the compiler runs once, and CuPy keeps its output."""
+    """A kernel, compiled with these macros for the current device by the first call."""
     cupy: Any = importlib.import_module("cupy")
-    options = (*EXACT, *(f"-D{macro}={value}" for macro, value in chosen.items()))
-    return cupy.RawModule(code=source(file), options=options).get_function(name)
+    options = tuple(f"-D{macro}={value}" for macro, value in chosen.items())
+    return _kernel(cupy, cupy.cuda.Device().id, file, name, options)
+
+
+@functools.cache
+def _kernel(cupy: Any, device: int, file: str, name: str, options: tuple[str, ...]) -> Any:
+    return _module(cupy, device, file, options).get_function(name)
+
+
+@functools.cache
+def _module(cupy: Any, device: int, file: str, options: tuple[str, ...]) -> Any:
+    """What `cupy.RawModule` does, except that RawModule flushes denormals in spite of its options.
+
+    It appends -ftz=true to them (https://github.com/cupy/cupy/issues/9576).
+    """
+    binary, _ = cupy.cuda.compiler.compile_using_nvrtc(source(file), (*EXACT, *options))
+    module = cupy.cuda.Module()
+    module.load(binary)
+    return module
 
 
 def _on_device(index: IndexArray) -> tuple[Any, int]:

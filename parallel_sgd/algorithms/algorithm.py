@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from ..communication import Communicator
+from ..errors import UserError
 from ..optimizers import LocalStep
 from ..parameters import Parameters
 
@@ -54,6 +55,14 @@ class Algorithm(ABC, Generic[StateT]):
 
     def finish(self, state: StateT, parameters: Parameters, comm: Communicator) -> None:
         """Complete what is under way, so that all ranks hold the final model. Collective."""
+
+    def fail(self, state: StateT, problem: str, comm: Communicator) -> NoReturn:
+        """End training for a problem of this rank, in place of the `step` that others call.
+
+        Raises:
+            UserError: here, and where the algorithm's `step` waits for all ranks, on all of them.
+        """
+        raise UserError(problem)
 
     def distributed(self, state: StateT) -> bool:
         """Whether ranks now train on parts of each minibatch, or all on the whole. Local."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 
@@ -144,6 +145,10 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         bits = self.gradient_bits
         return set(bits.values()) if isinstance(bits, Mapping) else {bits}
 
+    def fail(self, state: DataParallelState, problem: str, comm: Communicator) -> NoReturn:
+        _agree(comm, 0, problem)
+        raise AssertionError("unreachable")
+
     def distributed(self, state: DataParallelState) -> bool:
         return state.samples >= self.distributed_after
 
@@ -155,17 +160,23 @@ def agree(comm: Communicator, gradient: Parameters, samples: int) -> int:
     """The samples of all ranks in this minibatch, once all gradients are known to be finite.
 
     Raises:
-        UserError: on all ranks, if any rank's gradient is not; nothing has been touched by then,
-            so neither a residual nor a model ever holds what must not be there.
+        SharedError: on all ranks, if any rank's gradient is not; nothing has been touched by
+            then, so neither a residual nor a model ever holds what must not be there.
 
     Collective: one sum of two integers. Cost: reads the gradient once.
     """
     worst = body(gradient.flat).largest_magnitude(gradient.flat)
-    finite = worst <= LARGEST_GRADIENT  # False for NaN
-    total, diverged = comm.sum_integers(np.array([samples, not finite], np.int64))
-    if diverged:
-        comm.raise_together(
-            None if finite else f"gradient is not finite: its largest magnitude is {worst:g}; "
-            f"at most {LARGEST_GRADIENT:g} can be exchanged (a smaller learning rate may help)"
+    problem = None
+    if not worst <= LARGEST_GRADIENT:  # or NaN
+        problem = (
+            f"the gradient is not finite: its largest magnitude is {worst:g}, and at most "
+            f"{LARGEST_GRADIENT:g} can be exchanged; a smaller learning rate may help"
         )
+    return _agree(comm, samples, problem)
+
+
+def _agree(comm: Communicator, samples: int, problem: str | None) -> int:
+    total, problems = comm.sum_integers(np.array([samples, problem is not None], np.int64))
+    if problems:
+        comm.raise_together(problem)
     return int(total)

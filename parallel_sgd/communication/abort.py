@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ..errors import UserError
-from .launched import launched_rank, launched_size
+from .launched import is_hydra, launched_rank, launched_size
 
 __all__ = ["abort_on_error", "end_job", "install_excepthook", "rank_label"]
 
@@ -218,7 +218,7 @@ def _tell_hydra(code: int) -> None:
     talk to it (PMI-1); should it not heed that, it does heed a rank that dies of a signal.
     """
     socket = os.environ.get("PMI_FD", "")
-    if "HYDI_CONTROL_FD" not in os.environ or not socket.isdecimal():
+    if not is_hydra(os.environ) or not socket.isdecimal():
         return
     with contextlib.suppress(OSError):
         os.write(int(socket), f"cmd=abort exitcode={code}\n".encode())

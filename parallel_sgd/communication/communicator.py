@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UserError
+from ..errors import SharedError, UserError
 from .launched import launched_size, launcher_name
 
 Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
@@ -132,12 +132,12 @@ class Communicator(ABC):
         Args:
             problem: what is wrong on this rank, in one line, or None.
         Raises:
-            UserError: on all ranks, naming the ranks that have the problem.
+            SharedError: on all ranks, naming the ranks that have the problem.
         """
         problems = self.allgather_object(problem)
         found = {text: [k for k, p in enumerate(problems) if p == text] for text in problems if text}
         if found:
-            raise UserError(
+            raise SharedError(
                 "; ".join(f"{text} (on {name_ranks(ranks)})" for text, ranks in found.items())
             )
 
@@ -147,7 +147,7 @@ class Communicator(ABC):
         Args:
             facts: what must agree, by name; compared by `repr`.
         Raises:
-            UserError: on all ranks, naming the first fact that differs and who has what.
+            SharedError: on all ranks, naming the first fact that differs and who has what.
         """
         everywhere = self.allgather_object({name: repr(value) for name, value in facts.items()})
         for name, value in everywhere[0].items():
@@ -155,7 +155,7 @@ class Communicator(ABC):
             if len(set(values)) > 1:
                 others = {v: [k for k, w in enumerate(values) if w == v] for v in values}
                 has = "; ".join(f"{name_ranks(ranks)}: {v}" for v, ranks in others.items())
-                raise UserError(f"{name} must be the same on all ranks, but differs: {has}")
+                raise SharedError(f"{name} must be the same on all ranks, but differs: {has}")
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

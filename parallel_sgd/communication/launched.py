@@ -5,7 +5,7 @@ know each other: MPICH's mpiexec under an mpi4py bound to Open MPI starts N worl
 and says nothing. Everything is local (no communication).
 
 Seen with the wheels: Open MPI 5.0 sets OMPI_COMM_WORLD_{SIZE,RANK,LOCAL_SIZE}; MPICH 5.0 sets
-PMI_{SIZE,RANK}, MPI_LOCALNRANKS and HYDI_CONTROL_FD.
+PMI_{SIZE,RANK} and MPI_LOCALNRANKS.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "REQUESTED_RANKS",
+    "is_hydra",
     "launched_local_size",
     "launched_rank",
     "launched_size",
@@ -114,9 +115,14 @@ def launcher_name(environ: Mapping[str, str] | None = None) -> str | None:
     launcher, environ = _launcher(environ)
     if launcher is None:
         return "a PMIx launcher" if "PMIX_RANK" in environ else None
-    if launcher.size == ("PMI_SIZE",) and "HYDI_CONTROL_FD" not in environ:
+    if launcher.size == ("PMI_SIZE",) and not is_hydra(environ):
         return "srun" if _inside_srun(environ) else "a PMI launcher"
     return launcher.name
+
+
+def is_hydra(environ: Mapping[str, str]) -> bool:
+    """Whether MPICH's mpiexec started this process: others, srun too, set PMI_SIZE, but not this."""
+    return "PMI_SIZE" in environ and "MPI_LOCALNRANKS" in environ
 
 
 def world_mismatch(

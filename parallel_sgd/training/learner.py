@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from ..algorithms import Algorithm
 from ..communication import Communicator
@@ -99,6 +99,16 @@ class Learner:
         )
         self.samples += self.last_samples
         return self.last_samples
+
+    def fail(self, problem: str) -> NoReturn:
+        """End training for a problem of this rank alone (bad data, say), in place of a `step`.
+
+        Args:
+            problem: one line.
+        Raises:
+            UserError: on all ranks that are in `step`, where the algorithm is synchronous.
+        """
+        self.algorithm.fail(self.state, problem, self.comm)
 
     def finish(self) -> None:
         """Complete what is under way, so that all ranks hold the final model. Collective."""

@@ -38,7 +38,7 @@ _REALS = {32: {"real": np.float32, "word": np.uint32}, 64: {"real": np.float64, 
 _folder = tempfile.TemporaryDirectory(prefix="cuda_emulation_")
 
 
-class RawModule:
+class Program:
     """The kernels of one source, compiled as C with a launcher for each."""
 
     def __init__(self, code: str, options: tuple[str, ...]) -> None:
@@ -79,6 +79,13 @@ class RawModule:
         return ctypes.c_void_p(argument.ctypes.data)
 
 
+class Module:
+    """`cupy.cuda.Module`, whose binary is here a `Program`."""
+
+    def load(self, binary: Program) -> None:
+        self.get_function = binary.get_function
+
+
 def _signatures(code: str) -> dict[str, list[tuple[str, str]]]:
     """The (type, name) of every parameter of every kernel."""
     code = re.sub(r"//[^\n]*", "", code).replace("__restrict__", "")
@@ -109,7 +116,6 @@ void launch_{name}(unsigned grid, unsigned block, {declared})
 def cupy() -> ModuleType:
     """The module that takes CuPy's place."""
     module: Any = ModuleType("cupy")
-    module.RawModule = RawModule
     module.ndarray = np.ndarray
     module.asarray = np.array  # a copy, as a device would have
     module.asnumpy = np.array
@@ -118,5 +124,9 @@ def cupy() -> ModuleType:
         Device=lambda: SimpleNamespace(id=-1),
         get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None),
         using_allocator=lambda allocator: contextlib.nullcontext(),
+        Module=Module,
+        compiler=SimpleNamespace(
+            compile_using_nvrtc=lambda code, options: (Program(code, options), None)
+        ),
     )
     return module  # type: ignore[no-any-return]

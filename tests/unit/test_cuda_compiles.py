@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from parallel_sgd.kernels.cuda import launch
 
 CHIPS = ("sm_75", "sm_80", "sm_90")
 FOLDER = Path(launch.__file__).parent
+FILES = sorted(path.name for path in FOLDER.glob("*.cu"))
 
 
 def _variants() -> Iterator[tuple[str, dict[str, int]]]:
@@ -37,7 +39,7 @@ def _options(macros: dict[str, int]) -> list[str]:
 
 
 def test_every_file_is_compiled() -> None:
-    assert {file for file, _ in _variants()} == {path.name for path in FOLDER.glob("*.cu")}
+    assert {file for file, _ in _variants()} == set(FILES)
 
 
 @functools.cache
@@ -51,32 +53,47 @@ def _nvrtc() -> Any:
     return None
 
 
-def _compile(source: str, options: list[str]) -> tuple[int, str]:
-    """NVRTC's error code, 0 for none, and all that it has to say."""
+def _compile(file: str, options: list[str], kind: str) -> tuple[str, str]:
+    """What NVRTC makes of a file, as "CUBIN" or "PTX", and all that it has to say."""
     nvrtc = _nvrtc()
-    program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    made = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None)
+    if nvrtc is None:
+        pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc")
+    program, code = ctypes.c_void_p(), launch.source(file).encode()
+    made = nvrtc.nvrtcCreateProgram(ctypes.byref(program), code, None, 0, None, None)
     assert made == 0
     given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    error = nvrtc.nvrtcCompileProgram(program, len(options), given)
-    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-    log = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcCompileProgram(program, len(options), given)
+    texts = []
+    for what in (kind, "ProgramLog"):
+        size = ctypes.c_size_t()
+        nvrtc[f"nvrtcGet{what}Size"](program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value + 1)
+        nvrtc[f"nvrtcGet{what}"](program, text)
+        texts.append(text.raw.rstrip(b"\0\n").decode("latin"))
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return error, log.value.decode().strip()
+    return texts[0], texts[1]
 
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_nvrtc(chip: str) -> None:
-    if _nvrtc() is None:
-        pytest.skip("no NVRTC: pip install nvidia-cuda-nvrtc")
     for file, macros in _variants():
         options = [f"--gpu-architecture={chip}", "--ptxas-options=-warn-spills", *launch.EXACT]
-        error, log = _compile(launch.source(file), [*options, *_options(macros)])
-        assert (error, log) == (0, ""), f"{file}, {macros}"
+        binary, log = _compile(file, [*options, *_options(macros)], "CUBIN")
+        assert binary.startswith("\x7fELF") and not log, f"{file}, {macros}: {log}"
 
 
-@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("*.cu")))
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("file", FILES)
+def test_arithmetic_is_exact(file: str, bits: int) -> None:
+    """No contraction, no approximation, no flushing of denormals."""
+    options = ["--gpu-architecture=compute_75", *launch.EXACT, f"-DREAL_BITS={bits}"]
+    ptx, log = _compile(file, options, "PTX")
+    assert ".visible .entry" in ptx, log
+    for instruction in re.findall(r"^\s+(?:@%\w+ )?([a-z][\w.]*)", ptx, re.M):
+        assert not re.search(r"^fma|ftz|approx|full", instruction), instruction
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_nvcc(file: str, tmp_path: Path) -> None:
     """The files as they lie there, with their defaults: among them 1-bit blocks of 1024 values."""
     nvcc = shutil.which("nvcc")

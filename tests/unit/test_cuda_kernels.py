@@ -6,7 +6,6 @@ import gc
 import importlib
 import itertools
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import cuda_emulation
@@ -30,18 +29,17 @@ def _has_gpu() -> bool:
 
 
 GPU = _has_gpu()
+EMULATED = cuda_emulation.cupy()
 
 
 @pytest.fixture(params=["emulation", "gpu"] if GPU else ["emulation"])
-def cupy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def cupy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """CuPy, or what takes its place."""
     if request.param == "emulation":
         if cuda_emulation.COMPILER is None:
             pytest.skip("no C compiler")
-        monkeypatch.setitem(sys.modules, "cupy", cuda_emulation.cupy())
-    launch.kernel.cache_clear()
-    yield importlib.import_module("cupy")
-    launch.kernel.cache_clear()
+        monkeypatch.setitem(sys.modules, "cupy", EMULATED)
+    return importlib.import_module("cupy")
 
 
 class Both:

@@ -1,0 +1,118 @@
+"""Command-line options made from the fields of dataclasses, so that each exists only once."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from ..errors import UserError
+from ..schedules import Linear, Steps
+
+
+def add_fields(parser: argparse.ArgumentParser, title: str, kinds: Mapping[str, type]) -> None:
+    """Add an option for every field of these dataclasses, under one heading.
+
+    Args:
+        kinds: dataclasses by the name under which the user chooses among them. A field that
+            several have becomes one option; what is not given stays absent from the namespace.
+    """
+    group = parser.add_argument_group(title)
+    known: dict[str, list[str]] = {}
+    for choice, kind in kinds.items():
+        for field in fields(kind):
+            known.setdefault(field.name, []).append(choice)
+    for name, choices in known.items():
+        kind = kinds[choices[0]]
+        annotation = next(str(f.type) for f in fields(kind) if f.name == name)
+        default = next(f.default for f in fields(kind) if f.name == name)
+        only = "" if len(choices) == len(kinds) else f"{', '.join(choices)}: "
+        shown = "" if default is None else f" (default: {default})"
+        help_text = (only + _help(kind, name) + shown).replace("%", "%%")
+        flag = "--" + name.replace("_", "-")
+        if annotation == "bool":
+            group.add_argument(
+                flag,
+                action=argparse.BooleanOptionalAction,
+                default=argparse.SUPPRESS,
+                help=help_text,
+            )
+        else:
+            group.add_argument(
+                flag,
+                type=_reader(name, annotation),
+                default=argparse.SUPPRESS,
+                metavar=_metavar(annotation),
+                help=help_text,
+            )
+
+
+def build(chosen: str, kinds: Mapping[str, type], given: argparse.Namespace) -> Any:
+    """Make the chosen dataclass from the options given.
+
+    Raises:
+        UserError: an option was given that belongs only to other choices, or its value is wrong.
+    """
+    kind = kinds[chosen]
+    own = {field.name for field in fields(kind)}
+    foreign = {field.name for other in kinds.values() for field in fields(other)} - own
+    for name in sorted(foreign):
+        if hasattr(given, name):
+            raise UserError(
+                f"--{name.replace('_', '-')}={getattr(given, name)} is not an option of {chosen}"
+            )
+    return kind(**{name: getattr(given, name) for name in own if hasattr(given, name)})
+
+
+def _reader(name: str, annotation: str) -> Callable[[str], Any]:
+    """How the text of an option becomes a value of the field's type."""
+
+    def read(text: str) -> Any:
+        try:
+            if "Mapping" in annotation and ":" in text:
+                return _points(text, int)
+            if "Schedule" in annotation and ":" in text:
+                linear = text.startswith("linear:")
+                points = _points(text.removeprefix("linear:"), float)
+                return Linear(points) if linear else Steps(points)
+            if "int" in annotation.split(" | "):
+                return int(text)
+            if "float" in annotation.split(" | "):
+                return float(text)
+        except ValueError as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{name}={text!r} must be {_expected(annotation)}") from None
+        return text
+
+    return read
+
+
+def _points(text: str, number: Callable[[str], Any]) -> dict[int, Any]:
+    return {int(at): number(value) for at, value in (p.split(":") for p in text.split(","))}
+
+
+def _expected(annotation: str) -> str:
+    number = "a whole number" if "int" in annotation.split(" | ") else "a number"
+    if "Mapping" in annotation or "Schedule" in annotation:
+        return f"{number}, or samples:value pairs (0:32,20000:1)"
+    return number
+
+
+def _metavar(annotation: str) -> str:
+    if "Mapping" in annotation or "Schedule" in annotation:
+        return "X | S:X,..."
+    return {"int": "N", "str": "NAME"}.get(annotation, "X")
+
+
+def _help(kind: type, name: str) -> str:
+    """What the docstring of a dataclass, or of a base, says of a field under "Args:"."""
+    for cls in kind.__mro__:
+        found = re.search(
+            rf"^ {{8}}(?:\w+, )*{name}(?:, \w+)*: ((?:.|\n {{12}})+)", cls.__doc__ or "", re.MULTILINE
+        )
+        if found:
+            return re.sub(r"\s+", " ", found[1]).replace("`", "").strip().rstrip(".")
+    return ""

@@ -1,0 +1,262 @@
+"""`parallel-sgd train`, and what train.py runs: train a classifier on data, on all ranks."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from ..algorithms import ALGORITHMS, Algorithm
+from ..communication import TIMEOUT_S, Communicator
+from ..communication.abort import abort_on_error
+from ..data import DIGITS_CLASSES, Dataset, digits, load
+from ..data.validation import checked_labels
+from ..errors import UserError
+from ..models import MLP, Classifier, SoftmaxRegression
+from ..optimizers import OPTIMIZERS, Optimizer
+from ..training import Progress, RunFolder, Session, require_matplotlib
+from ..version import __version__
+from .options import add_fields, build
+from .parser import Parser
+
+EXAMPLES = """\
+examples:
+  parallel-sgd run -n 4 train.py --gradient-bits 1 --compare-serial
+  mpiexec -hostfile hosts python train.py --optimizer momentum --lr 0:0.1,50000:0.01
+  mpiexec -n 8 python train.py --data train.npz --hidden 512 512 --gradient-bits 0:32,20000:1
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """All options of a training run; those of optimizer and algorithm come from their fields."""
+    p = Parser(
+        prog="train.py",
+        description="Train a softmax classifier on all ranks that mpiexec started.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--version", action="version", version=f"parallel_sgd {__version__}")
+    data = p.add_argument_group("data")
+    data.add_argument(
+        "--data",
+        default="digits",
+        metavar="FILE",
+        help="digits (scikit-learn's), a .npz with arrays x and y, or a .npy (default: digits)",
+    )
+    data.add_argument("--labels", metavar="FILE", help="the labels, where --data is a .npy")
+    data.add_argument(
+        "--classes",
+        type=int,
+        metavar="N",
+        help="labels are from 0 to N - 1 (default: as many as the labels show)",
+    )
+    data.add_argument(
+        "--test",
+        type=float,
+        default=0.2,
+        metavar="X",
+        help="fraction of the samples that is kept for testing (default: 0.2)",
+    )
+    model = p.add_argument_group("model")
+    model.add_argument("--model", choices=("mlp", "softmax"), default="mlp")
+    model.add_argument(
+        "--hidden",
+        type=int,
+        nargs="+",
+        default=[128],
+        metavar="N",
+        help="units of each hidden layer of the mlp (default: 128)",
+    )
+    model.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the model and its gradients live (cuda needs CuPy)",
+    )
+    run = p.add_argument_group("run")
+    run.add_argument("--epochs", type=int, default=30, metavar="N", help="(default: 30)")
+    run.add_argument(
+        "--minibatch-size",
+        type=int,
+        default=64,
+        metavar="N",
+        help="samples of all ranks together in a minibatch (default: 64)",
+    )
+    run.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of split, model and order (default: 0)"
+    )
+    run.add_argument(
+        "--output", metavar="FOLDER", help="new folder for the results (default: runs/<time>)"
+    )
+    run.add_argument("--no-plot", action="store_true", help="do not draw the loss curve")
+    run.add_argument(
+        "--compare-serial",
+        action="store_true",
+        help="afterwards train on rank 0 alone, in full precision, and show both",
+    )
+    run.add_argument(
+        "--timeout-s",
+        type=float,
+        default=TIMEOUT_S,
+        metavar="S",
+        help=f"longest wait for other ranks, in seconds (default: {TIMEOUT_S:g})",
+    )
+    run.add_argument(
+        "--cuda-aware",
+        action="store_true",
+        help="pass GPU arrays to MPI directly: only where your MPI is CUDA-aware",
+    )
+    choose = p.add_argument_group("method")
+    choose.add_argument("--algorithm", choices=ALGORITHMS, default="data-parallel")
+    choose.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
+    add_fields(p, "algorithm", ALGORITHMS)
+    add_fields(p, "optimizer (one of --lr and --lr-per-sample; default: --lr 0.3)", OPTIMIZERS)
+    return p
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train as the command line says. Collective over all ranks that were started."""
+    with abort_on_error():
+        options = parser().parse_args(argv)
+        if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
+            options.lr = 0.3
+        algorithm = build(options.algorithm, ALGORITHMS, options)
+        optimizer = build(options.optimizer, OPTIMIZERS, options)
+        comm = Communicator.world(timeout_s=options.timeout_s, cuda_aware=options.cuda_aware)
+        _train(options, algorithm, optimizer, comm)
+    return 0
+
+
+def _train(
+    options: argparse.Namespace, algorithm: Algorithm[Any], optimizer: Optimizer, comm: Communicator
+) -> None:
+    train = test = folder = problem = None
+    try:
+        train, test = _load(options)
+        if comm.rank == 0:
+            if not options.no_plot:
+                require_matplotlib()
+            folder = RunFolder(options.output or time.strftime("runs/%Y-%m-%d-%H%M%S"))
+    except UserError as error:
+        problem = str(error)
+    comm.raise_together(problem)
+    assert train is not None and test is not None
+    if folder:
+        folder.write_json(
+            "options.json",
+            {
+                "parallel_sgd": __version__,
+                "ranks": comm.size,
+                "host": platform.node(),
+                **vars(options),
+            },
+        )
+
+    def session(comm: Communicator, algorithm: Algorithm[Any], folder: RunFolder | None) -> Session:
+        return Session(
+            model=_model(options, train),
+            train=train,
+            test=test,
+            optimizer=optimizer,
+            algorithm=algorithm,
+            comm=comm,
+            minibatch_size=options.minibatch_size,
+            epochs=options.epochs,
+            seed=options.seed,
+            folder=folder,
+            report=lambda progress: _report(progress, options.epochs),
+        )
+
+    if comm.rank == 0:
+        print(f"{comm.size} ranks, {len(train)} samples, {algorithm}, {optimizer}", flush=True)
+    parallel = session(comm, algorithm, folder)
+    history = parallel.run()
+    serial = None
+    if comm.rank == 0 and options.compare_serial:
+        print("serial SGD, same seed:", flush=True)
+        serial = session(Communicator.single(), ALGORITHMS["data-parallel"](), None).run()
+    if folder:
+        _finish(folder, parallel, history, serial, plot=not options.no_plot)
+
+
+def _load(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
+    """Training and test data; finds out the number of classes where it was not given."""
+    if options.data == "digits":
+        if options.labels:
+            raise UserError(f"labels={options.labels!r}: the digits have labels of their own")
+        options.classes = options.classes or DIGITS_CLASSES
+        return digits(test=options.test, seed=options.seed)
+    data = load(options.data, options.labels)
+    labels = checked_labels(
+        data.y_name, np.asarray(data.y), np.arange(len(data)), options.classes
+    )
+    options.classes = options.classes or int(labels.max(initial=0)) + 1
+    return data.split(options.test, seed=options.seed)
+
+
+def _model(options: argparse.Namespace, train: Dataset) -> Classifier:
+    x, _ = train.read(np.arange(1))
+    inputs, classes = x[0].size, options.classes
+    where = {"seed": options.seed, "device": options.device}
+    if options.model == "softmax":
+        return SoftmaxRegression(inputs, classes, **where)
+    return MLP([inputs, *options.hidden, classes], **where)
+
+
+def _report(progress: Progress, epochs: int) -> None:
+    if progress.epoch in (1, epochs) or progress.epoch % max(1, epochs // 10) == 0:
+        print(
+            f"epoch {progress.epoch:4d}/{epochs}  {progress.samples:9d} samples  "
+            f"train loss {progress.train_loss:.4f}  test loss {progress.test_loss:.4f}  "
+            f"accuracy {100 * progress.test_accuracy:.2f} %  {progress.seconds:.2f} s",
+            flush=True,
+        )
+
+
+def _finish(
+    folder: RunFolder,
+    session: Session,
+    history: list[Progress],
+    serial: list[Progress] | None,
+    *,
+    plot: bool,
+) -> None:
+    """Write the summary and the picture, and print what a reader wants to know."""
+    last, ranks = history[-1], session.comm.size
+    name = f"{ranks} ranks"
+    bits = getattr(session.algorithm, "gradient_bits", None)
+    if bits is not None:
+        name += f", {bits} bit" if isinstance(bits, int) else f", bits {dict(bits)}"
+    rows = {name: last} | ({"serial SGD, same seed": serial[-1]} if serial else {})
+    print()
+    for label, row in rows.items():
+        print(
+            f"{label:24s} test loss {row.test_loss:.4f}   "
+            f"accuracy {100 * row.test_accuracy:.2f} %   {row.seconds:.2f} s"
+        )
+    minibatches = -(-len(session.train) // session.minibatch_size) * session.epochs
+    full = minibatches * 2 * (ranks - 1) * session.model.parameters.flat.nbytes
+    if last.bytes_sent:
+        print(
+            f"bytes sent, all ranks     {last.bytes_sent / 1e6:.2f} MB; in 32 bit "
+            f"{full / 1e6:.2f} MB, {full / last.bytes_sent:.1f} times as much"
+        )
+    curves = {"training": [(p.samples, p.train_loss) for p in history]}
+    curves[f"test, {name}"] = [(p.samples, p.test_loss) for p in history]
+    if serial:
+        curves["test, serial SGD"] = [(p.samples, p.test_loss) for p in serial]
+    if plot:
+        folder.write_loss_curves(curves)
+    summary = {label: asdict(row) for label, row in rows.items()}
+    folder.write_json("summary.json", {**summary, "bytes_in_32_bit": full})
+    print(f"run folder                {folder.path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""What a run leaves behind: options, metrics, the model, a picture. Written by one rank."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..kernels import array_module
+from ..parameters import Parameters
+
+
+class RunFolder:
+    """A new folder for one run.
+
+    Args:
+        path: made, with its parents; must not exist, or be empty.
+    Raises:
+        UserError: it cannot be made, or already holds something.
+
+    Every file but metrics.jsonl, which grows line by line, is written aside and renamed, so that
+    it is there whole or not at all. Local.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            filled = any(self.path.iterdir())
+        except OSError as error:
+            raise UserError(f"output={str(path)!r}: cannot make this folder: {error}") from error
+        if filled:
+            raise UserError(f"output={str(path)!r} must be a new or empty folder")
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON object as file `name`."""
+        text = json.dumps(content, indent=2, default=str) + "\n"
+        self._write(name, lambda path: path.write_text(text))
+
+    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl."""
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(metrics) + "\n")
+
+    def write_model(self, parameters: Parameters) -> None:
+        """Write the parameters by name as model.npz (read it with `numpy.load`)."""
+
+        def write(path: Path) -> None:
+            flat = parameters.flat
+            on_host = (lambda a: a) if array_module(flat) is np else array_module(flat).asnumpy
+            with path.open("wb") as file:
+                np.savez(file, **{name: on_host(parameters[name]) for name in parameters})
+
+        self._write("model.npz", write)
+
+    def write_loss_curves(self, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+        """Draw loss against samples as loss.png: for every name, its points (samples, loss)."""
+        pyplot = require_matplotlib()
+        figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+        for i, (name, points) in enumerate(curves.items()):
+            samples, losses = zip(*points, strict=True)
+            style = ("-", "--", ":")[i % 3]
+            axes.plot(samples, losses, style, label=name, linewidth=1.8)
+        axes.set_yscale("log")
+        axes.set_xlabel("samples seen by all ranks")
+        axes.set_ylabel("cross-entropy (nats)")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend(frameon=False)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        self._write("loss.png", lambda path: figure.savefig(path, dpi=150, format="png"))
+        pyplot.close(figure)
+
+    def _write(self, name: str, write: Any) -> None:
+        aside = self.path / f".{name}.part"
+        write(aside)
+        os.replace(aside, self.path / name)
+
+
+def require_matplotlib() -> Any:
+    """Matplotlib's pyplot, drawing to files.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        importlib.import_module("matplotlib").use("agg")
+        return importlib.import_module("matplotlib.pyplot")
+    except ImportError as error:
+        raise UserError(
+            f"the loss curve needs matplotlib ({error}): "
+            "pip install 'parallel_sgd[train]', or leave it out with --no-plot"
+        ) from error
