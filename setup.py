@@ -21,5 +21,5 @@ setup(
         "parallel_sgd.training",
     ],
     package_dir={"parallel_sgd.kernels": "kernels"},
-    package_data={"parallel_sgd": ["py.typed"], "parallel_sgd.kernels.cuda": ["*.cu", "*.h", "*.cuh"]},
+    package_data={"parallel_sgd": ["py.typed"], "parallel_sgd.kernels.cuda": ["*.cu", "*.h"]},
 )

@@ -31,7 +31,7 @@ def array_module(array: Array) -> Any:
 
 
 def empty_like(array: Array, size: int, dtype: Any = None) -> Array:
-    """An uninitialised vector beside `array`: on its device, well aligned, of its dtype or another."""
+    """An uninitialised vector on the device of `array`, well aligned, of its dtype or another."""
     xp = array_module(array)
     return (memory if xp is np else xp).empty(size, dtype or array.dtype)
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -88,7 +89,7 @@ def cut(sizes: Sequence[int], block_size: int) -> IndexArray:
             runs.append(size)
         after_small = size < block_size
     ends = np.cumsum([0, *runs], dtype=np.int64)
-    pieces = [np.arange(b, e, block_size) for b, e in zip(ends[:-1], ends[1:], strict=True)]
+    pieces = [np.arange(begin, end, block_size) for begin, end in pairwise(ends)]
     return np.concatenate([*pieces, ends[-1:]])
 
 

@@ -88,8 +88,8 @@ def encode_levels(
 ) -> None:
     """Send each value as the nearest of 2**bits - 1 uniform levels around an exact zero.
 
-        step = STEP_PER_MEAN * mean|v|,  or max|v| / 127 for 8 bits
-        code = round(v / step), clipped,   q = code * step
+    step = STEP_PER_MEAN * mean|v|,  or max|v| / 127 for 8 bits
+    code = round(v / step), clipped,   q = code * step
     """
     largest = F32(2 ** (bits - 1) - 1)
     for g, r, out in _each(blocks, gradient, residual, payload):
@@ -178,9 +178,9 @@ def adam_step(
 ) -> None:
     """One Adam(W) step, in place, with bias-corrected `lr` and `epsilon` given by the caller.
 
-        g = scale * gradient
-        m += (1 - beta1) * (g - m);   v += (1 - beta2) * (g * g - v)
-        x -= lr * m / (sqrt(v) + epsilon) + decay * x
+    g = scale * gradient
+    m += (1 - beta1) * (g - m);   v += (1 - beta2) * (g * g - v)
+    x -= lr * m / (sqrt(v) + epsilon) + decay * x
     """
     real = x.dtype.type
     g = real(scale) * gradient

@@ -11,7 +11,7 @@
 ...     loss = model.gradient(x, y, out=learner.gradient)
 ...     global_samples = learner.step(samples=len(x))
 >>> learner.finish()
->>> loss < 4 * np.log(3)
+>>> bool(loss < 4 * np.log(3))
 True
 """
 

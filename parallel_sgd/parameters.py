@@ -72,7 +72,8 @@ class Parameters(Mapping[str, Array]):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(self.flat.dtype)
+        dtype: np.dtype[Any] = np.dtype(self.flat.dtype)
+        return dtype
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -90,6 +91,13 @@ class Parameters(Mapping[str, Array]):
     def block_starts(self, block_size: int) -> blocks.IndexArray:
         """Where the blocks of quantization begin: see `parallel_sgd.kernels.blocks.cut`."""
         return blocks.cut([view.size for view in self._views.values()], block_size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"shapes": self._shapes, "flat": self.flat}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._shapes = state["shapes"]
+        self._set_flat(state["flat"])  # views again: a copy of each would be cut off from `flat`
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}{list(shape)}" for name, shape in self._shapes.items())

@@ -36,7 +36,12 @@ def macros(longest: int, bits: int | None = None) -> dict[str, int]:
 
 
 def over_blocks(
-    file: str, name: str, blocks: Blocks, arrays: tuple[Any, ...], *flags: bool, bits: int | None = None
+    file: str,
+    name: str,
+    blocks: Blocks,
+    arrays: tuple[Any, ...],
+    *flags: bool,
+    bits: int | None = None,
 ) -> None:
     """Launch a kernel with a warp for every block."""
     if not len(blocks):
@@ -97,9 +102,7 @@ def _on_device(index: IndexArray) -> tuple[Any, int]:
     waits for the kernels that may still read it.
     """
     cupy: Any = importlib.import_module("cupy")
-    base = index.base
-    whole = isinstance(base, np.ndarray) and base.dtype == np.int64 and base.ndim == 1
-    owner = base if whole and base.flags.c_contiguous else index
+    owner = _owner(index)
     key = (id(owner), cupy.cuda.Device().id)
     if key not in _copies:
         with cupy.cuda.using_allocator(None):
@@ -110,3 +113,11 @@ def _on_device(index: IndexArray) -> tuple[Any, int]:
     copy, longest = _copies[key]
     first = (index.ctypes.data - owner.ctypes.data) // index.itemsize
     return copy[first : first + len(index)], longest
+
+
+def _owner(index: IndexArray) -> IndexArray:
+    """The index array whose memory this one is a part of, or the array itself."""
+    base = index.base
+    if isinstance(base, np.ndarray) and base.dtype == index.dtype and base.ndim == 1:
+        return base if base.flags.c_contiguous else index
+    return index

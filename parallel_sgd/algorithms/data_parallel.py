@@ -73,9 +73,14 @@ class DataParallelSGD(Algorithm[DataParallelState]):
 
     def __post_init__(self) -> None:
         if self.distributed_after < 0:
-            raise UserError(f"distributed_after={self.distributed_after} must be at least 0 samples")
-        for bits in self._all_bits:
-            self.codec(bits)
+            raise UserError(
+                f"distributed_after={self.distributed_after} must be at least 0 samples"
+            )
+        bits = self.gradient_bits
+        if isinstance(bits, Mapping) and (0 not in bits or min(bits) < 0):
+            raise UserError(f"gradient_bits={dict(bits)!r} must begin at 0 samples")
+        for each in {1, 16} | self._all_bits:  # every option is checked, in use or not
+            self.codec(each)
 
     def codec(self, bits: int) -> Codec:
         """The codec that these options mean at so many bits."""
@@ -126,6 +131,7 @@ class DataParallelSGD(Algorithm[DataParallelState]):
     ) -> int:
         """One step of the warm start: all ranks have the same whole minibatch."""
         agree(comm, gradient, samples)
+        comm.require_agreement({"samples of a minibatch before distributed_after": samples})
         if samples:
             local_step(gradient.flat, samples)
             state.samples += samples

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -41,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"parallel-sgd: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader has left, as in `parallel-sgd info | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _main_of(command: str, arguments: list[str]) -> int:

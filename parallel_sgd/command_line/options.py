@@ -81,10 +81,11 @@ def _reader(name: str, annotation: str) -> Callable[[str], Any]:
                 return int(text)
             if "float" in annotation.split(" | "):
                 return float(text)
-        except ValueError as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{name}={text!r} must be {_expected(annotation)}") from None
+        except UserError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        except ValueError:
+            expected = f"{name}={text!r} must be {_expected(annotation)}"
+            raise argparse.ArgumentTypeError(expected) from None
         return text
 
     return read
@@ -111,7 +112,9 @@ def _help(kind: type, name: str) -> str:
     """What the docstring of a dataclass, or of a base, says of a field under "Args:"."""
     for cls in kind.__mro__:
         found = re.search(
-            rf"^ {{8}}(?:\w+, )*{name}(?:, \w+)*: ((?:.|\n {{12}})+)", cls.__doc__ or "", re.MULTILINE
+            rf"^ {{8}}(?:\w+, )*{name}(?:, \w+)*: ((?:.|\n {{12}})+)",
+            cls.__doc__ or "",
+            re.MULTILINE,
         )
         if found:
             return re.sub(r"\s+", " ", found[1]).replace("`", "").strip().rstrip(".")

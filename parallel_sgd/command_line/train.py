@@ -193,9 +193,7 @@ def _load(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
         options.classes = options.classes or DIGITS_CLASSES
         return digits(test=options.test, seed=options.seed)
     data = load(options.data, options.labels)
-    labels = checked_labels(
-        data.y_name, np.asarray(data.y), np.arange(len(data)), options.classes
-    )
+    labels = checked_labels(data.y_name, np.asarray(data.y), np.arange(len(data)), options.classes)
     options.classes = options.classes or int(labels.max(initial=0)) + 1
     return data.split(options.test, seed=options.seed)
 

@@ -51,7 +51,7 @@ class Communicator(ABC):
         """
         launched = launched_size()
         try:
-            from .mpi import MpiCommunicator
+            from .mpi import mpi_world
         except (ImportError, RuntimeError) as error:
             if launched is not None and launched > 1:
                 raise UserError(
@@ -60,7 +60,7 @@ class Communicator(ABC):
                 ) from error
             warnings.warn(f"no MPI library ({error}): training on one rank", stacklevel=2)
             return Communicator.single()
-        return MpiCommunicator.world(timeout_s=timeout_s, cuda_aware=cuda_aware)
+        return mpi_world(timeout_s=timeout_s, cuda_aware=cuda_aware)
 
     @staticmethod
     def single() -> Communicator:
@@ -135,7 +135,7 @@ class Communicator(ABC):
             SharedError: on all ranks, naming the ranks that have the problem.
         """
         problems = self.allgather_object(problem)
-        found = {text: [k for k, p in enumerate(problems) if p == text] for text in problems if text}
+        found = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
         if found:
             raise SharedError(
                 "; ".join(f"{text} (on {name_ranks(ranks)})" for text, ranks in found.items())
@@ -150,7 +150,7 @@ class Communicator(ABC):
             SharedError: on all ranks, naming the first fact that differs and who has what.
         """
         everywhere = self.allgather_object({name: repr(value) for name, value in facts.items()})
-        for name, value in everywhere[0].items():
+        for name in everywhere[0]:
             values = [theirs.get(name, "nothing") for theirs in everywhere]
             if len(set(values)) > 1:
                 others = {v: [k for k, w in enumerate(values) if w == v] for v in values}

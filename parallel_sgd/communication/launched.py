@@ -121,7 +121,7 @@ def launcher_name(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def is_hydra(environ: Mapping[str, str]) -> bool:
-    """Whether MPICH's mpiexec started this process: others, srun too, set PMI_SIZE, but not this."""
+    """Whether MPICH's mpiexec started this process: srun too may set PMI_SIZE, but not the rest."""
     return "PMI_SIZE" in environ and "MPI_LOCALNRANKS" in environ
 
 

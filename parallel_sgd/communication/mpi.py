@@ -16,6 +16,15 @@ from .launched import world_mismatch
 from .watchdog import Watchdog
 
 
+def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
+    """All ranks of MPI.COMM_WORLD, if they are all that were launched: `Communicator.world`."""
+    problem = world_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
+    if problem:
+        raise UserError(problem)
+    install_excepthook()
+    return MpiCommunicator(MPI.COMM_WORLD, timeout_s=timeout_s, cuda_aware=cuda_aware)
+
+
 class MpiCommunicator(Communicator):
     """Ranks of an MPI communicator, which is duplicated so that no messages can mix.
 
@@ -32,15 +41,6 @@ class MpiCommunicator(Communicator):
         self.rank, self.size = comm.rank, comm.size
         self._cuda_aware = cuda_aware
         self._watched = Watchdog(timeout_s, self.rank, lambda: MPI.COMM_WORLD.Abort(1))
-
-    @classmethod
-    def world(cls, *, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
-        """All ranks of MPI.COMM_WORLD, if they are all that were launched."""
-        problem = world_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
-        if problem:
-            raise UserError(problem)
-        install_excepthook()
-        return cls(MPI.COMM_WORLD, timeout_s=timeout_s, cuda_aware=cuda_aware)
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         own = receive[sum(counts[: self.rank]) :][: counts[self.rank]]

@@ -128,17 +128,21 @@ class HalfPrecision(Codec):
     Args:
         format: "float16" (11 significant bits, beyond ±65504 the largest is sent and the rest
             stays in the residual) or "bfloat16" (8 significant bits, the range of float32).
+        block_size: where the vector may be cut into stripes; as that of the codec to which or
+            from which the bits change, whose residuals then fit.
     """
 
     bits: ClassVar[int] = 16
     format: str = "float16"
+    block_size: int = 1024
 
     def __post_init__(self) -> None:
+        _check_block_size(self.block_size)
         if self.format not in ("float16", "bfloat16"):
             raise UserError(f"half_format={self.format!r} must be 'float16' or 'bfloat16'")
 
     def blocks(self, parameters: Parameters) -> Blocks:
-        starts = parameters.block_starts(1024)
+        starts = parameters.block_starts(self.block_size)
         return Blocks(starts, 2 * starts)
 
     def encode(self, blocks: Blocks, vector: Array, residual: Array, payload: Array) -> None:
@@ -150,12 +154,20 @@ class HalfPrecision(Codec):
 
 @dataclass(frozen=True, kw_only=True)
 class FullPrecision(Codec):
-    """The values as they are, float32 or float64: nothing is lost and no residual needed."""
+    """The values as they are, float32 or float64: nothing is lost and no residual needed.
+
+    Args:
+        block_size: as for `HalfPrecision`.
+    """
 
     bits: ClassVar[int] = 32
+    block_size: int = 1024
+
+    def __post_init__(self) -> None:
+        _check_block_size(self.block_size)
 
     def blocks(self, parameters: Parameters) -> Blocks:
-        starts = parameters.block_starts(1024)
+        starts = parameters.block_starts(self.block_size)
         return Blocks(starts, parameters.dtype.itemsize * starts)
 
     def encode(self, blocks: Blocks, vector: Array, residual: Array, payload: Array) -> None:
@@ -191,9 +203,9 @@ def codec_for(
     if gradient_bits in (2, 4, 8):
         return UniformLevels(bits=gradient_bits, block_size=block_size)
     if gradient_bits == 16:
-        return HalfPrecision(format=half_format)
+        return HalfPrecision(format=half_format, block_size=block_size)
     if gradient_bits == 32:
-        return FullPrecision()
+        return FullPrecision(block_size=block_size)
     choices = ", ".join(map(str, GRADIENT_BITS))
     raise UserError(f"gradient_bits={gradient_bits!r} must be one of {choices}")
 

@@ -85,6 +85,8 @@ class TwoStageExchange:
         """
         assert residuals is not None
         codec, comm, own = self.codec, self.comm, self._own
+        assert len(residuals.own) == len(vector)
+        assert len(residuals.total) == own.values.stop - own.values.start
         self.bytes_sent += self._bytes_per_sum
         codec.encode(self._blocks, vector, residuals.own, self._payload)
         receive_counts = [self._counts[comm.rank]] * comm.size

@@ -33,7 +33,7 @@ class Learner:
 
     Collective. Memory: the gradient, and what optimizer and algorithm need.
 
-    >>> import parallel_sgd as psgd
+    >>> import numpy as np, parallel_sgd as psgd
     >>> comm = psgd.Communicator.single()
     >>> model = psgd.models.MLP([64, 16, 10], seed=0)
     >>> learner = psgd.Learner(

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 COMPILER = shutil.which("cc")
-FLAGS = "-std=gnu11 -O1 -ffp-contract=off -fno-strict-aliasing -fPIC -shared".split()
-WARNINGS = "-Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-unused-parameter".split()
+FLAGS = ["-std=gnu11", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-shared"]
+WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-parameter"]
 
-_TYPES = {
+_TYPES: dict[str, type[np.generic]] = {
     "int": np.int32,
     "unsigned": np.uint32,
     "long long": np.int64,
@@ -33,7 +33,10 @@ _TYPES = {
     "unsigned char": np.uint8,
     "unsigned short": np.uint16,
 }
-_REALS = {32: {"real": np.float32, "word": np.uint32}, 64: {"real": np.float64, "word": np.uint64}}
+_REALS: dict[int, dict[str, type[np.generic]]] = {
+    32: {"real": np.float32, "word": np.uint32},
+    64: {"real": np.float64, "word": np.uint64},
+}
 
 _folder = tempfile.TemporaryDirectory(prefix="cuda_emulation_")
 
@@ -69,7 +72,7 @@ class Program:
 
     def _check(self, parameter: tuple[str, str], argument: Any) -> Any:
         kind, name = parameter
-        expected = np.dtype(self._types[kind.replace("const ", "").rstrip(" *")])
+        expected: np.dtype[Any] = np.dtype(self._types[kind.replace("const ", "").rstrip(" *")])
         assert argument.dtype == expected, f"{name} must be {expected}, is {argument.dtype}"
         if "*" not in kind:
             assert isinstance(argument, np.generic), f"{name} must be a number"

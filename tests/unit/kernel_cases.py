@@ -55,8 +55,9 @@ def _noise(n: int, seed: int = 0) -> Floats:
 def _block_sizes() -> Iterator[Case]:
     for block_size in (1, 3, 7, 32, 33, 100, 256, 1000, 1024, 1500, 4096):
         # short tails of a large parameter, small neighbours in one block, blocks that stay raw
-        large = (block_size, 2 * block_size + block_size // 2, 3 * block_size + 1, 2 * block_size + 3)
-        sizes = [n for size in large for n in (size, 1, block_size // 3)] + [block_size, 9]
+        tails = (0, block_size // 2, 1, 3)
+        sizes = [n for tail in tails for n in (2 * block_size + tail, 1, block_size // 3)]
+        sizes += [block_size, 9]
         starts = cut(sizes, block_size)
         yield _case(f"block of {block_size}", starts, _noise(starts[-1]))
     starts = cut([1500, 40, 9, 700], 256)
@@ -76,11 +77,12 @@ def _special_values() -> Iterator[Case]:
         n = int(starts[-1])
         noise = random.standard_normal(n).astype(np.float32)
         zeros = np.zeros(n, np.float32)
+        in_block = np.arange(n) % block_size
         values = {
             "zeros": zeros,
             "negative zeros": -zeros,
             "zeros of both signs": np.copysign(zeros, noise),
-            "zeros among values": np.where(random.random(n) < 0.5, noise, np.copysign(zeros, noise)),
+            "zeros among values": noise * (random.random(n) < 0.5),
             "one sign, positive": np.abs(noise),
             "one sign, negative": -np.abs(noise),
             "one constant": zeros + np.float32(0.1),
@@ -88,8 +90,8 @@ def _special_values() -> Iterator[Case]:
             "steps about the smallest": noise * np.float32(1e-37),
             "8-bit steps about the smallest": noise * np.float32(5e-36),
             "large": noise * np.float32(1e30),
-            "one outlier": np.where(np.arange(n) % block_size == 11, np.float32(-1e4), noise),
-            "ties": np.where(np.arange(n) % block_size == 0, 127, random.integers(-126, 127, n) / 2),
+            "one outlier": np.where(in_block == 11, -1e4, noise),
+            "ties": np.where(in_block == 0, 127, random.integers(-126, 127, n) / 2),
         }
         for name, v in values.items():
             yield Case(f"{name}, block of {block_size}", starts, v.astype(np.float32), -zeros)
@@ -105,14 +107,14 @@ def _halfway() -> Iterator[Case]:
     """float16 and bfloat16 values, what lies halfway between two, and the neighbours of that."""
     largest = {"float16": 0x7BFF, "bfloat16": 0x7F7E}
     for name, last in largest.items():
-        half = np.concatenate([np.arange(0, 64), np.arange(64, last, 41), [last - 1]]).astype(np.uint32)
+        words = np.r_[0:64, 64:last:41, last - 1].astype(np.uint32)
         if name == "float16":
-            here, above = (h.astype(np.uint16).view(np.float16).astype(float) for h in (half, half + 1))
+            here, above = ((words + i).astype(np.uint16).view(np.float16) for i in (0, 1))
         else:
-            here, above = ((h << 16).view(np.float32).astype(float) for h in (half, half + 1))
-        middle = ((here + above) / 2).astype(np.float32)
-        edges = np.float32([65504, 65519, 65520, 65536, 1e6])
-        v = np.concatenate([here, middle, np.nextafter(middle, 0), np.nextafter(middle, 1e38), edges])
+            here, above = (((words + i) << 16).view(np.float32) for i in (0, 1))
+        middle = ((here.astype(float) + above.astype(float)) / 2).astype(np.float32)
+        below, beyond = (np.nextafter(middle, np.float32(end)) for end in (0, 1e38))
+        v = np.concatenate([here, middle, below, beyond, [65504, 65519, 65520, 65536, 1e6]])
         v = np.concatenate([v, -v]).astype(np.float32)
         v = v[np.abs(v) < 1e34]  # so that sums stay finite
         yield Case(f"halfway between two {name}", cut([len(v)], 512), v, -np.zeros_like(v))

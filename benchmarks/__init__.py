@@ -1,0 +1,1 @@
+"""Benchmarks: each measures the project beside a peer or a physical limit in the same run."""

@@ -1,0 +1,49 @@
+"""`python -m benchmarks NAME`: measure, print a table, write JSON and a figure."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from parallel_sgd import UserError
+
+NAMES = {
+    "kernels": "CPU kernels against memory bandwidth and NumPy",
+    "exchange": "sums over K ranks against MPI_Allreduce and the theory's bytes",
+    "equivalence": "4 ranks at 1 bit against serial SGD on digits, paired seeds",
+    "gpu": "CUDA kernels against a device-to-device copy; needs a GPU",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
+    for name, help_text in NAMES.items():
+        module = import_module(f".{name}", __package__)
+        command = commands.add_parser(
+            name,
+            help=help_text,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_argument("--json", metavar="FILE", help="write the rows as JSON")
+        command.add_argument("--figure", metavar="FILE", help="draw the ratios (PNG, SVG, PDF)")
+        module.add_arguments(command)
+    options = parser.parse_args(argv)
+    try:
+        report = import_module(f".{options.name}", __package__).main(options)
+        report.print()
+        if options.json:
+            report.write(options.json)
+        if options.figure:
+            report.draw(options.figure)
+    except (UserError, OSError) as error:
+        print(f"benchmarks: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

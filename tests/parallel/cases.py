@@ -1,0 +1,85 @@
+"""What the ranks train on: layouts, codecs, optimizers, and data of which every rank has its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from parallel_sgd import SGD, Adam, MomentumSGD, NesterovSGD, Parameters
+from parallel_sgd.compression import codec_for
+from parallel_sgd.optimizers import OptimizerState
+from parallel_sgd.schedules import Linear, Steps
+
+Array = np.ndarray
+
+LAYOUTS: dict[str, dict[str, tuple[int, ...]]] = {
+    "matrix and bias": {"W": (40, 30), "b": (30,)},
+    "large and small": {"a": (700,), "b": (3,), "c": (129,), "d": (2, 2), "e": (64,)},
+    "many small": {f"p{i}": (i % 7 + 1,) for i in range(90)},
+    "one block": {"w": (60,)},  # all but one rank own nothing
+    "two values": {"v": (1,), "w": (1,)},  # fewer than ranks
+    "no values": {"w": (0, 3)},
+}
+
+BLOCK_SIZE = 64
+
+CODECS = {
+    "1 bit": codec_for(1, block_size=BLOCK_SIZE),
+    "1 bit, mean": codec_for(1, block_size=BLOCK_SIZE, threshold="mean"),
+    "2 bits": codec_for(2, block_size=BLOCK_SIZE),
+    "4 bits": codec_for(4, block_size=BLOCK_SIZE),
+    "8 bits": codec_for(8, block_size=BLOCK_SIZE),
+    "float16": codec_for(16, block_size=BLOCK_SIZE),
+    "bfloat16": codec_for(16, block_size=BLOCK_SIZE, half_format="bfloat16"),
+    "32 bits": codec_for(32, block_size=BLOCK_SIZE),
+}
+
+OPTIMIZERS = {
+    "SGD": SGD(lr=0.2),
+    "SGD per sample": SGD(lr_per_sample=0.02),
+    "SGD, scheduled": SGD(lr=Steps({0: 0.3, 40: 0.1})),
+    "momentum": MomentumSGD(lr=0.1, momentum=0.9),
+    "momentum, unit gain": MomentumSGD(lr=0.5, momentum_time_constant=50, unit_gain=True),
+    "Nesterov": NesterovSGD(lr=Linear({0: 0.0, 50: 0.1}), momentum_time_constant=100),
+    "Adam": Adam(lr=0.01),
+    "AdamW": Adam(lr=0.01, weight_decay=0.1, epsilon=1e-4),
+}
+
+
+def zeros(layout: str, dtype: Any = np.float32) -> Parameters:
+    return Parameters({name: np.zeros(shape, dtype) for name, shape in LAYOUTS[layout].items()})
+
+
+def gradient_of(rank: int, step: int, n: int, dtype: Any = np.float32) -> Array:
+    """What a rank gives to a sum: every rank has other values, of another size and mean."""
+    noise = np.random.default_rng([7, rank, step]).standard_normal(n)
+    return ((1 + rank) * noise + 0.3 * rank - 0.2).astype(dtype)
+
+
+def samples_of(rank: int, step: int) -> int:
+    """How many samples a rank has in a minibatch: uneven, often none, in step 4 none anywhere."""
+    return 0 if step == 4 else (3, 0, 5, 1)[(rank + step) % 4]
+
+
+def minibatch_of(rank: int, step: int) -> tuple[Array, Array]:
+    """x float64 [m, 6] and y [m] of a rank, m uneven and sometimes 0."""
+    m = (3 * rank + 2 * step + 1) % 5
+    random = np.random.default_rng([8, rank, step])
+    return random.standard_normal((m, 6)) + rank, random.integers(0, 4, m)
+
+
+@dataclass
+class Recorder:
+    """A local step that keeps what it is given, in the place of an optimizer."""
+
+    applied: list[tuple[Array, int]] = field(default_factory=list)
+    state: OptimizerState = field(default_factory=OptimizerState)
+
+    def __call__(self, gradient: Array, samples: int) -> None:
+        self.applied.append((gradient.copy(), samples))
+
+    def total(self, n: int) -> Array:
+        """The sum of all that was applied, in float64."""
+        return np.sum([gradient for gradient, _ in self.applied], axis=0, dtype=float, initial=0)

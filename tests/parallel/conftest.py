@@ -1,0 +1,128 @@
+"""Runs one body of a test on ranks: those of mpiexec, or threads of this process.
+
+    def test_something(on_ranks):
+        def body(comm): ...           # what every rank does, with its assertions
+        results = on_ranks(body)      # what `body` returned, in rank order
+
+Under ``mpiexec -n N python -m pytest --with-mpi`` that is once, on N ranks of MPI; a failure on any
+of them fails the test on all, and rank 0 alone reports. Without mpiexec it is on 1, 2, 3 and 4
+threads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from parallel_sgd import Communicator, simulate
+from parallel_sgd.communication.launched import launched_rank, launched_size
+
+TIMEOUT_S = 40.0  # longest wait for the other ranks: below pytest's own faulthandler_timeout
+THREADS = (1, 2, 3, 4)
+
+WORLDS = pytest.StashKey[tuple[Communicator, Communicator]]()
+REPORTED = ("reported by rank 0", True)
+
+Body = Callable[[Communicator], Any]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "on_ranks" in metafunc.fixturenames:
+        mpi = metafunc.config.getoption("with_mpi", False)
+        sizes = [None] if mpi else THREADS
+        ids = ["mpi"] if mpi else [f"{size}-threads" for size in THREADS]
+        metafunc.parametrize("on_ranks", sizes, indirect=True, ids=ids)
+
+
+@pytest.fixture
+def on_ranks(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:
+    """Runs a body on all ranks and returns what it returned on each."""
+    launched = launched_size()
+    if request.param is None:
+        return OnMpi(request, launched)
+    if launched is not None:
+        pytest.fail(f"{launched} ranks were launched: add --with-mpi", pytrace=False)
+    return lambda body: simulate(request.param, body, timeout_s=TIMEOUT_S)
+
+
+class OnMpi:
+    """Runs a body on the ranks that mpiexec started, and tells all of them how it ended on each."""
+
+    def __init__(self, request: pytest.FixtureRequest, launched: int | None) -> None:
+        self.request = request
+        if launched is None:
+            pytest.fail("--with-mpi needs mpiexec", pytrace=False)
+        stash = request.config.stash
+        if WORLDS not in stash:  # the second is for what the tests say to each other
+            stash[WORLDS] = (
+                Communicator.world(timeout_s=TIMEOUT_S),
+                Communicator.world(timeout_s=TIMEOUT_S),
+            )
+        self.comm, self.control = stash[WORLDS]
+        assert self.comm.size == launched
+
+    def __call__(self, body: Body) -> list[Any]:
+        error, text, result = None, "", None
+        try:
+            result = body(self.comm)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as caught:  # pytest's own outcomes are no Exceptions
+            error = caught
+            text = str(pytest.ExceptionInfo.from_exception(caught).getrepr(style="short"))
+        # Should the others hang, because this rank did not answer, its error is seen all the same.
+        alarm = threading.Timer(3.0, say, (self.request.node.nodeid, text))
+        if error is not None:
+            alarm.start()
+        ends = self.control.allgather_object((text, result))
+        alarm.cancel()
+        failures = [f"on rank {k}:\n{end[0]}" for k, end in enumerate(ends) if end[0]]
+        if not failures:
+            return [end[1] for end in ends]
+        self.request.node.user_properties.append(REPORTED)
+        pytest.fail("\n".join(failures), pytrace=False)
+
+
+def say(where: str, text: str) -> None:
+    lines = [f"[rank {launched_rank()}] {line}\n" for line in (where, *text.splitlines())]
+    print("".join(lines), file=sys.__stderr__, flush=True, end="")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Only rank 0 prints pytest's report; the others speak where it would miss something."""
+    if not config.getoption("with_mpi", False) or not launched_rank():
+        return
+    manager = config.pluginmanager
+    manager.unregister(name="terminalreporter")
+    silent = pytest.TerminalReporter(config, open(os.devnull, "w"))  # noqa: SIM115
+    manager.register(silent, "terminalreporter")
+    manager.register(Others())
+
+
+class Others:
+    """Hooks of the ranks whose report nobody sees."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and REPORTED not in map(tuple, report.user_properties):
+            say(f"{report.nodeid} ({report.when})", report.longreprtext)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            say(f"collecting {report.nodeid}", report.longreprtext)
+
+    def pytest_internalerror(self, excrepr: Any) -> None:
+        say("pytest", str(excrepr))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """All ranks end together, with the worst exit code of any."""
+    if WORLDS in session.config.stash:
+        _, control = session.config.stash[WORLDS]
+        session.exitstatus = max(control.allgather_object(int(session.exitstatus)))

@@ -1,0 +1,219 @@
+"""What must hold on any number of ranks, as functions that every rank calls.
+
+The tests run them as they are; `test_mutations` runs them on a package with a fault, where they
+must fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from cases import (
+    BLOCK_SIZE,
+    Recorder,
+    gradient_of,
+    minibatch_of,
+    samples_of,
+    zeros,
+)
+
+from parallel_sgd import Communicator, DataParallelSGD, Learner, Optimizer
+from parallel_sgd.compression import Codec
+from parallel_sgd.exchange import FullPrecisionExchange, Residuals, TwoStageExchange
+from parallel_sgd.models import MLP
+
+Array = np.ndarray
+ROUNDING = 2.0**-24
+
+
+def same_on_all_ranks(comm: Communicator, *arrays: Array) -> None:
+    """Every rank holds the same bits."""
+    digest = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
+    assert len(set(comm.allgather_object(digest))) == 1, "ranks differ"
+
+
+def nothing_lost(
+    comm: Communicator, inputs: Array, results: Array, residuals: Residuals, steps: int
+) -> None:
+    """Sum of results + residuals of all ranks == sum of all inputs, to rounding (ALGORITHMS 2)."""
+    everywhere = comm.allgather_object(residuals)
+    own = np.sum([r.own for r in everywhere], axis=0, dtype=float)
+    total = np.concatenate([r.total for r in everywhere]).astype(float)
+    largest = max(1.0, *(np.abs(a).max(initial=0) for a in (inputs, own, total)))
+    bound = 8 * ROUNDING * steps * comm.size * largest
+    assert np.abs(results + own + total - inputs).max(initial=0) <= bound
+
+
+def sums_in_rank_order(comm: Communicator, layout: str, dtype: Any) -> None:
+    """The full-precision sum has the bits of ((g_0 + g_1) + g_2) + ... on every rank."""
+    parameters = zeros(layout, dtype)
+    exchange = FullPrecisionExchange(parameters, comm)
+    for step in range(3):
+        n = parameters.flat.size
+        expected = gradient_of(0, step, n, dtype)
+        for k in range(1, comm.size):
+            expected += gradient_of(k, step, n, dtype)
+        vector = gradient_of(comm.rank, step, n, dtype)
+        exchange.sum(vector)
+        assert vector.tobytes() == expected.tobytes(), "not the sum in rank order"
+
+
+def conserves_gradients(comm: Communicator, codec: Codec, layout: str, steps: int = 12) -> None:
+    """Over many steps nothing is lost, and what every step gives is bit-equal on all ranks."""
+    parameters = zeros(layout)
+    n = parameters.flat.size
+    exchange = TwoStageExchange(codec, parameters, comm)
+    residuals = exchange.residuals(parameters)
+    inputs, results = np.zeros(n), np.zeros(n)
+    for step in range(steps):
+        vector = gradient_of(comm.rank, step, n)
+        exchange.sum(vector, residuals)
+        same_on_all_ranks(comm, vector)
+        inputs += sum(gradient_of(k, step, n).astype(float) for k in range(comm.size))
+        results += vector
+        nothing_lost(comm, inputs, results, residuals, step + 1)
+    if codec.bits < 32 and layout == "matrix and bias":
+        assert residuals.own.any(), "a lossy codec that loses nothing"
+
+
+def equals_two_stages_in_one_place(
+    comm: Communicator, codec: Codec, layout: str, steps: int = 4
+) -> None:
+    """The exchange has the bits of its equations, calculated here for all ranks one by one."""
+    parameters = zeros(layout)
+    n, ranks = parameters.flat.size, range(comm.size)
+    exchange = TwoStageExchange(codec, parameters, comm)
+    residuals = exchange.residuals(parameters)
+    own, total = np.zeros((comm.size, n), np.float32), np.zeros(n, np.float32)
+    blocks = codec.blocks(parameters)
+    owners = np.ceil(np.arange(1, comm.size) * n / comm.size)
+    cuts = [0, *np.searchsorted(blocks.starts, owners).tolist(), len(blocks)]
+    for step in range(steps):
+        sent = np.empty((comm.size, n), np.float32)
+        payload = np.empty(blocks.bytes.stop, np.uint8)
+        for k in ranks:
+            codec.encode(blocks, gradient_of(k, step, n), own[k], payload)
+            codec.decode(blocks, payload, sent[k], add=False)
+        expected = sent[0].copy()
+        for k in ranks[1:]:
+            expected += sent[k]
+        for begin, end in pairwise(cuts):
+            stripe = blocks.part(begin, end)
+            values, place = stripe.values, stripe.bytes
+            codec.encode(stripe, expected[values], total[values], payload[place])
+            codec.decode(stripe, payload[place], expected[values], add=False)
+
+        vector = gradient_of(comm.rank, step, n)
+        exchange.sum(vector, residuals)
+        mine = blocks.part(cuts[comm.rank], cuts[comm.rank + 1]).values
+        assert np.array_equal(vector, expected), "not the two-stage sum"
+        assert np.array_equal(residuals.own, own[comm.rank]), "not this rank's residual"
+        assert np.array_equal(residuals.total, total[mine]), "not the owner's residual"
+
+
+def does_not_depend_on_who_is_which_rank(comm: Communicator, codec: Codec) -> None:
+    """Ranks that swap their data get the same sums, but for rounding."""
+    parameters = zeros("matrix and bias")
+    n, results = parameters.flat.size, []
+    for rank in (comm.rank, comm.size - 1 - comm.rank):
+        exchange = TwoStageExchange(codec, parameters, comm)
+        residuals = exchange.residuals(parameters)
+        for step in range(3):
+            vector = gradient_of(rank, step, n)
+            exchange.sum(vector, residuals)
+            results.append(vector)
+    for one, other in zip(results[:3], results[3:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def keeps_residuals_when_bits_change(
+    comm: Communicator, schedule: dict[int, int], block_size: int = BLOCK_SIZE, **options: Any
+) -> None:
+    """What few bits have lost enters later sums, and 32 bits at last give back all of it.
+
+    The schedule must end in 32 bits within 10 steps of 5 samples a rank.
+    """
+    parameters = zeros("large and small")
+    algorithm = DataParallelSGD(gradient_bits=schedule, block_size=block_size, **options)
+    state, record = algorithm.init(parameters, comm), Recorder()
+    n, inputs = parameters.flat.size, np.zeros(parameters.flat.size)
+    assert state.residuals is not None
+    lost = []
+    for step in range(10):
+        gradient = parameters.like()
+        gradient.flat[:] = gradient_of(comm.rank, step, n)
+        algorithm.step(state, parameters, gradient, 5, record, comm)
+        inputs += sum(gradient_of(k, step, n).astype(float) for k in range(comm.size))
+        nothing_lost(comm, inputs, record.total(n), state.residuals, step + 1)
+        lost.append(bool(state.residuals.own.any()))
+    assert lost[0]
+    assert not lost[-1]
+    np.testing.assert_allclose(record.total(n), inputs, rtol=0, atol=1e-4)
+
+
+def averages_over_samples(comm: Communicator) -> None:
+    """x -= lr * sum of all gradients / sum of all samples, however uneven, and nothing for none."""
+    parameters = zeros("large and small", np.float64)
+    algorithm = DataParallelSGD()
+    state, record = algorithm.init(parameters, comm), Recorder()
+    n, seen = parameters.flat.size, 0
+    for step in range(6):
+        gradient = parameters.like()
+        samples = samples_of(comm.rank, step)
+        gradient.flat[:] = samples * gradient_of(comm.rank, step, n)
+        before = len(record.applied)
+        total = algorithm.step(state, parameters, gradient, samples, record, comm)
+        all_samples = [samples_of(k, step) for k in range(comm.size)]
+        assert total == sum(all_samples)
+        seen += total
+        assert state.samples == seen
+        if total == 0:
+            assert len(record.applied) == before
+            continue
+        summed, divisor = record.applied[-1]
+        mean = sum(m * gradient_of(k, step, n) for k, m in enumerate(all_samples)) / total
+        np.testing.assert_allclose(summed / divisor, mean, rtol=1e-6, atol=1e-6)
+
+
+def equals_serial(comm: Communicator, optimizer: Optimizer, steps: int = 8) -> None:
+    """K ranks at 32 bits take the steps of one rank on the concatenated minibatch (identity 2)."""
+    model, alone = (MLP([6, 5, 4], seed=comm.rank, dtype=np.float64) for _ in range(2))
+    learner = Learner(model.parameters, optimizer, DataParallelSGD(), comm)
+    alone.parameters.flat[:] = model.parameters.flat
+    local_step, gradient = optimizer.bind(alone.parameters), alone.parameters.like()
+    start = model.parameters.flat.copy()
+    for step in range(steps):
+        x, y = minibatch_of(comm.rank, step)
+        model.gradient(x, y, out=learner.gradient)
+        everybody = [minibatch_of(k, step) for k in range(comm.size)]
+        samples = sum(len(y) for _, y in everybody)
+        assert learner.step(samples=len(y)) == samples
+        same_on_all_ranks(comm, model.parameters.flat)
+        if samples:
+            x, y = (np.concatenate(parts) for parts in zip(*everybody, strict=True))
+            alone.gradient(x, y, out=gradient)
+            local_step(gradient.flat, samples)
+        np.testing.assert_allclose(
+            model.parameters.flat, alone.parameters.flat, rtol=1e-9, atol=1e-11
+        )
+    assert np.abs(start - model.parameters.flat).max() > 0.01
+
+
+def identical_data_change_nothing(comm: Communicator, bits: int) -> None:
+    """K ranks with the same data take the steps of one rank with it (identity 6)."""
+    finals = []
+    for ranks in (comm, Communicator.single()):
+        parameters = zeros("large and small")
+        n = parameters.flat.size
+        algorithm = DataParallelSGD(gradient_bits=bits, block_size=BLOCK_SIZE)
+        state, record = algorithm.init(parameters, ranks), Recorder()
+        for step in range(6):
+            gradient = parameters.like()
+            gradient.flat[:] = gradient_of(0, step, n)
+            algorithm.step(state, parameters, gradient, 4, record, ranks)
+        finals.append([summed / samples for summed, samples in record.applied])
+    for many, one in zip(*finals, strict=True):
+        np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-5)

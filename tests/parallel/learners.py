@@ -1,0 +1,151 @@
+"""What must hold for learners that stop, fail, or start without exchange: see `invariants`."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import BLOCK_SIZE, OPTIMIZERS, gradient_of, minibatch_of, zeros
+from invariants import same_on_all_ranks
+
+from parallel_sgd import Communicator, DataParallelSGD, Learner, Optimizer, UserError
+from parallel_sgd.models import MLP
+from parallel_sgd.optimizers import OptimizerState
+
+Array = np.ndarray
+
+
+@dataclass
+class Saved:
+    """All of a learner that a checkpoint has, in memory."""
+
+    parameters: Array
+    local: OptimizerState
+    state: dict[str, Any]
+    samples: int
+
+    @classmethod
+    def of(cls, learner: Learner) -> Saved:
+        kept = [f.name for f in fields(learner.state) if not f.metadata.get("transient")]
+        state = {name: getattr(learner.state, name) for name in kept}
+        whole = cls(learner.parameters.flat, learner.local_step.state, state, learner.samples)
+        return copy.deepcopy(whole)
+
+    def restore(self, learner: Learner) -> None:
+        saved = copy.deepcopy(self)
+        learner.parameters.flat[:] = saved.parameters
+        learner.local_step.state = saved.local
+        for name, value in saved.state.items():
+            setattr(learner.state, name, value)
+        learner.samples = saved.samples
+
+
+def everything(learner: Learner) -> tuple[Any, ...]:
+    """All bits that training has made on this rank."""
+    saved = Saved.of(learner)
+    residuals = saved.state["residuals"]
+    return (
+        saved.parameters.tobytes(),
+        {name: buffer.tobytes() for name, buffer in saved.local.buffers.items()},
+        (saved.local.steps, saved.local.samples, saved.state["samples"], saved.samples),
+        residuals and (residuals.own.tobytes(), residuals.total.tobytes()),
+    )
+
+
+def goes_on_as_if_never_stopped(
+    comm: Communicator, algorithm: DataParallelSGD, optimizer: Optimizer, steps: int = 6
+) -> None:
+    """Stopped after any step, and gone on with by another learner: the same bits (identity 7)."""
+
+    def learner() -> Learner:
+        parameters = zeros("large and small")
+        parameters.flat[:] = np.linspace(-1, 1, parameters.flat.size)
+        return Learner(parameters, optimizer, algorithm, comm)
+
+    def take(learner: Learner, first: int) -> None:
+        for step in range(first, steps):
+            saved.append(Saved.of(learner))
+            rank = comm.rank if learner.distributed else 0
+            learner.gradient.flat[:] = gradient_of(rank, step, learner.gradient.flat.size)
+            learner.step(samples=3)
+
+    saved: list[Saved] = []
+    whole = learner()
+    take(whole, 0)
+    for step, stop in enumerate(saved[:steps]):
+        other = learner()
+        other.parameters.flat[:] = np.nan
+        stop.restore(other)
+        take(other, step)
+        assert everything(other) == everything(whole), f"differs when stopped before step {step}"
+
+
+def starts_warm(comm: Communicator, optimizer: Optimizer, bits: int = 1) -> None:
+    """Before `distributed_after`, serial steps and no exchange; then all go on from rank 0's model.
+
+    Ranks whose machines round differently are played by a perturbation.
+    """
+    model, alone = (MLP([6, 5, 4], seed=0) for _ in range(2))
+    algorithm = DataParallelSGD(gradient_bits=bits, block_size=BLOCK_SIZE, distributed_after=20)
+    learner = Learner(model.parameters, optimizer, algorithm, comm)
+    local_step, gradient = optimizer.bind(alone.parameters), alone.parameters.like()
+    whole = [minibatch_of(1, step) for step in (0, 3, 5, 8, 1, 6, 2)]  # 4, 0, 4, 0, 1, 1, 3, ...
+    whole = [part for part in whole if len(part[1])] * 2
+    perturbed = False
+    for x, y in whole:
+        if learner.samples + len(y) >= 20 and not perturbed:
+            perturbed = True
+            for array in (model.parameters.flat, *learner.local_step.state.buffers.values()):
+                array *= 1 + 1e-6 * comm.rank
+        if learner.samples >= 20:
+            break
+        assert not learner.distributed
+        model.gradient(x, y, out=learner.gradient)
+        assert learner.step(samples=len(y)) == len(y)
+        assert learner.bytes_sent == 0
+        alone.gradient(x, y, out=gradient)
+        local_step(gradient.flat, len(y))
+        np.testing.assert_allclose(model.parameters.flat, alone.parameters.flat, atol=1e-4)
+        if comm.rank == 0:
+            assert np.array_equal(model.parameters.flat, alone.parameters.flat)
+    assert perturbed
+    assert learner.distributed
+    for step in range(3):
+        same_on_all_ranks(comm, model.parameters.flat, *learner.local_step.state.buffers.values())
+        x, y = minibatch_of(comm.rank, step)
+        model.gradient(x, y, out=learner.gradient)
+        learner.step(samples=len(y))
+    same_on_all_ranks(comm, model.parameters.flat)
+    assert (learner.bytes_sent > 0) == (comm.size > 1)
+
+
+def refuses_what_is_not_finite(
+    comm: Communicator, bits: Any, value: float, warm_start: bool = False, dtype: Any = np.float32
+) -> None:
+    """One rank's bad value is an error on all that names it, and changes nothing on any."""
+    culprit = comm.size - 1
+    algorithm = DataParallelSGD(
+        gradient_bits=bits, block_size=BLOCK_SIZE, distributed_after=10**6 if warm_start else 0
+    )
+    learner, twin = (
+        Learner(zeros("large and small", dtype), OPTIMIZERS["momentum"], algorithm, comm)
+        for _ in range(2)
+    )
+    n = learner.parameters.flat.size
+    for step in range(4):
+        if step == 2:
+            learner.gradient.flat[:] = gradient_of(comm.rank, 9, n)
+            if comm.rank == culprit:
+                learner.gradient.flat[n // 3] = value
+            before = everything(learner)
+            with pytest.raises(UserError, match=rf"not finite.*\(on rank {culprit}\)$"):
+                learner.step(samples=2)
+            assert everything(learner) == before, "a refused gradient left a trace"
+        for each in (learner, twin):
+            each.gradient.flat[:] = gradient_of(0 if warm_start else comm.rank, step, n)
+            each.step(samples=2)
+        assert everything(learner) == everything(twin)
+    same_on_all_ranks(comm, learner.parameters.flat)

@@ -1,0 +1,158 @@
+"""Ranks that disagree, or of which one has a problem: one error on all, that says who and what."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from parallel_sgd import SGD, Adam, DataParallelSGD, Learner, Parameters, UserError
+from parallel_sgd.schedules import Steps
+from parallel_sgd.training import learner as learner_module
+
+
+def errors_of(on_ranks, body):
+    """The message that all ranks raise alike; None where none does."""
+
+    def caught(comm):
+        try:
+            body(comm)
+        except UserError as error:
+            return str(error)
+        return None
+
+    messages = on_ranks(caught)
+    assert len(set(messages)) == 1
+    return messages[0], len(messages)
+
+
+def last(comm):
+    return comm.rank == comm.size - 1
+
+
+def test_no_problem_is_no_error(on_ranks):
+    assert errors_of(on_ranks, lambda comm: comm.raise_together(None))[0] is None
+
+
+def test_the_problem_of_one_rank(on_ranks):
+    message, size = errors_of(
+        on_ranks, lambda comm: comm.raise_together("no data" if last(comm) else None)
+    )
+    assert message == f"no data (on rank {size - 1})"
+
+
+def test_one_problem_of_several_ranks_is_told_once(on_ranks):
+    message, size = errors_of(on_ranks, lambda comm: comm.raise_together("disk full"))
+    ranks = "rank 0" if size == 1 else "ranks " + ", ".join(map(str, range(size)))
+    assert message == f"disk full (on {ranks})"
+
+
+def test_different_problems_are_all_told(on_ranks):
+    message, size = errors_of(on_ranks, lambda comm: comm.raise_together(f"port {comm.rank}"))
+    assert message == "; ".join(f"port {k} (on rank {k})" for k in range(size))
+
+
+def test_ranks_that_agree(on_ranks):
+    facts = {"layout": {"W": (3, 4)}, "lr": 0.1}
+    assert errors_of(on_ranks, lambda comm: comm.require_agreement(facts))[0] is None
+
+
+def test_the_first_fact_that_differs_is_named(on_ranks):
+    def body(comm):
+        comm.require_agreement({"same": 1, "lr": 0.2 if last(comm) else 0.1, "n": comm.rank})
+
+    message, size = errors_of(on_ranks, body)
+    if size == 1:
+        assert message is None
+    else:
+        others = "rank 0" if size == 2 else "ranks " + ", ".join(map(str, range(size - 1)))
+        assert message == (
+            f"lr must be the same on all ranks, but differs: {others}: 0.1; rank {size - 1}: 0.2"
+        )
+
+
+def test_a_fact_that_one_rank_lacks_differs(on_ranks):
+    def body(comm):
+        comm.require_agreement({"a": 1} if last(comm) and comm.rank else {"a": 1, "b": 2})
+
+    message, size = errors_of(on_ranks, body)
+    assert (message is None) == (size == 1)
+    assert size == 1 or message.endswith(f"rank {size - 1}: nothing")
+
+
+def zeros(shapes, dtype=np.float32):
+    return Parameters({name: np.zeros(shape, dtype) for name, shape in shapes.items()})
+
+
+USUAL = {
+    "parameters": lambda: zeros({"W": (2, 3), "b": (6,)}),
+    "optimizer": lambda: SGD(lr=0.1),
+    "algorithm": DataParallelSGD,
+}
+
+
+@pytest.mark.parametrize(
+    ("fact", "argument", "other"),
+    [
+        ("number of parameters", "parameters", lambda: zeros({"W": (2, 3)})),
+        ("layout of the parameters", "parameters", lambda: zeros({"W": (3, 2), "b": (6,)})),
+        ("layout of the parameters", "parameters", lambda: zeros({"V": (2, 3), "b": (6,)})),
+        ("layout of the parameters", "parameters", lambda: zeros({"b": (6,), "W": (2, 3)})),
+        ("dtype of the parameters", "parameters", lambda: zeros({"W": (2, 3), "b": 6}, float)),
+        ("optimizer", "optimizer", lambda: SGD(lr=0.2)),
+        ("optimizer", "optimizer", lambda: SGD(lr=Steps({0: 0.1}))),
+        ("optimizer", "optimizer", lambda: Adam(lr=0.1)),
+        ("algorithm", "algorithm", lambda: DataParallelSGD(gradient_bits=1)),
+        ("algorithm", "algorithm", lambda: DataParallelSGD(gradient_bits={0: 32, 9: 1})),
+        ("algorithm", "algorithm", lambda: DataParallelSGD(block_size=512)),
+        ("algorithm", "algorithm", lambda: DataParallelSGD(threshold="mean")),
+        ("algorithm", "algorithm", lambda: DataParallelSGD(half_format="bfloat16")),
+        ("algorithm", "algorithm", lambda: DataParallelSGD(distributed_after=1)),
+    ],
+)
+def test_learners_that_disagree(on_ranks, fact, argument, other):
+    def body(comm):
+        given = {name: make() for name, make in USUAL.items()}
+        if last(comm) and comm.rank:
+            given[argument] = other()
+        before = given["parameters"].flat.copy()
+        try:
+            Learner(**given, comm=comm)
+        finally:
+            assert np.array_equal(given["parameters"].flat, before)
+
+    message, size = errors_of(on_ranks, body)
+    if size == 1:
+        assert message is None
+    else:
+        assert message.startswith(f"{fact} must be the same on all ranks, but differs: ")
+        assert f"rank {size - 1}: " in message
+
+
+def test_another_version_of_the_library(on_ranks, monkeypatch):
+    here = threading.local()  # a rank may be a thread
+
+    class Version:
+        def __repr__(self):
+            return "'0.0.1'" if here.old else "'9.9.9'"
+
+    monkeypatch.setattr(learner_module, "__version__", Version())
+
+    def body(comm):
+        here.old = last(comm) and comm.rank > 0
+        Learner(**{name: make() for name, make in USUAL.items()}, comm=comm)
+
+    message, size = errors_of(on_ranks, body)
+    assert (message is None) == (size == 1)
+    assert size == 1 or message.startswith("parallel_sgd version must be the same on all ranks")
+
+
+def test_all_ranks_start_from_the_first_ones_parameters(on_ranks):
+    def body(comm):
+        parameters = zeros({"W": (2, 3), "b": (6,)})
+        parameters.flat[:] = comm.rank + np.arange(12)
+        Learner(parameters, SGD(lr=0.1), DataParallelSGD(), comm)
+        assert np.array_equal(parameters.flat, np.arange(12))
+
+    on_ranks(body)

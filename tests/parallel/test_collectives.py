@@ -1,0 +1,146 @@
+"""The collectives, each on parts of every size including none."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+DTYPES = [np.uint8, np.int64, np.float32, np.float64]
+
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+shapes_of_parts = pytest.mark.parametrize(
+    "count", [lambda k: 3, lambda k: k, lambda k: 2 * (k % 2), lambda k: 5 * (k == 0), lambda k: 0]
+)
+
+
+def part(rank, count, dtype):
+    return (10 * rank + 1 + np.arange(count)).astype(dtype)
+
+
+@every_dtype
+@shapes_of_parts
+@pytest.mark.parametrize("in_place", [False, True])
+def test_allgather(on_ranks, dtype, count, in_place):
+    def body(comm):
+        counts = [count(k) for k in range(comm.size)]
+        receive = np.full(sum(counts), 99, dtype)
+        send = part(comm.rank, counts[comm.rank], dtype)
+        if in_place:
+            own = receive[sum(counts[: comm.rank]) :][: counts[comm.rank]]
+            own[:] = send
+            send = own
+        comm.allgather(send, receive, counts)
+        expected = [part(k, counts[k], dtype) for k in range(comm.size)]
+        assert np.array_equal(receive, np.concatenate(expected))
+        assert np.array_equal(send, expected[comm.rank])
+
+    on_ranks(body)
+
+
+@every_dtype
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda i, j: 2,
+        lambda i, j: (3 * i + 2 * j) % 4,
+        lambda i, j: i,
+        lambda i, j: 4 * (i == j),
+        lambda i, j: 4 * (i == 0 and j > 0),
+        lambda i, j: 0,
+    ],
+)
+def test_alltoall(on_ranks, dtype, count):
+    """`count(i, j)` values go from rank i to rank j."""
+
+    def values(i, j):
+        return (50 * i + 10 * j + np.arange(count(i, j))).astype(dtype)
+
+    def body(comm):
+        ranks, me = range(comm.size), comm.rank
+        send = np.concatenate([values(me, j) for j in ranks])
+        sent = send.copy()
+        receive = np.full(sum(count(i, me) for i in ranks), 99, dtype)
+        comm.alltoall(send, [count(me, j) for j in ranks], receive, [count(i, me) for i in ranks])
+        assert np.array_equal(receive, np.concatenate([values(i, me) for i in ranks]))
+        assert np.array_equal(send, sent)
+
+    on_ranks(body)
+
+
+@every_dtype
+@pytest.mark.parametrize("n", [0, 1, 1000])
+def test_broadcast(on_ranks, dtype, n):
+    def body(comm):
+        for root in range(comm.size):
+            array = part(comm.rank, n, dtype)
+            comm.broadcast(array, root)
+            assert np.array_equal(array, part(root, n, dtype))
+        array = part(comm.rank, n, dtype)
+        comm.broadcast(array)
+        assert np.array_equal(array, part(0, n, dtype))
+
+    on_ranks(body)
+
+
+def test_integers_are_summed_exactly(on_ranks):
+    def body(comm):
+        given = np.array([comm.rank, -1, 2**60 + comm.rank, 0], np.int64)
+        ranks = sum(range(comm.size))
+        total = comm.sum_integers(given)
+        assert total.dtype == np.int64
+        assert total.tolist() == [ranks, -comm.size, 2**60 * comm.size + ranks, 0]
+        assert given[0] == comm.rank
+
+    on_ranks(body)
+
+
+def test_objects_are_gathered_in_rank_order(on_ranks):
+    def body(comm):
+        gathered = comm.allgather_object({"rank": comm.rank, "text": "x" * comm.rank})
+        assert gathered == [{"rank": k, "text": "x" * k} for k in range(comm.size)]
+
+    on_ranks(body)
+
+
+def test_hosts(on_ranks):
+    """All ranks of a test run on one machine."""
+
+    def body(comm):
+        assert comm.hosts == [comm.host] * comm.size
+        return comm.rank, comm.local_rank, comm.local_size
+
+    results = on_ranks(body)
+    assert results == [(k, k, len(results)) for k in range(len(results))]
+
+
+def test_ranks_are_numbered_and_counted(on_ranks):
+    results = on_ranks(lambda comm: (comm.rank, comm.size))
+    assert results == [(k, len(results)) for k in range(len(results))]
+
+
+def test_many_collectives_in_a_row_with_ranks_out_of_step(on_ranks):
+    """No rank may take what another has already overwritten for the next call."""
+
+    def body(comm):
+        pace = random.Random(comm.rank)
+        buffer = np.zeros(comm.size, np.int64)
+        for step in range(60):
+            if pace.random() < 0.2:
+                time.sleep(0.001)
+            buffer[comm.rank] = 100 * comm.rank + step
+            own = buffer[comm.rank : comm.rank + 1]
+            comm.allgather(own, buffer, [1] * comm.size)
+            assert buffer.tolist() == [100 * k + step for k in range(comm.size)]
+            comm.broadcast(buffer[:1], root=step % comm.size)
+            root = step % comm.size
+            assert buffer[0] == (100 * 0 + step)
+            mine = np.array([step * (comm.rank + 1)])
+            comm.broadcast(mine, root)
+            assert mine[0] == step * (root + 1)
+            assert comm.sum_integers(mine)[0] == comm.size * mine[0]
+            mine[0] = -1
+
+    on_ranks(body)

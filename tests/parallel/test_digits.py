@@ -1,0 +1,59 @@
+"""Real data: ranks learn to read digits, and hold one model while they do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from invariants import same_on_all_ranks
+
+from parallel_sgd import Communicator, DataParallelSGD, Learner, MomentumSGD
+from parallel_sgd.data import Source, digits
+from parallel_sgd.models import MLP
+
+pytest.importorskip("sklearn")
+
+
+def train(comm, algorithm, seed=None):
+    """One pass over the digits; returns the model and the learner."""
+    model = MLP([64, 32, 10], seed=comm.rank if seed is None else seed)
+    learner = Learner(model.parameters, MomentumSGD(lr=0.05), algorithm, comm)
+    training, _ = digits(seed=0)
+    for x, y in Source(training, minibatch_size=96, epochs=2).minibatches(learner):
+        model.gradient(x, y, out=learner.gradient)
+        learner.step(samples=len(y))
+        same_on_all_ranks(comm, model.parameters.flat)
+    learner.finish()
+    same_on_all_ranks(comm, model.parameters.flat)
+    assert learner.samples == 2 * len(training)
+    return model, learner
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"gradient_bits": 1}, {"gradient_bits": 4}, {"gradient_bits": 1, "distributed_after": 300}],
+    ids=str,
+)
+def test_few_bits_learn_like_serial(on_ranks, options):
+    def body(comm):
+        _, test = digits(seed=0)
+        model, learner = train(comm, DataParallelSGD(**options))
+        serial, _ = train(Communicator.single(), DataParallelSGD(), seed=0)
+        loss, accuracy = model.evaluate(test.x, test.y)
+        serial_loss, _ = serial.evaluate(test.x, test.y)
+        assert accuracy > 0.8
+        assert abs(loss - serial_loss) < 0.15
+        full = 2 * (comm.size - 1) / comm.size * model.parameters.flat.nbytes * 30
+        assert learner.bytes_sent <= options["gradient_bits"] / 32 * 1.1 * full
+
+    on_ranks(body)
+
+
+def test_full_precision_is_serial_to_rounding(on_ranks):
+    def body(comm):
+        model, _ = train(comm, DataParallelSGD())
+        serial, _ = train(Communicator.single(), DataParallelSGD(), seed=0)
+        np.testing.assert_allclose(
+            model.parameters.flat, serial.parameters.flat, rtol=1e-3, atol=1e-4
+        )
+
+    on_ranks(body)

@@ -1,0 +1,180 @@
+"""Both exchanges: the right sums, the same bits everywhere, nothing lost, and few bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cases import CODECS, LAYOUTS, gradient_of, zeros
+from invariants import (
+    conserves_gradients,
+    does_not_depend_on_who_is_which_rank,
+    equals_two_stages_in_one_place,
+    sums_in_rank_order,
+)
+
+from parallel_sgd import Communicator, Parameters, UserError
+from parallel_sgd.compression import OneBit, codec_for
+from parallel_sgd.exchange import FullPrecisionExchange, TwoStageExchange
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+
+
+@every_layout
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_full_precision_sums_in_rank_order(on_ranks, layout, dtype):
+    on_ranks(lambda comm: sums_in_rank_order(comm, layout, dtype))
+
+
+@pytest.mark.parametrize("n", [20_001, 70_000])
+def test_long_vectors_are_summed_in_rank_order_too(on_ranks, n, monkeypatch):
+    """Beyond 32 KiB in two collectives, and in more than one piece."""
+    monkeypatch.setitem(LAYOUTS, "long", {"w": (n,)})
+    monkeypatch.setattr("parallel_sgd.exchange.full_precision.IN_CACHE", 5000)
+    on_ranks(lambda comm: sums_in_rank_order(comm, "long", np.float64))
+
+
+@every_layout
+@every_codec
+def test_nothing_is_lost(on_ranks, codec, layout):
+    on_ranks(lambda comm: conserves_gradients(comm, codec, layout))
+
+
+@every_layout
+@every_codec
+def test_the_two_stages(on_ranks, codec, layout):
+    on_ranks(lambda comm: equals_two_stages_in_one_place(comm, codec, layout))
+
+
+def test_stripes_of_many_blocks(on_ranks, monkeypatch):
+    """An owner adds a few blocks at a time, and the last of them may be fewer."""
+    monkeypatch.setitem(LAYOUTS, "long", {"w": (6_000,), "b": (33,)})
+    monkeypatch.setattr("parallel_sgd.exchange.two_stage.IN_CACHE", 3)
+    for codec in (OneBit(block_size=100), codec_for(4, block_size=257)):
+        on_ranks(lambda comm, codec=codec: equals_two_stages_in_one_place(comm, codec, "long"))
+
+
+@every_codec
+def test_who_is_which_rank_does_not_matter(on_ranks, codec):
+    on_ranks(lambda comm: does_not_depend_on_who_is_which_rank(comm, codec))
+
+
+def test_float16_keeps_what_is_too_large_for_it(on_ranks):
+    """Beyond ±65504 the largest float16 is sent, and the rest follows in later steps."""
+
+    def body(comm):
+        parameters = zeros("one block")
+        exchange = TwoStageExchange(codec_for(16), parameters, comm)
+        residuals = exchange.residuals(parameters)
+        results = np.zeros(60)
+        for step in range(40):
+            vector = np.full(60, 2e5 if step == 0 else 0, np.float32)
+            exchange.sum(vector, residuals)
+            results += vector
+        assert np.abs(results - comm.size * 2e5).max() < 1
+
+    on_ranks(body)
+
+
+class Counting(Communicator):
+    """Passes on to another communicator, and counts the bytes that really go to other ranks."""
+
+    def __init__(self, inner):
+        self.inner, self.rank, self.size = inner, inner.rank, inner.size
+        self.bytes, self.calls = 0, 0
+
+    def allgather(self, send, receive, counts):
+        assert send.size == counts[self.rank]
+        self._count((self.size - 1) * send.nbytes)
+        self.inner.allgather(send, receive, counts)
+
+    def alltoall(self, send, send_counts, receive, receive_counts):
+        assert send.size == sum(send_counts)
+        self._count(send.nbytes - send_counts[self.rank] * send.itemsize)
+        self.inner.alltoall(send, send_counts, receive, receive_counts)
+
+    def _count(self, nbytes):
+        self.bytes += nbytes
+        self.calls += 1
+
+    def broadcast(self, array, root=0):
+        raise NotImplementedError
+
+    def sum_integers(self, values):
+        raise NotImplementedError
+
+    def allgather_object(self, item):
+        raise NotImplementedError
+
+    @property
+    def host(self):
+        return self.inner.host
+
+
+LARGE = {"W1": (300, 400), "b1": (400,), "W2": (400, 100), "b2": (100,)}  # 160,500 values
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("block_size", [256, 1024])
+def test_bytes_sent(on_ranks, bits, block_size):
+    """2 (K-1)/K n (b/8 + levels/block) bytes a rank and exchange, within 5 %, in two collectives."""
+
+    def body(comm):
+        parameters = Parameters({k: np.zeros(s, np.float32) for k, s in LARGE.items()})
+        counting, n = Counting(comm), parameters.flat.size
+        if bits == 32:
+            exchange, residuals = FullPrecisionExchange(parameters, counting), None
+        else:
+            codec = codec_for(bits, block_size=block_size)
+            exchange = TwoStageExchange(codec, parameters, counting)
+            residuals = exchange.residuals(parameters)
+        for step in range(2):
+            exchange.sum(gradient_of(comm.rank, step, n), residuals)
+        assert exchange.bytes_sent == counting.bytes
+        assert counting.calls == 4
+        levels = {1: 8, 16: 0, 32: 0}.get(bits, 4)
+        formula = 2 * (comm.size - 1) / comm.size * n * (bits / 8 + levels / block_size)
+        assert 0.95 * formula <= exchange.bytes_sent / 2 <= 1.05 * formula
+
+    on_ranks(body)
+
+
+@every_layout
+@every_codec
+def test_small_vectors_are_not_inflated(on_ranks, codec, layout):
+    """Every rank's payload, going and coming, is at most as large as its float32 values."""
+
+    def body(comm):
+        parameters = zeros(layout)
+        counting, n = Counting(comm), parameters.flat.size
+        exchange = TwoStageExchange(codec, parameters, counting)
+        exchange.sum(gradient_of(comm.rank, 0, n), exchange.residuals(parameters))
+        assert exchange.bytes_sent == counting.bytes
+        sent = comm.allgather_object(exchange.bytes_sent)
+        assert sum(sent) <= 2 * (comm.size - 1) * 4 * n
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_short_vector_takes_one_collective(on_ranks, dtype):
+    def body(comm):
+        parameters = zeros("large and small", dtype)
+        counting = Counting(comm)
+        exchange = FullPrecisionExchange(parameters, counting)
+        exchange.sum(parameters.flat)
+        assert counting.calls == 1
+        assert exchange.bytes_sent == counting.bytes == (comm.size - 1) * parameters.flat.nbytes
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+def test_few_bits_are_for_float32(on_ranks, bits):
+    def body(comm):
+        with pytest.raises(
+            UserError, match=rf"^gradient_bits={bits} needs float32 parameters.* float64; use 32"
+        ):
+            TwoStageExchange(codec_for(bits), zeros("one block", np.float64), comm)
+
+    on_ranks(body)

@@ -1,0 +1,108 @@
+"""Warm starts, and problems of one rank that all must know of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cases import OPTIMIZERS, gradient_of, zeros
+from learners import everything, refuses_what_is_not_finite, starts_warm
+
+from parallel_sgd import SGD, DataParallelSGD, Learner, UserError
+
+every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+every_value = pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e35, -1e35])
+
+
+@every_optimizer
+def test_a_warm_start_ends_in_one_model(on_ranks, optimizer):
+    on_ranks(lambda comm: starts_warm(comm, optimizer))
+
+
+@pytest.mark.parametrize("bits", [4, 32])
+def test_a_warm_start_for_other_bits(on_ranks, bits):
+    on_ranks(lambda comm: starts_warm(comm, OPTIMIZERS["Adam"], bits))
+
+
+def test_a_warm_start_needs_the_same_minibatch_everywhere(on_ranks):
+    def body(comm):
+        algorithm = DataParallelSGD(distributed_after=100)
+        learner = Learner(zeros("one block"), SGD(lr=0.1), algorithm, comm)
+        if comm.size == 1:
+            assert learner.step(samples=3) == 3
+            return
+        with pytest.raises(UserError, match=r"samples of a minibatch.*differs: rank 0: 3"):
+            learner.step(samples=3 + comm.rank)
+
+    on_ranks(body)
+
+
+@every_value
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32, {0: 1, 10: 32}], ids=str)
+def test_a_gradient_that_is_not_finite(on_ranks, bits, value):
+    on_ranks(lambda comm: refuses_what_is_not_finite(comm, bits, value))
+
+
+@every_value
+def test_a_gradient_that_is_not_finite_in_float64(on_ranks, value):
+    on_ranks(lambda comm: refuses_what_is_not_finite(comm, 32, value, dtype=np.float64))
+
+
+@every_value
+def test_a_gradient_that_is_not_finite_in_a_warm_start(on_ranks, value):
+    on_ranks(lambda comm: refuses_what_is_not_finite(comm, 1, value, warm_start=True))
+
+
+def test_several_ranks_that_diverge_are_all_named(on_ranks):
+    def body(comm):
+        learner = Learner(zeros("one block"), SGD(lr=0.1), DataParallelSGD(), comm)
+        learner.gradient.flat[:] = np.nan
+        with pytest.raises(UserError) as caught:
+            learner.step(samples=1)
+        ranks = "rank 0" if comm.size == 1 else "ranks " + ", ".join(map(str, range(comm.size)))
+        assert str(caught.value).endswith(f"(on {ranks})")
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize("largest", [1e29, -1e30])
+def test_large_gradients_that_are_finite_are_exchanged(on_ranks, largest):
+    def body(comm):
+        for bits in (1, 2, 8, 16, 32):
+            algorithm = DataParallelSGD(gradient_bits=bits, half_format="bfloat16")
+            learner = Learner(zeros("large and small"), SGD(lr=1e-20), algorithm, comm)
+            for step in range(3):
+                gradient = gradient_of(comm.rank, step, learner.gradient.flat.size)
+                learner.gradient.flat[:] = gradient * (abs(largest) / 1e3)
+                learner.gradient.flat[5] = largest
+                learner.step(samples=1)
+            assert np.isfinite(learner.parameters.flat).all()
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize("distributed_after", [0, 1000])
+def test_one_rank_that_cannot_go_on_ends_the_step_of_all(on_ranks, distributed_after):
+    """`fail` on one rank, in place of the `step` in which the others wait."""
+
+    def body(comm):
+        algorithm = DataParallelSGD(gradient_bits=1, distributed_after=distributed_after)
+        learner = Learner(zeros("large and small"), OPTIMIZERS["Adam"], algorithm, comm)
+        learner.gradient.flat[:] = gradient_of(0, 0, learner.gradient.flat.size)
+        learner.step(samples=1)
+        before = everything(learner)
+        with pytest.raises(UserError, match=rf"^label 12 \(on rank {comm.size - 1}\)$"):
+            if comm.rank == comm.size - 1:
+                learner.fail("label 12")
+            learner.step(samples=1)
+        assert everything(learner) == before
+
+    on_ranks(body)
+
+
+def test_samples_are_counted_from_none(on_ranks):
+    def body(comm):
+        learner = Learner(zeros("one block"), SGD(lr=0.1), DataParallelSGD(), comm)
+        with pytest.raises(UserError, match="samples=-1 must be at least 0"):
+            learner.step(samples=-1)
+
+    on_ranks(body)

@@ -1,0 +1,133 @@
+"""Codecs: options in, the right kernels and blocks out, and one form for files."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from parallel_sgd import Parameters, UserError
+from parallel_sgd.compression import (
+    GRADIENT_BITS,
+    FullPrecision,
+    HalfPrecision,
+    OneBit,
+    UniformLevels,
+    codec_for,
+    codec_from_dict,
+)
+
+CODECS = [
+    OneBit(),
+    OneBit(block_size=100, threshold="mean"),
+    *(UniformLevels(bits=bits, block_size=size) for bits in (2, 4, 8) for size in (1024, 70)),
+    HalfPrecision(),
+    HalfPrecision(format="bfloat16", block_size=70),
+    FullPrecision(),
+]
+every_codec = pytest.mark.parametrize("codec", CODECS, ids=str)
+
+
+@pytest.fixture
+def parameters():
+    p = Parameters({"W": np.zeros((50, 41), np.float32), "b": np.zeros(41, np.float32)})
+    p.flat[:] = np.random.default_rng(0).standard_normal(p.flat.size)
+    return p
+
+
+@every_codec
+def test_dict_and_back(codec):
+    assert codec_from_dict(json.loads(json.dumps(codec.to_dict()))) == codec
+
+
+def test_dict_names_the_codec_and_its_options():
+    assert UniformLevels(bits=4, block_size=70).to_dict() == {
+        "name": "UniformLevels",
+        "bits": 4,
+        "block_size": 70,
+    }
+
+
+def test_codecs_are_values():
+    assert OneBit() == codec_for(1)
+    assert len({OneBit(), OneBit(block_size=1024), OneBit(threshold="mean")}) == 2
+
+
+@pytest.mark.parametrize("bits", GRADIENT_BITS)
+def test_codec_for_takes_every_option(bits):
+    codec = codec_for(bits, block_size=64, threshold="mean", half_format="bfloat16")
+    assert codec.bits == bits
+    assert codec.block_size == 64
+    assert getattr(codec, "threshold", "mean") == "mean"
+    assert getattr(codec, "format", "bfloat16") == "bfloat16"
+
+
+@every_codec
+def test_encode_and_decode(codec, parameters):
+    """A part of the blocks goes with the same part of the arrays, and the sum is kept."""
+    g = parameters.flat
+    blocks = codec.blocks(parameters)
+    assert blocks.values == slice(0, g.size)
+    r = (g[::-1] / 3).copy()
+    before = g.astype(float) + r
+    payload = np.empty(blocks.bytes.stop, np.uint8)
+    q = np.full_like(g, np.nan)
+    middle = len(blocks) // 2
+    for part in (blocks.part(middle, len(blocks)), blocks.part(0, middle)):
+        codec.encode(part, g[part.values], r[part.values], payload[part.bytes])
+        codec.decode(part, payload[part.bytes], q[part.values], add=False)
+    assert np.abs(q.astype(float) + r - before).max() < 1e-6
+    assert (r != 0).any() == (codec.bits < 32)
+    total = g.copy()
+    codec.decode(blocks, payload, total, add=True)
+    assert np.array_equal(total, g + q)
+
+
+@every_codec
+def test_the_payload_has_the_promised_size(codec, parameters):
+    blocks, n = codec.blocks(parameters), parameters.flat.size
+    levels = {1: 8, 2: 4, 4: 4, 8: 4}.get(codec.bits, 0)
+    packed = n * codec.bits / 8 + levels * len(blocks)
+    assert packed <= blocks.bytes.stop <= packed + 4 * codec.bits * len(blocks)
+    assert blocks.bytes.stop <= 4 * n
+
+
+def test_float64_travels_whole():
+    p = Parameters({"W": np.arange(3000) / 7})
+    blocks = FullPrecision().blocks(p)
+    payload, residual = np.empty(blocks.bytes.stop, np.uint8), np.full(3000, 0.5)
+    FullPrecision().encode(blocks, p.flat, residual, payload)
+    q = np.empty(3000)
+    FullPrecision().decode(blocks, payload, q, add=False)
+    assert np.array_equal(q, p.flat + 0.5)
+    assert not residual.any()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: codec_for(3), "gradient_bits=3 must be one of 1, 2, 4, 8, 16, 32"),
+        (lambda: codec_for("1"), "gradient_bits='1' must be one of 1, 2, 4, 8, 16, 32"),
+        (lambda: UniformLevels(bits=1), "bits=1 must be 2, 4 or 8"),
+        (lambda: OneBit(threshold="median"), "threshold='median' must be 'zero' or 'mean'"),
+        (
+            lambda: HalfPrecision(format="float8"),
+            "half_format='float8' must be 'float16' or 'bfloat16'",
+        ),
+        (lambda: codec_from_dict({"name": "Zip"}), "codec name='Zip' must be one of OneBit, .*"),
+        (lambda: codec_from_dict({}), "codec name=None must be one of OneBit, .*"),
+    ],
+)
+def test_what_is_not_possible_is_refused(make, message):
+    with pytest.raises(UserError, match=f"^{message}$"):
+        make()
+
+
+@pytest.mark.parametrize("bits", GRADIENT_BITS)
+@pytest.mark.parametrize("block_size", [0, -1, 2**20 + 1, 1.5, "1024", None])
+def test_block_sizes_that_are_refused(bits, block_size):
+    with pytest.raises(
+        UserError, match=f"^block_size={block_size!r} must be a whole number from 1"
+    ):
+        codec_for(bits, block_size=block_size)

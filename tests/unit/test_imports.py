@@ -1,0 +1,187 @@
+"""Which room may know which: imports point only down, and importing the package starts nothing."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import parallel_sgd
+
+PACKAGE = Path(parallel_sgd.__file__).parent
+
+# From the ground up; rooms of one floor do not know each other.
+FLOORS: list[set[str]] = [
+    {"kernels"},
+    {"errors", "version"},
+    {"parameters"},
+    {"communication"},
+    {"compression"},
+    {"schedules"},
+    {"optimizers"},
+    {"exchange"},
+    {"parameter_server"},
+    {"algorithms"},
+    {"data", "models"},
+    {"training"},
+    {"integrations", "testing"},
+    {"command_line"},
+    {"__init__", "__main__"},
+]
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+# Rooms that know less than all that is below them.
+GROUND = {"kernels", "errors", "version", "parameters"}
+KNOWN_ONLY = {
+    "communication": GROUND - {"parameters"},
+    "compression": GROUND,
+    "optimizers": GROUND | {"schedules"},
+    "data": GROUND,
+    "models": GROUND,
+    "__main__": {"command_line"},
+}
+
+# Libraries that belong to one room.
+OWNERS = {
+    "numba": {"kernels"},
+    "llvmlite": {"kernels"},
+    "cupy": {"kernels", "models", "command_line"},  # the last two only look whether it is there
+    "mpi4py": {"communication"},
+    "torch": {"integrations"},
+}
+
+
+def sources() -> dict[str, str]:
+    """Dotted name below the package, with the text, of every module; `kernels` is a link."""
+    found = {}
+    for folder, _, names in os.walk(PACKAGE, followlinks=True):
+        for name in names:
+            path = Path(folder, name)
+            if path.suffix == ".py":
+                parts = path.relative_to(PACKAGE).with_suffix("").parts
+                found[".".join(parts)] = path.read_text()
+    return found
+
+
+def imported(module: str, text: str) -> Iterator[str]:
+    """Full dotted names of what a module imports anywhere, also by `import_module("name")`."""
+    here = ["parallel_sgd", *module.split(".")[:-1]]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = here[: len(here) + 1 - node.level] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args:
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            name = node.args[0]
+            if called == "import_module" and isinstance(name, ast.Constant):
+                assert isinstance(name.value, str)
+                yield name.value
+
+
+def offences(module: str, text: str) -> list[str]:
+    room = module.split(".")[0]
+    if room not in FLOOR:
+        return [f"{module}: the house has no room {room!r}: give it a floor"]
+    found = []
+    for name in imported(module, text):
+        library, _, rest = name.partition(".")
+        if library in OWNERS and room not in OWNERS[library]:
+            found.append(f"{module} imports {name}, which belongs to {OWNERS[library]}")
+        if library != "parallel_sgd":
+            continue
+        other = rest.split(".")[0]
+        if other == room:
+            continue
+        if other not in FLOOR:  # a name that the package's own __init__ defines
+            other = "__init__"
+        if FLOOR[other] >= FLOOR[room]:
+            found.append(f"{module} imports {name}, which points up")
+        elif room in KNOWN_ONLY and other not in KNOWN_ONLY[room]:
+            found.append(f"{module} imports {name}, and {room} may know {KNOWN_ONLY[room]}")
+    return found
+
+
+@pytest.mark.parametrize(("module", "text"), sources().items(), ids=sources())
+def test_imports_point_down(module, text):
+    assert offences(module, text) == []
+
+
+def test_the_sources_are_all_there():
+    assert {"__init__", "kernels.reference", "communication.mpi", "training.learner"} <= set(
+        sources()
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("kernels.cpu", "from ..errors import UserError"),
+        ("kernels.cpu", "from .. import parameters"),
+        ("kernels.cuda.launch", "from ...errors import UserError"),
+        ("parameters", "import parallel_sgd.communication"),
+        ("communication.mpi", "def f():\n    from ..compression.codecs import OneBit"),
+        ("communication.mpi", "from ..parameters import Parameters"),
+        ("compression.codecs", "from ..communication import Communicator"),
+        ("compression.codecs", "from mpi4py import MPI"),
+        ("optimizers", "import numba"),
+        ("data.source", "from ..models import MLP"),
+        ("models.mlp", "from parallel_sgd import Learner"),
+        ("algorithms.data_parallel", "from ..training.learner import Learner"),
+        ("training.session", "import importlib; importlib.import_module('mpi4py.MPI')"),
+        ("attic.old", "import sys"),
+    ],
+)
+def test_what_would_point_up_is_noticed(module, text):
+    assert len(offences(module, text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("kernels.cpu", "from . import simd\nfrom .blocks import Blocks\nimport numba"),
+        ("exchange.two_stage", "from ..compression import Codec\nfrom ..communication import X"),
+        ("__init__", "from . import data\nfrom .training import Learner"),
+        ("training.learner", "from ..algorithms import Algorithm"),
+    ],
+)
+def test_what_points_down_is_let_pass(module, text):
+    assert offences(module, text) == []
+
+
+def test_importing_the_package_starts_nothing():
+    script = (
+        "import sys, parallel_sgd\n"
+        "heavy = {'mpi4py.MPI', 'numba', 'llvmlite', 'cupy', 'torch', 'sklearn', 'matplotlib'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+WITH_EXAMPLES = sorted(module for module, text in sources().items() if ">>> " in text)
+
+
+@pytest.mark.parametrize("module", WITH_EXAMPLES)
+def test_examples_in_docstrings(module):
+    if "sklearn" in sources()[module] or "digits(" in sources()[module]:
+        pytest.importorskip("sklearn")
+    name = "parallel_sgd" if module == "__init__" else f"parallel_sgd.{module}"
+    failed, tried = doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))
+    assert tried > 0
+    assert failed == 0
+
+
+def test_there_are_examples():
+    assert {"__init__", "parameters", "training.learner"} <= set(WITH_EXAMPLES)

@@ -1,0 +1,171 @@
+"""What a launcher's environment says, and how an error on a rank is told."""
+
+import sys
+from typing import Any
+
+import pytest
+
+from parallel_sgd.communication import abort
+from parallel_sgd.communication.abort import abort_on_error, install_excepthook
+from parallel_sgd.communication.launched import (
+    launched_local_size,
+    launched_rank,
+    launched_size,
+    launcher_name,
+    without_launcher,
+    world_mismatch,
+)
+from parallel_sgd.errors import UserError
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "3",
+    "PMIX_RANK": "2",
+}
+MPICH = {"PMI_SIZE": "4", "PMI_RANK": "2", "MPI_LOCALNRANKS": "3", "PMI_FD": "9"}
+ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+SRUN = ALLOCATION | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "size", "rank", "local_size", "name"),
+    [
+        ({}, None, None, None, None),
+        (OPEN_MPI, 4, 2, 3, "Open MPI's mpiexec"),
+        (MPICH, 4, 2, 3, "MPICH's mpiexec"),
+        ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"}, 2, 1, None, "MVAPICH's mpiexec"),
+        (SRUN, 4, 2, None, "srun"),
+        (SRUN | {"PMI_SIZE": "4", "PMI_RANK": "2"}, 4, 2, None, "srun"),
+        # salloc, sbatch, and Slurm's own steps: an allocation, but no ranks yet
+        (ALLOCATION, None, None, None, None),
+        (ALLOCATION | {"SLURM_STEP_ID": "4294967290"}, None, None, None, None),
+        # mpiexec under Slurm starts its daemons through srun
+        (ALLOCATION | {"SLURM_STEP_ID": "1"} | OPEN_MPI, 4, 2, 3, "Open MPI's mpiexec"),
+        (ALLOCATION | {"SLURM_STEP_ID": "1"} | MPICH, 4, 2, 3, "MPICH's mpiexec"),
+        ({"PMIX_RANK": "1"}, None, 1, None, "a PMIx launcher"),
+        ({"PMIX_RANK": "1", "PARALLEL_SGD_RANKS": "2"}, 2, 1, None, "parallel-sgd run"),
+        ({"PMI_SIZE": "", "OMPI_COMM_WORLD_SIZE": "four"}, None, None, None, None),
+    ],
+)
+def test_what_the_launcher_says(
+    environ: dict[str, str],
+    size: int | None,
+    rank: int | None,
+    local_size: int | None,
+    name: str | None,
+) -> None:
+    assert launched_size(environ) == size
+    assert launched_rank(environ) == rank
+    assert launched_local_size(environ) == local_size
+    assert launcher_name(environ) == name
+
+
+def test_without_launcher() -> None:
+    own = {"PATH": "/bin", "MPI4PY_LIBMPI": "x", "OMP_NUM_THREADS": "1"}
+    assert without_launcher(own | OPEN_MPI | MPICH | SRUN | {"PARALLEL_SGD_RANKS": "2"}) == own
+
+
+@pytest.mark.parametrize(
+    ("environ", "world", "vendor", "says"),
+    [
+        ({}, 1, "MPICH", None),
+        (OPEN_MPI, 4, "Open MPI", None),
+        (MPICH, 4, "Intel MPI", None),
+        (SRUN, 4, "Open MPI", None),
+        (MPICH, 1, "Open MPI", "MPICH's mpiexec started 4 ranks, but this MPI world has 1 rank: "
+            "mpi4py is bound to Open MPI, whose own mpiexec is required"),
+        (OPEN_MPI, 1, "MPICH", "mpi4py is bound to MPICH, whose own mpiexec is required"),
+        (SRUN, 1, "Open MPI", "the two do not find each other"),
+        (OPEN_MPI | {"PARALLEL_SGD_RANKS": "8"}, 4, "Open MPI", "8 ranks were asked for, but this "
+            "MPI world has 4 ranks"),
+    ],
+)  # fmt: skip
+def test_world_mismatch(environ: dict[str, str], world: int, vendor: str, says: str | None) -> None:
+    line = world_mismatch(world, vendor, environ)
+    if says is None:
+        assert line is None
+    else:
+        assert line is not None
+        assert says in line
+        assert "\n" not in line
+
+
+@pytest.fixture
+def on_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rank 2 of 4, in a process in which MPI is not up."""
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PMI_SIZE", raising=False)
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    monkeypatch.setattr(abort, "GRACE_S", 0.0)
+
+
+@pytest.mark.usefixtures("on_a_rank")
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (UserError("bits must be 1: 3"), 1, "error: bits must be 1: 3 (test_launched.py:"),
+        (KeyboardInterrupt(), 130, "interrupted in test_errors_are_told"),
+        (SystemExit(3), 3, ""),
+        (SystemExit("no data"), 1, "[rank 2] no data\n"),
+        (SystemExit(256), 1, ""),
+        (RuntimeError("two\nlines"), 1, "[rank 2] RuntimeError: two\n[rank 2] lines\n"),
+        (ValueError("not by us"), 1, "[rank 2] Traceback (most recent call last):\n"),
+    ],
+)
+def test_errors_are_told(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, says: str
+) -> None:
+    with pytest.raises(SystemExit) as caught, abort_on_error():
+        raise error
+    assert caught.value.code == code
+    err = capsys.readouterr().err
+    assert says in err
+    assert all(line.startswith("[rank 2] ") for line in err.splitlines())
+    if isinstance(error, UserError):
+        assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("on_a_rank")
+def test_a_value_error_by_our_own_raise_needs_no_traceback_but_one_of_numpys_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    namespace: dict[str, Any] = {}
+    source = "import numpy\ndef ours(): raise ValueError('bits: 3')\ndef numpys(): numpy.zeros(-1)"
+    exec(compile(source, abort._PACKAGE + "module.py", "exec"), namespace)
+    with pytest.raises(SystemExit), abort_on_error():
+        namespace["ours"]()
+    assert capsys.readouterr().err.startswith("[rank 2] parallel-sgd: error: bits: 3 (test_laun")
+    with pytest.raises(SystemExit), abort_on_error():
+        namespace["numpys"]()
+    assert capsys.readouterr().err.startswith("[rank 2] Traceback")
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_success_is_left_alone(code: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+    with abort_on_error():
+        pass
+    with pytest.raises(SystemExit) as caught, abort_on_error():
+        sys.exit(code)
+    assert caught.value.code == code
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("on_a_rank")
+def test_excepthook_ends_the_job_and_is_installed_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, frames: seen.append(error))
+    install_excepthook()
+    hook = sys.excepthook
+    install_excepthook()
+    assert sys.excepthook is hook
+    with pytest.raises(SystemExit) as caught:
+        hook(RuntimeError, RuntimeError("boom"), None)
+    assert caught.value.code == 1
+    assert capsys.readouterr().err == "[rank 2] RuntimeError: boom\n"
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    hook(RuntimeError, RuntimeError("typed"), None)
+    assert [str(error) for error in seen] == ["typed"]

@@ -1,0 +1,304 @@
+"""`parallel-sgd run`: the command and environment it makes of a request, and what it refuses."""
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parallel_sgd.command_line import info, launcher, mpi_runtime
+from parallel_sgd.command_line.hostfiles import read_hostfile
+from parallel_sgd.command_line.launcher import THREAD_VARIABLES, Launch, Request, parse, plan
+from parallel_sgd.command_line.main import main
+from parallel_sgd.command_line.mpi_runtime import Mpiexec, choose_mpiexec, identify
+from parallel_sgd.communication.launched import without_launcher
+from parallel_sgd.errors import UserError
+
+OPEN_MPI = Mpiexec("/o/mpiexec", "Open MPI", "5.0.11")
+MPICH = Mpiexec("/m/mpiexec", "MPICH", "5.0.2")
+RANK = [sys.executable, "-m", "parallel_sgd.command_line.rank"]
+
+
+def planned(
+    mpiexec: Mpiexec,
+    *,
+    ranks: int = 4,
+    environ: Mapping[str, str] | None = None,
+    cores: int = 2,
+    root: bool = False,
+    **request: Any,
+) -> Launch:
+    asked = Request(ranks, ("train.py", "--lr", "0.1"), **request)
+    return plan(asked, mpiexec, environ or {}, cores=cores, root=root)
+
+
+def options(launch: Launch) -> list[str]:
+    """What stands between mpiexec and python."""
+    command = list(launch.command)
+    assert command[-6:] == [*RANK, "train.py", "--lr", "0.1"]
+    return command[1:-6]
+
+
+def test_mpich_needs_no_options() -> None:
+    launch = planned(MPICH, root=True)
+    assert launch.command[0] == "/m/mpiexec"
+    assert options(launch) == ["-n", "4"]
+
+
+def test_open_mpi_gets_the_options_that_take_its_traps_away() -> None:
+    oversubscribe = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+    spinning = ["--mca", "mpi_yield_when_idle", "1"]
+    assert options(planned(OPEN_MPI, cores=4)) == ["-n", "4", *oversubscribe]
+    assert options(planned(OPEN_MPI, cores=2)) == ["-n", "4", *oversubscribe, *spinning]
+    root = options(planned(OPEN_MPI, cores=4, root=True))
+    assert root == ["-n", "4", "--allow-run-as-root", *oversubscribe]
+
+
+def test_the_users_own_mpiexec_options_win() -> None:
+    own = ("--map-by", "numa", "--bind-to", "core", "--mca", "mpi_yield_when_idle", "0")
+    assert options(planned(OPEN_MPI, mpiexec_options=own)) == ["-n", "4", *own]
+
+
+@pytest.mark.parametrize(("cores", "ranks", "threads"), [(8, 4, 2), (2, 4, 1), (7, 2, 3)])
+def test_cores_are_shared_among_the_ranks(cores: int, ranks: int, threads: int) -> None:
+    environ = planned(MPICH, cores=cores, ranks=ranks).environ
+    assert {environ[name] for name in THREAD_VARIABLES} == {str(threads)}
+    assert environ["PARALLEL_SGD_RANKS"] == str(ranks)
+
+
+def test_thread_variables_that_the_user_has_set_stay() -> None:
+    added = planned(MPICH, cores=8, environ={"NUMBA_NUM_THREADS": "3"}).environ
+    assert "NUMBA_NUM_THREADS" not in added
+    assert added["OMP_NUM_THREADS"] == "2"
+    added = planned(MPICH, cores=8, environ={"OMP_NUM_THREADS": "5"}).environ
+    assert "OMP_NUM_THREADS" not in added
+    assert added["OPENBLAS_NUM_THREADS"] == added["NUMBA_NUM_THREADS"] == "5"
+
+
+def test_a_hostfile_reaches_each_mpiexec_in_its_dialect(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("n0 slots=2\nn1 slots=2\n")
+    hostfile = read_hostfile(path)
+    mpich = planned(MPICH, hostfile=hostfile, cores=8)
+    assert options(mpich) == ["-n", "4", "-hosts", "n0:2,n1:2"]
+    assert mpich.environ["NUMBA_NUM_THREADS"] == "4"
+    given = options(planned(OPEN_MPI, hostfile=hostfile, environ={"PYTHONPATH": "/p"}))
+    assert given[:4] == ["-n", "4", "--hostfile", str(path)]
+    passed = [value for name, value in pairwise(given) if name == "-x"]
+    assert passed == [*THREAD_VARIABLES, "PARALLEL_SGD_RANKS", "PYTHONPATH"]
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"},
+        {"PBS_NODEFILE": "/var/nodes", "PBS_NUM_NODES": "2"},
+        {"PE_HOSTFILE": "/var/hosts", "NHOSTS": "2"},
+    ],
+)
+def test_steps_aside_in_a_batch_job(environ: dict[str, str]) -> None:
+    launch = planned(OPEN_MPI, environ=environ, cores=8)
+    assert launch.environ["NUMBA_NUM_THREADS"] == "4"
+    assert [word for word in options(launch) if word.startswith("--")] == []
+    assert options(planned(MPICH, environ=environ)) == ["-n", "4"]
+
+
+def test_the_printed_line_can_be_pasted_into_a_shell() -> None:
+    launch = Launch(("/o/mpiexec", "-n", "2", "python", "my script.py"), {"A": "x y"})
+    assert launch.line() == "A='x y' /o/mpiexec -n 2 python 'my script.py'"
+    assert shlex.split(launch.line())[1:] == list(launch.command)
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name in set(launcher.os.environ) - set(without_launcher(launcher.os.environ)):
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    return "train.py"
+
+
+def test_arguments_after_the_script_are_the_scripts(script: str) -> None:
+    request = parse(["-np", "3", script, "-n", "7", "--timeout-s", "x", "--", "-m"])
+    assert request.ranks == 3
+    assert request.command == (script, "-n", "7", "--timeout-s", "x", "--", "-m")
+    request = parse(["-n4", "--timeout-s=2.5", "-m", "package.module", "-n", "7"])
+    assert (request.ranks, request.timeout_s) == (4, 2.5)
+    assert request.command == ("-m", "package.module", "-n", "7")
+    request = parse(["-n", "1", "--mpiexec-options=--map-by 'a b'", script])
+    assert request.mpiexec_options == ("--map-by", "a b")
+
+
+@pytest.mark.parametrize(
+    ("argv", "wrong"),
+    [
+        (["run", "train.py"], "-n must be given"),
+        (["run", "-n", "0", "train.py"], "-n.*at least 1: '0'"),
+        (["run", "-n", "-2", "train.py"], "-n"),
+        (["run", "-n", "four", "train.py"], "-n.*whole number.*'four'"),
+        (["run", "-n", "2.0", "train.py"], "-n.*whole number.*'2.0'"),
+        (["run", "-n", "2"], "a script must be given"),
+        (["run", "-n", "2", "-m"], "-m must be followed by a module"),
+        (["run", "-n", "2", "none.py"], "script must exist: 'none.py'"),
+        (["run", "-n", "2", "python3", "train.py"], "'python3'.*without the interpreter"),
+        (["run", "-n", "2", "--hostfile", "none", "train.py"], "hostfile must be.*'none'"),
+        (["run", "-n", "2", "--timeout-s", "0", "train.py"], "--timeout-s.*above 0: '0'"),
+        (["run", "-n", "2", "--timeout-s", "nan", "train.py"], "--timeout-s.*'nan'"),
+        (["run", "-n", "2", "--mpiexec-options", "'", "train.py"], "--mpiexec-options.*quoted"),
+        (["run", "-n", "2", "--colour", "train.py"], "unrecognized arguments: --colour"),
+        (["run", "-n", "2", "--mpiexec", "/no/mpiexec", "train.py"], "'/no/mpiexec'"),
+        (["fly"], "invalid choice: 'fly'"),
+        (["--colour"], "--colour|COMMAND"),
+        (["info", "--colour"], "unrecognized arguments: --colour"),
+    ],
+)
+def test_one_line_and_exit_code_2(
+    script: str, capsys: pytest.CaptureFixture[str], argv: list[str], wrong: str
+) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("parallel-sgd: error: ")
+    assert re.search(wrong, err), err
+
+
+def test_refuses_to_start_ranks_from_a_rank(
+    script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    assert main(["run", "-n", "4", script, "--lr", "1"]) == 2
+    line = capsys.readouterr().err
+    assert "rank 1 of 4, started by srun" in line
+    assert "python -m parallel_sgd.command_line.rank train.py --lr 1" in line
+
+
+def fake_mpiexec(folder: Path, says: str) -> str:
+    folder.mkdir(parents=True)
+    path = folder / "mpiexec"
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("says", "vendor", "version"),
+    [
+        ("mpiexec (Open MPI) 5.0.11", "Open MPI", "5.0.11"),
+        ("mpiexec.openmpi (OpenRTE) 4.1.4", "Open MPI", "4.1.4"),
+        ("HYDRA build details:\n    Version:   5.0.2", "MPICH", "5.0.2"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 2023", "Intel MPI", "2021.9"),
+        ("what?", None, None),
+    ],
+)
+def test_whose_mpiexec(tmp_path: Path, says: str, vendor: str | None, version: str | None) -> None:
+    path = fake_mpiexec(tmp_path / "bin", says)
+    assert identify(path) == Mpiexec(path, vendor, version)
+
+
+def test_takes_the_first_mpiexec_of_the_right_vendor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_mpi = fake_mpiexec(tmp_path / "a", "mpiexec (Open MPI) 5.0.11")
+    mpich = fake_mpiexec(tmp_path / "b", "HYDRA build details: Version: 5.0.2")
+    there = [open_mpi, mpich]
+    monkeypatch.setattr(mpi_runtime, "find_mpiexecs", lambda: there)
+    assert choose_mpiexec("Open MPI").path == open_mpi
+    assert choose_mpiexec("MPICH").path == choose_mpiexec("Intel MPI").path == mpich
+    with pytest.raises(UserError, match=rf"must be of Open MPI.*{mpich} \(MPICH\)"):
+        choose_mpiexec("Open MPI", mpich)
+    there.remove(open_mpi)
+    with pytest.raises(UserError, match=rf"must be of Open MPI.*{mpich} \(MPICH\)"):
+        choose_mpiexec("Open MPI")
+    there.clear()
+    with pytest.raises(UserError, match=r"of MPICH.* must be beside .* or in PATH: there is none"):
+        choose_mpiexec("MPICH")
+
+
+def test_mpiexecs_are_sought_beside_python_and_then_along_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = fake_mpiexec(tmp_path / "venv", "")
+    elsewhere = fake_mpiexec(tmp_path / "usr", "")
+    monkeypatch.setattr(mpi_runtime.sys, "executable", str(tmp_path / "venv" / "python"))
+    monkeypatch.setattr(mpi_runtime.sysconfig, "get_path", lambda name: str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'usr'}:{tmp_path / 'venv'}")
+    assert mpi_runtime.find_mpiexecs() == [beside, elsewhere]
+
+
+def test_without_mpi4py(script: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(mpi_runtime, "_PROBE", "import no_such_mpi4py")
+    assert main(["run", "-n", "2", script]) == 2
+    line = capsys.readouterr().err
+    assert "mpi4py must find an MPI library" in line
+    assert "No module named 'no_such_mpi4py'" in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "shows"),
+    [
+        ([], "start a Python script on N ranks"),
+        (["--help"], "show MPI, mpiexec, cores and GPUs"),
+        (["--version"], r"parallel-sgd \d"),
+        (["run", "--help"], "--hostfile"),
+        (["info", "--help"], "--json"),
+    ],
+)
+def test_help_and_version(capsys: pytest.CaptureFixture[str], argv: list[str], shows: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 0
+    assert re.search(shows, capsys.readouterr().out)
+
+
+class FakeCupy:
+    """As much of CuPy as `parallel-sgd info` asks."""
+
+    __version__ = "14.2.0"
+
+    def __init__(self, devices: int | Exception) -> None:
+        self.devices = devices
+        self.cuda = self.runtime = self
+
+    def getDeviceCount(self) -> int:
+        if isinstance(self.devices, Exception):
+            raise self.devices
+        return self.devices
+
+    def getDeviceProperties(self, index: int) -> dict[str, Any]:
+        return {"name": b"H200", "totalGlobalMem": 2**37, "major": 9, "minor": 0}
+
+
+@pytest.mark.parametrize(
+    ("cupy", "gpus"),
+    [
+        (None, {"found": "unknown (cupy is not installed)"}),
+        (FakeCupy(0), {"cupy": "14.2.0", "found": "none"}),
+        (
+            FakeCupy(RuntimeError("cudaErrorNoDevice: none")),
+            {"cupy": "14.2.0", "found": "none (cudaErrorNoDevice: none)"},
+        ),
+        (
+            FakeCupy(2),
+            {"cupy": "14.2.0", "0": "H200, 128 GiB, sm_90", "1": "H200, 128 GiB, sm_90"},
+        ),
+    ],
+)
+def test_info_without_mpi_and_with_and_without_gpus(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: Any, cupy: Any, gpus: dict[str, str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(mpi_runtime, "_PROBE", "import no_such_mpi4py")
+    monkeypatch.setattr(info, "find_mpiexecs", list)
+    found = info.collect()
+    assert found["gpus"] == gpus
+    assert "no_such_mpi4py" in found["mpi"]["error"]
+    assert found["mpiexec"] == {"error": "there is none beside python or in PATH"}
+    assert main(["info"]) == 0
+    assert "cores\n  in this machine " in capsys.readouterr().out

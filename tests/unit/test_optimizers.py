@@ -1,0 +1,189 @@
+"""The local update rules against their textbook formulas, written out in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from parallel_sgd import SGD, Adam, MomentumSGD, NesterovSGD, Parameters, UserError
+from parallel_sgd.optimizers import OPTIMIZERS
+from parallel_sgd.schedules import Cosine, Linear, Steps
+
+N = 37
+MINIBATCHES = (8, 8, 3, 16, 1, 8, 5)
+
+
+def gradients():
+    """(sum over its samples, samples) of each minibatch: their sizes differ."""
+    random = np.random.default_rng(4)
+    return [(samples * random.standard_normal(N), samples) for samples in MINIBATCHES]
+
+
+def trained(optimizer, dtype=np.float64):
+    parameters = Parameters({"W": np.linspace(-1, 1, N).astype(dtype)})
+    step = optimizer.bind(parameters)
+    for gradient, samples in gradients():
+        given = gradient.astype(dtype)
+        step(given, samples)
+        assert np.array_equal(given, gradient.astype(dtype)), "the gradient was changed"
+    return parameters.flat, step.state
+
+
+def compare(optimizer, textbook):
+    """`textbook(x, mean gradient, samples, samples before)` returns the next x."""
+    x, seen = np.linspace(-1, 1, N), 0
+    for gradient, samples in gradients():
+        x = textbook(x, gradient / samples, samples, seen)
+        seen += samples
+    found, state = trained(optimizer)
+    np.testing.assert_allclose(found, x, rtol=1e-12, atol=1e-14)
+    assert (state.steps, state.samples) == (len(MINIBATCHES), sum(MINIBATCHES))
+    single, _ = trained(optimizer, np.float32)
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, x, rtol=1e-4, atol=1e-5)
+
+
+def test_sgd():
+    compare(SGD(lr=0.1), lambda x, g, samples, seen: x - 0.1 * g)
+
+
+def test_sgd_per_sample():
+    compare(SGD(lr_per_sample=0.01), lambda x, g, samples, seen: x - 0.01 * samples * g)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [Steps({0: 0.3, 16: 0.1, 20: 0.0}), Linear({0: 0.0, 30: 0.4}), Cosine(start=0.5, samples=40)],
+)
+@pytest.mark.parametrize("name", ["lr", "lr_per_sample"])
+def test_schedules_run_by_the_samples_before_a_minibatch(schedule, name):
+    def textbook(x, g, samples, seen):
+        return x - schedule(seen) * (samples if name == "lr_per_sample" else 1) * g
+
+    compare(SGD(**{name: schedule}), textbook)
+
+
+@pytest.mark.parametrize("unit_gain", [False, True])
+@pytest.mark.parametrize("time_constant", [None, 25.0, 0.0])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("rate", ["lr", "lr_per_sample"])
+def test_momentum(unit_gain, time_constant, nesterov, rate):
+    m = np.zeros(N)
+
+    def textbook(x, g, samples, seen):
+        nonlocal m
+        lr = 0.02 * (samples if rate == "lr_per_sample" else 1)
+        if time_constant is None:
+            mu = 0.8
+        else:
+            mu = math.exp(-samples / time_constant) if time_constant else 0.0
+        push = (1 - mu) * g if unit_gain else g
+        m = mu * m + push
+        return x - lr * (mu * m + push if nesterov else m)
+
+    options = {"momentum": 0.8} if time_constant is None else {}
+    kind = NesterovSGD if nesterov else MomentumSGD
+    compare(
+        kind(**{rate: 0.02}, unit_gain=unit_gain, momentum_time_constant=time_constant, **options),
+        textbook,
+    )
+
+
+def test_nesterov_is_momentum_seen_from_the_look_ahead_point():
+    """Sutskever's two-line form, whose gradient is taken at theta + mu * velocity."""
+    matrix = np.diag(np.linspace(0.1, 2, N))
+    lr, mu = 0.1, 0.7
+    parameters = Parameters({"x": np.ones(N)})
+    step = NesterovSGD(lr=lr, momentum=mu).bind(parameters)
+    theta, velocity = np.ones(N), np.zeros(N)
+    for _ in range(10):
+        velocity = mu * velocity - lr * matrix @ (theta + mu * velocity)
+        theta = theta + velocity
+        step(matrix @ parameters.flat, 1)
+        np.testing.assert_allclose(parameters.flat, theta + mu * velocity, rtol=1e-12)
+
+
+def test_the_default_momentum():
+    assert MomentumSGD(lr=1).momentum_for(10) == 0.9
+    assert MomentumSGD(lr=1, momentum=0.0).momentum_for(10) == 0.0
+    assert MomentumSGD(lr=1, momentum_time_constant=10).momentum_for(20) == pytest.approx(
+        math.exp(-2)
+    )
+
+
+@pytest.mark.parametrize("beta1", [0.9, 0.0])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("epsilon", [1e-8, 0.1])
+def test_adam(beta1, decay, epsilon):
+    """Algorithm 1 of Kingma & Ba, line by line; AdamW's decay is beside it, times the rate."""
+    m, v, t = np.zeros(N), np.zeros(N), 0
+    beta2 = 0.99
+    lr = Linear({0: 0.1, 40: 0.01})
+
+    def textbook(x, g, samples, seen):
+        nonlocal m, v, t
+        t += 1
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        m_hat, v_hat = m / (1 - beta1**t), v / (1 - beta2**t)
+        return x - lr(seen) * m_hat / (np.sqrt(v_hat) + epsilon) - lr(seen) * decay * x
+
+    compare(Adam(lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=decay), textbook)
+
+
+def test_a_constant_gradient_leads_as_far_with_unit_gain_as_without_momentum():
+    """The gain of m over many steps is 1 in the unit-gain form, 1 / (1 - momentum) in the plain."""
+    ones = np.ones(4)
+    for unit_gain, gain in ((True, 1), (False, 10)):
+        p = Parameters({"x": np.zeros(4)})
+        step = MomentumSGD(lr=1e-3, momentum=0.9, unit_gain=unit_gain).bind(p)
+        for _ in range(300):
+            step(5 * ones, 5)
+        before = p.flat.copy()
+        step(5 * ones, 5)
+        np.testing.assert_allclose(before - p.flat, 1e-3 * gain, rtol=1e-9)
+
+
+def test_the_bound_step_tells_its_rate():
+    step = SGD(lr=Steps({0: 0.5, 10: 0.25})).bind(Parameters({"x": np.zeros(2)}))
+    assert step.lr == 0.5
+    step(np.zeros(2), 10)
+    assert step.lr == 0.25
+    assert SGD(lr_per_sample=0.125).bind(Parameters({"x": np.zeros(2)})).lr == 0.125
+
+
+def test_every_optimizer_has_a_name():
+    assert set(OPTIMIZERS.values()) == {SGD, MomentumSGD, NesterovSGD, Adam}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (SGD, {}, "SGD: lr=None and lr_per_sample=None: exactly one of them must be given"),
+        (Adam, {"lr": 1, "lr_per_sample": 1}, "Adam: lr=1 and .*: exactly one of them must be"),
+        (SGD, {"lr": -0.1}, "lr=-0.1 must be a finite number, at least 0"),
+        (SGD, {"lr": math.nan}, "lr=nan must be a finite number"),
+        (SGD, {"lr_per_sample": math.inf}, "lr_per_sample=inf must be a finite number"),
+        (MomentumSGD, {"lr": 1, "momentum": 1.0}, "momentum=1.0 must be at least 0 and less than"),
+        (MomentumSGD, {"lr": 1, "momentum": math.nan}, "momentum=nan must be at least 0"),
+        (
+            NesterovSGD,
+            {"lr": 1, "momentum": 0.9, "momentum_time_constant": 5},
+            "momentum=0.9 and momentum_time_constant=5: at most one",
+        ),
+        (
+            MomentumSGD,
+            {"lr": 1, "momentum_time_constant": -1},
+            "momentum_time_constant=-1 must be at least 0 samples",
+        ),
+        (Adam, {"lr": 1, "beta1": 1.0}, "beta1=1.0 must be at least 0 and less than 1"),
+        (Adam, {"lr": 1, "beta2": -0.1}, "beta2=-0.1 must be at least 0 and less than 1"),
+        (Adam, {"lr": 1, "epsilon": -1e-8}, "epsilon=-1e-08 must be at least 0"),
+        (Adam, {"lr": 1, "weight_decay": math.nan}, "weight_decay=nan must be at least 0"),
+    ],
+)
+def test_what_is_not_possible_is_refused(kind, options, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        kind(**options)

@@ -1,0 +1,241 @@
+"""What quantization promises, checked on the reference in float64: the oracle's own oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from kernel_cases import CASES, Case
+
+from parallel_sgd.kernels import reference
+from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
+from parallel_sgd.kernels.reference import F32, STEP_PER_MEAN
+
+repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=60)
+ROUNDING = 2.0**-24  # of one float32 operation, relative to its result
+SMALLEST = 2.0**-149  # the spacing of denormals
+
+
+@dataclass(frozen=True)
+class Format:
+    name: str
+    bits: int
+    option: bool = False  # the threshold of 1 bit is the mean; 16 bits are a bfloat16
+
+    def __call__(self, blocks, gradient, residual):
+        """Returns q, the residual and the payload, with all arrays of the caller's left alone."""
+        r, q = residual.copy(), np.full_like(gradient, np.nan)
+        nbytes = 2 * len(q) if self.bits == 16 else blocks.bytes.stop - blocks.bytes.start
+        payload = np.full(nbytes, 0xA5, np.uint8)
+        if self.bits == 16:
+            reference.encode_half(gradient, r, payload, self.option)
+            reference.decode_half(payload, q, False, self.option)
+        elif self.bits == 1:
+            reference.encode_1bit(blocks, gradient, r, payload, self.option)
+            reference.decode_1bit(blocks, payload, q, False)
+        else:
+            reference.encode_levels(self.bits, blocks, gradient, r, payload)
+            reference.decode_levels(self.bits, blocks, payload, q, False)
+        return q, r, payload
+
+    def of(self, v, block_size=1024):
+        """q and the residual of one parameter of values v."""
+        v = np.asarray(v, F32)
+        return self(self.blocks(cut([len(v)], block_size)), v, np.full_like(v, -0.0))[:2]
+
+    def blocks(self, starts):
+        return Blocks(starts, payload_offsets(starts, min(self.bits, 8)))
+
+    def __str__(self):
+        return self.name
+
+
+ONE_BIT, ONE_BIT_MEAN = Format("1 bit", 1), Format("1 bit, mean", 1, True)
+LEVELS = [Format(f"{bits} bits", bits) for bits in (2, 4, 8)]
+HALVES = [Format("float16", 16), Format("bfloat16", 16, True)]
+FORMATS = [ONE_BIT, ONE_BIT_MEAN, *LEVELS, *HALVES]
+every_format = pytest.mark.parametrize("fmt", FORMATS, ids=str)
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+def each_block(fmt: Format, case: Case):
+    """(v in float64, q, residual, whether it is raw) of every block of a case."""
+    blocks = case.blocks(min(fmt.bits, 8))
+    q, r, _ = fmt(blocks, case.gradient, case.residual)
+    v = (case.gradient + case.residual).astype(np.float64)
+    starts = blocks.starts - blocks.starts[0]
+    for i in range(len(blocks)):
+        part = slice(starts[i], starts[i + 1])
+        length = part.stop - part.start
+        raw = fmt.bits < 16 and np.diff(blocks.offsets)[i] == 4 * length
+        yield v[part], q[part].astype(np.float64), r[part].astype(np.float64), raw
+
+
+@every_format
+@every_case
+def test_nothing_is_lost_between_message_and_residual(fmt, case):
+    """g + r == q + r' but for the rounding of g + r and of v - q."""
+    blocks = case.blocks(min(fmt.bits, 8))
+    q, r, _ = fmt(blocks, case.gradient, case.residual)
+    assert np.isfinite(q).all()
+    assert np.isfinite(r).all()
+    before = case.gradient.astype(np.float64) + case.residual
+    after = q.astype(np.float64) + r
+    bound = ROUNDING * (np.abs(before) + np.abs(r)) * 1.001 + SMALLEST
+    assert (np.abs(after - before) <= bound).all()
+
+
+@every_case
+def test_class_means_leave_residuals_that_sum_to_nothing(case):
+    for v, _, r, _ in each_block(ONE_BIT, case):
+        for members in (v >= 0, v < 0):
+            assert abs(r[members].sum()) <= 2e-5 * np.abs(v[members]).sum() + len(v) * SMALLEST
+
+
+@every_case
+def test_one_bit_levels_are_the_means_of_the_two_classes(case):
+    for v, q, _, raw in each_block(ONE_BIT, case):
+        if not raw:
+            for members in (v >= 0, v < 0):
+                mean = v[members].mean() if members.any() else 0
+                assert np.allclose(q[members], mean, rtol=2e-5, atol=1e-44)
+
+
+@every_case
+def test_one_bit_about_the_mean_sends_mean_and_spread(case):
+    for v, q, _, raw in each_block(ONE_BIT_MEAN, case):
+        if not raw:
+            mean = v.mean()
+            spread = np.abs(v - mean).mean()
+            close = np.abs(v - mean) < 1e-5 * np.abs(v).mean()  # these may fall on either side
+            expected = np.where(v >= mean, mean + spread, mean - spread)
+            wrong = np.abs(q - expected) > 2e-5 * np.abs(v).mean() + 1e-44
+            assert not (wrong & ~close).any()
+
+
+@pytest.mark.parametrize("fmt", LEVELS, ids=str)
+@every_case
+def test_levels_are_the_nearest_multiples_of_one_step(fmt, case):
+    largest = 2 ** (fmt.bits - 1) - 1
+    for v, q, r, raw in each_block(fmt, case):
+        if raw:
+            continue
+        magnitude = np.abs(v)
+        step = (
+            magnitude.max() / 127
+            if fmt.bits == 8
+            else magnitude.mean() * float(STEP_PER_MEAN[fmt.bits])
+        )
+        if step < 2e-37:  # sent as zeros or nearly so, and kept
+            continue
+        code = q / step
+        assert (np.abs(code - np.round(code)) < 1e-3).all()
+        assert np.abs(code).max(initial=0) < largest + 1e-3
+        inside = magnitude <= largest * step
+        assert (np.abs(r[inside]) <= step * 0.5001).all()
+        assert (np.abs(np.round(code[~inside])) == largest).all()
+
+
+@pytest.mark.parametrize("fmt", [*LEVELS, *HALVES], ids=str)
+@every_case
+def test_zero_stays_exactly_zero(fmt, case):
+    for v, q, r, _ in each_block(fmt, case):
+        assert (q[v == 0] == 0).all()
+        assert (r[v == 0] == 0).all()
+
+
+@every_format
+@every_case
+def test_a_raw_block_is_exact(fmt, case):
+    for v, q, r, raw in each_block(fmt, case):
+        if raw:
+            assert np.array_equal(q, v)
+            assert not r.any()
+
+
+@every_format
+@pytest.mark.parametrize("n", [1, 31, 32, 33, 1000, 1024, 1025])
+def test_blocks_of_zeros(fmt, n):
+    for zero in (0.0, -0.0):
+        q, r = fmt.of([zero] * n)
+        assert not q.any()
+        assert not r.any()
+
+
+@pytest.mark.parametrize("fmt", [ONE_BIT, ONE_BIT_MEAN, *LEVELS[1:], *HALVES], ids=str)
+@pytest.mark.parametrize("value", [0.1, -3e-3, 1e4])
+def test_a_block_of_one_value_is_nearly_exact(fmt, value):
+    q, r = fmt.of([value] * 1000)
+    tolerance = {"4 bits": 0.11, "float16": 2**-11, "bfloat16": 2**-8}.get(fmt.name, 1e-5)
+    assert np.abs(q - F32(value)).max() <= tolerance * abs(value)
+    assert np.abs(r).max() <= tolerance * abs(value)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_block_of_one_sign_has_one_class(sign):
+    v = sign * np.abs(np.random.default_rng(3).standard_normal(700)) - sign * F32(0)
+    q, r = ONE_BIT.of(v)
+    assert len(set(q.tolist())) == 1
+    assert q[0] == pytest.approx(np.mean(v), rel=1e-6)
+    assert abs(r.astype(float).sum()) < 1e-3
+
+
+def test_the_encoder_keeps_a_power_of_two_scale():
+    """Nothing depends on the scale of a gradient, but for the ends of float16's range."""
+    v = np.random.default_rng(5).standard_normal(3000).astype(F32)
+    for fmt in (f for f in FORMATS if f.name != "float16"):
+        q, r = fmt.of(v)
+        q4, r4 = fmt.of(4 * v)
+        assert np.array_equal(q4, 4 * q)
+        assert np.array_equal(r4, 4 * r)
+
+
+def test_decoding_adds():
+    v = np.random.default_rng(6).standard_normal(1500).astype(F32)
+    blocks = Blocks(cut([1500], 300), payload_offsets(cut([1500], 300), 1))
+    payload = np.zeros(blocks.bytes.stop, np.uint8)
+    reference.encode_1bit(blocks, v, np.zeros_like(v), payload, False)
+    q, total = np.empty_like(v), v.copy()
+    reference.decode_1bit(blocks, payload, q, False)
+    reference.decode_1bit(blocks, payload, total, True)
+    assert np.array_equal(total, v + q)
+
+
+def test_float16_keeps_what_is_beyond_its_largest():
+    q, r = HALVES[0].of([1e6, -1e6, 65504, 65519, 65536])
+    assert q.tolist() == [65504, -65504, 65504, 65504, 65504]
+    assert r.tolist() == [1e6 - 65504, 65504 - 1e6, 0, 15, 32]
+
+
+@repeatable
+@given(arrays(np.uint32, st.integers(1, 50), elements=st.integers(0, 0x7F00_0000)), st.booleans())
+def test_bfloat16_is_the_nearest_and_of_two_the_even(words, negative):
+    v = words.view(np.float32) * F32(-1 if negative else 1)
+    q, _ = HALVES[1].of(v)
+    below = (words & 0xFFFF_0000).view(np.float32).astype(np.float64)  # towards zero
+    above = ((words & 0xFFFF_0000) + 0x1_0000).view(np.float32).astype(np.float64)
+    magnitude, chosen = np.abs(v).astype(np.float64), np.abs(q).astype(np.float64)
+    even = np.where((words >> 16) & 1, above, below)
+    middle = (below + above) / 2
+    nearest = np.where(magnitude < middle, below, np.where(magnitude > middle, above, even))
+    assert np.array_equal(chosen, nearest)
+    assert np.array_equal(np.signbit(q), np.signbit(v))
+
+
+@repeatable
+@given(st.integers(0, 3000), st.integers(0, 10))
+def test_lane_sum_is_a_sum(n, seed):
+    values = np.random.default_rng(seed).standard_normal(n).astype(F32)
+    exact = values.astype(np.float64).sum()
+    assert abs(reference.lane_sum(values) - exact) <= 1e-6 * np.abs(values).sum(dtype=float)
+
+
+def test_largest_magnitude():
+    assert reference.largest_magnitude(np.zeros(0, F32)) == 0
+    assert reference.largest_magnitude(F32([1, -3, 2])) == 3
+    assert reference.largest_magnitude(F32([1, -np.inf])) == np.inf
+    assert np.isnan(reference.largest_magnitude(np.array([np.inf, np.nan, 1])))
