@@ -174,7 +174,7 @@ def _train(
         )
 
     if comm.rank == 0:
-        print(f"{comm.size} ranks, {len(train)} samples, {algorithm}, {optimizer}", flush=True)
+        print(f"{_ranks(comm.size)}, {len(train)} samples\n{algorithm}\n{optimizer}", flush=True)
     parallel = session(comm, algorithm, folder)
     history = parallel.run()
     serial = None
@@ -227,7 +227,7 @@ def _finish(
 ) -> None:
     """Write the summary and the picture, and print what a reader wants to know."""
     last, ranks = history[-1], session.comm.size
-    name = f"{ranks} ranks"
+    name = _ranks(ranks)
     bits = getattr(session.algorithm, "gradient_bits", None)
     if bits is not None:
         name += f", {bits} bit" if isinstance(bits, int) else f", bits {dict(bits)}"
@@ -254,6 +254,10 @@ def _finish(
     summary = {label: asdict(row) for label, row in rows.items()}
     folder.write_json("summary.json", {**summary, "bytes_in_32_bit": full})
     print(f"run folder                {folder.path}")
+
+
+def _ranks(size: int) -> str:
+    return f"{size} rank" if size == 1 else f"{size} ranks"
 
 
 if __name__ == "__main__":

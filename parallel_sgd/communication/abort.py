@@ -168,7 +168,7 @@ def _is_users(error: BaseException) -> bool:
 def _users_line(frames: TracebackType | None) -> str:
     """Where in the user's own code an error of ours arose: `` (train.py:12)``, or nothing."""
     for frame in reversed(traceback.extract_tb(frames)):
-        if not frame.filename.startswith((_PACKAGE, "<frozen")):
+        if not frame.filename.startswith((_PACKAGE, "<")):
             return f" ({Path(frame.filename).name}:{frame.lineno})"
     return ""
 

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+import mpi4py
 import numpy as np
 import numpy.typing as npt
-from mpi4py import MPI
+
+mpi4py.rc.initialize = False  # `mpi_world` looks first whether launcher and library fit
+mpi4py.rc.finalize = True
+from mpi4py import MPI  # noqa: E402
 
 from ..errors import UserError
 from ..kernels import array_module
 from .abort import install_excepthook
 from .communicator import Array, Communicator, Counts
-from .launched import world_mismatch
+from .launched import launched_size, launcher_name, launcher_starts, world_mismatch
 from .watchdog import Watchdog
 
 
 def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     """All ranks of MPI.COMM_WORLD, if they are all that were launched: `Communicator.world`."""
-    problem = world_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
+    install_excepthook()
+    vendor, launcher = MPI.get_vendor()[0], launcher_name()
+    fits = (launched_size() or 1) == 1 or launcher is None or launcher_starts(launcher, vendor)
+    if fits and not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    problem = world_mismatch(MPI.COMM_WORLD.size if fits else 1, vendor)
     if problem:
         raise UserError(problem)
-    install_excepthook()
     return MpiCommunicator(MPI.COMM_WORLD, timeout_s=timeout_s, cuda_aware=cuda_aware)
 
 
