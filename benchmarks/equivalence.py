@@ -2,7 +2,7 @@
 
 Every seed draws its own split, initial model and order, which both runs of the pair share. The
 claim is tested for equivalence: the mean difference in test loss lies within the margin with 95 %
-confidence if the 90 % bootstrap interval does (two one-sided tests; ALGORITHMS 7).
+confidence if the 90 % bootstrap interval does (two one-sided tests).
 """
 
 from __future__ import annotations

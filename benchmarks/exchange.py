@@ -68,7 +68,7 @@ def main(options: argparse.Namespace) -> Report:
         "the same on one rank alone, 1 bit",
         found["alone"] * 1e6,
         "us",
-        "no communication: Python, encode, decode, update",
+        "our own part of a step: Python, encode, decode, update",
         None,
     )
     return report

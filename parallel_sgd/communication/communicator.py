@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ class Communicator(ABC):
 
     rank: int
     size: int
+    _hosts: list[str] | None = None
 
     @staticmethod
     def world(*, timeout_s: float = TIMEOUT_S, cuda_aware: bool = False) -> Communicator:
@@ -111,10 +111,12 @@ class Communicator(ABC):
     def host(self) -> str:
         """The name of the machine that this rank runs on. Local."""
 
-    @cached_property
+    @property
     def hosts(self) -> list[str]:
         """The machine of every rank. Collective at its first use."""
-        return self.allgather_object(self.host)
+        if self._hosts is None:  # cached_property, before Python 3.12, lets one thread in at a time
+            self._hosts = self.allgather_object(self.host)
+        return self._hosts
 
     @property
     def local_rank(self) -> int:

@@ -61,7 +61,7 @@ class Codec(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class OneBit(Codec):
-    """One bit a value and two float32 levels a block (Seide et al. 2014, §3; ALGORITHMS 2).
+    """One bit a value and two float32 levels a block (Seide et al. 2014, §3).
 
     Args:
         block_size: values that share their levels.

@@ -13,8 +13,8 @@ class Residuals:
     """What the messages of one rank have lost so far: training state, kept in checkpoints.
 
     Attributes:
-        own: float32 [n], from this rank's messages to the owners of stripes (A in ALGORITHMS 2).
-        total: float32 [this rank's stripe], from its messages as an owner (B).
+        own: float32 [n], from this rank's messages to the owners of stripes.
+        total: float32 [this rank's stripe], from its messages as an owner.
     """
 
     own: Array

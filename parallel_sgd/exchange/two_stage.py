@@ -6,8 +6,8 @@ are encoded, each with a residual of its own, and over any number of steps
 
     sum of all results + sum of residuals.total + sum of residuals.own == sum of all inputs
 
-to rounding (ALGORITHMS 2; Seide et al. 2014, §3.3; the second residual is what a plain all-reduce
-of quantized gradients would lose).
+to rounding (docs/algorithms.md; Seide et al. 2014, §3.3). The second residual is what a plain
+all-reduce of quantized gradients would lose.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from ..communication import Communicator
 from ..compression import Codec
 from ..errors import UserError
-from ..kernels import Blocks, array_module, empty_like
+from ..kernels import array_module, empty_like
 from ..parameters import Parameters
 from .exchange import Residuals
 
@@ -56,18 +56,25 @@ class TwoStageExchange:
         edges = np.arange(1, comm.size) * parameters.flat.size / comm.size
         inner = np.searchsorted(blocks.starts, edges).tolist()
         stripes = [blocks.part(a, b) for a, b in pairwise([0, *inner, len(blocks)])]
-        self._blocks, self._own = blocks, stripes[comm.rank]
+        own = stripes[comm.rank]
+        self._blocks, self._own_values, self._own_bytes = blocks, own.values, own.bytes
+        step = IN_CACHE if array_module(parameters.flat) is np else max(len(own), 1)
+        parts = [own.part(i, min(i + step, len(own))) for i in range(0, len(own), step)]
+        self._own_parts = [
+            (part, _relative(part.values, own.values), _relative(part.bytes, own.bytes))
+            for part in parts
+        ]
         self._counts = [s.bytes.stop - s.bytes.start for s in stripes]
-        own_bytes = self._counts[comm.rank]
-        flat = parameters.flat
-        self._payload = empty_like(flat, sum(self._counts), np.uint8)
-        self._received = empty_like(flat, comm.size * own_bytes, np.uint8)
-        self._bytes_per_sum = sum(self._counts) - own_bytes + (comm.size - 1) * own_bytes
+        self._receive_counts = [self._counts[comm.rank]] * comm.size
+        self._payload = empty_like(parameters.flat, sum(self._counts), np.uint8)
+        self._received = empty_like(parameters.flat, sum(self._receive_counts), np.uint8)
+        to_owners = sum(self._counts) - self._counts[comm.rank]
+        self._bytes_per_sum = to_owners + (comm.size - 1) * self._counts[comm.rank]
 
     def residuals(self, parameters: Parameters) -> Residuals:
         """Zeros, with which training starts. Local."""
         own = empty_like(parameters.flat, parameters.flat.size)
-        total = empty_like(parameters.flat, self._own.values.stop - self._own.values.start)
+        total = empty_like(parameters.flat, self._own_values.stop - self._own_values.start)
         own.fill(0)
         total.fill(0)
         return Residuals(own, total)
@@ -84,30 +91,23 @@ class TwoStageExchange:
         decode of n.
         """
         assert residuals is not None
-        codec, comm, own = self.codec, self.comm, self._own
         assert len(residuals.own) == len(vector)
-        assert len(residuals.total) == own.values.stop - own.values.start
+        assert len(residuals.total) == self._own_values.stop - self._own_values.start
+        codec, comm, payload = self.codec, self.comm, self._payload
         self.bytes_sent += self._bytes_per_sum
-        codec.encode(self._blocks, vector, residuals.own, self._payload)
-        receive_counts = [self._counts[comm.rank]] * comm.size
-        comm.alltoall(self._payload, self._counts, self._received, receive_counts)
 
-        total, encoded = vector[own.values], self._payload[own.bytes]
-        step = IN_CACHE if array_module(vector) is np else max(len(own), 1)
-        for first in range(0, len(own), step):
-            part = own.part(first, min(first + step, len(own)))
-            self._add_and_encode(part, total, residuals.total, encoded)
+        codec.encode(self._blocks, vector, residuals.own, payload)
+        comm.alltoall(payload, self._counts, self._received, self._receive_counts)
 
-        comm.allgather(encoded, self._payload, self._counts)
-        codec.decode(self._blocks, self._payload, vector, add=False)
+        total, encoded = vector[self._own_values], payload[self._own_bytes]
+        stripes = self._received.reshape(comm.size, -1)
+        for part, values, place in self._own_parts:
+            for k in range(comm.size):
+                codec.decode(part, stripes[k, place], total[values], add=k > 0)
+            codec.encode(part, total[values], residuals.total[values], encoded[place])
 
-    def _add_and_encode(self, part: Blocks, total: Array, residual: Array, encoded: Array) -> None:
-        """Decode some blocks of every rank's stripe, add them in rank order, encode the sum."""
-        values = _relative(part.values, self._own.values)
-        place = _relative(part.bytes, self._own.bytes)
-        for k, stripe in enumerate(self._received.reshape(self.comm.size, -1)):
-            self.codec.decode(part, stripe[place], total[values], add=k > 0)
-        self.codec.encode(part, total[values], residual[values], encoded[place])
+        comm.allgather(encoded, payload, self._counts)
+        codec.decode(self._blocks, payload, vector, add=False)
 
 
 def _relative(part: slice, whole: slice) -> slice:

@@ -1,4 +1,4 @@
-"""What the ranks train on: layouts, codecs, optimizers, and data of which every rank has its own."""
+"""What the ranks train on: layouts, codecs, optimizers, and data that differ on every rank."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from invariants import same_on_all_ranks
 
-from parallel_sgd import Communicator, DataParallelSGD, Learner, MomentumSGD
+from parallel_sgd import SGD, Communicator, DataParallelSGD, Learner
 from parallel_sgd.data import Source, digits
 from parallel_sgd.models import MLP
 
@@ -14,11 +14,11 @@ pytest.importorskip("sklearn")
 
 
 def train(comm, algorithm, seed=None):
-    """One pass over the digits; returns the model and the learner."""
+    """Two passes over the digits; returns the model and the learner."""
     model = MLP([64, 32, 10], seed=comm.rank if seed is None else seed)
-    learner = Learner(model.parameters, MomentumSGD(lr=0.05), algorithm, comm)
+    learner = Learner(model.parameters, SGD(lr=0.3), algorithm, comm)
     training, _ = digits(seed=0)
-    for x, y in Source(training, minibatch_size=96, epochs=2).minibatches(learner):
+    for x, y in Source(training, minibatch_size=32, epochs=2).minibatches(learner):
         model.gradient(x, y, out=learner.gradient)
         learner.step(samples=len(y))
         same_on_all_ranks(comm, model.parameters.flat)
@@ -40,9 +40,9 @@ def test_few_bits_learn_like_serial(on_ranks, options):
         serial, _ = train(Communicator.single(), DataParallelSGD(), seed=0)
         loss, accuracy = model.evaluate(test.x, test.y)
         serial_loss, _ = serial.evaluate(test.x, test.y)
-        assert accuracy > 0.8
-        assert abs(loss - serial_loss) < 0.15
-        full = 2 * (comm.size - 1) / comm.size * model.parameters.flat.nbytes * 30
+        assert accuracy > 0.85
+        assert abs(loss - serial_loss) < 0.1
+        full = 2 * (comm.size - 1) / comm.size * model.parameters.flat.nbytes * 90
         assert learner.bytes_sent <= options["gradient_bits"] / 32 * 1.1 * full
 
     on_ranks(body)
