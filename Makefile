@@ -5,6 +5,7 @@
 #   make train   train on scikit-learn's digits: 4 ranks, 1-bit gradients, beside serial SGD
 #   make test    every check and test, on MPICH and on Open MPI
 #   make lint    ruff and mypy
+#   make bench   the benchmarks that need no GPU, into benchmarks/results/
 #   make clean   remove the environments and what tools left behind
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ WORLDS := $(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS)))
 # The launcher prints the real mpiexec command; the tests call it the same way.
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
-.PHONY: train test lint test-unit $(WORLDS) clean
+.PHONY: train test lint bench test-unit $(WORLDS) clean
 .DELETE_ON_ERROR:
 
 train: .venv/mpich/installed
@@ -28,6 +29,16 @@ lint: .venv/mpich/installed
 	.venv/mpich/bin/ruff check .
 	.venv/mpich/bin/ruff format --check .
 	.venv/mpich/bin/mypy
+
+BENCH = .venv/mpich/bin/python -m benchmarks $(1) \
+	--json benchmarks/results/$(2).json --figure benchmarks/results/$(2).png
+
+bench: .venv/mpich/installed
+	mkdir -p benchmarks/results
+	$(call BENCH,kernels,kernels)
+	$(call BENCH,exchange -n 2,exchange-2)
+	$(call BENCH,exchange -n 4,exchange-4)
+	$(call BENCH,equivalence,equivalence)
 
 test-unit: .venv/mpich/installed
 	.venv/mpich/bin/python -m pytest -q tests/unit tests/parallel

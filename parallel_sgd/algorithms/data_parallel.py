@@ -79,8 +79,8 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         bits = self.gradient_bits
         if isinstance(bits, Mapping) and (0 not in bits or min(bits) < 0):
             raise UserError(f"gradient_bits={dict(bits)!r} must begin at 0 samples")
-        for each in {1, 16} | self._all_bits:  # every option is checked, in use or not
-            self.codec(each)
+        for each in [1, 16, *(bits.values() if isinstance(bits, Mapping) else [bits])]:
+            self.codec(each)  # refuses a value that is wrong, in use or not
 
     def codec(self, bits: int) -> Codec:
         """The codec that these options mean at so many bits."""

@@ -49,16 +49,22 @@ class Communicator(ABC):
 
         Collective. From here on an uncaught exception on any rank ends the job on all.
         """
+        if not timeout_s > 0:
+            raise UserError(f"timeout_s={timeout_s!r} must be more than 0 seconds")
         launched = launched_size()
         try:
             from .mpi import mpi_world
         except (ImportError, RuntimeError) as error:
             if launched is not None and launched > 1:
                 raise UserError(
-                    f"{launcher_name()} started {launched} ranks, but mpi4py finds no MPI library "
-                    f"({error}): install one beside it (pip install 'parallel_sgd[mpich]')"
+                    f"{launcher_name()} started {launched} ranks, but mpi4py finds no MPI "
+                    "library: install one beside it (pip install 'parallel_sgd[mpich]')"
                 ) from error
-            warnings.warn(f"no MPI library ({error}): training on one rank", stacklevel=2)
+            warnings.warn(
+                "mpi4py finds no MPI library (pip install 'parallel_sgd[mpich]'): "
+                "training on one rank",
+                stacklevel=2,
+            )
             return Communicator.single()
         return mpi_world(timeout_s=timeout_s, cuda_aware=cuda_aware)
 

@@ -198,16 +198,16 @@ def codec_for(
     >>> codec_for(1)
     OneBit(block_size=1024, threshold='zero')
     """
+    if gradient_bits not in GRADIENT_BITS or type(gradient_bits) is not int:
+        choices = ", ".join(map(str, GRADIENT_BITS))
+        raise UserError(f"gradient_bits={gradient_bits!r} must be one of {choices}")
     if gradient_bits == 1:
         return OneBit(block_size=block_size, threshold=threshold)
     if gradient_bits in (2, 4, 8):
         return UniformLevels(bits=gradient_bits, block_size=block_size)
     if gradient_bits == 16:
         return HalfPrecision(format=half_format, block_size=block_size)
-    if gradient_bits == 32:
-        return FullPrecision(block_size=block_size)
-    choices = ", ".join(map(str, GRADIENT_BITS))
-    raise UserError(f"gradient_bits={gradient_bits!r} must be one of {choices}")
+    return FullPrecision(block_size=block_size)
 
 
 def codec_from_dict(options: Mapping[str, Any]) -> Codec:

@@ -21,6 +21,7 @@ LAYOUTS: dict[str, dict[str, tuple[int, ...]]] = {
     "one block": {"w": (60,)},  # all but one rank own nothing
     "two values": {"v": (1,), "w": (1,)},  # fewer than ranks
     "no values": {"w": (0, 3)},
+    "long": {"a": (90, 100), "b": (33,)},  # more than 32 KiB
 }
 
 BLOCK_SIZE = 64

@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,12 +40,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("on_ranks", sizes, indirect=True, ids=ids)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Under MPI there are no mutations: a patch must reach all ranks, as it does on threads."""
+    under_mpi = config.getoption("with_mpi", False)
+    return True if under_mpi and collection_path.name == "test_mutations.py" else None
+
+
 @pytest.fixture
 def on_ranks(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:
     """Runs a body on all ranks and returns what it returned on each."""
     launched = launched_size()
     if request.param is None:
-        return OnMpi(request, launched)
+        if launched is None:
+            pytest.fail("--with-mpi needs mpiexec", pytrace=False)
+        comm, _ = request.config.stash[WORLDS]
+        assert comm.size == launched
+        return OnMpi(request)
     if launched is not None:
         pytest.fail(f"{launched} ranks were launched: add --with-mpi", pytrace=False)
     return lambda body: simulate(request.param, body, timeout_s=TIMEOUT_S)
@@ -53,39 +64,34 @@ def on_ranks(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:
 class OnMpi:
     """Runs a body on the ranks that mpiexec started, and tells all of them how it ended on each."""
 
-    def __init__(self, request: pytest.FixtureRequest, launched: int | None) -> None:
+    def __init__(self, request: pytest.FixtureRequest) -> None:
         self.request = request
-        if launched is None:
-            pytest.fail("--with-mpi needs mpiexec", pytrace=False)
-        stash = request.config.stash
-        if WORLDS not in stash:  # the second is for what the tests say to each other
-            stash[WORLDS] = (
-                Communicator.world(timeout_s=TIMEOUT_S),
-                Communicator.world(timeout_s=TIMEOUT_S),
-            )
-        self.comm, self.control = stash[WORLDS]
-        assert self.comm.size == launched
+        self.comm, self.control = request.config.stash[WORLDS]
 
     def __call__(self, body: Body) -> list[Any]:
-        error, text, result = None, "", None
+        capture = self.request.config.pluginmanager.getplugin("capturemanager")
+        with capture.global_and_fixture_disabled():  # what a rank says as it ends the job is seen
+            result, text = self._run(body)
+            # Should the others hang, because this rank left them, its error is seen all the same.
+            alarm = threading.Timer(3.0, say, (self.request.node.nodeid, text))
+            if text:
+                alarm.start()
+            ends = self.control.allgather_object((text, result))
+            alarm.cancel()
+        failures = [f"on rank {k}:\n{text}" for k, (text, _) in enumerate(ends) if text]
+        if failures:
+            self.request.node.user_properties.append(REPORTED)
+            pytest.fail("\n".join(failures), pytrace=False)
+        return [result for _, result in ends]
+
+    def _run(self, body: Body) -> tuple[Any, str]:
+        """What the body returned, and its error in words."""
         try:
-            result = body(self.comm)
+            return body(self.comm), ""
         except KeyboardInterrupt:
             raise
-        except BaseException as caught:  # pytest's own outcomes are no Exceptions
-            error = caught
-            text = str(pytest.ExceptionInfo.from_exception(caught).getrepr(style="short"))
-        # Should the others hang, because this rank did not answer, its error is seen all the same.
-        alarm = threading.Timer(3.0, say, (self.request.node.nodeid, text))
-        if error is not None:
-            alarm.start()
-        ends = self.control.allgather_object((text, result))
-        alarm.cancel()
-        failures = [f"on rank {k}:\n{end[0]}" for k, end in enumerate(ends) if end[0]]
-        if not failures:
-            return [end[1] for end in ends]
-        self.request.node.user_properties.append(REPORTED)
-        pytest.fail("\n".join(failures), pytrace=False)
+        except BaseException as error:  # pytest's own outcomes are no Exceptions
+            return None, str(pytest.ExceptionInfo.from_exception(error).getrepr(style="short"))
 
 
 def say(where: str, text: str) -> None:
@@ -120,9 +126,26 @@ class Others:
         say("pytest", str(excrepr))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """All ranks run the same tests, or none: a rank that misses one would be waited for."""
+    if not session.config.getoption("with_mpi", False) or launched_size() is None:
+        return
+    comm, control = (Communicator.world(timeout_s=TIMEOUT_S) for _ in range(2))
+    session.config.stash[WORLDS] = comm, control  # the second, for what tests say to each other
+    collected = session.testsfailed, [item.nodeid for item in session.items]
+    if any(theirs != collected for theirs in control.allgather_object(collected)):
+        pytest.exit("the ranks have not collected the same tests", returncode=1)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """All ranks end together, with the worst exit code of any."""
     if WORLDS in session.config.stash:
         _, control = session.config.stash[WORLDS]
         session.exitstatus = max(control.allgather_object(int(session.exitstatus)))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """No rank leaves before rank 0 has written its report: it could end the job."""
+    if WORLDS in config.stash:
+        config.stash[WORLDS][1].barrier()

@@ -38,7 +38,7 @@ def same_on_all_ranks(comm: Communicator, *arrays: Array) -> None:
 def nothing_lost(
     comm: Communicator, inputs: Array, results: Array, residuals: Residuals, steps: int
 ) -> None:
-    """Sum of results + residuals of all ranks == sum of all inputs, to rounding (ALGORITHMS 2)."""
+    """Sum of results + residuals of all ranks == sum of all inputs, to rounding."""
     everywhere = comm.allgather_object(residuals)
     own = np.sum([r.own for r in everywhere], axis=0, dtype=float)
     total = np.concatenate([r.total for r in everywhere]).astype(float)
@@ -179,7 +179,7 @@ def averages_over_samples(comm: Communicator) -> None:
 
 
 def equals_serial(comm: Communicator, optimizer: Optimizer, steps: int = 8) -> None:
-    """K ranks at 32 bits take the steps of one rank on the concatenated minibatch (identity 2)."""
+    """K ranks at 32 bits take the steps of one rank on the concatenated minibatch."""
     model, alone = (MLP([6, 5, 4], seed=comm.rank, dtype=np.float64) for _ in range(2))
     learner = Learner(model.parameters, optimizer, DataParallelSGD(), comm)
     alone.parameters.flat[:] = model.parameters.flat
@@ -203,7 +203,7 @@ def equals_serial(comm: Communicator, optimizer: Optimizer, steps: int = 8) -> N
 
 
 def identical_data_change_nothing(comm: Communicator, bits: int) -> None:
-    """K ranks with the same data take the steps of one rank with it (identity 6)."""
+    """K ranks with the same data take the steps of one rank with it."""
     finals = []
     for ranks in (comm, Communicator.single()):
         parameters = zeros("large and small")

@@ -45,12 +45,12 @@ class Saved:
 
 def everything(learner: Learner) -> tuple[Any, ...]:
     """All bits that training has made on this rank."""
-    saved = Saved.of(learner)
-    residuals = saved.state["residuals"]
+    local, state = learner.local_step.state, learner.state
+    residuals = state.residuals
     return (
-        saved.parameters.tobytes(),
-        {name: buffer.tobytes() for name, buffer in saved.local.buffers.items()},
-        (saved.local.steps, saved.local.samples, saved.state["samples"], saved.samples),
+        learner.parameters.flat.tobytes(),
+        {name: buffer.tobytes() for name, buffer in local.buffers.items()},
+        (local.steps, local.samples, state.samples, learner.samples),
         residuals and (residuals.own.tobytes(), residuals.total.tobytes()),
     )
 
@@ -58,7 +58,7 @@ def everything(learner: Learner) -> tuple[Any, ...]:
 def goes_on_as_if_never_stopped(
     comm: Communicator, algorithm: DataParallelSGD, optimizer: Optimizer, steps: int = 6
 ) -> None:
-    """Stopped after any step, and gone on with by another learner: the same bits (identity 7)."""
+    """Stopped after any step, and gone on with by another learner: the same bits."""
 
     def learner() -> Learner:
         parameters = zeros("large and small")

@@ -1,4 +1,4 @@
-"""DataParallelSGD: the identities of ALGORITHMS.md 6 that apply to it (numbers in the names)."""
+"""DataParallelSGD: the identities of docs/algorithms.md, and what few bits and many ranks keep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ every_bits = pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
 
 @every_optimizer
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_1_one_rank_is_serial(on_ranks, optimizer, dtype):
+def test_one_rank_is_serial(on_ranks, optimizer, dtype):
     """At 32 bits, bit for bit."""
 
     def body(comm):
@@ -43,16 +43,16 @@ def test_1_one_rank_is_serial(on_ranks, optimizer, dtype):
 
 
 @every_optimizer
-def test_2_ranks_are_serial_on_the_concatenated_minibatch(on_ranks, optimizer):
+def test_ranks_are_serial_on_the_concatenated_minibatch(on_ranks, optimizer):
     on_ranks(lambda comm: equals_serial(comm, optimizer))
 
 
 @pytest.mark.parametrize("bits", [1, 32])  # the levels of others do not scale with three ranks
-def test_6_identical_data_are_one_rank(on_ranks, bits):
+def test_identical_data_are_one_rank(on_ranks, bits):
     on_ranks(lambda comm: identical_data_change_nothing(comm, bits))
 
 
-ALGORITHMS = {
+VARIANTS = {
     "32 bits": DataParallelSGD(),
     "16 bits": DataParallelSGD(gradient_bits=16, half_format="bfloat16"),
     **{f"{b} bits": DataParallelSGD(gradient_bits=b, block_size=BLOCK_SIZE) for b in (1, 2, 4, 8)},
@@ -61,18 +61,18 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-def test_7_a_learner_goes_on_as_if_never_stopped(on_ranks, algorithm):
+@pytest.mark.parametrize("algorithm", VARIANTS.values(), ids=VARIANTS)
+def test_a_learner_goes_on_as_if_never_stopped(on_ranks, algorithm):
     on_ranks(lambda comm: goes_on_as_if_never_stopped(comm, algorithm, OPTIMIZERS["momentum"]))
 
 
 @every_optimizer
-def test_7_with_every_optimizer(on_ranks, optimizer):
-    algorithm = ALGORITHMS["1 bits"]
+def test_a_learner_goes_on_with_every_optimizer(on_ranks, optimizer):
+    algorithm = VARIANTS["1 bits"]
     on_ranks(lambda comm: goes_on_as_if_never_stopped(comm, algorithm, optimizer))
 
 
-def test_8_the_mean_is_over_samples(on_ranks):
+def test_the_mean_is_over_samples(on_ranks):
     on_ranks(averages_over_samples)
 
 

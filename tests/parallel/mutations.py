@@ -1,0 +1,243 @@
+"""Faults that the tests must notice: what is replaced, by what, and which checks see it.
+
+The checks are those of `test_mutations`, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from cases import CODECS
+
+from parallel_sgd import DataParallelSGD
+from parallel_sgd.algorithms import DataParallelState, data_parallel
+from parallel_sgd.communication.threads import ThreadCommunicator
+from parallel_sgd.exchange import FullPrecisionExchange, TwoStageExchange
+
+LOSSY = [name for name in CODECS if name != "32 bits"]
+CONSERVATION = [f"conservation, {name}" for name in LOSSY]
+TWO_STAGES = [f"two stages, {name}" for name in LOSSY]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A fault, and the checks that must notice it.
+
+    Args:
+        target, name: the function or attribute that is replaced.
+        wrong: given what is there, returns what takes its place.
+    """
+
+    fault: str
+    target: Any
+    name: str
+    wrong: Callable[[Any], Any]
+    killed_by: list[str]
+
+
+def around_sum(before: Any = None, after: Any = None) -> Callable[[Any], Any]:
+    """A `sum` of an exchange that does something more, before or after."""
+
+    def wrong(right: Any) -> Any:
+        def summed(self: Any, vector: Any, residuals: Any = None) -> None:
+            memory = before(vector, residuals) if before else None
+            right(self, vector, residuals)
+            if after:
+                after(vector, residuals, memory)
+
+        return summed
+
+    return wrong
+
+
+def keeps_old(which: str) -> Callable[[Any], Any]:
+    return around_sum(
+        lambda vector, residuals: getattr(residuals, which).copy(),
+        lambda vector, residuals, old: getattr(residuals, which).__setitem__(slice(None), old),
+    )
+
+
+def resets(which: str) -> Callable[[Any], Any]:
+    return around_sum(after=lambda vector, residuals, _: getattr(residuals, which).fill(0))
+
+
+def only_own_parts_arrive(right: Any) -> Any:
+    def alltoall(self: Any, send: Any, send_counts: Any, receive: Any, counts: Any) -> None:
+        begin = sum(send_counts[: self.rank])
+        receive[:] = np.tile(send[begin : begin + send_counts[self.rank]], self.size)
+
+    return alltoall
+
+
+def only_own_part_is_kept(right: Any) -> Any:
+    def allgather(self: Any, send: Any, receive: Any, counts: Any) -> None:
+        right(self, send, others := receive.copy(), counts)
+        begin = sum(counts[: self.rank])
+        receive[begin : begin + len(send)] = others[begin : begin + len(send)]
+
+    return allgather
+
+
+def last_rank_first(right: Any) -> Any:
+    def alltoall(self: Any, send: Any, send_counts: Any, receive: Any, counts: Any) -> None:
+        right(self, send, send_counts, receive, counts)
+        receive[:] = receive.reshape(self.size, -1)[::-1].ravel()
+
+    return alltoall
+
+
+def with_local_step(change: Any) -> Callable[[Any], Any]:
+    """A `step` whose optimizer is called by `change(local_step, gradient, total, samples)`."""
+
+    def wrong(right: Any) -> Any:
+        def step(self, state, parameters, gradient, samples, local_step, comm):
+            def changed(summed: Any, total: int) -> None:
+                change(local_step, summed, total, samples)
+
+            changed.state = local_step.state
+            return right(self, state, parameters, gradient, samples, changed, comm)
+
+        return step
+
+    return wrong
+
+
+def mean_of_means(right: Any) -> Any:
+    def step(self, state, parameters, gradient, samples, local_step, comm):
+        gradient.flat /= max(samples, 1)
+        ranks = comm.size
+        changed = with_local_step(lambda inner, g, total, _: inner(g * total / ranks, total))
+        return changed(right)(self, state, parameters, gradient, samples, local_step, comm)
+
+    return step
+
+
+def forgets_when_bits_change(right: Any) -> Any:
+    def step(self, state, *arguments):
+        bits = self.bits_after(state.samples)
+        if getattr(state, "last_bits", bits) != bits:
+            state.residuals.own.fill(0)
+        state.last_bits = bits
+        return right(self, state, *arguments)
+
+    return step
+
+
+def exchanges_before_it_checks(right: Any) -> Any:
+    def step(self, state, parameters, gradient, *arguments):
+        bits = self.bits_after(state.samples)
+        state.exchanges[bits].sum(gradient.flat.copy(), state.residuals)
+        return right(self, state, parameters, gradient, *arguments)
+
+    return step
+
+
+def without_buffers(right: Any) -> Any:
+    def train_alone(self, state, parameters, gradient, samples, local_step, comm):
+        def blind(g: Any, n: int) -> None:
+            local_step(g, n)
+
+        blind.state = SimpleNamespace(buffers={})
+        return right(self, state, parameters, gradient, samples, blind, comm)
+
+    return train_alone
+
+
+def sums_samples_only(right: Any) -> Any:
+    return lambda comm, gradient, samples: int(comm.sum_integers(np.array([samples]))[0])
+
+
+FULL, TWO, STEP = FullPrecisionExchange, TwoStageExchange, (DataParallelSGD, "step")
+NEGATED = around_sum(after=lambda vector, *_: np.negative(vector, out=vector))
+AS_IN_FULL = ["order", "serial", "mean"]
+FIELD = {f.name: f for f in fields(DataParallelState)}
+TRANSIENT = {"transient": True}
+
+MUTATIONS = [
+    Mutation("no exchange", FULL, "sum", lambda right: lambda *_: None, AS_IN_FULL),
+    Mutation(
+        "no exchange", TWO, "sum", lambda right: lambda *_: None, [*CONSERVATION, *TWO_STAGES]
+    ),
+    Mutation(
+        "nothing from others", ThreadCommunicator, "alltoall", only_own_parts_arrive, CONSERVATION
+    ),
+    Mutation("nothing back", ThreadCommunicator, "allgather", only_own_part_is_kept, CONSERVATION),
+    Mutation("flipped sign", FULL, "sum", NEGATED, AS_IN_FULL),
+    Mutation("flipped sign", TWO, "sum", NEGATED, [*CONSERVATION, *TWO_STAGES]),
+    Mutation(
+        "flipped sign of the step",
+        *STEP,
+        with_local_step(lambda inner, g, total, _: inner(-g, total)),
+        ["serial", "serial, Adam", "mean"],
+    ),
+    Mutation(
+        "sum instead of mean",
+        *STEP,
+        with_local_step(lambda inner, g, total, _: inner(g * total, total)),
+        ["serial", "mean", "identical data"],
+    ),
+    Mutation(
+        "mean over ranks, not samples",
+        *STEP,
+        mean_of_means,
+        ["serial", "serial, Adam", "mean"],
+    ),
+    Mutation(
+        "divided by this rank's samples",
+        *STEP,
+        with_local_step(lambda inner, g, total, own: inner(g, max(own, 1))),
+        ["serial", "mean", "identical data"],
+    ),
+    Mutation("first residual not updated", TWO, "sum", keeps_old("own"), CONSERVATION),
+    Mutation("second residual not updated", TWO, "sum", keeps_old("total"), CONSERVATION),
+    Mutation("first residual reset", TWO, "sum", resets("own"), [*CONSERVATION, *TWO_STAGES]),
+    Mutation("second residual dropped", TWO, "sum", resets("total"), [*CONSERVATION, *TWO_STAGES]),
+    Mutation(
+        "rank order changed",
+        ThreadCommunicator,
+        "alltoall",
+        last_rank_first,
+        ["order", "two stages, 32 bits", "two stages, 1 bit", "two stages, 8 bits"],
+    ),
+    Mutation("residual reset as bits change", *STEP, forgets_when_bits_change, ["changing bits"]),
+    Mutation(
+        "residuals not in the checkpoint",
+        FIELD["residuals"],
+        "metadata",
+        lambda right: TRANSIENT,
+        ["resuming"],
+    ),
+    Mutation(
+        "clock not in the checkpoint",
+        FIELD["samples"],
+        "metadata",
+        lambda right: TRANSIENT,
+        ["resuming"],
+    ),
+    Mutation(
+        "no common model at the start",
+        ThreadCommunicator,
+        "broadcast",
+        lambda right: lambda *_: None,
+        ["serial", "warm start"],
+    ),
+    Mutation(
+        "only parameters made equal after a warm start",
+        DataParallelSGD,
+        "_train_alone",
+        without_buffers,
+        ["warm start"],
+    ),
+    Mutation(
+        "a gradient is not looked at",
+        data_parallel,
+        "agree",
+        sums_samples_only,
+        ["bad gradient", "large gradient"],
+    ),
+    Mutation("exchanged before looked at", *STEP, exchanges_before_it_checks, ["bad gradient"]),
+]
