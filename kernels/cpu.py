@@ -1,8 +1,8 @@
 """The kernels in Numba: the bytes of `reference` at the speed of memory, on one thread.
 
-The loops inside a block are vector code from `simd`. A block is read twice while it stays in the
-first-level cache (sums, then packing), so memory sees every value once: encoding at 1 bit moves
-12.125 bytes a value, decoding and adding 8.125.
+The loops inside a block are vector code from `simd`. A block's second pass (packing) finds it in
+the first-level cache, where the first (sums) left it, so memory sees every value once: encoding
+at 1 bit moves 12.125 bytes a value, decoding and adding 8.125.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numba import njit
 
 from . import simd
 from .blocks import Blocks
-from .reference import LARGEST_HALF, SMALLEST_STEP, STEP_PER_MEAN, Array
+from .reference import SMALLEST_STEP, STEP_PER_MEAN, Array
 
 F32, U32 = np.float32, np.uint32
 STEP_2, STEP_4 = STEP_PER_MEAN[2], STEP_PER_MEAN[4]
@@ -108,38 +108,43 @@ def _decode_raw(payload: Array, out: Array, byte: int, at: int, n: int, add: boo
 
 
 @compiled
+def _block(starts: Array, offsets: Array, i: int) -> tuple[int, int, int, bool]:
+    """Block i: its first value, its number of values, its first byte, and whether it is raw."""
+    n = starts[i + 1] - starts[i]
+    raw = offsets[i + 1] - offsets[i] == 4 * n
+    return starts[i] - starts[0], n, offsets[i] - offsets[0], raw
+
+
+@compiled
 def _encode_1bit(
     starts: Array, offsets: Array, g: Array, r: Array, payload: Array, mean_threshold: bool
 ) -> None:
     for i in range(len(starts) - 1):
-        at, n = starts[i] - starts[0], starts[i + 1] - starts[i]
-        byte = offsets[i] - offsets[0]
-        if offsets[i + 1] - offsets[i] == 4 * n:
+        at, n, byte, raw = _block(starts, offsets, i)
+        if raw:
             _encode_raw(g, r, payload, at, byte, n)
             continue
         if mean_threshold:
             mean = simd.plain_sum(g, r, at, n) / F32(n)
-            spread = simd.distance_sum(g, r, at, n, mean) / F32(n)
-            simd.classify(g, r, payload, at, byte + 8, n, mean)
+            spread = simd.classify_around(r, payload, at, byte + 8, n, mean) / F32(n)
             low, high = mean - spread, mean + spread
         else:
-            high, low, ones = simd.classify(g, r, payload, at, byte + 8, n, F32(0))
+            high, low, ones = simd.classify(g, r, payload, at, byte + 8, n)
             high = high / F32(ones) if ones > 0 else F32(0)
             low = low / F32(n - ones) if ones < n else F32(0)
-        levels = payload[byte : byte + 8].view(np.float32)
-        levels[0], levels[1] = low, high
+        simd.set_level(payload, byte, low)
+        simd.set_level(payload, byte + 4, high)
         simd.subtract_levels(g, r, payload, at, byte + 8, n, low, high)
 
 
 @compiled
 def _decode_1bit(starts: Array, offsets: Array, payload: Array, out: Array, add: bool) -> None:
     for i in range(len(starts) - 1):
-        at, n = starts[i] - starts[0], starts[i + 1] - starts[i]
-        byte = offsets[i] - offsets[0]
-        if offsets[i + 1] - offsets[i] == 4 * n:
+        at, n, byte, raw = _block(starts, offsets, i)
+        if raw:
             _decode_raw(payload, out, byte, at, n, add)
             continue
-        low, high = payload[byte : byte + 8].view(np.float32)
+        low, high = simd.get_level(payload, byte), simd.get_level(payload, byte + 4)
         if add:
             simd.unpack_bits_add(payload, out, byte + 8, at, n, low, high)
         else:
@@ -151,17 +156,16 @@ def _encode_levels(
     bits: int, starts: Array, offsets: Array, g: Array, r: Array, payload: Array
 ) -> None:
     for i in range(len(starts) - 1):
-        at, n = starts[i] - starts[0], starts[i + 1] - starts[i]
-        byte = offsets[i] - offsets[0]
-        if offsets[i + 1] - offsets[i] == 4 * n:
+        at, n, byte, raw = _block(starts, offsets, i)
+        if raw:
             _encode_raw(g, r, payload, at, byte, n)
             continue
         if bits == 8:
             step = simd.largest(g, r, at, n) / F32(127)
         else:
-            step = simd.distance_sum(g, r, at, n, F32(0)) / F32(n) * (STEP_2 if bits == 2 else STEP_4)
+            step = simd.magnitude_sum(g, r, at, n) / F32(n) * (STEP_2 if bits == 2 else STEP_4)
         inverse = F32(1) / step if step >= SMALLEST_STEP else F32(0)
-        payload[byte : byte + 4].view(np.float32)[0] = step
+        simd.set_level(payload, byte, step)
         if bits == 2:
             simd.pack_codes_2(g, r, payload, at, byte + 4, n, inverse, step)
         elif bits == 4:
@@ -175,12 +179,11 @@ def _decode_levels(
     bits: int, starts: Array, offsets: Array, payload: Array, out: Array, add: bool
 ) -> None:
     for i in range(len(starts) - 1):
-        at, n = starts[i] - starts[0], starts[i + 1] - starts[i]
-        byte = offsets[i] - offsets[0]
-        if offsets[i + 1] - offsets[i] == 4 * n:
+        at, n, byte, raw = _block(starts, offsets, i)
+        if raw:
             _decode_raw(payload, out, byte, at, n, add)
             continue
-        step = payload[byte : byte + 4].view(np.float32)[0]
+        step = simd.get_level(payload, byte)
         byte += 4
         if bits == 2:
             if add:
@@ -200,27 +203,12 @@ def _decode_levels(
 
 @compiled
 def _encode_float16(g: Array, r: Array, half: Array) -> None:
-    """Nearest even by integer arithmetic, which LLVM vectorizes; beyond ±65504, the largest."""
-    for i in range(len(g)):
-        v = g[i] + r[i]
-        magnitude = min(abs(v), LARGEST_HALF)
-        word = _word(magnitude)
-        normal = (word + U32(0xC8000FFF) + ((word >> U32(13)) & U32(1))) >> U32(13)
-        denormal = _word(magnitude + F32(0.5)) - U32(0x3F000000)
-        sign = (_word(v) >> U32(16)) & U32(0x8000)
-        code = (normal if word >= U32(0x38800000) else denormal) | sign
-        half[i] = code
-        r[i] = v - _from_float16(code)
+    simd.encode_float16(g, r, half, len(g))
 
 
 @compiled
 def _encode_bfloat16(g: Array, r: Array, half: Array) -> None:
-    for i in range(len(g)):
-        v = g[i] + r[i]
-        word = _word(v)
-        code = (word + (U32(0x7FFF) + ((word >> U32(16)) & U32(1)))) >> U32(16)
-        half[i] = code
-        r[i] = v - _float(code << U32(16))
+    simd.encode_bfloat16(g, r, half, len(g))
 
 
 @compiled
@@ -244,14 +232,14 @@ def _decode_bfloat16(half: Array, out: Array, add: bool) -> None:
 
 
 @compiled
-def _from_float16(code: int) -> float:
+def _from_float16(code: int) -> Any:
     """Shift into place and move the exponent by a multiplication, which is right for denormals."""
     magnitude = _float((code & U32(0x7FFF)) << U32(13)) * F32(2.0**112)
     return _float(_word(magnitude) | ((code & U32(0x8000)) << U32(16)))
 
 
 @compiled
-def _largest_word(words: Array, magnitude_bits: int) -> int:
+def _largest_word(words: Array, magnitude_bits: int) -> Any:
     largest = magnitude_bits & U32(0)
     for i in range(len(words)):
         largest = max(largest, words[i] & magnitude_bits)

@@ -8,16 +8,16 @@ import mpi4py
 import numpy as np
 import numpy.typing as npt
 
-mpi4py.rc.initialize = False  # `mpi_world` looks first whether launcher and library fit
-mpi4py.rc.finalize = True
-from mpi4py import MPI  # noqa: E402
-
 from ..errors import UserError
 from ..kernels import array_module
 from .abort import install_excepthook
 from .communicator import Array, Communicator, Counts
 from .launched import launched_size, launcher_name, launcher_starts, world_mismatch
 from .watchdog import Watchdog
+
+mpi4py.rc.initialize = False  # `mpi_world` looks first whether launcher and library fit
+mpi4py.rc.finalize = True
+from mpi4py import MPI  # noqa: E402
 
 
 def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:

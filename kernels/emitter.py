@@ -1,0 +1,198 @@
+"""The vector operations that the Numba kernels are made of, as LLVM code.
+
+Numba compiles a plain loop that packs bits to 0.5 G values/s. Written as operations on 32 values
+at once (load <32 x float>, compare, bitcast <32 x i1> to i32, select, store) LLVM turns the same
+loop into a compare-to-mask and a few masked instructions, on every processor it knows, and the
+loop runs at the speed of memory. The 32 lanes are also the order of the sums: see
+`reference.lane_sum`. `simd` holds the loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .blocks import GROUP
+from .memory import LINE
+
+I1, I8, I16, I32, I64 = (ir.IntType(width) for width in (1, 8, 16, 32, 64))
+FLOAT = ir.FloatType()
+F32X32 = ir.VectorType(FLOAT, GROUP)
+I32X32 = ir.VectorType(I32, GROUP)
+
+Value = Any  # an ir.Value
+
+
+def vector_function(*argument_types: str, returns: types.Type = types.void) -> Any:
+    """Make a Numba intrinsic of a function that emits code for one block.
+
+    Args:
+        argument_types: the names of the arguments' kinds, only to be read: arrays stay arrays,
+            ints become int64, floats float32.
+    """
+    numba_types = {"int": types.int64, "float": types.float32}
+
+    def decorate(emit: Callable[..., Value]) -> Any:
+        def typing(context: Any, *arguments: Any) -> Any:
+            signature = returns(
+                *(
+                    numba_types.get(kind, given)
+                    for kind, given in zip(argument_types, arguments, strict=True)
+                )
+            )
+
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Value:
+                values = [
+                    context.make_array(kind)(context, builder, value).data
+                    if isinstance(kind, types.Array)
+                    else value
+                    for kind, value in zip(signature.args, values, strict=True)
+                ]
+                result = emit(Emitter(context, builder), *values)
+                if isinstance(returns, types.BaseTuple):
+                    return context.make_tuple(builder, returns, result)
+                return context.get_dummy_value() if result is None else result
+
+            return signature, generate
+
+        # Numba reads the number and the names of the arguments from the function's signature.
+        names = ", ".join(f"a{i}" for i in range(len(argument_types)))
+        scope: dict[str, Any] = {"typing": typing}
+        exec(f"def {emit.__name__}(context, {names}): return typing(context, {names})", scope)
+        return intrinsic(scope[emit.__name__])
+
+    return decorate
+
+
+class Emitter:
+    """The few vector operations that the kernels are made of."""
+
+    def __init__(self, context: Any, builder: Any) -> None:
+        self.context, self.b = context, builder
+
+    def groups(self, n: Value, body: Callable[[Value, Value | None], None]) -> None:
+        """Emit `body(first, None)` for every full group and `body(first, tail)` for the rest."""
+        b = self.b
+        full = b.udiv(n, I64(GROUP))
+        with cgutils.for_range(b, full) as loop:
+            body(b.mul(loop.index, I64(GROUP)), None)
+        tail = b.urem(n, I64(GROUP))
+        with b.if_then(b.icmp_unsigned("!=", tail, I64(0)), likely=False):
+            body(b.mul(full, I64(GROUP)), tail)
+
+    def place(self, pointer: Value, index: Value, element: ir.Type) -> Value:
+        pointer = self.b.bitcast(pointer, element.as_pointer())
+        return self.b.gep(pointer, [index], source_etype=element)
+
+    def vector_load(self, pointer: Value, kind: ir.Type, align: int) -> Value:
+        pointer = self.b.bitcast(pointer, kind.as_pointer())
+        return self.b.load(pointer, align=align, typ=kind)
+
+    def vector_store(self, value: Value, pointer: Value, align: int) -> None:
+        self.b.store(value, self.b.bitcast(pointer, value.type.as_pointer()), align=align)
+
+    def load(self, array: Value, index: Value, tail: Value | None) -> Value:
+        """32 floats from `index`; of a tail, zeros after its end."""
+        source = self.place(array, index, FLOAT)
+        if tail is None:
+            return self.vector_load(source, F32X32, 4)
+        buffer = cgutils.alloca_once(self.b, F32X32)
+        self.b.store(F32X32(None), buffer)
+        self._copy(source, buffer, tail, FLOAT)
+        return self.b.load(buffer, typ=F32X32)
+
+    def store(self, value: Value, array: Value, index: Value, tail: Value | None) -> None:
+        """32 elements of any type to `index`; of a tail, only those before its end."""
+        element = value.type.element
+        target = self.place(array, index, element)
+        if tail is None:
+            self.vector_store(value, target, element.width // 8 if element != FLOAT else 4)
+            return
+        buffer = cgutils.alloca_once(self.b, value.type)
+        self.b.store(value, buffer)
+        self._copy(buffer, target, tail, element)
+
+    def _copy(self, source: Value, target: Value, count: Value, element: ir.Type) -> None:
+        with cgutils.for_range(self.b, count) as loop:
+            value = self.b.load(self.place(source, loop.index, element), typ=element)
+            self.b.store(value, self.place(target, loop.index, element))
+
+    def bits(self, payload: Value, byte: Value) -> Value:
+        """The 32 bits at a byte, one a lane."""
+        word = self.vector_load(self.place(payload, byte, I8), I32, 4)
+        return self.b.bitcast(word, ir.VectorType(I1, GROUP))
+
+    def fetch(self, array: Value, index: Value) -> None:
+        """Begin to load 32 floats into the first-level cache; behind the end of an array too."""
+        kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+        prefetch = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
+        for line in range(0, GROUP, LINE // 4):
+            place = self.place(array, self.b.add(index, I64(line)), FLOAT)
+            pointer = self.b.bitcast(place, I8.as_pointer())
+            self.b.call(prefetch, [pointer, I32(0), I32(3), I32(1)])  # to read, keep, data
+
+    def correct(self, g: Value, r: Value, index: Value, tail: Value | None) -> Value:
+        """v = g + r, which stays in r."""
+        v = self.b.fadd(self.load(g, index, tail), self.load(r, index, tail))
+        self.store(v, r, index, tail)
+        return v
+
+    def inside(self, tail: Value | None) -> Value:
+        """<32 x i1>: which lanes hold values."""
+        if tail is None:
+            return ir.VectorType(I1, GROUP)([1] * GROUP)
+        lanes = I32X32(list(range(GROUP)))
+        return self.b.icmp_unsigned("<", lanes, self.splat(self.b.trunc(tail, I32)))
+
+    def splat(self, scalar: Value) -> Value:
+        kind = ir.VectorType(scalar.type, GROUP)
+        one = self.b.insert_element(kind(ir.Undefined), scalar, I32(0))
+        return self.b.shuffle_vector(one, kind(ir.Undefined), I32X32([0] * GROUP))
+
+    def lanes(self, vector: Value, first: int, count: int) -> Value:
+        mask = ir.VectorType(I32, count)(list(range(first, first + count)))
+        return self.b.shuffle_vector(vector, vector.type(ir.Undefined), mask)
+
+    def join(self, low: Value, high: Value) -> Value:
+        count = 2 * low.type.count
+        return self.b.shuffle_vector(low, high, ir.VectorType(I32, count)(list(range(count))))
+
+    def words(self, vector: Value) -> Value:
+        """The bits of 32 floats."""
+        return self.b.bitcast(vector, I32X32)
+
+    def floats(self, words: Value) -> Value:
+        return self.b.bitcast(words, F32X32)
+
+    def mask(self, words: Value, mask: int) -> Value:
+        return self.b.and_(words, I32X32([mask] * GROUP))
+
+    def absolute(self, vector: Value) -> Value:
+        return self.floats(self.mask(self.words(vector), 0x7FFFFFFF))
+
+    def larger(self, a: Value, b: Value) -> Value:
+        """The larger of unsigned words."""
+        return self.b.select(self.b.icmp_unsigned(">", a, b), a, b)
+
+    def accumulator(self) -> Value:
+        """32 zeros that the code may add to (LLVM keeps them in registers)."""
+        place = cgutils.alloca_once(self.b, F32X32)
+        self.b.store(F32X32(None), place)
+        return place
+
+    def add_to(self, accumulator: Value, vector: Value, where: Value | None = None) -> None:
+        old = self.b.load(accumulator, typ=F32X32)
+        new = self.b.fadd(old, vector)
+        self.b.store(new if where is None else self.b.select(where, new, old), accumulator)
+
+    def total(self, accumulator: Value) -> Value:
+        """The 32 lanes, added by halves."""
+        vector = self.b.load(accumulator, typ=F32X32)
+        for half in (16, 8, 4, 2, 1):
+            vector = self.b.fadd(self.lanes(vector, 0, half), self.lanes(vector, half, half))
+        return self.b.extract_element(vector, I32(0))
