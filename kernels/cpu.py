@@ -7,6 +7,7 @@ at 1 bit moves 12.125 bytes a value, decoding and adding 8.125.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,12 @@ _word, _float = simd.float_to_word, simd.word_to_float
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile at the first call, keep the machine code on disk, and run without the GIL."""
-    return njit(cache=True, nogil=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+    try:
+        kernel = njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError as error:
+        warnings.warn(f"kernels are compiled anew in every process: {error}", stacklevel=1)
+        kernel = njit(nogil=True, error_model="numpy")(function)
+    return kernel  # type: ignore[no-any-return]
 
 
 def encode_1bit(
