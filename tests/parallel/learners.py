@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -43,16 +44,14 @@ class Saved:
         learner.samples = saved.samples
 
 
-def everything(learner: Learner) -> tuple[Any, ...]:
-    """All bits that training has made on this rank."""
+def everything(learner: Learner) -> dict[str, Any]:
+    """A digest of every array that training has made on this rank, and its counters."""
     local, state = learner.local_step.state, learner.state
-    residuals = state.residuals
-    return (
-        learner.parameters.flat.tobytes(),
-        {name: buffer.tobytes() for name, buffer in local.buffers.items()},
-        (local.steps, local.samples, state.samples, learner.samples),
-        residuals and (residuals.own.tobytes(), residuals.total.tobytes()),
-    )
+    arrays = {"parameters": learner.parameters.flat, **local.buffers}
+    if state.residuals:
+        arrays |= {"own": state.residuals.own, "total": state.residuals.total}
+    digests = {name: hashlib.sha256(a.tobytes()).hexdigest() for name, a in arrays.items()}
+    return {**digests, "counters": (local.steps, local.samples, state.samples, learner.samples)}
 
 
 def goes_on_as_if_never_stopped(
