@@ -74,7 +74,7 @@ class Report:
         rows = [row for row in self.rows if row.ratio is not None][::-1]
         figure, axes = pyplot.subplots(figsize=(9, 0.32 * len(rows) + 1.2), layout="constrained")
         axes.barh([row.name for row in rows], [row.ratio for row in rows], color="#4878a8")
-        axes.axvline(1, color="#c44", linewidth=1)
+        axes.axvline(1, color="#c44", linewidth=1, zorder=0)
         ratios = [row.ratio for row in rows if row.ratio]
         if ratios and max(ratios) > 10:
             axes.set_xscale("log")
@@ -82,11 +82,11 @@ class Report:
             assert row.ratio is not None
             text = f" {_number(row.ratio)} of {row.reference}"
             axes.text(row.ratio, y, text, va="center", size=7)
-        axes.margins(x=0.6)
+        axes.margins(x=0.9)
         axes.set_title(self.title, loc="left", size=10)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=110)
         pyplot.close(figure)
 
 
