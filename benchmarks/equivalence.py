@@ -19,7 +19,7 @@ from parallel_sgd.schedules import Steps
 from parallel_sgd.training import Session
 
 from .on_ranks import on_ranks
-from .report import Report
+from .report import Report, positive
 
 HIDDEN, EPOCHS, MINIBATCH = 512, 40, 64
 LR = {0: 0.3, 40_000: 0.05}
@@ -27,8 +27,8 @@ RESAMPLES = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", "--ranks", type=int, default=4, metavar="K", help="(default: 4)")
-    parser.add_argument("--seeds", type=int, default=12, help="pairs of runs (default: 12)")
+    parser.add_argument("-n", "--ranks", type=positive, default=4, metavar="K", help="(default: 4)")
+    parser.add_argument("--seeds", type=positive, default=12, help="pairs of runs (default: 12)")
     parser.add_argument(
         "--margin", type=float, default=0.01, help="of equivalence, in nats (default: 0.01)"
     )

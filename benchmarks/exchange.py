@@ -21,17 +21,17 @@ from parallel_sgd import SGD, Communicator, DataParallelSGD, Learner, Parameters
 from parallel_sgd.compression import GRADIENT_BITS
 
 from .on_ranks import on_ranks
-from .report import Report
+from .report import Report, positive
 
 TINY = 650  #: parameters of a softmax regression on digits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", "--ranks", type=int, default=2, metavar="K", help="(default: 2)")
+    parser.add_argument("-n", "--ranks", type=positive, default=2, metavar="K", help="(default: 2)")
     parser.add_argument(
-        "--values", type=int, default=1 << 24, help="values in the vector (default: 2**24)"
+        "--values", type=positive, default=1 << 24, help="values in the vector (default: 2**24)"
     )
-    parser.add_argument("--rounds", type=int, default=9, help="of all sums (default: 9)")
+    parser.add_argument("--rounds", type=positive, default=9, help="of all sums (default: 9)")
 
 
 def main(options: argparse.Namespace) -> Report:
@@ -51,10 +51,10 @@ def main(options: argparse.Namespace) -> Report:
         name = f"{bits} bit, bytes sent by a rank"
         report.add(name, sent, "B", f"theory, {theory:,.0f} B", ratio)
     limit = 4 + 4 / k + 1
-    memory = found["memory_per_parameter"]
-    report.add(
-        "1 bit, extra memory", memory, "B/parameter", f"4 + 4/K + 1 = {limit:.2f}", memory / limit
-    )
+    for size, memory in found["memory_per_parameter"].items():
+        reference = f"4 + 4/K + 1 = {limit:.2f}"
+        name = f"1 bit, extra memory for {size} parameters"
+        report.add(name, memory, "B/parameter", reference, memory / limit)
     for bits in (32, 1):
         step = found["tiny_step"][str(bits)]
         report.add(
@@ -83,7 +83,7 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
     gradient = parameters.like()
     gradient.flat[:] = random.standard_normal(values, np.float32)
     total = np.empty_like(gradient.flat)
-    memory = _extra_memory(parameters, comm)
+    memory = {size: _extra_memory(size, comm) for size in (10**6, values)}
 
     def allreduce() -> None:
         MPI.COMM_WORLD.Allreduce(gradient.flat, total)
@@ -125,15 +125,16 @@ def _together(comm: Communicator, call: Callable[[], None], repeat: int = 1) -> 
     return slowest
 
 
-def _extra_memory(parameters: Parameters, comm: Communicator) -> float:
+def _extra_memory(size: int, comm: Communicator) -> float:
     """Bytes per parameter that the algorithm allocates for 1 bit beside model and gradient."""
+    parameters = Parameters({"W": np.zeros(size, np.float32)})
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     state = DataParallelSGD(gradient_bits=1).init(parameters, comm)
     after = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     del state
-    return (after - before) / int(parameters.flat.size)
+    return (after - before) / size
 
 
 def _tiny_step(comm: Communicator, bits: int) -> float:

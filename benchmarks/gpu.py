@@ -21,7 +21,7 @@ from parallel_sgd.kernels import cuda, reference
 from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
 
 from .on_ranks import on_ranks
-from .report import Report
+from .report import Report, positive
 
 BLOCK_SIZE = 1024
 RANKS = 4
@@ -35,9 +35,9 @@ Call = tuple[str, str, tuple[Any, ...], float]  # row, kernel, arguments, bytes 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--values", type=int, default=1 << 27, help="values in the vectors (default: 2**27)"
+        "--values", type=positive, default=1 << 27, help="values in the vectors (default: 2**27)"
     )
-    parser.add_argument("--repeats", type=int, default=50, help="of a kernel (default: 50)")
+    parser.add_argument("--repeats", type=positive, default=50, help="of a kernel (default: 50)")
 
 
 def main(options: argparse.Namespace) -> Report:

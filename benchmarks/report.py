@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import json
 import os
@@ -58,12 +59,8 @@ class Report:
             )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """The JSON file: ``{"title", "machine": {...}, "rows": [...]}``."""
-        content = {
-            "title": self.title,
-            "machine": machine(),
-            "rows": [asdict(row) for row in self.rows],
-        }
+        """The JSON file: ``{"machine": {...}, "rows": [...]}``."""
+        content = {"machine": machine(), "rows": [asdict(row) for row in self.rows]}
         Path(path).write_text(json.dumps(content, indent=2) + "\n")
 
     def draw(self, path: str | os.PathLike[str]) -> None:
@@ -88,6 +85,13 @@ class Report:
             axes.spines[side].set_visible(False)
         figure.savefig(path, dpi=110)
         pyplot.close(figure)
+
+
+def positive(text: str) -> int:
+    """The type of an option that must be a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1: {text!r}")
+    return int(text)
 
 
 def machine() -> dict[str, Any]:

@@ -16,10 +16,9 @@ from numba import njit
 
 from . import simd
 from .blocks import Blocks
-from .reference import SMALLEST_STEP, STEP_PER_MEAN, Array
+from .reference import SMALLEST_STEP, Array
 
 F32, U32 = np.float32, np.uint32
-STEP_2, STEP_4 = STEP_PER_MEAN[2], STEP_PER_MEAN[4]
 _word, _float = simd.float_to_word, simd.word_to_float
 
 
@@ -166,10 +165,7 @@ def _encode_levels(
         if raw:
             _encode_raw(g, r, payload, at, byte, n)
             continue
-        if bits == 8:
-            step = simd.largest(g, r, at, n) / F32(127)
-        else:
-            step = simd.magnitude_sum(g, r, at, n) / F32(n) * (STEP_2 if bits == 2 else STEP_4)
+        step = simd.largest(g, r, at, n) / F32(2 ** (bits - 1) - 1)
         inverse = F32(1) / step if step >= SMALLEST_STEP else F32(0)
         simd.set_level(payload, byte, step)
         if bits == 2:

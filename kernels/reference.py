@@ -21,9 +21,6 @@ from .blocks import GROUP, Blocks
 Array = npt.NDArray[Any]
 F32 = np.float32
 
-STEP_PER_MEAN = {2: F32(1.8), 4: F32(0.55)}
-"""Distance of two levels in units of the block's mean magnitude; 8 bits span its largest."""
-
 ROUNDING = F32(12582912.0)
 """1.5 * 2**23: adding it rounds a float32 below 2**22 to the nearest even integer."""
 
@@ -88,8 +85,11 @@ def encode_levels(
 ) -> None:
     """Send each value as the nearest of 2**bits - 1 uniform levels around an exact zero.
 
-    step = STEP_PER_MEAN * mean|v|,  or max|v| / 127 for 8 bits
-    code = round(v / step), clipped,   q = code * step
+        step = max|v| / (2**(bits - 1) - 1),  code = round(v / step),  q = code * step
+
+    No value lies beyond the last level, so |r'| <= step / 2, and gradients of magnitudes <= G
+    never build up a residual beyond G / (2**bits - 3). Nor does a code need clipping: three
+    roundings leave |v * inverse| below its largest + 1/2, whatever the finite v.
     """
     largest = F32(2 ** (bits - 1) - 1)
     for g, r, out in _each(blocks, gradient, residual, payload):
@@ -97,12 +97,9 @@ def encode_levels(
         if out.nbytes == 4 * v.size:
             out.view(F32)[:], r[:] = v, 0
             continue
-        if bits == 8:
-            step = np.abs(v).max() / largest
-        else:
-            step = lane_sum(np.abs(v)) / F32(v.size) * STEP_PER_MEAN[bits]
+        step = np.abs(v).max() / largest
         inverse = F32(1) / step if step >= SMALLEST_STEP else F32(0)
-        code = (np.clip(v * inverse, -largest, largest) + ROUNDING) - ROUNDING
+        code = (v * inverse + ROUNDING) - ROUNDING
         out[:4].view(F32)[:] = step
         out[4:] = _pack(code.astype(np.int8), bits)
         r[:] = v - code * step

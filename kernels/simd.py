@@ -99,18 +99,6 @@ def classify_around(
 
 
 @vector_function("g", "r", "int", "int", returns=types.float32)
-def magnitude_sum(e: Emitter, g: Value, r: Value, at: Value, n: Value) -> Value:
-    """r = v;  sum of |v|"""
-    total = e.accumulator()
-
-    def body(first: Value, tail: Value | None) -> None:
-        e.add_to(total, e.absolute(e.correct(g, r, e.b.add(at, first), tail)))
-
-    e.groups(n, body)
-    return e.total(total)
-
-
-@vector_function("g", "r", "int", "int", returns=types.float32)
 def largest(e: Emitter, g: Value, r: Value, at: Value, n: Value) -> Value:
     """r = v;  max |v|, compared as integers, which order non-negative floats alike"""
     b = e.b
@@ -178,31 +166,8 @@ def _unpack_bits(add: bool) -> Any:
 
 
 def _pack_codes(bits: int) -> Any:
-    width, edge = GROUP * bits // 8, float(2 ** (bits - 1) - 1)
+    width = GROUP * bits // 8
     places = [bits * (lane // width) for lane in range(GROUP)]  # of a lane's code in its byte
-    bytes32 = ir.VectorType(I8, GROUP)
-
-    def nearest_of_three(e: Emitter, t: Value, step: Value) -> tuple[Value, Value]:
-        """round(t) as code and q: two comparisons tell -1, 0 and 1; a half goes to the even 0."""
-        b = e.b
-        plus = b.fcmp_ordered(">", t, F32X32([0.5] * GROUP))
-        minus = b.fcmp_ordered("<", t, F32X32([-0.5] * GROUP))
-        ones, threes = bytes32([1 << p for p in places]), bytes32([3 << p for p in places])
-        codes = b.select(plus, ones, b.select(minus, threes, bytes32(None)))
-        below = b.select(minus, e.splat(b.fneg(step)), F32X32(None))
-        return codes, b.select(plus, e.splat(step), below)
-
-    def nearest(e: Emitter, t: Value, step: Value) -> tuple[Value, Value]:
-        """round(t) as code and q: a sum's low bits are the code, in two's complement."""
-        b = e.b
-        if bits < 8:  # with 8 bits |t| < 127.5, since the step is made of the largest value
-            lowest, highest = F32X32([-edge] * GROUP), F32X32([edge] * GROUP)
-            t = b.select(b.fcmp_ordered("<", t, lowest), lowest, t)
-            t = b.select(b.fcmp_ordered(">", t, highest), highest, t)
-        rounding = F32X32([float(ROUNDING)] * GROUP)
-        rounded = b.fadd(t, rounding)
-        codes = b.shl(e.mask(e.words(rounded), 2**bits - 1), I32X32(places))
-        return codes, b.fmul(b.fsub(rounded, rounding), e.splat(step))
 
     @vector_function("g", "r", "payload", "int", "int", "int", "float", "float")
     def pack_codes(
@@ -216,19 +181,24 @@ def _pack_codes(bits: int) -> Any:
         inverse: Value,
         step: Value,
     ) -> None:
-        """Write the codes of the v in r;  r = v - q"""
+        """Write the codes of the v in r;  r = v - q
+
+        code = round(v * inverse): a sum's low bits are the code, in two's complement.
+        """
         b = e.b
-        inverses = e.splat(inverse)
+        inverses, steps = e.splat(inverse), e.splat(step)
+        rounding = F32X32([float(ROUNDING)] * GROUP)
 
         def body(first: Value, tail: Value | None) -> None:
             index = b.add(at, first)
             v = e.load(r, index, tail)
-            t = b.fmul(v, inverses)
-            codes, q = nearest_of_three(e, t, step) if bits == 2 else nearest(e, t, step)
+            rounded = b.fadd(b.fmul(v, inverses), rounding)
+            q = b.fmul(b.fsub(rounded, rounding), steps)
             e.store(b.fsub(v, q), r, index, tail)
+            codes = b.shl(e.mask(e.words(rounded), 2**bits - 1), I32X32(places))
             while (half := codes.type.count // 2) >= width:  # join the codes of a byte
                 codes = b.or_(e.lanes(codes, 0, half), e.lanes(codes, half, half))
-            packed = codes if bits == 2 else b.trunc(codes, ir.VectorType(I8, width))
+            packed = b.trunc(codes, ir.VectorType(I8, width))
             place = e.place(payload, b.add(byte, b.udiv(b.mul(first, I64(bits)), I64(8))), I8)
             e.vector_store(packed, place, 4)
             e.fetch(g, b.add(index, n))

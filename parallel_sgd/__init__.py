@@ -18,6 +18,7 @@ True
 from . import data, models, schedules
 from .algorithms import Algorithm, DataParallelSGD
 from .communication import Communicator, simulate
+from .communication.abort import install_excepthook_if_launched
 from .errors import UserError
 from .optimizers import SGD, Adam, MomentumSGD, NesterovSGD, Optimizer
 from .parameters import Parameters
@@ -42,3 +43,5 @@ __all__ = [
     "schedules",
     "simulate",
 ]
+
+install_excepthook_if_launched()  # a rank that fails before Communicator.world() ends the job

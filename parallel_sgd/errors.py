@@ -8,8 +8,8 @@ __all__ = ["SharedError", "UserError"]
 class UserError(ValueError):
     """A mistake in what was asked for: its one line is all that the user needs, so no traceback.
 
-    The line names the argument, what is required, and the value: "batch must be at least 1: 0". The
-    entry points add the rank, and where in the user's own code it arose.
+    The line names the argument, its value, and what is required: "lr=nan must be a finite number,
+    at least 0". The entry points add the rank, and where in the user's own code it arose.
     """
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from .errors import UserError
 from .kernels import body
 from .parameters import Parameters
 from .schedules import Schedule, value_at
+from .validation import LARGEST, choice, number, settle, shown
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -52,12 +53,11 @@ class Optimizer(ABC):
     def __post_init__(self) -> None:
         if (self.lr is None) == (self.lr_per_sample is None):
             raise UserError(
-                f"{type(self).__name__}: lr={self.lr} and lr_per_sample={self.lr_per_sample}: "
-                "exactly one of them must be given"
+                f"{type(self).__name__}: lr={shown(self.lr)} and "
+                f"lr_per_sample={shown(self.lr_per_sample)}: exactly one of them must be given"
             )
-        for name, value in (("lr", self.lr), ("lr_per_sample", self.lr_per_sample)):
-            if isinstance(value, int | float) and not (math.isfinite(value) and value >= 0):
-                raise UserError(f"{name}={value} must be a finite number, at least 0")
+        name, given = self._given
+        settle(self, **{name: _rate(name, given)})
 
     @abstractmethod
     def init(self, parameters: Parameters) -> OptimizerState:
@@ -79,12 +79,50 @@ class Optimizer(ABC):
     def bind(self, parameters: Parameters) -> LocalStep:
         return LocalStep(self, parameters)
 
+    def rate_after(self, samples: int) -> float:
+        """The learning rate after so many samples, for a mean gradient or per sample as given.
+
+        Raises:
+            UserError: the value of a schedule is not finite (in float32), or below 0.
+        """
+        name, given = self._given
+        value = value_at(given, samples)
+        if type(value) is float and 0 <= value <= LARGEST:
+            return value
+        try:
+            return number(name, value, 0)
+        except UserError as error:
+            raise UserError(f"{error} (the schedule's value after {samples} samples)") from None
+
     def mean_lr(self, state: OptimizerState, samples: int) -> float:
-        """The learning rate for the mean gradient of `samples` samples, now."""
+        """The learning rate for the mean gradient of `samples` samples, now.
+
+        Raises:
+            UserError: as `rate_after`; nothing has changed by then.
+        """
+        return self.rate_after(state.samples) * (samples if self.lr is None else 1)
+
+    @property
+    def _given(self) -> tuple[str, float | Schedule]:
+        """The rate that was given, with its name."""
         if self.lr is not None:
-            return value_at(self.lr, state.samples)
+            return "lr", self.lr
         assert self.lr_per_sample is not None
-        return value_at(self.lr_per_sample, state.samples) * samples
+        return "lr_per_sample", self.lr_per_sample
+
+
+def _rate(name: str, value: Any) -> float | Schedule:
+    if not isinstance(value, Schedule):
+        try:
+            return number(name, value, 0)
+        except UserError as error:
+            raise UserError(f"{error}, or a Schedule") from None
+    if not is_dataclass(value) or " at 0x" in repr(value):
+        raise UserError(
+            f"{name}={type(value).__name__}(...) must be a dataclass whose fields are plain "
+            "values: ranks compare schedules by their repr"
+        )
+    return value
 
 
 class LocalStep:
@@ -103,9 +141,7 @@ class LocalStep:
     @property
     def lr(self) -> float:
         """The learning rate of the next step, for a mean gradient or per sample as given."""
-        given = self.optimizer.lr if self.optimizer.lr is not None else self.optimizer.lr_per_sample
-        assert given is not None
-        return value_at(given, self.state.samples)
+        return self.optimizer.rate_after(self.state.samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +160,7 @@ class MomentumSGD(Optimizer):
     """m = momentum * m + gain * mean gradient;  x -= lr * m
 
     Args:
-        momentum: in [0, 1), per minibatch.
+        momentum: in [0, 1), per minibatch (0.9 if no time constant is given either).
         momentum_time_constant: instead of `momentum`, in samples: after so many samples a
             gradient's weight has fallen to 1/e, momentum = exp(-samples / time constant).
         unit_gain: gain = 1 - momentum (CNTK's default form), so that the momentum does not change
@@ -137,17 +173,18 @@ class MomentumSGD(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.momentum is not None and self.momentum_time_constant is not None:
+        momentum, tau = self.momentum, self.momentum_time_constant
+        if momentum is not None and tau is not None:
             raise UserError(
-                f"momentum={self.momentum} and momentum_time_constant="
-                f"{self.momentum_time_constant}: at most one of them may be given"
+                f"momentum={shown(momentum)} and momentum_time_constant={shown(tau)}: "
+                "at most one of them may be given"
             )
-        if self.momentum is not None and not 0 <= self.momentum < 1:
-            raise UserError(f"momentum={self.momentum} must be at least 0 and less than 1")
-        if self.momentum_time_constant is not None and not self.momentum_time_constant >= 0:
-            raise UserError(
-                f"momentum_time_constant={self.momentum_time_constant} must be at least 0 samples"
-            )
+        if tau is not None:
+            tau = number("momentum_time_constant", tau, 0)
+        else:
+            momentum = number("momentum", 0.9 if momentum is None else momentum, 0, below=1)
+        unit_gain = choice("unit_gain", self.unit_gain, (False, True))
+        settle(self, momentum=momentum, momentum_time_constant=tau, unit_gain=unit_gain)
 
     def init(self, parameters: Parameters) -> OptimizerState:
         return OptimizerState({"m": parameters.like().flat})
@@ -159,10 +196,11 @@ class MomentumSGD(Optimizer):
         body(x).momentum_step(x, state.buffers["m"], gradient, lr, momentum, gain, self._nesterov)
 
     def momentum_for(self, samples: int) -> float:
-        """The momentum of a minibatch of `samples` samples (0.9 where none was given)."""
-        if self.momentum_time_constant is None:
-            return 0.9 if self.momentum is None else self.momentum
+        """The momentum of a minibatch of `samples` samples."""
         tau = self.momentum_time_constant
+        if tau is None:
+            assert self.momentum is not None  # __post_init__ has seen to it
+            return self.momentum
         return math.exp(-samples / tau) if tau > 0 else 0.0
 
     @property
@@ -201,12 +239,13 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if not 0 <= beta < 1:
-                raise UserError(f"{name}={beta} must be at least 0 and less than 1")
-        for name, value in (("epsilon", self.epsilon), ("weight_decay", self.weight_decay)):
-            if not value >= 0:
-                raise UserError(f"{name}={value} must be at least 0")
+        settle(
+            self,
+            beta1=number("beta1", self.beta1, 0, below=1),
+            beta2=number("beta2", self.beta2, 0, below=1),
+            epsilon=number("epsilon", self.epsilon, 0),
+            weight_decay=number("weight_decay", self.weight_decay, 0),
+        )
 
     def init(self, parameters: Parameters) -> OptimizerState:
         return OptimizerState({"m": parameters.like().flat, "v": parameters.like().flat})

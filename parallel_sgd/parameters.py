@@ -30,8 +30,6 @@ class Parameters(Mapping[str, Array]):
     [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
     """
 
-    flat: Array
-
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         dtypes = {str(a.dtype) for a in arrays.values()}
         if dtypes not in ({"float32"}, {"float64"}):
@@ -46,13 +44,23 @@ class Parameters(Mapping[str, Array]):
             self[name] = a
 
     def _set_flat(self, flat: Array) -> None:
-        self.flat = flat
+        self._flat = flat
         self._views = {}
         begin = 0
         for name, shape in self._shapes.items():
             end = begin + int(np.prod(shape))
             self._views[name] = flat[begin:end].reshape(shape)
             begin = end
+
+    @property
+    def flat(self) -> Array:
+        """The vector [n] that all views share."""
+        return self._flat
+
+    @flat.setter
+    def flat(self, values: Array) -> None:
+        if values is not self._flat:  # as after `p.flat += g`
+            self._flat[...] = values  # another array would leave the views behind
 
     def __getitem__(self, name: str) -> Array:
         return self._views[name]

@@ -7,12 +7,26 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from .errors import UserError
+from .validation import integer, number, points, settle
 
 
 class Schedule(ABC):
-    """A value as a function of the samples that all ranks together have seen. Local."""
+    """A value as a function of the samples that all ranks together have seen. Local.
+
+    A schedule of your own must be a dataclass whose fields are plain values (numbers, text, tuples
+    of them): ranks compare schedules by their `repr`.
+
+    >>> @dataclass(frozen=True)
+    ... class InverseRoot(Schedule):
+    ...     start: float
+    ...
+    ...     def __call__(self, samples: int) -> float:
+    ...         return self.start / math.sqrt(1 + samples)
+    >>> InverseRoot(0.4)(3)
+    0.2
+    """
 
     @abstractmethod
     def __call__(self, samples: int) -> float: ...
@@ -30,10 +44,10 @@ class Steps(Schedule):
     values: Mapping[int, float]
 
     def __post_init__(self) -> None:
-        _check_points("Steps", self.values)
+        settle(self, values=points("Steps values", self.values, _value))
 
     def __call__(self, samples: int) -> float:
-        starts = sorted(self.values)
+        starts = list(self.values)
         return self.values[starts[bisect_right(starts, samples) - 1]]
 
 
@@ -49,10 +63,10 @@ class Linear(Schedule):
     values: Mapping[int, float]
 
     def __post_init__(self) -> None:
-        _check_points("Linear", self.values)
+        settle(self, values=points("Linear values", self.values, _value))
 
     def __call__(self, samples: int) -> float:
-        starts = sorted(self.values)
+        starts = list(self.values)
         i = bisect_right(starts, samples) - 1
         begin = self.values[starts[i]]
         if i + 1 == len(starts):
@@ -73,8 +87,12 @@ class Cosine(Schedule):
     samples: int
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise UserError(f"Cosine: samples={self.samples} must be at least 1")
+        settle(
+            self,
+            start=_value("Cosine: start", self.start),
+            end=_value("Cosine: end", self.end),
+            samples=integer("Cosine: samples", self.samples, 1),
+        )
 
     def __call__(self, samples: int) -> float:
         done = min(samples / self.samples, 1.0)
@@ -86,6 +104,5 @@ def value_at(value: float | Schedule, samples: int) -> float:
     return value(samples) if isinstance(value, Schedule) else value
 
 
-def _check_points(name: str, values: Mapping[int, float]) -> None:
-    if 0 not in values or min(values) < 0:
-        raise UserError(f"{name}({dict(values)!r}): the first point must be at 0 samples")
+def _value(name: str, value: Any) -> float:
+    return number(name, value, 0)

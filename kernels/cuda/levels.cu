@@ -9,7 +9,6 @@
 #endif
 #define LARGEST ((float)((1 << (BITS - 1)) - 1))  // codes are -LARGEST .. LARGEST
 #define WIDTH (4 * BITS)                          // bytes of a group
-#define STEP_PER_MEAN ((float)(BITS == 2 ? 1.8 : 0.55))
 #define SMALLEST_STEP ((float)1e-37)
 #define AHEAD (GROUPS < 16 ? GROUPS : 16)         // groups that decoding reads at a time
 #define ROUNDING 12582912.0f  // 1.5 * 2**23: adding it rounds to the nearest even integer
@@ -30,8 +29,7 @@ INLINE int unpack(unsigned byte, int lane)
     return (int)(byte << (32 - BITS - BITS * (lane / WIDTH))) >> (32 - BITS);
 }
 
-// q = code * step, code = round(v / step) clipped; step: STEP_PER_MEAN * mean|v|, or with 8 bits
-// max|v| / 127.  Grid: a warp for every block.
+// q = code * step, code = round(v / step), step = max|v| / LARGEST.  Grid: a warp for every block.
 BLOCK_KERNEL encode_levels(
     const float *__restrict__ gradient,      // [n], n = starts[m] - starts[0], e.g. 2500
     float *__restrict__ residual,            // [n], read; then what the payload lost
@@ -58,18 +56,15 @@ BLOCK_KERNEL encode_levels(
     if (KEPT)
         load_sum(v, gradient, residual, 0, length);
 
-    float sum = 0.0f, largest = 0.0f;
+    float largest = 0.0f;
     EACH_CHUNK(at) {
         if (!KEPT)
             load_sum(v, gradient, residual, at, length);
 #pragma unroll
-        for (int k = 0; k < GROUPS; k++) {
-            sum += fabsf(v[k]);
+        for (int k = 0; k < GROUPS; k++)
             largest = fmaxf(largest, fabsf(v[k]));
-        }
     }
-    const float step = BITS == 8 ? warp_max(largest) / LARGEST
-                                 : warp_sum(sum) / (float)length * STEP_PER_MEAN;
+    const float step = warp_max(largest) / LARGEST;
     const float inverse = step >= SMALLEST_STEP ? 1.0f / step : 0.0f;
     if (lane == 0)
         *(float *)payload = step;
@@ -81,8 +76,7 @@ BLOCK_KERNEL encode_levels(
 #pragma unroll
         for (int k = 0; k < GROUPS; k++) {
             const int i = at + 32 * k + lane;
-            const float clipped = fminf(fmaxf(v[k] * inverse, -LARGEST), LARGEST);
-            const float code = clipped + ROUNDING - ROUNDING;
+            const float code = v[k] * inverse + ROUNDING - ROUNDING;
             const unsigned packed = pack((int)code);
             if (lane < WIDTH && i - lane < length)
                 bytes_of_lane[(at / 32 + k) * WIDTH] = (unsigned char)packed;

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ..communication import Communicator
-from ..compression import Codec, codec_for
-from ..errors import UserError
-from ..exchange import Exchange, FullPrecisionExchange, Residuals, TwoStageExchange
+from ..compression import GRADIENT_BITS, Codec, HalfPrecision, OneBit, codec_for
+from ..exchange import (
+    Exchange,
+    FullPrecisionExchange,
+    Residuals,
+    TwoStageExchange,
+    require_float32,
+)
 from ..kernels import body
 from ..optimizers import LocalStep
 from ..parameters import Parameters
-from ..schedules import Steps
+from ..validation import choice, integer, points, settle
 from .algorithm import Algorithm
 
 LARGEST_GRADIENT = 1e30
-"""Beyond it the sums of a block or of the ranks could overflow: taken for divergence."""
+"""With few bits. Beyond it the sums of a block could overflow: taken for divergence."""
 
 
 @dataclass
@@ -28,7 +34,7 @@ class DataParallelState:
     Attributes:
         samples: seen by all ranks so far.
         residuals: what the messages of this rank have lost; None in full precision.
-        exchanges: one for each number of bits, with its buffers; not part of a checkpoint.
+        exchanges: the one for the present bits, with its buffers; not part of a checkpoint.
     """
 
     samples: int
@@ -72,15 +78,19 @@ class DataParallelSGD(Algorithm[DataParallelState]):
     distributed_after: int = 0
 
     def __post_init__(self) -> None:
-        if self.distributed_after < 0:
-            raise UserError(
-                f"distributed_after={self.distributed_after} must be at least 0 samples"
-            )
+        one_bit = OneBit(block_size=self.block_size, threshold=self.threshold)
+        half = HalfPrecision(format=self.half_format)
         bits = self.gradient_bits
-        if isinstance(bits, Mapping) and (0 not in bits or min(bits) < 0):
-            raise UserError(f"gradient_bits={dict(bits)!r} must begin at 0 samples")
-        for each in [1, 16, *(bits.values() if isinstance(bits, Mapping) else [bits])]:
-            self.codec(each)  # refuses a value that is wrong, in use or not
+        settle(
+            self,
+            gradient_bits=points("gradient_bits", bits, _bits)
+            if isinstance(bits, Mapping)
+            else _bits("gradient_bits", bits),
+            block_size=one_bit.block_size,
+            threshold=one_bit.threshold,
+            half_format=half.format,
+            distributed_after=integer("distributed_after", self.distributed_after, 0),
+        )
 
     def codec(self, bits: int) -> Codec:
         """The codec that these options mean at so many bits."""
@@ -94,13 +104,11 @@ class DataParallelSGD(Algorithm[DataParallelState]):
     def init(self, parameters: Parameters, comm: Communicator) -> DataParallelState:
         if self._all_bits == {32}:
             return DataParallelState(0, None, {32: FullPrecisionExchange(parameters, comm)})
-        exchanges: dict[int, Exchange] = {}
-        residuals = None
         for bits in self._all_bits:
-            exchange = TwoStageExchange(self.codec(bits), parameters, comm)
-            residuals = residuals or exchange.residuals(parameters)
-            exchanges[bits] = exchange
-        return DataParallelState(0, residuals, exchanges)
+            require_float32(self.codec(bits), parameters)
+        exchange = TwoStageExchange(self.codec(self.bits_after(0)), parameters, comm)
+        residuals = exchange.residuals(parameters)
+        return DataParallelState(0, residuals, {self.bits_after(0): exchange})
 
     def step(
         self,
@@ -113,12 +121,24 @@ class DataParallelSGD(Algorithm[DataParallelState]):
     ) -> int:
         if not self.distributed(state):
             return self._train_alone(state, parameters, gradient, samples, local_step, comm)
-        total = agree(comm, gradient, samples)
+        bits = self.bits_after(state.samples)
+        total = agree(comm, problem_with(gradient, bits), samples)
         if total:
-            state.exchanges[self.bits_after(state.samples)].sum(gradient.flat, state.residuals)
+            self._exchange(state, bits, parameters, comm).sum(gradient.flat, state.residuals)
             local_step(gradient.flat, total)
             state.samples += total
         return total
+
+    def _exchange(
+        self, state: DataParallelState, bits: int, parameters: Parameters, comm: Communicator
+    ) -> Exchange:
+        """The exchange for so many bits; where the bits change, in place of the one before."""
+        if bits not in state.exchanges:
+            sent = self.bytes_sent(state)
+            state.exchanges.clear()
+            state.exchanges[bits] = TwoStageExchange(self.codec(bits), parameters, comm)
+            state.exchanges[bits].bytes_sent = sent
+        return state.exchanges[bits]
 
     def _train_alone(
         self,
@@ -130,8 +150,9 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         comm: Communicator,
     ) -> int:
         """One step of the warm start: all ranks have the same whole minibatch."""
-        agree(comm, gradient, samples)
-        comm.require_agreement({"samples of a minibatch before distributed_after": samples})
+        total, squares = _sums(comm, problem_with(gradient, bits=32), samples)
+        if comm.size * squares != total**2:  # equal only where all ranks have the same number
+            comm.require_agreement({"samples of a minibatch before distributed_after": samples})
         if samples:
             local_step(gradient.flat, samples)
             state.samples += samples
@@ -142,9 +163,10 @@ class DataParallelSGD(Algorithm[DataParallelState]):
 
     def bits_after(self, samples: int) -> int:
         """The bits of an exchange after so many samples. Local."""
-        if isinstance(self.gradient_bits, Mapping):
-            return int(Steps(self.gradient_bits)(samples))
-        return self.gradient_bits
+        bits = self.gradient_bits
+        if isinstance(bits, Mapping):
+            return bits[max(start for start in bits if start <= samples)]
+        return bits
 
     @property
     def _all_bits(self) -> set[int]:
@@ -152,7 +174,7 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         return set(bits.values()) if isinstance(bits, Mapping) else {bits}
 
     def fail(self, state: DataParallelState, problem: str, comm: Communicator) -> NoReturn:
-        _agree(comm, 0, problem)
+        agree(comm, problem, 0)
         raise AssertionError("unreachable")
 
     def distributed(self, state: DataParallelState) -> bool:
@@ -162,27 +184,49 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         return sum(exchange.bytes_sent for exchange in state.exchanges.values())
 
 
-def agree(comm: Communicator, gradient: Parameters, samples: int) -> int:
-    """The samples of all ranks in this minibatch, once all gradients are known to be finite.
+def agree(comm: Communicator, problem: str | None, samples: int) -> int:
+    """The samples of all ranks in this minibatch, once no rank is known to have a problem.
 
     Raises:
-        SharedError: on all ranks, if any rank's gradient is not; nothing has been touched by
-            then, so neither a residual nor a model ever holds what must not be there.
+        SharedError: on all ranks, if any has one; nothing has been touched by then, so neither a
+            residual nor a model ever holds what must not be there.
 
-    Collective: one sum of two integers. Cost: reads the gradient once.
+    Collective: one sum of three integers.
+    """
+    total, _ = _sums(comm, problem, samples)
+    return total
+
+
+def problem_with(gradient: Parameters, bits: int) -> str | None:
+    """Why a gradient cannot be exchanged with so many bits; None where it can.
+
+    Full precision takes all that is finite: a sum that overflows shows in the next gradient.
+
+    Local. Cost: reads the gradient once.
     """
     worst = body(gradient.flat).largest_magnitude(gradient.flat)
-    problem = None
-    if not worst <= LARGEST_GRADIENT:  # or NaN
-        problem = (
-            f"the gradient is not finite: its largest magnitude is {worst:g}, and at most "
-            f"{LARGEST_GRADIENT:g} can be exchanged; a smaller learning rate may help"
+    if not math.isfinite(worst):
+        return (
+            f"the gradient is not finite: its largest magnitude is {worst}; "
+            "a smaller learning rate may help"
         )
-    return _agree(comm, samples, problem)
+    if bits < 32 and worst > gradient.dtype.type(LARGEST_GRADIENT):
+        return (
+            f"the gradient is too large: its largest magnitude is {worst:.9g}, and at most "
+            f"{LARGEST_GRADIENT:g} can be exchanged with gradient_bits={bits}; "
+            "a smaller learning rate may help"
+        )
+    return None
 
 
-def _agree(comm: Communicator, samples: int, problem: str | None) -> int:
-    total, problems = comm.sum_integers(np.array([samples, problem is not None], np.int64))
+def _sums(comm: Communicator, problem: str | None, samples: int) -> tuple[int, int]:
+    """The sums over the ranks of `samples` and of its square."""
+    own = np.array([samples, samples**2, problem is not None], np.int64)
+    total, squares, problems = comm.sum_integers(own).tolist()
     if problems:
         comm.raise_together(problem)
-    return int(total)
+    return total, squares
+
+
+def _bits(_: str, value: Any) -> int:
+    return choice("gradient_bits", value, GRADIENT_BITS)

@@ -8,8 +8,9 @@ MPICH      ``n0:4``        one slot
 =========  ==============  ===================================
 
 Each mpiexec refuses, or misreads, the other's lines. A file that mpiexec understands is handed to
-it as it stands; any other is handed over as a list of hosts, in which a host named alone has one
-slot, since nobody here knows its cores.
+it as it stands; any other (also one with Windows line ends, a byte order mark, or a host twice) is
+handed over as a list of hosts, in which a host named alone has one slot, since nobody here knows
+its cores.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ __all__ = ["Host", "Hostfile", "read_hostfile"]
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _OPEN_MPI_OPTIONS = ("max_slots", "max-slots")
 _MPICH_OPTIONS = ("binding", "ifname", "user")
+
+_BYTE_ORDER_MARK = "\ufeff"
 
 OPEN_MPI, MPICH = "Open MPI", "MPICH"
 
@@ -47,10 +50,14 @@ class Host:
 
 @dataclass(frozen=True)
 class Hostfile:
-    """A hostfile that has been read and found sound."""
+    """A hostfile that has been read and found sound.
+
+    `plain`: its bytes have no Windows line ends and no byte order mark.
+    """
 
     path: Path
     hosts: tuple[Host, ...]
+    plain: bool = True
 
     def most_ranks_on_a_host(self, ranks: int, bare_slots: int = 1) -> int:
         """Of so many ranks, dealt by slots, how many the fullest host gets.
@@ -59,9 +66,7 @@ class Hostfile:
             ranks: at least 1.
             bare_slots: the slots of a host that is named alone.
         """
-        slots: dict[str, int] = {}
-        for host in self.hosts:
-            slots[host.name] = slots.get(host.name, 0) + (host.slots or bare_slots)
+        slots = self._slots(bare_slots)
         fullest, total = max(slots.values()), sum(slots.values())
         return min(ranks, fullest) if ranks <= total else -(-ranks * fullest // total)
 
@@ -72,24 +77,41 @@ class Hostfile:
             dialect: `OPEN_MPI` or `MPICH`.
 
         Raises:
-            UserError: a line has an option that this dialect cannot express.
+            UserError: a line has an option that this dialect, or a list of hosts, cannot express.
         """
         if self._is_in(dialect):
             return ["--hostfile" if dialect == OPEN_MPI else "-f", str(self.path)]
         for host in self.hosts:
-            if host.option is not None and host.dialect != dialect:
+            if host.option is None:
+                continue
+            where = f"{self.path}:{host.line}"
+            if host.dialect != dialect:
                 raise UserError(
-                    f"{self.path}:{host.line}: hostfile option must be known to {dialect}, whose "
-                    f"mpiexec is used here: {host.option!r}"
+                    f"{where}: hostfile option must be known to {dialect}, whose mpiexec is used "
+                    f"here: {host.option!r}"
                 )
-        entries = [f"{host.name}:{host.slots or 1}" for host in self.hosts]
+            raise UserError(
+                f"{where}: hostfile option needs a file that {dialect}'s mpiexec can read as it "
+                "stands (lines of its dialect alone, Unix line ends, no byte order mark, each host "
+                f"once, no comment behind a host for MPICH): {host.option!r}"
+            )
+        entries = [f"{name}:{slots}" for name, slots in self._slots(1).items()]
         return ["--host" if dialect == OPEN_MPI else "-hosts", ",".join(entries)]
 
     def _is_in(self, dialect: str) -> bool:
         """Whether an mpiexec of this dialect takes the file as it stands."""
+        if not self.plain or len({host.name for host in self.hosts}) < len(self.hosts):
+            return False
         if dialect == MPICH and any(host.trailing_comment for host in self.hosts):
             return False
         return all(host.dialect in (None, dialect) for host in self.hosts)
+
+    def _slots(self, bare_slots: int) -> dict[str, int]:
+        """Each host's slots, those of a host that is listed twice added up."""
+        slots: dict[str, int] = {}
+        for host in self.hosts:
+            slots[host.name] = slots.get(host.name, 0) + (host.slots or bare_slots)
+        return slots
 
 
 def read_hostfile(path: str | Path) -> Hostfile:
@@ -100,7 +122,7 @@ def read_hostfile(path: str | Path) -> Hostfile:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8")
     except OSError as error:
         raise UserError(
             f"hostfile must be a readable file: {str(path)!r} ({error.strerror})"
@@ -108,13 +130,14 @@ def read_hostfile(path: str | Path) -> Hostfile:
     except UnicodeDecodeError:
         raise UserError(f"hostfile must be a text file: {str(path)!r}") from None
     hosts = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.removeprefix(_BYTE_ORDER_MARK).splitlines(), 1):
         content, comment, _ = line.partition("#")
         if content.strip():
             hosts.append(_host(content, f"{path}:{number}", number, bool(comment)))
     if not hosts:
         raise UserError(f"hostfile must name at least one host: {str(path)!r} names none")
-    return Hostfile(path, tuple(hosts))
+    plain = "\r" not in text and not text.startswith(_BYTE_ORDER_MARK)
+    return Hostfile(path, tuple(hosts), plain)
 
 
 def _host(content: str, where: str, line: int, trailing_comment: bool) -> Host:

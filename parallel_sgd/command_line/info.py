@@ -116,7 +116,13 @@ def _mpiexec(vendor: str | None) -> dict[str, Any]:
 def _cores(vendor: str | None) -> dict[str, Any]:
     usable, size, local = usable_cores(), launched_size(), launched_local_size()
     found: dict[str, Any] = {"in_this_machine": all_cores(), "usable_by_this_process": usable}
-    if size is not None:
+    if size is None:
+        found |= {
+            "launcher": "none: one rank has all cores; mpiexec shares them among its ranks",
+            "ranks": 1,
+            "cores_per_rank": usable,
+        }
+    else:
         name = launcher_name()
         found |= {"launcher": name, "ranks": size}
         if vendor and name and not launcher_starts(name, vendor):

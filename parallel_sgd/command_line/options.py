@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from ..errors import UserError
@@ -66,6 +66,19 @@ def build(chosen: str, kinds: Mapping[str, type], given: argparse.Namespace) -> 
     return kind(**{name: getattr(given, name) for name in own if hasattr(given, name)})
 
 
+def describe(options: Any) -> dict[str, Any]:
+    """A dataclass of options with its name, and those inside it, as JSON can hold them."""
+    found: dict[str, Any] = {"name": type(options).__name__}
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if is_dataclass(value):
+            value = describe(value)
+        elif isinstance(value, Mapping):
+            value = {str(key): each for key, each in value.items()}
+        found[field.name] = value
+    return found
+
+
 def _reader(name: str, annotation: str) -> Callable[[str], Any]:
     """How the text of an option becomes a value of the field's type."""
 
@@ -92,13 +105,18 @@ def _reader(name: str, annotation: str) -> Callable[[str], Any]:
 
 
 def _points(text: str, number: Callable[[str], Any]) -> dict[int, Any]:
-    return {int(at): number(value) for at, value in (p.split(":") for p in text.split(","))}
+    pairs = [pair.split(":") for pair in text.split(",")]
+    points = {int(at): number(value) for at, value in pairs}
+    if len(points) < len(pairs):
+        raise UserError(f"{text!r} must give each number of samples once")
+    return points
 
 
 def _expected(annotation: str) -> str:
     number = "a whole number" if "int" in annotation.split(" | ") else "a number"
     if "Mapping" in annotation or "Schedule" in annotation:
-        return f"{number}, or samples:value pairs (0:32,20000:1)"
+        linear = " (linear:0:0,1000:0.3 goes up in between)" if "Schedule" in annotation else ""
+        return f"{number}, or samples:value pairs as 0:32,20000:1{linear}"
     return number
 
 

@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,20 @@ import numpy as np
 from ..algorithms import ALGORITHMS, Algorithm
 from ..communication import TIMEOUT_S, Communicator
 from ..communication.abort import abort_on_error
-from ..data import DIGITS_CLASSES, Dataset, digits, load
-from ..data.validation import checked_labels
+from ..data import DIGITS_CLASSES, Dataset, count_classes, digits, flattened, load
 from ..errors import UserError
-from ..models import MLP, Classifier, SoftmaxRegression
+from ..models import MLP, Classifier, SoftmaxRegression, use_gpu
 from ..optimizers import OPTIMIZERS, Optimizer
 from ..training import Progress, RunFolder, Session, require_matplotlib
 from ..version import __version__
-from .options import add_fields, build
+from .options import add_fields, build, describe
 from .parser import Parser
+
+#: Options that belong to an algorithm or optimizer.
+KINDS: tuple[Any, ...] = (*ALGORITHMS.values(), *OPTIMIZERS.values())
+FIELDS = {field.name for kind in KINDS for field in fields(kind)}
+
+DEFAULT_LR = {"sgd": 0.3, "momentum": 0.03, "nesterov": 0.03, "adam": 0.001}
 
 EXAMPLES = """\
 examples:
@@ -40,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
         description="Train a softmax classifier on all ranks that mpiexec started.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     p.add_argument("--version", action="version", version=f"parallel_sgd {__version__}")
     data = p.add_argument_group("data")
@@ -69,7 +75,6 @@ def parser() -> argparse.ArgumentParser:
         "--hidden",
         type=int,
         nargs="+",
-        default=[128],
         metavar="N",
         help="units of each hidden layer of the mlp (default: 128)",
     )
@@ -116,7 +121,8 @@ def parser() -> argparse.ArgumentParser:
     choose.add_argument("--algorithm", choices=ALGORITHMS, default="data-parallel")
     choose.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
     add_fields(p, "algorithm", ALGORITHMS)
-    add_fields(p, "optimizer (one of --lr and --lr-per-sample; default: --lr 0.3)", OPTIMIZERS)
+    rates = ", ".join(f"{name} {lr}" for name, lr in DEFAULT_LR.items())
+    add_fields(p, f"optimizer (where neither lr is given: {rates})", OPTIMIZERS)
     return p
 
 
@@ -125,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with abort_on_error():
         options = parser().parse_args(argv)
         if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
-            options.lr = 0.3
+            options.lr = DEFAULT_LR[options.optimizer]
         algorithm = build(options.algorithm, ALGORITHMS, options)
         optimizer = build(options.optimizer, OPTIMIZERS, options)
         comm = Communicator.world(timeout_s=options.timeout_s, cuda_aware=options.cuda_aware)
@@ -136,27 +142,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(
     options: argparse.Namespace, algorithm: Algorithm[Any], optimizer: Optimizer, comm: Communicator
 ) -> None:
-    train = test = folder = problem = None
-    try:
-        train, test = _load(options)
-        if comm.rank == 0:
-            if not options.no_plot:
-                require_matplotlib()
-            folder = RunFolder(options.output or time.strftime("runs/%Y-%m-%d-%H%M%S"))
-    except UserError as error:
-        problem = str(error)
-    comm.raise_together(problem)
-    assert train is not None and test is not None
-    if folder:
-        folder.write_json(
-            "options.json",
-            {
-                "parallel_sgd": __version__,
-                "ranks": comm.size,
-                "host": platform.node(),
-                **vars(options),
-            },
-        )
+    local_rank = comm.local_rank
+
+    def prepare() -> tuple[Dataset, Dataset]:
+        if options.device == "cuda":
+            use_gpu(local_rank)
+        if comm.rank == 0 and not options.no_plot:
+            require_matplotlib()
+        data = _load(options)
+        _model(options, data[0])  # refuses options that do not fit
+        return data
+
+    train, test = comm.together(prepare)
+    described = {
+        "parallel_sgd": __version__,
+        "ranks": comm.size,
+        "host": platform.node(),
+        **{name: value for name, value in vars(options).items() if name not in FIELDS},
+        "algorithm": describe(algorithm),
+        "optimizer": describe(optimizer),
+    }
+    output = options.output or time.strftime("runs/%Y-%m-%d-%H%M%S")
+    folder = RunFolder(output, described) if comm.rank == 0 else None
 
     def session(comm: Communicator, algorithm: Algorithm[Any], folder: RunFolder | None) -> Session:
         return Session(
@@ -190,21 +197,22 @@ def _load(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
     if options.data == "digits":
         if options.labels:
             raise UserError(f"labels={options.labels!r}: the digits have labels of their own")
-        options.classes = options.classes or DIGITS_CLASSES
+        options.classes = DIGITS_CLASSES if options.classes is None else options.classes
         return digits(test=options.test, seed=options.seed)
     data = load(options.data, options.labels)
-    labels = checked_labels(data.y_name, np.asarray(data.y), np.arange(len(data)), options.classes)
-    options.classes = options.classes or int(labels.max(initial=0)) + 1
-    return data.split(options.test, seed=options.seed)
+    options.classes = count_classes(data, options.classes)
+    train, test = data.split(options.test, seed=options.seed)
+    return flattened(train), flattened(test)
 
 
 def _model(options: argparse.Namespace, train: Dataset) -> Classifier:
-    x, _ = train.read(np.arange(1))
-    inputs, classes = x[0].size, options.classes
-    where = {"seed": options.seed, "device": options.device}
+    x, _ = train.read(np.arange(1), classes=options.classes)
+    inputs, where = x[0].size, {"seed": options.seed, "device": options.device}
     if options.model == "softmax":
-        return SoftmaxRegression(inputs, classes, **where)
-    return MLP([inputs, *options.hidden, classes], **where)
+        if options.hidden:
+            raise UserError(f"hidden={options.hidden}: a softmax model has no hidden layers")
+        return SoftmaxRegression(inputs, options.classes, **where)
+    return MLP([inputs, *(options.hidden or [128]), options.classes], **where)
 
 
 def _report(progress: Progress, epochs: int) -> None:
@@ -242,8 +250,8 @@ def _finish(
     full = minibatches * 2 * (ranks - 1) * session.model.parameters.flat.nbytes
     if last.bytes_sent:
         print(
-            f"bytes sent, all ranks     {last.bytes_sent / 1e6:.2f} MB; in 32 bit "
-            f"{full / 1e6:.2f} MB, {full / last.bytes_sent:.1f} times as much"
+            f"bytes sent, all ranks    {last.bytes_sent:13,d}; in 32 bit {full:,d}, "
+            f"{full / last.bytes_sent:.1f} times as much"
         )
     curves = {"training": [(p.samples, p.train_loss) for p in history]}
     curves[f"test, {name}"] = [(p.samples, p.test_loss) for p in history]

@@ -2,17 +2,18 @@
 
 Left alone, a rank that fails waits in MPI_Finalize for the others, which wait for it in their next
 collective: the job hangs, on Open MPI and on MPICH. Entry points run inside `abort_on_error`; a
-plain `mpiexec python train.py` is covered by `install_excepthook`, which `Communicator.world()`
-calls. Neither imports MPI: both work before it is up, after it is down, and without it.
+plain `mpiexec python train.py` is covered by `install_excepthook`: from `import parallel_sgd` on
+where the launcher is known, else from `Communicator.world()` on. Neither imports MPI: both work
+before it is up, after it is down, and without it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dis
 import os
 import signal
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Iterator
@@ -23,7 +24,13 @@ from typing import Any, NoReturn
 from ..errors import UserError
 from .launched import is_hydra, launched_rank, launched_size
 
-__all__ = ["abort_on_error", "end_job", "install_excepthook", "rank_label"]
+__all__ = [
+    "abort_on_error",
+    "end_job",
+    "install_excepthook",
+    "install_excepthook_if_launched",
+    "rank_label",
+]
 
 #: Before it ends the job a rank waits so long, that others with the same error can print it too.
 GRACE_S = 0.4
@@ -34,13 +41,14 @@ _HYDRA_S = 2.0
 _INTERRUPTED = 128 + signal.SIGINT
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
+_COMMAND_LINE = _PACKAGE + "command_line" + os.sep
 
 #: Frames that only lead to the user's script, and would hide it.
 _SCAFFOLD = {
     __file__,
     contextlib.__file__,
     "<frozen runpy>",
-    str(Path(__file__).parents[1] / "command_line" / "rank.py"),
+    _COMMAND_LINE + "rank.py",
 }
 
 
@@ -94,6 +102,16 @@ def install_excepthook() -> None:
     sys.excepthook = hook
 
 
+def install_excepthook_if_launched() -> None:
+    """`install_excepthook` where a launcher says that it started several ranks; else nothing.
+
+    For `import parallel_sgd`, since a rank may fail before it reaches `Communicator.world()`, in
+    which the others then wait. Local. Cost: a few look-ups in the environment.
+    """
+    if (launched_size() or 1) > 1:
+        install_excepthook()
+
+
 def end_job(code: int) -> NoReturn:
     """End every rank of this job, with this exit code (not 0). Flushes first, and waits `GRACE_S`.
 
@@ -132,7 +150,7 @@ def _report(error: BaseException) -> int:
         where = [f" in {place.name}, {place.filename}:{place.lineno}" for place in places]
         _print("".join(["interrupted", *where]))
         return _INTERRUPTED
-    if _is_users(error):
+    if isinstance(error, UserError):
         _print(f"parallel-sgd: error: {error}{_users_line(frames)}")
     else:
         _print("".join(traceback.format_exception(type(error), error, frames)))
@@ -148,27 +166,17 @@ def _print(text: str) -> None:
         sys.stderr.flush()
 
 
-def _is_users(error: BaseException) -> bool:
-    """Whether an error is the user's to fix: a UserError, or a ValueError by our own `raise`.
-
-    A ValueError out of NumPy, below one of our lines, is ours to fix: it keeps its traceback.
-    """
-    if isinstance(error, UserError):
-        return True
-    if type(error) is not ValueError or error.__traceback__ is None:
-        return False
-    last = error.__traceback__
-    while last.tb_next is not None:
-        last = last.tb_next
-    code = last.tb_frame.f_code
-    raised_here = code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return raised_here and code.co_filename.startswith(_PACKAGE)
-
-
 def _users_line(frames: TracebackType | None) -> str:
-    """Where in the user's own code an error of ours arose: `` (train.py:12)``, or nothing."""
+    """Where in the user's own code an error of ours arose: `` (train.py:12)``, or nothing.
+
+    Nothing where our own command line has read the arguments: no line of the user's is at fault.
+    """
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    not_users = (_PACKAGE, "<", *(sysconfig.get_path(kind) + os.sep for kind in kinds))
     for frame in reversed(traceback.extract_tb(frames)):
-        if not frame.filename.startswith((_PACKAGE, "<")):
+        if frame.filename.startswith(_COMMAND_LINE):
+            return ""
+        if not frame.filename.startswith(not_users):
             return f" ({Path(frame.filename).name}:{frame.lineno})"
     return ""
 

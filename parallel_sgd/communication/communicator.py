@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from .launched import launched_size, launcher_name
 
 Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
 Counts = Sequence[int]
+Result = TypeVar("Result")
 
 TIMEOUT_S = 600.0
 """Longest wait for the other ranks before a rank gives up and ends the job."""
@@ -40,14 +41,16 @@ class Communicator(ABC):
         """All ranks that mpiexec started; a single one where the program was started without it.
 
         Args:
-            timeout_s: longest wait in a collective, in seconds.
+            timeout_s: longest wait in a collective, and here for the other ranks, in seconds.
             cuda_aware: pass CuPy arrays to MPI as they are, because you know that your MPI can
                 take them. By default they are staged through pinned host memory.
         Raises:
             UserError: the launcher started more ranks than MPI sees (mpiexec and mpi4py belong to
                 different MPIs), or there is no MPI library under a parallel launcher.
 
-        Collective. From here on an uncaught exception on any rank ends the job on all.
+        Collective. An uncaught exception on any rank ends the job on all: under mpiexec from
+        `import parallel_sgd` on. `sys.exit` on one rank does not: the others end the job after
+        `timeout_s`.
         """
         if not timeout_s > 0:
             raise UserError(f"timeout_s={timeout_s!r} must be more than 0 seconds")
@@ -149,16 +152,32 @@ class Communicator(ABC):
                 "; ".join(f"{text} (on {name_ranks(ranks)})" for text, ranks in found.items())
             )
 
+    def together(self, prepare: Callable[[], Result]) -> Result:
+        """Call `prepare` on every rank; if it raises a UserError on any, all raise.
+
+        Args:
+            prepare: anything local, such as loading a file that a rank may lack.
+        Raises:
+            SharedError: on all ranks, with the lines of those that failed.
+        """
+        result, problem = None, None
+        try:
+            result = prepare()
+        except UserError as error:
+            problem = str(error)
+        self.raise_together(problem)
+        return cast(Result, result)
+
     def require_agreement(self, facts: dict[str, Any]) -> None:
         """Check that all ranks were given the same.
 
         Args:
-            facts: what must agree, by name; compared by `repr`.
+            facts: what must agree, by name; compared by `repr`. A rank that lacks one differs.
         Raises:
             SharedError: on all ranks, naming the first fact that differs and who has what.
         """
         everywhere = self.allgather_object({name: repr(value) for name, value in facts.items()})
-        for name in everywhere[0]:
+        for name in dict.fromkeys(name for theirs in everywhere for name in theirs):
             values = [theirs.get(name, "nothing") for theirs in everywhere]
             if len(set(values)) > 1:
                 others = {v: [k for k, w in enumerate(values) if w == v] for v in values}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from typing import Any
 
 import mpi4py
@@ -12,8 +14,14 @@ from ..errors import UserError
 from ..kernels import array_module
 from .abort import install_excepthook
 from .communicator import Array, Communicator, Counts
-from .launched import launched_size, launcher_name, launcher_starts, world_mismatch
-from .watchdog import Watchdog
+from .launched import (
+    launched_rank,
+    launched_size,
+    launcher_name,
+    launcher_starts,
+    world_mismatch,
+)
+from .watchdog import Watchdog, ended_if_longer_than
 
 mpi4py.rc.initialize = False  # `mpi_world` looks first whether launcher and library fit
 mpi4py.rc.finalize = True
@@ -26,7 +34,9 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     vendor, launcher = MPI.get_vendor()[0], launcher_name()
     fits = (launched_size() or 1) == 1 or launcher is None or launcher_starts(launcher, vendor)
     if fits and not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        limit = ended_if_longer_than(timeout_s, launched_rank() or 0, "Communicator.world()")
+        with limit if launcher is not None else contextlib.nullcontext():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
     problem = world_mismatch(MPI.COMM_WORLD.size if fits else 1, vendor)
     if problem:
         raise UserError(problem)
@@ -38,17 +48,18 @@ class MpiCommunicator(Communicator):
 
     Args:
         comm: an mpi4py intracommunicator.
-        timeout_s: longest wait in a collective, in seconds.
+        timeout_s: longest wait in a collective, this one too, in seconds.
         cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory.
 
     Collective.
     """
 
     def __init__(self, comm: MPI.Intracomm, *, timeout_s: float, cuda_aware: bool = False) -> None:
-        self._comm = comm.Dup()
         self.rank, self.size = comm.rank, comm.size
         self._cuda_aware = cuda_aware
-        self._watched = Watchdog(timeout_s, self.rank, lambda: MPI.COMM_WORLD.Abort(1))
+        self._watched = Watchdog(timeout_s, self.rank, _end_job_from_another_thread)
+        with self._watched("Communicator.world()"):
+            self._comm = comm.Dup()
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         own = receive[sum(counts[: self.rank]) :][: counts[self.rank]]
@@ -116,6 +127,16 @@ class MpiCommunicator(Communicator):
         if host is not array:
             array.set(host)
             array_module(array).cuda.get_current_stream().synchronize()
+
+
+def _end_job_from_another_thread() -> None:
+    """While a thread waits inside MPI, only THREAD_MULTIPLE lets another call MPI_Abort.
+
+    Elsewhere the rank's own end has to do: it has not called MPI_Finalize, so mpiexec ends the job.
+    """
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        MPI.COMM_WORLD.Abort(1)
+    os._exit(1)
 
 
 def _same_place(a: Array, b: Array) -> bool:

@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from ..errors import UserError
 from ..kernels import Blocks, body, payload_offsets
 from ..parameters import Parameters
+from ..validation import choice, integer, settle
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -77,9 +76,8 @@ class OneBit(Codec):
     threshold: str = "zero"
 
     def __post_init__(self) -> None:
-        _check_block_size(self.block_size)
-        if self.threshold not in ("zero", "mean"):
-            raise UserError(f"threshold={self.threshold!r} must be 'zero' or 'mean'")
+        threshold = choice("threshold", self.threshold, ("zero", "mean"))
+        settle(self, block_size=_block_size(self.block_size), threshold=threshold)
 
     def blocks(self, parameters: Parameters) -> Blocks:
         starts = parameters.block_starts(self.block_size)
@@ -106,9 +104,8 @@ class UniformLevels(Codec):
     block_size: int = 1024
 
     def __post_init__(self) -> None:
-        _check_block_size(self.block_size)
-        if self.bits not in (2, 4, 8):
-            raise UserError(f"bits={self.bits} must be 2, 4 or 8")
+        bits = choice("bits", self.bits, (2, 4, 8))
+        settle(self, block_size=_block_size(self.block_size), bits=bits)
 
     def blocks(self, parameters: Parameters) -> Blocks:
         starts = parameters.block_starts(self.block_size)
@@ -137,9 +134,8 @@ class HalfPrecision(Codec):
     block_size: int = 1024
 
     def __post_init__(self) -> None:
-        _check_block_size(self.block_size)
-        if self.format not in ("float16", "bfloat16"):
-            raise UserError(f"half_format={self.format!r} must be 'float16' or 'bfloat16'")
+        format = choice("half_format", self.format, ("float16", "bfloat16"))
+        settle(self, block_size=_block_size(self.block_size), format=format)
 
     def blocks(self, parameters: Parameters) -> Blocks:
         starts = parameters.block_starts(self.block_size)
@@ -164,7 +160,7 @@ class FullPrecision(Codec):
     block_size: int = 1024
 
     def __post_init__(self) -> None:
-        _check_block_size(self.block_size)
+        settle(self, block_size=_block_size(self.block_size))
 
     def blocks(self, parameters: Parameters) -> Blocks:
         starts = parameters.block_starts(self.block_size)
@@ -198,9 +194,7 @@ def codec_for(
     >>> codec_for(1)
     OneBit(block_size=1024, threshold='zero')
     """
-    if gradient_bits not in GRADIENT_BITS or type(gradient_bits) is not int:
-        choices = ", ".join(map(str, GRADIENT_BITS))
-        raise UserError(f"gradient_bits={gradient_bits!r} must be one of {choices}")
+    gradient_bits = choice("gradient_bits", gradient_bits, GRADIENT_BITS)
     if gradient_bits == 1:
         return OneBit(block_size=block_size, threshold=threshold)
     if gradient_bits in (2, 4, 8):
@@ -220,6 +214,5 @@ def codec_from_dict(options: Mapping[str, Any]) -> Codec:
     return kinds[name](**rest)
 
 
-def _check_block_size(block_size: int) -> None:
-    if not isinstance(block_size, int | np.integer) or not 1 <= block_size <= 2**20:
-        raise UserError(f"block_size={block_size!r} must be a whole number from 1 to {2**20}")
+def _block_size(value: Any) -> int:
+    return integer("block_size", value, 1, 2**20)

@@ -7,7 +7,8 @@
 """
 
 from .bundled import DIGITS_CLASSES, digits
-from .dataset import Arrays, Dataset, Items, Subset, as_dataset
+from .classes import count_classes
+from .dataset import Arrays, Dataset, Flattened, Items, Subset, as_dataset, flattened
 from .files import load
 from .rank_source import RankSource
 from .source import Source
@@ -18,12 +19,15 @@ __all__ = [
     "Arrays",
     "CommunicatorView",
     "Dataset",
+    "Flattened",
     "Items",
     "LearnerView",
     "RankSource",
     "Source",
     "Subset",
     "as_dataset",
+    "count_classes",
     "digits",
+    "flattened",
     "load",
 ]

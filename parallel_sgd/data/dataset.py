@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -81,7 +82,7 @@ class Dataset(ABC):
             wanted = integer("test", test, 0)
         if not 0 < wanted < samples:
             raise UserError(
-                f"test must leave at least one of {samples} samples on either side: {test!r}"
+                f"test={test!r} must leave at least one of {samples} samples on either side"
             )
         stream = (integer("seed", seed, 0), *SPLIT_STREAM)
         order = np.random.default_rng(stream).permutation(samples)
@@ -156,7 +157,11 @@ class Items(Dataset):
         return _stacked("x", xs, indexes), _stacked("y", ys, indexes)
 
     def _pair(self, index: int) -> tuple[Array, Array]:
-        item = self.items[index]
+        try:
+            item = self.items[index]
+        except OSError as error:
+            line = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(f"item {index} cannot be read: {line}") from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UserError(f"item {index} must be a pair (x, y): it is {_kind(item)}")
         x, y = (_as_array(f"{name}[{index}]", part) for name, part in zip("xy", item, strict=True))
@@ -198,6 +203,38 @@ class Subset(Dataset):
         return f"Subset({len(self)} samples of {self.dataset!r})"
 
 
+class Flattened(Dataset):
+    """Another data set, each of whose inputs becomes one row: x [m, 8, 8] is [m, 64].
+
+    Args:
+        dataset: where the samples are read; errors name the place there.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        x, y = self.dataset.read(indexes, dtype=dtype, classes=classes)
+        return x.reshape(len(x), math.prod(x.shape[1:])), y
+
+    def __repr__(self) -> str:
+        return f"Flattened({self.dataset!r})"
+
+
+def flattened(dataset: Dataset) -> Dataset:
+    """Return a data set whose x is [m, inputs], as models want it, whatever its shape was. Local.
+
+    >>> flattened(Arrays(np.zeros((9, 8, 8)), np.zeros(9, int))).read(np.arange(3))[0].shape
+    (3, 64)
+    """
+    return Flattened(dataset)
+
+
 def as_dataset(x: Any, y: Any = None) -> Dataset:
     """Take what a user has as a data set.
 
@@ -209,10 +246,12 @@ def as_dataset(x: Any, y: Any = None) -> Dataset:
         UserError: it is none of these.
     """
     if isinstance(x, str | bytes) or hasattr(x, "__fspath__"):
-        raise UserError(f"x must be an array or a data set: {x!r}; `load` reads a file")
+        raise UserError(f"x={x!r} must be an array or a data set; `load` reads a file")
     if isinstance(x, Dataset):
         if y is not None:
-            raise UserError(f"y must not be given beside a data set, which has labels: {y!r}")
+            raise UserError(
+                f"y must not be given beside a data set, which has labels: it is {_kind(y)}"
+            )
         return x
     if isinstance(x, np.ndarray) or y is not None:
         return Arrays(x, y)

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .dataset import as_dataset
+from .minibatches import MinibatchSource
 from .order import epoch_order, share
-from .validation import Array, DType, float_dtype, integer
+from .validation import Array, DType, integer
 from .view import LearnerView
 
 
-class RankSource:
+class RankSource(MinibatchSource):
     """Minibatches of which every rank contributes a part from data that only it has.
 
     Rank k takes its share of `minibatch_size` (an equal one, to one sample) from its own samples,
@@ -31,10 +31,10 @@ class RankSource:
         minibatch_size: samples of all ranks together in a minibatch while none is dry; at least
             the number of ranks.
         epochs: passes over the data, at least 1.
-        seed: an integer of at least 0.
+        seed: an integer of at least 0, the same on all ranks.
         shuffle: False takes the samples in their own order in every epoch.
         lengths: the number of samples of every rank, in rank order, the same list on all ranks
-            (``comm.allgather(len(x))``). With it the position is a function of the learner's
+            (``comm.allgather_object(len(x))``). With it the position is a function of the learner's
             samples, and training can be resumed; without, only begun.
         dtype, classes, start: as for `Source`.
     Raises:
@@ -57,15 +57,18 @@ class RankSource:
         classes: int | None = None,
         start: int = 0,
     ) -> None:
-        self.dataset = as_dataset(x, y)
-        self.minibatch_size = integer("minibatch_size", minibatch_size, 1)
-        self.epochs = integer("epochs", epochs, 1)
-        self.seed = integer("seed", seed, 0)
-        self.shuffle = shuffle
+        super().__init__(
+            x,
+            y,
+            minibatch_size,
+            epochs=epochs,
+            seed=seed,
+            shuffle=shuffle,
+            dtype=dtype,
+            classes=classes,
+            start=start,
+        )
         self.lengths = None if lengths is None else [integer("lengths", n, 0) for n in lengths]
-        self.dtype = float_dtype(dtype)
-        self.classes = None if classes is None else integer("classes", classes, 1)
-        self.start = integer("start", start, 0)
         self._begins = {0: self.start}  # what learner.samples was where each epoch began
 
     def minibatches(self, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
@@ -77,12 +80,14 @@ class RankSource:
         Yields:
             x [m, …] in `dtype` and int64 y [m, …]: NumPy arrays, the caller's own. m may be 0.
         Raises:
-            UserError: the data are not as required (see `Dataset.read`); on the rank that reads
-                the sample, so leave it to abort the job. Or `minibatch_size` or `lengths` do not
-                fit the ranks, the learner is in its warm start or took no step, or it stands
-                where this source cannot begin.
+            SharedError: on all ranks, if they disagree on an argument; if a sample that any rank
+                reads is not as required (see `Dataset.read`), on the others as they `step`; if
+                `minibatch_size` or `lengths` do not fit the ranks, the learner is in its warm
+                start, or it stands where this source cannot begin.
+            UserError: the learner took no step for the last minibatch.
 
-        Local: the ranks keep step by what they do with the minibatches.
+        Collective at the first minibatch for a learner, when the ranks see that they agree; from
+        then on local: the ranks keep step by what they do with the minibatches.
         """
         for number in range(self.epochs):
             yield from self.epoch(number, learner)
@@ -94,7 +99,7 @@ class RankSource:
             number: of the epoch, from 0; one after the other, to evaluate in between.
             learner: as for `minibatches`.
         """
-        self._check(learner)
+        self.meet(learner)
         first = self._first(number, learner)
         if first is None:
             return
@@ -103,9 +108,7 @@ class RankSource:
         each = part.stop - part.start
         step = first
         while True:
-            x, y = self.dataset.read(
-                order[step * each : (step + 1) * each], dtype=self.dtype, classes=self.classes
-            )
+            x, y = self._read(order[step * each : (step + 1) * each], learner)
             given = len(x)
             yield x, y
             step += 1
@@ -118,32 +121,35 @@ class RankSource:
                 break
         self._begins[number + 1] = learner.samples
 
-    def _check(self, learner: LearnerView) -> None:
+    def _facts(self) -> dict[str, Any]:
+        return {**super()._facts(), "lengths": self.lengths}
+
+    def _problem(self, learner: LearnerView) -> str | None:
         size = learner.comm.size
         if self.minibatch_size < size:
-            raise UserError(
-                f"minibatch_size must be at least the number of ranks, {size}, where each has "
-                f"data of its own: {self.minibatch_size}"
+            return (
+                f"minibatch_size={self.minibatch_size} must be at least the number of ranks, "
+                f"{size}, where each has data of its own"
             )
         if not learner.distributed:
-            raise UserError(
+            return (
                 "distributed_after must be 0 where each rank has data of its own: a warm start "
                 "needs the same minibatch on every rank"
             )
-        if self.lengths is None:
-            return
-        expected = self.lengths[learner.comm.rank] if len(self.lengths) == size else None
-        if expected != len(self.dataset):
-            raise UserError(
-                f"lengths must be the number of samples of each of {size} ranks: {self.lengths}, "
-                f"but rank {learner.comm.rank} has {len(self.dataset)}"
+        if self.lengths is not None and len(self.lengths) != size:
+            return f"lengths={self.lengths} must be the number of samples of each of {size} ranks"
+        if self.lengths is not None and self.lengths[learner.comm.rank] != len(self.dataset):
+            return (
+                f"lengths={self.lengths} must be the number of samples of each rank, but rank "
+                f"{learner.comm.rank} has {len(self.dataset)}"
             )
+        return None
 
     def _first(self, number: int, learner: LearnerView) -> int | None:
         """Which minibatch of an epoch comes next; None where the epoch is already over."""
         if self.lengths is None:
             if learner.samples != self._begins.get(number):
-                raise UserError(
+                learner.fail(
                     f"lengths must be given to go on in epoch {number} after {learner.samples} "
                     "samples: the number of samples of every rank tells the position"
                 )
@@ -162,14 +168,8 @@ class RankSource:
                 for n, part in zip(self.lengths, parts, strict=True)
             )
         if given != max(seen, 0):
-            raise UserError(
-                f"minibatch_size {self.minibatch_size} and lengths {self.lengths} have no "
+            learner.fail(
+                f"minibatch_size={self.minibatch_size} and lengths={self.lengths} have no "
                 f"minibatch that begins after {seen} samples of epoch {number}"
             )
         return step
-
-    def __repr__(self) -> str:
-        return (
-            f"RankSource({self.dataset!r}, minibatch_size={self.minibatch_size}, "
-            f"epochs={self.epochs}, seed={self.seed}, shuffle={self.shuffle})"
-        )

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .dataset import as_dataset
+from .minibatches import MinibatchSource
 from .order import epoch_order, share
-from .validation import Array, DType, float_dtype, integer
+from .validation import Array, DType
 from .view import LearnerView
 
 
-class Source:
+class Source(MinibatchSource):
     """Minibatches of a data set that every rank can read; each rank reads its part of each.
 
     Minibatch t of an epoch is the t-th run of `minibatch_size` samples in an order drawn from
@@ -57,14 +57,17 @@ class Source:
         classes: int | None = None,
         start: int = 0,
     ) -> None:
-        self.dataset = as_dataset(x, y)
-        self.minibatch_size = integer("minibatch_size", minibatch_size, 1)
-        self.epochs = integer("epochs", epochs, 1)
-        self.seed = integer("seed", seed, 0)
-        self.shuffle = shuffle
-        self.dtype = float_dtype(dtype)
-        self.classes = None if classes is None else integer("classes", classes, 1)
-        self.start = integer("start", start, 0)
+        super().__init__(
+            x,
+            y,
+            minibatch_size,
+            epochs=epochs,
+            seed=seed,
+            shuffle=shuffle,
+            dtype=dtype,
+            classes=classes,
+            start=start,
+        )
         if len(self.dataset) == 0:
             raise UserError(f"a source needs at least one sample: {self.dataset!r} is empty")
 
@@ -83,11 +86,14 @@ class Source:
         Yields:
             x [m, …] in `dtype` and int64 y [m, …]: NumPy arrays, the caller's own. m may be 0.
         Raises:
-            UserError: the data are not as required (see `Dataset.read`); on the rank that reads
-                the sample, so leave it to abort the job. Or the learner stands before `start`.
+            SharedError: on all ranks, if they disagree on an argument or on the number of samples;
+                if a sample that any rank reads is not as required (see `Dataset.read`), on the
+                others as they `step`; or if the learner stands before `start`.
 
-        Local: the ranks keep step by what they do with the minibatches.
+        Collective at the first minibatch for a learner, when the ranks see that they agree; from
+        then on local: the ranks keep step by what they do with the minibatches.
         """
+        self.meet(learner)
         for number in range(self._position(learner) // self.samples_per_epoch, self.epochs):
             yield from self.epoch(number, learner)
 
@@ -98,6 +104,7 @@ class Source:
             number: of the epoch, from 0; one after the other, to evaluate in between.
             learner: as for `minibatches`.
         """
+        self.meet(learner)
         samples = self.samples_per_epoch
         order = epoch_order(samples, self.seed, number, self.shuffle)
         seen = min(max(self._position(learner) - number * samples, 0), samples)
@@ -105,18 +112,15 @@ class Source:
             minibatch = order[begin : begin + self.minibatch_size]
             if learner.distributed:
                 minibatch = minibatch[share(len(minibatch), learner.comm.rank, learner.comm.size)]
-            yield self.dataset.read(minibatch, dtype=self.dtype, classes=self.classes)
+            yield self._read(minibatch, learner)
+
+    def _facts(self) -> dict[str, Any]:
+        return {**super()._facts(), "number of samples": len(self.dataset)}
 
     def _position(self, learner: LearnerView) -> int:
         if learner.samples < self.start:
-            raise UserError(
-                f"start must be at most the {learner.samples} samples that the learner has seen: "
-                f"{self.start}"
+            learner.fail(
+                f"start={self.start} must be at most the {learner.samples} samples that the "
+                "learner has seen"
             )
         return learner.samples - self.start
-
-    def __repr__(self) -> str:
-        return (
-            f"Source({self.dataset!r}, minibatch_size={self.minibatch_size}, "
-            f"epochs={self.epochs}, seed={self.seed}, shuffle={self.shuffle})"
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ def integer(name: str, value: Any, least: int) -> int:
     except TypeError:
         number = least - 1
     if isinstance(value, bool) or number < least:
-        raise UserError(f"{name} must be an integer of at least {least}: {value!r}")
+        raise UserError(f"{name}={value!r} must be an integer of at least {least}")
     return number
 
 
@@ -45,7 +46,7 @@ def float_dtype(dtype: DType) -> np.dtype[Any] | None:
     except TypeError:
         found = np.dtype(object)
     if found.kind != "f":
-        raise UserError(f"dtype must be a float type, or None to keep the data's own: {dtype!r}")
+        raise UserError(f"dtype={dtype!r} must be a float type, or None to keep the data's own")
     return found
 
 
@@ -69,6 +70,11 @@ def check_integers(name: str, y: Array) -> None:
         raise UserError(f"{name} must hold integer labels: it has dtype {y.dtype}")
 
 
+def place_name(indexes: Array, place: Sequence[Any]) -> str:
+    """Name a place in a minibatch by its indexes in the data set, as "[7][0]"."""
+    return "".join(f"[{int(i)}]" for i in (indexes[place[0]], *place[1:]))
+
+
 def checked_inputs(name: str, stored: Array, indexes: Array, dtype: np.dtype[Any] | None) -> Array:
     """Convert the inputs of a minibatch, and see that all are finite.
 
@@ -89,8 +95,8 @@ def checked_inputs(name: str, stored: Array, indexes: Array, dtype: np.dtype[Any
             return x
     finite = np.isfinite(x)
     if not finite.all():  # else only the sum overflowed
-        place = tuple(int(i) for i in np.argwhere(~finite)[0])
-        where = "".join(f"[{i}]" for i in (int(indexes[place[0]]), *place[1:]))
+        place = tuple(np.argwhere(~finite)[0])
+        where = place_name(indexes, place)
         value = stored[place]
         problem = "is too large for " + str(x.dtype) if np.isfinite(value) else "is not finite"
         raise UserError(f"{name}{where} = {value} {problem}: inputs must be finite numbers")
@@ -114,8 +120,8 @@ def checked_labels(name: str, stored: Array, indexes: Array, classes: int | None
     y = stored.astype(np.int64, copy=False)
     bad = y < 0 if classes is None else (y < 0) | (y >= classes)
     if bad.any():
-        place = tuple(int(i) for i in np.argwhere(bad)[0])
-        where = "".join(f"[{i}]" for i in (int(indexes[place[0]]), *place[1:]))
+        place = tuple(np.argwhere(bad)[0])
+        where = place_name(indexes, place)
         required = "at least 0" if classes is None else f"from 0 to {classes - 1}"
         raise UserError(f"{name}{where} = {stored[place]} is out of range: must be {required}")
     return y

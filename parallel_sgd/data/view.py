@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 
 
 class CommunicatorView(Protocol):
-    """This rank's number, and how many ranks there are."""
+    """This rank's number, how many ranks there are, and how they come to one mind."""
 
     @property
     def rank(self) -> int: ...
@@ -14,9 +14,20 @@ class CommunicatorView(Protocol):
     @property
     def size(self) -> int: ...
 
+    def require_agreement(self, facts: dict[str, Any]) -> None:
+        """Raise a SharedError on all ranks if any fact differs between them. Collective."""
+        ...
+
+    def raise_together(self, problem: str | None) -> None:
+        """Raise a SharedError on all ranks if any of them has a problem. Collective."""
+        ...
+
 
 class LearnerView(Protocol):
-    """The learner as a source sees it; anything with these attributes will do."""
+    """The learner as a source sees it; anything with these attributes will do.
+
+    It and its communicator must admit weak references.
+    """
 
     @property
     def comm(self) -> CommunicatorView: ...
@@ -34,4 +45,8 @@ class LearnerView(Protocol):
     @property
     def last_samples(self) -> int:
         """Samples of all ranks in the latest step; 0 says that every rank has run dry."""
+        ...
+
+    def fail(self, problem: str) -> NoReturn:
+        """Raise a SharedError on all ranks: they are in `step`, or fail at the same time."""
         ...

@@ -2,6 +2,6 @@
 
 from .exchange import Exchange, Residuals
 from .full_precision import FullPrecisionExchange
-from .two_stage import TwoStageExchange
+from .two_stage import TwoStageExchange, require_float32
 
-__all__ = ["Exchange", "FullPrecisionExchange", "Residuals", "TwoStageExchange"]
+__all__ = ["Exchange", "FullPrecisionExchange", "Residuals", "TwoStageExchange", "require_float32"]

@@ -44,11 +44,7 @@ class TwoStageExchange:
     """
 
     def __init__(self, codec: Codec, parameters: Parameters, comm: Communicator) -> None:
-        if codec.bits < 32 and parameters.dtype != np.float32:
-            raise UserError(
-                f"gradient_bits={codec.bits} needs float32 parameters, but these are "
-                f"{parameters.dtype}; use 32 (full precision) for them"
-            )
+        require_float32(codec, parameters)
         self.codec, self.comm = codec, comm
         self.bytes_sent = 0  #: by this rank to others, over all exchanges so far
         blocks = codec.blocks(parameters)
@@ -108,6 +104,15 @@ class TwoStageExchange:
 
         comm.allgather(encoded, payload, self._counts)
         codec.decode(self._blocks, payload, vector, add=False)
+
+
+def require_float32(codec: Codec, parameters: Parameters) -> None:
+    """Refuse a lossy codec for parameters of another dtype. Local."""
+    if codec.bits < 32 and parameters.dtype != np.float32:
+        raise UserError(
+            f"gradient_bits={codec.bits} needs float32 parameters, but these are "
+            f"{parameters.dtype}; use 32 (full precision) for them"
+        )
 
 
 def _relative(part: slice, whole: slice) -> slice:

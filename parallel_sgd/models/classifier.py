@@ -78,7 +78,7 @@ class Classifier(ABC):
         Local.
         """
         if batch < 1:
-            raise UserError(f"batch must be at least 1: {batch}")
+            raise UserError(f"batch={batch!r} must be at least 1")
         if len(x) == 0:
             raise UserError("evaluate needs at least one sample: x is empty")
         if len(x) != len(y):
@@ -98,10 +98,12 @@ class Classifier(ABC):
         xp = array_module(self.parameters.flat)
         x = xp.asarray(x, dtype=self.parameters.dtype)
         if x.ndim != 2 or x.shape[1] != self.inputs:
-            raise UserError(f"x must have shape [m, {self.inputs}]: {list(x.shape)}")
+            raise UserError(f"x must have shape [m, {self.inputs}]: it has {_shape(x)}")
         y = y if hasattr(y, "dtype") else np.asarray(y)
-        if y.shape != (len(x),):
-            raise UserError(f"y must have shape [{len(x)}], a label for each x: {list(y.shape)}")
+        if y.ndim != 1:
+            raise UserError(f"y must have shape [m], a label for each x: it has {_shape(y)}")
+        if len(x) != len(y):
+            raise UserError(f"x and y must have one length: {len(x)} and {len(y)}")
         if y.dtype.kind not in "iu":
             raise UserError(f"y must hold integer labels: it has dtype {y.dtype}")
         if y.min() < 0 or y.max() >= self.classes:
@@ -124,3 +126,8 @@ class Classifier(ABC):
         logits /= total[:, None]
         logits[rows, y] -= 1
         return float(loss), logits
+
+
+def _shape(array: Array) -> str:
+    """A minibatch's shape in words that are the same on all ranks, whatever their shares of it."""
+    return f"[{', '.join(map(str, ('m', *array.shape[1:])))}]" if array.ndim else "[]"

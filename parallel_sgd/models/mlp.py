@@ -137,6 +137,18 @@ def _float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return found
 
 
+def use_gpu(local_rank: int) -> None:
+    """Make CuPy's current device the GPU for one of several ranks of a machine, in turn. Local.
+
+    Args:
+        local_rank: `Communicator.local_rank`.
+    Raises:
+        UserError: CuPy or a GPU is missing.
+    """
+    cupy = _module_of("cuda")
+    cupy.cuda.Device(local_rank % cupy.cuda.runtime.getDeviceCount()).use()
+
+
 def _module_of(device: str) -> Any:
     if device == "cpu":
         return np

@@ -6,7 +6,6 @@ from typing import Any, NoReturn
 
 from ..algorithms import Algorithm
 from ..communication import Communicator
-from ..errors import UserError
 from ..optimizers import Optimizer
 from ..parameters import Parameters
 from ..version import __version__
@@ -84,7 +83,7 @@ class Learner:
         """Train on the minibatch whose gradient is in `gradient`.
 
         Args:
-            samples: of this rank in it; 0 where it has none, with a gradient of zeros.
+            samples: of this rank in it; 0 where it has none, and then `gradient` is not looked at.
         Returns:
             The samples of all ranks in this minibatch.
         Raises:
@@ -92,8 +91,10 @@ class Learner:
 
         Collective.
         """
-        if samples < 0:
-            raise UserError(f"samples={samples} must be at least 0")
+        if type(samples) is not int or samples < 0:
+            self.fail(f"samples={samples!r} must be a whole number, at least 0")
+        if samples == 0:  # whatever is left there from the last exchange
+            self.gradient.flat.fill(0)
         self.last_samples = self.algorithm.step(
             self.state, self.parameters, self.gradient, samples, self.local_step, self.comm
         )

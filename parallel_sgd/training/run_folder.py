@@ -20,33 +20,40 @@ class RunFolder:
     """A new folder for one run.
 
     Args:
-        path: made, with its parents; must not exist, or be empty.
-    Raises:
-        UserError: it cannot be made, or already holds something.
+        path: made by `create`, with its parents; must not exist, or be empty.
+        options: what was asked for, written as options.json.
 
     Every file but metrics.jsonl, which grows line by line, is written aside and renamed, so that
     it is there whole or not at all. Local.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
+        self.path, self.options = Path(path), options
+
+    def create(self) -> None:
+        """Make the folder and write options.json.
+
+        Raises:
+            UserError: it cannot be made, or already holds something.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             filled = any(self.path.iterdir())
         except OSError as error:
-            raise UserError(f"output={str(path)!r}: cannot make this folder: {error}") from error
+            raise UserError(f"output={str(self.path)!r} must be a folder: {error}") from error
         if filled:
-            raise UserError(f"output={str(path)!r} must be a new or empty folder")
+            raise UserError(f"output={str(self.path)!r} must be a new or empty folder")
+        self.write_json("options.json", self.options)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON object as file `name`."""
-        text = json.dumps(content, indent=2, default=str) + "\n"
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         self._write(name, lambda path: path.write_text(text))
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
         with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(metrics) + "\n")
+            file.write(json.dumps(metrics, allow_nan=False) + "\n")
 
     def write_model(self, parameters: Parameters) -> None:
         """Write the parameters by name as model.npz (read it with `numpy.load`)."""

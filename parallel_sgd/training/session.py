@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from ..algorithms import Algorithm
 from ..communication import Communicator
 from ..data import Dataset, Source
-from ..errors import SharedError, UserError
+from ..errors import SharedError
 from ..models import Classifier
 from ..optimizers import Optimizer
 from .learner import Learner
 from .run_folder import RunFolder
+
+EVALUATED = 4096  #: samples that are read at a time to evaluate
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Session:
         minibatch_size: samples of all ranks together in a minibatch.
         epochs: passes over `train`.
         seed: of the order of the samples.
-        folder: where rank 0 writes; None writes nothing.
+        folder: made and written to; None, as on all ranks but one, writes nothing.
         report: called on rank 0 after each epoch.
     """
 
@@ -67,8 +72,8 @@ class Session:
         """Train, and return the progress after every epoch, the same on all ranks. Collective.
 
         Raises:
-            UserError: on all ranks, if the options disagree, data are bad on any rank, or a
-                gradient is not finite.
+            UserError: on all ranks, if the options disagree, the folder cannot be made, data are
+                bad on any rank, or training diverges.
         """
         source = Source(
             self.train,
@@ -78,7 +83,11 @@ class Session:
             dtype=self.model.parameters.dtype,
             classes=self.model.classes,
         )
+        self.comm.require_agreement({"number of test samples": len(self.test)})
         learner = Learner(self.model.parameters, self.optimizer, self.algorithm, self.comm)
+        source.meet(learner)
+        create = self.folder.create if self.folder else lambda: None
+        self.comm.together(create)  # when nothing else can be wrong any more
         history: list[Progress] = []
         seconds = 0.0
         for epoch in range(self.epochs):
@@ -86,36 +95,37 @@ class Session:
             loss = self._train_epoch(source, epoch, learner)
             seconds += time.perf_counter() - begin
             history.append(self._progress(epoch + 1, loss, learner, seconds))
+            if self.folder:
+                self.folder.append_metrics(asdict(history[-1]))
             if self.comm.rank == 0:
-                if self.folder:
-                    self.folder.append_metrics(asdict(history[-1]))
                 self.report(history[-1])
         learner.finish()
-        if self.folder and self.comm.rank == 0:
+        if self.folder:
             self.folder.write_model(self.model.parameters)
         return history
 
     def _train_epoch(self, source: Source, epoch: int, learner: Learner) -> float:
-        """Train on one epoch and return the loss of this rank, summed over its samples."""
-        loss = 0.0
-        try:
-            for x, y in source.epoch(epoch, learner):
-                loss += self.model.gradient(x, y, out=learner.gradient)
-                learner.step(samples=len(x))
-        except SharedError:
-            raise
-        except UserError as error:
-            learner.fail(str(error))
-        return loss
+        """Train on one epoch and return this rank's part of the summed loss."""
+        total = 0.0
+        for x, y in source.epoch(epoch, learner):
+            loss = self.model.gradient(x, y, out=learner.gradient)
+            if learner.distributed or self.comm.rank == 0:  # before that all have the same
+                total += loss
+            learner.step(samples=len(x))
+        return total
 
     def _progress(self, epoch: int, loss: float, learner: Learner, seconds: float) -> Progress:
         shares = self.comm.allgather_object((loss, learner.bytes_sent))
-        losses = [loss for loss, _ in shares] if learner.distributed else [loss]
         test_loss, accuracy = self._evaluate()
+        if not math.isfinite(test_loss):
+            raise SharedError(
+                f"training has diverged: the test loss is {test_loss} after {learner.samples} "
+                "samples; a smaller learning rate may help"
+            )
         return Progress(
             epoch=epoch,
             samples=learner.samples,
-            train_loss=sum(losses) / len(self.train),
+            train_loss=sum(loss for loss, _ in shares) / len(self.train),
             test_loss=test_loss,
             test_accuracy=accuracy,
             learning_rate=learner.local_step.lr,
@@ -124,16 +134,20 @@ class Session:
         )
 
     def _evaluate(self) -> tuple[float, float]:
-        """Loss and accuracy on the test data: rank 0's, sent to all."""
-        found = problem = None
-        if self.comm.rank == 0:
-            try:
-                x, y = self.test.arrays(
-                    dtype=self.model.parameters.dtype, classes=self.model.classes
-                )
-                found = self.model.evaluate(x, y)
-            except UserError as error:
-                problem = str(error)
-        self.comm.raise_together(problem)
-        result: tuple[float, float] = self.comm.allgather_object(found)[0]
-        return result
+        """Mean loss and accuracy on the test data, of which every rank takes a part."""
+        shares = self.comm.allgather_object(self.comm.together(self._evaluate_part))
+        loss, correct = (sum(share) for share in zip(*shares, strict=True))
+        return loss / len(self.test), correct / len(self.test)
+
+    def _evaluate_part(self) -> tuple[float, float]:
+        """Summed loss and number of right answers on this rank's part of the test data."""
+        dtype, classes = self.model.parameters.dtype, self.model.classes
+        part = np.arange(len(self.test))[self.comm.rank :: self.comm.size]
+        loss = correct = 0.0
+        for first in range(0, len(part), EVALUATED):
+            indexes = part[first : first + EVALUATED]
+            x, y = self.test.read(indexes, dtype=dtype, classes=classes)
+            mean_loss, accuracy = self.model.evaluate(x, y)
+            loss += mean_loss * len(indexes)
+            correct += round(accuracy * len(indexes))
+        return loss, correct

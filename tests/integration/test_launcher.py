@@ -111,7 +111,11 @@ def test_a_module_and_both_hostfile_dialects(folder: Path) -> None:
     (folder / "package" / "part.py").write_text(
         WORLD + "assert sys.argv[1:] == ['-m', 'x'], sys.argv\n"
     )
-    for text in ("# here\nlocalhost slots=2 # two\n", "localhost:2\n"):
+    for text in (
+        "# here\nlocalhost slots=2 # two\n",
+        "localhost:2\n",
+        "\ufefflocalhost slots=1\r\nlocalhost slots=1\r\n",  # neither mpiexec takes this
+    ):
         (folder / "hosts").write_text(text)
         command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(RANKS)]
         code, output = execute([*command, "--hostfile", "hosts", "-m", "package.part", "-m", "x"])
@@ -258,6 +262,49 @@ def test_plain_mpiexec_with_the_excepthook(folder: Path, mpi: str) -> None:
     assert "[rank 1] RuntimeError: boom\n" in output
 
 
+EARLY = """
+import sys, time
+from parallel_sgd.communication import Communicator
+from parallel_sgd.communication.launched import launched_rank
+"""
+
+LATE = "Communicator.world(timeout_s=3)\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "waiting"),
+    [
+        ("if launched_rank() == 1:\n    sys.exit(0)\n" + LATE, "02"),
+        ("if launched_rank() == 1:\n    time.sleep(90)\n" + LATE, "02"),
+        (LATE + "if launched_rank() == 0:\n    " + LATE + "time.sleep(90)\n", "0"),
+    ],
+    ids=["left", "asleep", "twice on one rank"],
+)
+def test_a_world_that_not_all_ranks_enter(
+    folder: Path, mpi: str, script: str, waiting: str
+) -> None:
+    (folder / "script.py").write_text(EARLY + script)
+    code, output = execute(mpiexec_command(choose_mpiexec(mpi), "script.py"))
+    assert code != 0, output
+    if 'did not call "init" before exiting' in output:  # Open MPI's mpiexec was quicker
+        return
+    said = re.findall(r"\[rank (\d)\] parallel_sgd: waited more than timeout_s=3 s", output)
+    assert said, output
+    assert set(said) <= set(waiting)
+    assert "in Communicator.world():" in output
+
+
+def test_an_exception_before_world_in_plain_mpiexec(folder: Path, mpi: str) -> None:
+    (folder / "script.py").write_text(
+        EARLY + "from parallel_sgd.communication.abort import install_excepthook_if_launched\n"
+        "install_excepthook_if_launched()  # as `import parallel_sgd` does\n"
+        "if launched_rank() == 1:\n    raise RuntimeError('early')\nCommunicator.world()\n"
+    )
+    code, output = execute(mpiexec_command(choose_mpiexec(mpi), "script.py"))
+    assert code == 1, output
+    assert "[rank 1] RuntimeError: early\n" in output
+
+
 def test_run_refuses_to_start_ranks_from_a_rank(folder: Path, mpi: str) -> None:
     (folder / "script.py").touch()
     code, output = execute(
@@ -275,7 +322,8 @@ def test_info(folder: Path, mpi: str) -> None:
     assert found["mpi"]["thread_level"] == "multiple"
     assert found["mpiexec"]["matches_mpi"] is True
     assert found["cores"]["usable_by_this_process"] >= 1
-    assert "launcher" not in found["cores"]
+    assert found["cores"]["launcher"].startswith("none")
+    assert found["cores"]["cores_per_rank"] == found["cores"]["usable_by_this_process"]
 
 
 def test_info_under_mpiexec(folder: Path, mpi: str) -> None:

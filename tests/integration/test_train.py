@@ -85,12 +85,42 @@ def test_data_files_and_a_rank_with_nothing_to_do(folder: Path) -> None:
     assert not (folder / "run" / "loss.png").exists()
 
 
+def test_images_are_flattened(folder: Path) -> None:
+    np.savez("images.npz", x=np.ones((30, 4, 4)), y=np.arange(30) % 3)
+    code, output = on_ranks("--data", "images.npz", "--epochs", "1", "--no-plot", "--output", "run")
+    assert code == 0, output
+    options = json.loads((folder / "run" / "options.json").read_text())
+    assert options["classes"] == 3
+    assert options["algorithm"]["name"] == "DataParallelSGD"
+    assert options["algorithm"]["block_size"] == 1024
+    assert options["optimizer"] == {"name": "SGD", "lr": 0.3, "lr_per_sample": None}
+
+
+def test_training_loss_across_the_end_of_a_warm_start(folder: Path) -> None:
+    """Until then every rank has the whole minibatch, whose loss counts once."""
+    losses = {}
+    for after in ("0", "700", "1438"):
+        code, output = on_ranks(
+            *["--distributed-after", after, "--epochs", "1", "--no-plot", "--output", after],
+        )
+        assert code == 0, output
+        metrics = json.loads((folder / after / "metrics.jsonl").read_text())
+        losses[after] = metrics["train_loss"]
+    assert losses["700"] == pytest.approx(losses["0"], rel=1e-3)
+    assert losses["1438"] == pytest.approx(losses["0"], rel=1e-3)
+
+
+#: What only a look at the samples, or at the training, can show.
+FOUND_IN_TRAINING = ("--data nan.npz --test 0.1", "--data good.npz --lr 1e38 --epochs 50")
+
+
 def bad_files() -> None:
     """Every data file that the table of bad input names."""
     x, y = np.ones((40, 3), np.float32), np.arange(40) % 4
     np.savez("good.npz", x=x, y=y)
     np.savez("labels.npz", x=x, y=np.where(y == 3, 17, y))
     np.savez("negative.npz", x=x, y=y - 1)
+    np.savez("huge.npz", x=x, y=np.where(np.arange(40) == 7, 10**9, y))
     np.savez("nan.npz", x=np.where(np.arange(40)[:, None] == 30, np.nan, x), y=y)
     np.savez("lengths.npz", x=x[:-1], y=y)
     np.savez("objects.npz", x=np.array([{}] * 40, dtype=object), y=y)
@@ -111,16 +141,20 @@ def bad_files() -> None:
         ("--lr -1", "lr=-1.0 must be a finite number"),
         ("--block-size 0", "block_size=0 must be a whole number from 1"),
         ("--threshold middle", "threshold='middle' must be 'zero' or 'mean'"),
-        ("--epochs 0", "epochs must be"),
+        ("--epochs 0", "epochs=0 must be"),
+        ("--epochs 1 --gradient 1", "unrecognized arguments: --gradient"),
+        ("--model softmax --hidden 7", "hidden=[7]: a softmax model has no hidden layers"),
+        ("--gradient-bits 0:1,0:2", "'0:1,0:2' must give each number of samples once"),
         ("--data missing.npz", "missing.npz: there is no such data file"),
         ("--data cut.npz", "cut.npz is not a well-formed .npz file"),
         ("--data text.npz", "text.npz is not a well-formed .npz file"),
         ("--data lengths.npz", "lengths.npz: x and y must have one length: 39 and 40"),
         ("--data objects.npz", "objects.npz: x must hold plain numbers"),
-        ("--data labels.npz --classes 4", "17"),
-        ("--data negative.npz", "-1"),
-        ("--data nan.npz", "30"),
-        ("--data good.npz --lr 1e38 --epochs 50", "not finite"),
+        ("--data labels.npz --classes 4", "labels.npz: y[3] = 17"),
+        ("--data huge.npz", "huge.npz: y[7] = 1000000000"),
+        ("--data negative.npz", "negative.npz: y[0] = -1"),
+        ("--data nan.npz --test 0.1", "nan.npz: x[30]"),
+        ("--data good.npz --lr 1e38 --epochs 50", "smaller learning rate"),
         ("--output good.npz", "output='good.npz'"),
     ],
 )
@@ -138,7 +172,7 @@ def test_bad_input_is_one_line_on_every_rank(arguments: str, expected: str, fold
         assert expected in line
     assert "Traceback" not in output
     written = {path.name for path in folder.iterdir()} - before
-    assert written <= {"run"}
+    assert written == ({"run"} if arguments in FOUND_IN_TRAINING else set())
     assert not (folder / "run" / "model.npz").exists()
 
 
@@ -157,6 +191,33 @@ def test_ranks_that_disagree_are_named(folder: Path) -> None:
     for rank in range(3):
         assert re.search(rf"^\[rank {rank}\] .*error: algorithm must be the same", output, re.M)
     assert "rank 1: DataParallelSGD(gradient_bits=4" in output
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "fact"),
+    [
+        ("--seed", (1, 0), "seed"),
+        ("--epochs", (2, 3), "epochs"),
+        ("--minibatch-size", (64, 32), "minibatch_size"),
+        ("--test", (0.2, 0.3), "samples"),
+    ],
+)
+def test_ranks_with_other_options_are_named(
+    folder: Path, option: str, values: tuple[float, float], fact: str
+) -> None:
+    """One rank was started with another command line, as `mpiexec … : …` can do."""
+    Path("script.py").write_text(
+        "import sys\n"
+        "from parallel_sgd.command_line.train import main\n"
+        "from parallel_sgd.communication.launched import launched_rank\n"
+        f"value = {values!r}[launched_rank() == 1]\n"
+        f"main(['--no-plot', '--output', 'run', {option!r}, str(value)])\n"
+    )
+    code, output = on_ranks(ranks=3, script="script.py")
+    assert code != 0
+    assert "Traceback" not in output
+    assert len(re.findall(rf"error: .*{fact}.* must be the same on all ranks", output)) == 3, output
+    assert not (folder / "run").exists()
 
 
 def test_a_deadlock_ends_with_a_reason(folder: Path) -> None:

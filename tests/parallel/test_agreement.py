@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from parallel_sgd import SGD, Adam, DataParallelSGD, Learner, Parameters, UserError
-from parallel_sgd.schedules import Steps
+from parallel_sgd.schedules import Schedule, Steps
 from parallel_sgd.training import learner as learner_module
 
 
@@ -81,6 +83,17 @@ def test_a_fact_that_one_rank_lacks_differs(on_ranks):
     assert size == 1 or message.endswith(f"rank {size - 1}: nothing")
 
 
+def test_a_fact_that_only_other_ranks_have_differs(on_ranks):
+    def body(comm):
+        comm.require_agreement({"a": 1, "b": 2} if comm.rank else {"a": 1})
+
+    message, size = errors_of(on_ranks, body)
+    assert (message is None) == (size == 1)
+    assert size == 1 or message.startswith(
+        "b must be the same on all ranks, but differs: rank 0: n"
+    )
+
+
 def zeros(shapes, dtype=np.float32):
     return Parameters({name: np.zeros(shape, dtype) for name, shape in shapes.items()})
 
@@ -128,6 +141,92 @@ def test_learners_that_disagree(on_ranks, fact, argument, other):
     else:
         assert message.startswith(f"{fact} must be the same on all ranks, but differs: ")
         assert f"rank {size - 1}: " in message
+
+
+@dataclass(frozen=True)
+class Ramp(Schedule):
+    """A user's own schedule."""
+
+    width: int
+
+    def __call__(self, samples):
+        return min(samples / self.width, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("argument", "one", "other"),
+    [
+        ("optimizer", lambda: SGD(lr=0.1), lambda: SGD(lr=np.float64(0.1))),
+        ("optimizer", lambda: SGD(lr=1), lambda: SGD(lr=1.0)),
+        ("optimizer", lambda: SGD(lr=Ramp(9)), lambda: SGD(lr=Ramp(9))),
+        (
+            "optimizer",
+            lambda: SGD(lr=Steps({0: 0.1, 9: 0.2})),
+            lambda: SGD(lr=Steps({9: 0.2, np.int64(0): np.float64(0.1)})),
+        ),
+        (
+            "algorithm",
+            lambda: DataParallelSGD(block_size=64),
+            lambda: DataParallelSGD(block_size=np.int64(64), distributed_after=np.int64(0)),
+        ),
+        (
+            "algorithm",
+            lambda: DataParallelSGD(gradient_bits={0: 32, 10: 1}),
+            lambda: DataParallelSGD(gradient_bits={10: np.int8(1), 0: 32}),
+        ),
+    ],
+)
+def test_learners_that_agree_in_other_words(on_ranks, argument, one, other):
+    def body(comm):
+        given = {name: make() for name, make in USUAL.items()}
+        Learner(**{**given, argument: other() if last(comm) else one()}, comm=comm)
+
+    assert errors_of(on_ranks, body)[0] is None
+
+
+def test_schedules_of_a_users_own_that_differ(on_ranks):
+    def body(comm):
+        given = {name: make() for name, make in USUAL.items()}
+        Learner(**{**given, "optimizer": SGD(lr=Ramp(8 if last(comm) else 9))}, comm=comm)
+
+    message, size = errors_of(on_ranks, body)
+    assert (message is None) == (size == 1)
+    assert size == 1 or f"rank {size - 1}: SGD(lr=Ramp(width=8)" in message
+
+
+def test_bits_that_change_are_a_copy():
+    bits = {0: 32, 10: 1}
+    algorithm = DataParallelSGD(gradient_bits=bits)
+    bits[0] = 7
+    assert (algorithm.bits_after(0), algorithm.bits_after(10)) == (32, 1)
+    assert len({algorithm, DataParallelSGD(gradient_bits={10: 1, 0: 32})}) == 1
+    assert pickle.loads(pickle.dumps(algorithm)) == algorithm
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(
+            ({"distributed_after": value}, f"distributed_after={text} must be a whole number, at l")
+            for value, text in [
+                *((value, repr(value)) for value in (-1, 1.5, np.nan, np.inf, True, "5", None)),
+                (np.float64(5), "5.0"),
+            ]
+        ),
+        *(
+            ({"gradient_bits": {0: 1, value: 2}}, f"gradient_bits: samples={value} must be a whole")
+            for value in (1.5, np.nan, None, -1)
+        ),
+        ({"gradient_bits": {0: True}}, "gradient_bits=True must be one of 1, 2, 4, 8, 16, 32"),
+        ({"gradient_bits": [1]}, r"gradient_bits=\[1\] must be one of 1, 2, 4, 8, 16, 32"),
+        ({"gradient_bits": None}, "gradient_bits=None must be one of 1, 2, 4, 8, 16, 32"),
+        ({"block_size": True}, "block_size=True must be a whole number from 1 to 1048576"),
+        ({"half_format": None}, "half_format=None must be 'float16' or 'bfloat16'"),
+    ],
+)
+def test_options_that_are_not_plain_values(options, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        DataParallelSGD(**options)
 
 
 def test_another_version_of_the_library(on_ranks, monkeypatch):

@@ -185,7 +185,7 @@ def test_error_feedback_reaches_what_plain_quantization_misses(on_ranks):
         ({"gradient_bits": 1, "threshold": "max"}, "threshold='max' must be 'zero' or 'mean'"),
         ({"gradient_bits": 2, "block_size": 0}, "block_size=0 must be a whole number from 1 to"),
         ({"gradient_bits": 16, "half_format": "f8"}, "half_format='f8' must be 'float16' or"),
-        ({"distributed_after": -1}, "distributed_after=-1 must be at least 0 samples"),
+        ({"distributed_after": -1}, "distributed_after=-1 must be a whole number, at least 0"),
     ],
 )
 def test_options_that_are_not_possible(options, message):

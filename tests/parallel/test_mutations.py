@@ -53,7 +53,7 @@ CHECKS: dict[str, Check] = {
     "resuming": lambda comm: goes_on_as_if_never_stopped(comm, CHANGING_BITS, OPTIMIZERS["Adam"]),
     "warm start": lambda comm: starts_warm(comm, OPTIMIZERS["momentum"]),
     "bad gradient": lambda comm: refuses_what_is_not_finite(comm, 1, np.nan),
-    "large gradient": lambda comm: refuses_what_is_not_finite(comm, 32, 1e35),
+    "large gradient": lambda comm: refuses_what_is_not_finite(comm, 1, 1e35),
 }
 
 

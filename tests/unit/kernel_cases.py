@@ -87,18 +87,26 @@ def _special_values() -> Iterator[Case]:
             "one sign, negative": -np.abs(noise),
             "one constant": zeros + np.float32(0.1),
             "denormals": noise * np.float32(1e-40),
-            "steps about the smallest": noise * np.float32(1e-37),
+            "2-bit steps about the smallest": noise * np.float32(3e-38),
+            "4-bit steps about the smallest": noise * np.float32(2e-37),
             "8-bit steps about the smallest": noise * np.float32(5e-36),
             "large": noise * np.float32(1e30),
             "one outlier": np.where(in_block == 11, -1e4, noise),
-            "ties": np.where(in_block == 0, 127, random.integers(-126, 127, n) / 2),
         }
+        for bits in (2, 4, 8):
+            largest = 2 ** (bits - 1) - 1
+            ties = random.integers(-2 * largest, 2 * largest + 1, n) / 2
+            beside = ties.astype(np.float32) * random.choice(
+                np.float32([1 - 2**-24, 1, 1 + 2**-23]), n
+            )
+            values[f"ties of {bits} bits"] = np.where(in_block == 0, largest, ties)
+            values[f"ties of {bits} bits and beside"] = np.where(in_block == 0, largest, beside)
         for name, v in values.items():
             yield Case(f"{name}, block of {block_size}", starts, v.astype(np.float32), -zeros)
         yield Case(f"cancelled, block of {block_size}", starts, noise, -noise)
     # blocks of one constant whose step is the smallest that is used, or some ulps beside it
     ulps = 1 + np.arange(-4, 5) * 2.0**-23
-    v = np.concatenate([1e-37 * steps * ulps for steps in (1 / 1.8, 1 / 0.55, 127)])
+    v = np.concatenate([1e-37 * steps * ulps for steps in (1, 7, 127)])
     v = np.repeat(v, 32).astype(np.float32)
     yield Case("blocks about the smallest step", cut([len(v)], 32), v, -np.zeros_like(v))
 

@@ -49,6 +49,14 @@ def test_dict_names_the_codec_and_its_options():
     }
 
 
+def test_codecs_have_plain_values():
+    codec = OneBit(block_size=np.int64(64), threshold=np.str_("mean"))
+    assert repr(codec) == "OneBit(block_size=64, threshold='mean')"
+    assert codec_from_dict(json.loads(json.dumps(codec.to_dict()))) == codec
+    assert repr(codec_for(np.int32(4))) == "UniformLevels(bits=4, block_size=1024)"
+    assert repr(HalfPrecision(format=np.str_("float16"))) == repr(HalfPrecision())
+
+
 def test_codecs_are_values():
     assert OneBit() == codec_for(1)
     assert len({OneBit(), OneBit(block_size=1024), OneBit(threshold="mean")}) == 2
@@ -109,8 +117,12 @@ def test_float64_travels_whole():
     [
         (lambda: codec_for(3), "gradient_bits=3 must be one of 1, 2, 4, 8, 16, 32"),
         (lambda: codec_for("1"), "gradient_bits='1' must be one of 1, 2, 4, 8, 16, 32"),
-        (lambda: UniformLevels(bits=1), "bits=1 must be 2, 4 or 8"),
+        (lambda: codec_for(True), "gradient_bits=True must be one of 1, 2, 4, 8, 16, 32"),
+        (lambda: codec_for(2.0), "gradient_bits=2.0 must be one of 1, 2, 4, 8, 16, 32"),
+        (lambda: UniformLevels(bits=1), "bits=1 must be one of 2, 4, 8"),
+        (lambda: UniformLevels(bits=4.0), "bits=4.0 must be one of 2, 4, 8"),
         (lambda: OneBit(threshold="median"), "threshold='median' must be 'zero' or 'mean'"),
+        (lambda: OneBit(threshold=None), "threshold=None must be 'zero' or 'mean'"),
         (
             lambda: HalfPrecision(format="float8"),
             "half_format='float8' must be 'float16' or 'bfloat16'",
@@ -125,7 +137,7 @@ def test_what_is_not_possible_is_refused(make, message):
 
 
 @pytest.mark.parametrize("bits", GRADIENT_BITS)
-@pytest.mark.parametrize("block_size", [0, -1, 2**20 + 1, 1.5, "1024", None])
+@pytest.mark.parametrize("block_size", [0, -1, 2**20 + 1, 1.5, "1024", None, True])
 def test_block_sizes_that_are_refused(bits, block_size):
     with pytest.raises(
         UserError, match=f"^block_size={block_size!r} must be a whole number from 1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -14,16 +15,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_sgd import data
-from parallel_sgd.data import Arrays, RankSource, Source
-from parallel_sgd.errors import UserError
+from parallel_sgd.data import Arrays, Items, RankSource, Source, count_classes, flattened
+from parallel_sgd.data import classes as classes_module
+from parallel_sgd.errors import SharedError, UserError
 
 repeatable = settings(deadline=None, derandomize=True, database=None)
 
 
 @dataclass
 class Comm:
+    """One of ranks that agree; what they do where they don't is in tests/parallel."""
+
     rank: int = 0
     size: int = 1
+    agreed: list = field(default_factory=list)
+
+    def require_agreement(self, facts):
+        self.agreed.append(facts)
+
+    def raise_together(self, problem):
+        if problem:
+            raise SharedError(problem)
 
 
 @dataclass
@@ -32,6 +44,9 @@ class Learner:
     distributed: bool = True
     samples: int = 0
     last_samples: int = 0
+
+    def fail(self, problem):
+        raise SharedError(problem)
 
 
 def ranks(size, samples=0, distributed=True):
@@ -155,6 +170,46 @@ def test_the_warm_start_gives_every_rank_the_whole_minibatch():
     assert joined(deal(iterators, learners)) == serial[1:]
 
 
+def test_ranks_agree_once_for_each_learner_and_communicator():
+    source = Source(*numbered(10), 4, epochs=3)
+    learner, other = Learner(), Learner()
+    for number in range(3):
+        list(source.epoch(number, learner))
+    list(source.minibatches(learner))
+    assert learner.comm.agreed == [
+        {
+            "minibatch_size": 4,
+            "epochs": 3,
+            "seed": 0,
+            "shuffle": True,
+            "start": 0,
+            "classes": None,
+            "dtype": "float32",
+            "number of samples": 10,
+        }
+    ]
+    list(source.minibatches(other))
+    assert len(other.comm.agreed) == 1
+    learner.comm = Comm()
+    list(source.minibatches(learner))
+    assert len(learner.comm.agreed) == 1
+    list(Source(*numbered(10), 4).minibatches(learner))
+    assert len(learner.comm.agreed) == 2
+    own = RankSource(*numbered(10), 4, lengths=[10], dtype=None)
+    next(own.minibatches(learner))
+    assert "number of samples" not in learner.comm.agreed[2]
+    assert learner.comm.agreed[2]["lengths"] == [10] and learner.comm.agreed[2]["dtype"] is None
+
+
+def test_a_source_keeps_no_learner_alive():
+    source = Source(*numbered(10), 4)
+    learner = Learner()
+    seen = weakref.ref(learner)
+    list(source.minibatches(learner))
+    del learner
+    assert seen() is None
+
+
 def private(lengths, minibatch_size, samples=0, known=False, **options):
     """Rank k's labels are 100 k and up."""
     learners = ranks(len(lengths), samples)
@@ -208,13 +263,17 @@ def rank_source(learner, *options, **named):
 def test_ranks_with_their_own_data_refuse_what_cannot_work():
     two = Learner(Comm(0, 2), last_samples=99)
     for message, learner, options in [
-        ("minibatch_size must be at least the number of ranks, 2", two, {"minibatch_size": 1}),
+        ("minibatch_size=1 must be at least the number of ranks, 2", two, {"minibatch_size": 1}),
         ("distributed_after must be 0", Learner(distributed=False), {}),
         ("the learner must take a step for every minibatch", Learner(), {}),
         ("lengths must be given to go on in epoch 0 after 3 samples", Learner(samples=3), {}),
-        (r"lengths must be .* \[5\], but rank 0 has 5", two, {"lengths": [5]}),
-        (r"lengths must be .* \[6, 5\], but rank 0 has 5", two, {"lengths": [6, 5]}),
-        ("no minibatch that begins after 3", Learner(samples=3), {"lengths": [5]}),
+        (r"lengths=\[5\] must be .* of each of 2 ranks", two, {"lengths": [5]}),
+        (r"lengths=\[6, 5\] must be .*, but rank 0 has 5", two, {"lengths": [6, 5]}),
+        (
+            r"minibatch_size=64 and lengths=\[5\] have no minibatch that begins after 3",
+            Learner(samples=3),
+            {"lengths": [5]},
+        ),
     ]:
         with pytest.raises(UserError, match=message):
             rank_source(learner, **options)
@@ -264,8 +323,53 @@ def test_a_split_is_seeded_and_loses_nothing():
     with pytest.raises(UserError, match=r"x\[11\]\[0\] = nan"):
         [part.arrays() for part in (train, test)]
     for bad in (0, 50, 1.0, 0.0, float("nan"), -1):
-        with pytest.raises(UserError, match="test must"):
+        with pytest.raises(UserError, match=r"^test=.* must"):
             whole.split(bad)
+
+
+def test_flattened_inputs_are_rows():
+    y = np.arange(12) % 3
+    images = np.random.default_rng(0).standard_normal((12, 4, 3))
+    for dataset in (Arrays(images, y), Items(list(zip(images, y, strict=True)))):
+        x, labels = flattened(dataset).arrays(dtype="float64")
+        assert (x == images.reshape(12, 12)).all() and (labels == y).all()
+        assert flattened(dataset).read(np.arange(0))[0].shape == (0, 12)
+        train, test = flattened(dataset).split(4)
+        assert train.arrays()[0].shape == (8, 12) and flattened(test).arrays()[0].shape == (4, 12)
+    assert flattened(Arrays(y, y)).arrays()[0].shape == (12, 1)
+    assert flattened(Arrays(images[:0], y[:0])).arrays()[0].shape == (0, 12)
+    images[5, 2, 1] = np.nan
+    with pytest.raises(UserError, match=r"x\[5\]\[2\]\[1\] = nan"):
+        flattened(Arrays(images, y)).arrays()
+
+
+def test_classes_are_counted_by_the_largest_label(monkeypatch):
+    monkeypatch.setattr(classes_module, "BATCH", 4)
+
+    def count(labels, classes=None):
+        y = np.asarray(labels)
+        return count_classes(Arrays(np.zeros(len(y)), y, name="d.npz"), classes)
+
+    assert count([0, 2, 1]) == 3 and count(np.arange(9, dtype=np.uint8)) == 9
+    assert count([[0, 1], [1, 0]]) == 2 and count([0, 2, 1], 40) == 40
+    stray = np.zeros(11, int)
+    stray[6] = 10**9
+    assert count(stray, 10**9 + 1) == 10**9 + 1
+    for message, labels, classes in [
+        (
+            r"^d.npz: y\[6\] = 1000000000 would make 1000000001 classes of 11 samples: "
+            r"give --classes 1000000001 if it is meant$",
+            stray,
+            None,
+        ),
+        (r"^d.npz: y\[6\] = 1000000000 is out of range: must be from 0 to 9$", stray, 10),
+        (r"^d.npz: y\[5\] = -1 is out of range: must be at least 0$", [0, 0, 0, 0, 0, -1], None),
+        (r"^d.npz: y\[0\] = 18446744073709551615 is out", np.array([2**64 - 1], "u8"), None),
+        (r"^classes=0 must be an integer of at least 1$", [0], 0),
+        (r"^d.npz: y holds no labels", np.zeros(0, int), None),
+    ]:
+        with pytest.raises(UserError, match=message):
+            count(labels, classes)
 
 
 def test_digits():

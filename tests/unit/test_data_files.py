@@ -12,12 +12,25 @@ import pytest
 
 from parallel_sgd import data
 from parallel_sgd.data import Arrays, Source
-from parallel_sgd.errors import UserError
+from parallel_sgd.errors import SharedError, UserError
+
+
+class Alone(SimpleNamespace):
+    """A learner, and its communicator, that does nothing together with others."""
+
+    def require_agreement(self, facts):
+        pass
+
+    def raise_together(self, problem):
+        assert problem is None
+
+    def fail(self, problem):
+        raise SharedError(f"all know: {problem}")
 
 
 def learner(rank=0, size=1, samples=0):
-    comm = SimpleNamespace(rank=rank, size=size)
-    return SimpleNamespace(comm=comm, distributed=True, samples=samples, last_samples=0)
+    comm = Alone(rank=rank, size=size)
+    return Alone(comm=comm, distributed=True, samples=samples, last_samples=0)
 
 
 def numbered(samples):
@@ -131,30 +144,34 @@ def test_file_errors_name_the_file(tmp_path):
 def test_bad_arguments_are_refused_by_name():
     x, y = numbered(4)
     for message, arguments, options in [
-        ("minibatch_size must be an integer of at least 1: 0", (x, y, 0), {}),
-        ("minibatch_size must be an integer of at least 1: 2.5", (x, y, 2.5), {}),
-        ("minibatch_size must be an integer of at least 1: True", (x, y, True), {}),
-        ("epochs must be an integer of at least 1: 0", (x, y), {"epochs": 0}),
-        ("seed must be an integer of at least 0: -1", (x, y), {"seed": -1}),
-        ("start must be an integer of at least 0: -1", (x, y), {"start": -1}),
-        ("classes must be an integer of at least 1: 0", (x, y), {"classes": 0}),
-        ("dtype must be a float type, or None .*: 'int32'", (x, y), {"dtype": "int32"}),
+        ("^minibatch_size=0 must be an integer of at least 1$", (x, y, 0), {}),
+        ("minibatch_size=2.5 must be an integer of at least 1", (x, y, 2.5), {}),
+        ("minibatch_size=True must be an integer of at least 1", (x, y, True), {}),
+        ("epochs=0 must be an integer of at least 1", (x, y), {"epochs": 0}),
+        ("seed=-1 must be an integer of at least 0", (x, y), {"seed": -1}),
+        ("start=-1 must be an integer of at least 0", (x, y), {"start": -1}),
+        ("classes=0 must be an integer of at least 1", (x, y), {"classes": 0}),
+        ("dtype='int32' must be a float type, or None", (x, y), {"dtype": "int32"}),
         ("x and y must have one length: 4 and 3", (x, y[:3]), {}),
         ("y must hold integer labels: it has dtype float64", (x, y / 2), {}),
         ("x must hold plain numbers: it has dtype object", (x.astype(object), y), {}),
         ("x must hold plain numbers: it has dtype complex128", (x * 1j, y), {}),
         ("y must hold integer labels: it has dtype object", (x, y.astype(object)), {}),
         ("y is missing", (x,), {}),
-        ("y must not be given beside a data set, which has labels: 64", (Arrays(x, y), 64), {}),
+        (
+            "y must not be given beside a data set, which has labels: it is a int",
+            (Arrays(x, y), 64),
+            {},
+        ),
         ("y must have one row for each sample", (x, 64), {}),
         ("a source needs at least one sample", (x[:0], y[:0]), {}),
-        ("'d.npz'; `load` reads a file", ("d.npz",), {}),
+        ("x='d.npz' must be an array or a data set; `load` reads a file", ("d.npz",), {}),
         (r"x must be an array, or an object .*: it is a int", (3,), {}),
         ("x must be a NumPy array: it is a list", ([[1], [1, 2]], [0, 1]), {}),
     ]:
         with pytest.raises(UserError, match=message):
             Source(*arguments, **options)
-    with pytest.raises(UserError, match=r"start must be at most the 3 samples .*: 5"):
+    with pytest.raises(UserError, match=r"start=5 must be at most the 3 samples that the"):
         next(Source(x, y, start=5).minibatches(learner(samples=3)))
 
 
@@ -193,8 +210,31 @@ def test_a_bad_item_is_named_by_its_index():
         ([(object(), 0)], "x must hold plain numbers: it has dtype object"),
         ([([[1], [1, 2]], 0)], r"x\[0\] must be a NumPy array: it is a list"),
     ]:
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(SharedError, match=f"^all know: {message}"):
             read_all(items, None)
+
+
+class Unreadable(list):
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        raise self.error
+
+
+def test_an_item_that_cannot_be_read_is_named_by_its_index():
+    lost = OSError("lost the disk\nfor good")
+    with pytest.raises(SharedError, match=r"^all know: item 0 cannot be read: lost the disk for"):
+        read_all(Unreadable(lost), None)
+    with pytest.raises(SharedError, match=r"^all know: item 0 is a secret$"):
+        read_all(Unreadable(UserError("item 0 is a secret")), None)
+    with pytest.raises(SharedError, match=r"^they all know already$"):
+        read_all(Unreadable(SharedError("they all know already")), None)
+    with pytest.raises(ZeroDivisionError):  # no fault of the data: the traceback is of use
+        read_all(Unreadable(ZeroDivisionError()), None)
 
 
 def test_only_the_samples_read_are_checked():

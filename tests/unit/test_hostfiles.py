@@ -32,6 +32,7 @@ def hostfile(folder: Path, text: str) -> Hostfile:
         ("n0 slots=4 max_slots=8\nn1 max-slots=2 slots=1\n", [("n0", 4), ("n1", 1)]),
         ("n0:4 binding=user:0,1 ifname=eth0\nn1 user=me\n", [("n0", 4), ("n1", None)]),
         ("n0 slots=2\r\nn1:3\r\n", [("n0", 2), ("n1", 3)]),
+        ("\ufeffn0 slots=2\n", [("n0", 2)]),
     ],
 )
 def test_reads_both_dialects(
@@ -49,6 +50,12 @@ def test_reads_both_dialects(
         ("n0:4\nn1 slots=2\n", MPICH, ["-hosts", "n0:4,n1:2"]),
         # MPICH takes a comment only on a line of its own
         ("n0:4 # big\nn1:2\n", MPICH, ["-hosts", "n0:4,n1:2"]),
+        # Open MPI takes none of these
+        ("n0 slots=4\r\nn1 slots=2\r\n", OPEN_MPI, ["--host", "n0:4,n1:2"]),
+        ("\ufeffn0 slots=4\n", OPEN_MPI, ["--host", "n0:4"]),
+        ("n0 slots=4\nn1\nn0 slots=2\n", OPEN_MPI, ["--host", "n0:6,n1:1"]),
+        ("n0:1\nn1:1\nn0:1\n", MPICH, ["-hosts", "n0:2,n1:1"]),
+        ("n0:4\r\n", MPICH, ["-hosts", "n0:4"]),
     ],
 )
 def test_translates(tmp_path: Path, text: str, dialect: str, options: list[str]) -> None:
@@ -75,9 +82,12 @@ def test_hands_over_a_file_of_the_right_dialect_as_it_stands(
     [
         ("n0\nn1 slots=2 max_slots=4\n", MPICH, r"hosts:2: .* MPICH.*'max_slots=4'"),
         ("n0:2 ifname=eth0\n", OPEN_MPI, r"hosts:1: .* Open MPI.*'ifname=eth0'"),
+        ("n0 slots=2 max_slots=4\r\n", OPEN_MPI, r"hosts:1: .*line ends.*'max_slots=4'"),
+        ("n0:1\nn0:2 ifname=eth0\n", MPICH, r"hosts:2: .*each host once.*'ifname=eth0'"),
+        ("n0:2 ifname=eth0 # fast\n", MPICH, r"hosts:1: .*no comment.*'ifname=eth0'"),
     ],
 )
-def test_does_not_drop_what_the_other_dialect_cannot_say(
+def test_does_not_drop_what_a_list_of_hosts_cannot_say(
     tmp_path: Path, text: str, dialect: str, wrong: str
 ) -> None:
     with pytest.raises(UserError, match=wrong):

@@ -21,6 +21,7 @@ PACKAGE = Path(parallel_sgd.__file__).parent
 FLOORS: list[set[str]] = [
     {"kernels"},
     {"errors", "version"},
+    {"validation"},
     {"parameters"},
     {"communication"},
     {"compression"},
@@ -38,7 +39,7 @@ FLOORS: list[set[str]] = [
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # Rooms that know less than all that is below them.
-GROUND = {"kernels", "errors", "version", "parameters"}
+GROUND = {"kernels", "errors", "version", "validation", "parameters"}
 KNOWN_ONLY = {
     "communication": GROUND - {"parameters"},
     "compression": GROUND,

@@ -1,12 +1,17 @@
 """What a launcher's environment says, and how an error on a rank is told."""
 
+import os
 import sys
 from typing import Any
 
 import pytest
 
 from parallel_sgd.communication import abort
-from parallel_sgd.communication.abort import abort_on_error, install_excepthook
+from parallel_sgd.communication.abort import (
+    abort_on_error,
+    install_excepthook,
+    install_excepthook_if_launched,
+)
 from parallel_sgd.communication.launched import (
     launched_local_size,
     launched_rank,
@@ -128,18 +133,34 @@ def test_errors_are_told(
 
 
 @pytest.mark.usefixtures("on_a_rank")
-def test_a_value_error_by_our_own_raise_needs_no_traceback_but_one_of_numpys_does(
+def test_the_users_own_line_is_named_not_the_standard_librarys(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    namespace: dict[str, Any] = {}
-    source = "import numpy\ndef ours(): raise ValueError('bits: 3')\ndef numpys(): numpy.zeros(-1)"
-    exec(compile(source, abort._PACKAGE + "module.py", "exec"), namespace)
+    def calls_the_library() -> None:
+        raise_ours = "import json; json.loads('{}', object_hook=hook)"
+        exec(compile(raise_ours, abort._PACKAGE + "module.py", "exec"), {"hook": our_hook})
+
+    namespace: dict[str, Any] = {"UserError": UserError}
+    hook = "def our_hook(found): raise UserError('bits: 3')"
+    exec(compile(hook, abort._PACKAGE + "module.py", "exec"), namespace)
+    our_hook = namespace["our_hook"]
     with pytest.raises(SystemExit), abort_on_error():
-        namespace["ours"]()
-    assert capsys.readouterr().err.startswith("[rank 2] parallel-sgd: error: bits: 3 (test_laun")
+        calls_the_library()
+    line = calls_the_library.__code__.co_firstlineno + 2
+    said = capsys.readouterr().err
+    assert said == f"[rank 2] parallel-sgd: error: bits: 3 (test_launched.py:{line})\n"
+
+
+@pytest.mark.usefixtures("on_a_rank")
+def test_no_line_is_named_for_wrong_arguments_of_our_own_command_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    source = "import parallel_sgd.command_line.train as t; t.main(['--no-such-option'])"
     with pytest.raises(SystemExit), abort_on_error():
-        namespace["numpys"]()
-    assert capsys.readouterr().err.startswith("[rank 2] Traceback")
+        exec(compile(source, "/home/user/train.py", "exec"), {})
+    said = capsys.readouterr().err
+    assert said.startswith("[rank 2] parallel-sgd: error: ")
+    assert ".py:" not in said
 
 
 @pytest.mark.parametrize("code", [None, 0])
@@ -169,3 +190,19 @@ def test_excepthook_ends_the_job_and_is_installed_once(
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     hook(RuntimeError, RuntimeError("typed"), None)
     assert [str(error) for error in seen] == ["typed"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "installed"),
+    [(OPEN_MPI, True), (MPICH, True), (SRUN, True), ({}, False), ({"PMI_SIZE": "1"}, False)],
+)
+def test_excepthook_is_for_ranks_among_others(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], installed: bool
+) -> None:
+    for name in set(os.environ) - set(without_launcher(os.environ)):
+        monkeypatch.delenv(name)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    install_excepthook_if_launched()
+    assert (sys.excepthook is not sys.__excepthook__) == installed

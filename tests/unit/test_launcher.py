@@ -300,5 +300,9 @@ def test_info_without_mpi_and_with_and_without_gpus(
     assert found["gpus"] == gpus
     assert "no_such_mpi4py" in found["mpi"]["error"]
     assert found["mpiexec"] == {"error": "there is none beside python or in PATH"}
+    assert found["cores"]["cores_per_rank"] == found["cores"]["usable_by_this_process"]
     assert main(["info"]) == 0
-    assert "cores\n  in this machine " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "cores\n  in this machine " in shown
+    assert re.search(r"\n  launcher +none: one rank has all cores; mpiexec shares them", shown)
+    assert re.search(r"\n  cores per rank +[1-9]", shown)

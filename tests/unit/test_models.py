@@ -157,8 +157,12 @@ def test_bad_minibatches_are_refused():
     for message, arguments in [
         (r"y\[4\] = 4 is out of range: labels must be from 0 to 3", (x, high, out)),
         (r"y\[2\] = -1 is out of range: labels must be from 0 to 3", (x, low, out)),
-        (r"x must have shape \[m, 5\]: \[6, 4\]", (x[:, :4], y, out)),
-        (r"y must have shape \[6\], a label for each x: \[5\]", (x, y[:5], out)),
+        (r"x must have shape \[m, 5\]: it has \[m, 4\]$", (x[:, :4], y, out)),
+        (r"x must have shape \[m, 5\]: it has \[m, 5, 1\]$", (x[:, :, None], y, out)),
+        (r"x must have shape \[m, 5\]: it has \[m\]$", (x[:, 0], y, out)),
+        (r"y must have shape \[m\], a label for each x: it has \[m, 1\]$", (x, y[:, None], out)),
+        (r"y must have shape \[m\], a label for each x: it has \[\]$", (x, y[0], out)),
+        (r"x and y must have one length: 6 and 5", (x, y[:5], out)),
         ("y must hold integer labels: it has dtype float64", (x, y + 0.5, out)),
         ("out must have the model's 74 values: 64", (x, y, MLP([5, 6, 4]).parameters.like())),
     ]:
@@ -168,7 +172,7 @@ def test_bad_minibatches_are_refused():
         (r"y\[4\] = 4 is out of range: labels must be from 0 to 3", (x, high, 2)),
         ("evaluate needs at least one sample", (x[:0], y[:0])),
         ("x and y must have one length: 6 and 5", (x, y[:5])),
-        ("batch must be at least 1: 0", (x, y, 0)),
+        ("batch=0 must be at least 1", (x, y, 0)),
     ]:
         with pytest.raises(UserError, match=message):
             model.evaluate(*arguments)
@@ -195,6 +199,7 @@ class Serial:
 
     class comm:
         rank, size = 0, 1
+        require_agreement = raise_together = staticmethod(lambda what: None)
 
     distributed, samples, last_samples = True, 0, 0
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from parallel_sgd import SGD, Adam, MomentumSGD, NesterovSGD, Parameters, UserError
 from parallel_sgd.optimizers import OPTIMIZERS
-from parallel_sgd.schedules import Cosine, Linear, Steps
+from parallel_sgd.schedules import Cosine, Linear, Schedule, Steps
 
 N = 37
 MINIBATCHES = (8, 8, 3, 16, 1, 8, 5)
@@ -108,6 +111,9 @@ def test_nesterov_is_momentum_seen_from_the_look_ahead_point():
 def test_the_default_momentum():
     assert MomentumSGD(lr=1).momentum_for(10) == 0.9
     assert MomentumSGD(lr=1, momentum=0.0).momentum_for(10) == 0.0
+    assert MomentumSGD(lr=1) == MomentumSGD(lr=1, momentum=0.9)
+    assert "momentum=0.9," in repr(MomentumSGD(lr=1))
+    assert "momentum=None," in repr(MomentumSGD(lr=1, momentum_time_constant=10))
     assert MomentumSGD(lr=1, momentum_time_constant=10).momentum_for(20) == pytest.approx(
         math.exp(-2)
     )
@@ -166,8 +172,15 @@ def test_every_optimizer_has_a_name():
         (SGD, {"lr": -0.1}, "lr=-0.1 must be a finite number, at least 0"),
         (SGD, {"lr": math.nan}, "lr=nan must be a finite number"),
         (SGD, {"lr_per_sample": math.inf}, "lr_per_sample=inf must be a finite number"),
-        (MomentumSGD, {"lr": 1, "momentum": 1.0}, "momentum=1.0 must be at least 0 and less than"),
-        (MomentumSGD, {"lr": 1, "momentum": math.nan}, "momentum=nan must be at least 0"),
+        (
+            MomentumSGD,
+            {"lr": 1, "momentum": 1.0},
+            "momentum=1.0 must be a finite number, at least 0 and less than 1",
+        ),
+        (MomentumSGD, {"lr": 1, "momentum": math.nan}, "momentum=nan must be a finite number"),
+        (MomentumSGD, {"lr": 1, "momentum": "0.9"}, "momentum='0.9' must be a finite number"),
+        (MomentumSGD, {"lr": 1, "unit_gain": "yes"}, "unit_gain='yes' must be False or True"),
+        (MomentumSGD, {"lr": 1, "unit_gain": 1}, "unit_gain=1 must be False or True"),
         (
             NesterovSGD,
             {"lr": 1, "momentum": 0.9, "momentum_time_constant": 5},
@@ -176,14 +189,130 @@ def test_every_optimizer_has_a_name():
         (
             MomentumSGD,
             {"lr": 1, "momentum_time_constant": -1},
-            "momentum_time_constant=-1 must be at least 0 samples",
+            "momentum_time_constant=-1 must be a finite number, at least 0",
         ),
-        (Adam, {"lr": 1, "beta1": 1.0}, "beta1=1.0 must be at least 0 and less than 1"),
-        (Adam, {"lr": 1, "beta2": -0.1}, "beta2=-0.1 must be at least 0 and less than 1"),
-        (Adam, {"lr": 1, "epsilon": -1e-8}, "epsilon=-1e-08 must be at least 0"),
-        (Adam, {"lr": 1, "weight_decay": math.nan}, "weight_decay=nan must be at least 0"),
+        (
+            MomentumSGD,
+            {"lr": 1, "momentum_time_constant": math.inf},
+            "momentum_time_constant=inf must be a finite number, at least 0",
+        ),
+        (Adam, {"lr": 1, "beta1": 1.0}, "beta1=1.0 must be a finite number, at least 0 and less"),
+        (Adam, {"lr": 1, "beta2": -0.1}, "beta2=-0.1 must be a finite number, at least 0 and"),
+        (Adam, {"lr": 1, "epsilon": -1e-8}, "epsilon=-1e-08 must be a finite number, at least 0"),
+        (Adam, {"lr": 1, "beta2": None}, "beta2=None must be a finite number"),
+        (Adam, {"lr": 1, "epsilon": math.inf}, "epsilon=inf must be a finite number, at least 0"),
+        (Adam, {"lr": 1, "weight_decay": math.inf}, "weight_decay=inf must be a finite number"),
+        (
+            Adam,
+            {"lr": 1, "weight_decay": math.nan},
+            "weight_decay=nan must be a finite number, at least 0",
+        ),
     ],
 )
 def test_what_is_not_possible_is_refused(kind, options, message):
     with pytest.raises(UserError, match=f"^{message}"):
         kind(**options)
+
+
+@pytest.mark.parametrize("name", ["lr", "lr_per_sample"])
+@pytest.mark.parametrize(
+    ("value", "as_shown"),
+    [
+        (math.nan, "nan"),
+        (np.float64("nan"), "nan"),
+        (-1, "-1"),
+        (1e40, "1e+40"),
+        (10**400, None),
+        ("0.1", "'0.1'"),
+        (True, "True"),
+        (np.True_, None),
+        ([0.1], "[0.1]"),
+        (np.array([0.1, 0.2]), "array([0.1, 0.2])"),
+        ({0: 0.1}, "{0: 0.1}"),
+        (lambda samples: 0.1, None),
+        (Steps, None),
+        (Decimal("NaN"), "Decimal('NaN')"),
+        (1j, "1j"),
+    ],
+    ids=str,
+)
+def test_rates_that_are_not_possible(name, value, as_shown):
+    with pytest.raises(UserError) as caught:
+        SGD(**{name: value})
+    message = str(caught.value)
+    assert message.startswith(f"{name}=")
+    assert as_shown is None or message.startswith(f"{name}={as_shown} must be a finite number")
+    assert message.endswith(", or a Schedule")
+    assert "\n" not in message and len(message) < 200
+
+
+@pytest.mark.parametrize("value", [np.float64(0.5), np.float32(0.5), Fraction(1, 2), 0.5])
+def test_options_are_plain_values(value):
+    assert repr(SGD(lr=value)) == "SGD(lr=0.5, lr_per_sample=None)"
+    assert repr(Adam(lr=1, beta1=value, epsilon=value)) == (
+        "Adam(lr=1.0, lr_per_sample=None, beta1=0.5, beta2=0.999, epsilon=0.5, weight_decay=0.0)"
+    )
+    assert repr(MomentumSGD(lr=-0.0, momentum=value, unit_gain=np.True_)) == (
+        "MomentumSGD(lr=0.0, lr_per_sample=None, momentum=0.5, momentum_time_constant=None, "
+        "unit_gain=True)"
+    )
+    assert (
+        len({SGD(lr=value), SGD(lr=0.5), SGD(lr=Steps({0: value})), SGD(lr=Steps({0: 0.5}))}) == 2
+    )
+
+
+@dataclass(frozen=True)
+class Until(Schedule):
+    """0.5, and something else after `samples`."""
+
+    samples: int
+    after: float
+
+    def __call__(self, samples):
+        return 0.5 if samples < self.samples else self.after
+
+
+class Undescribed(Schedule):
+    def __call__(self, samples):
+        return 0.5
+
+
+@dataclass(frozen=True)
+class Wrapped(Schedule):
+    function: object
+
+    def __call__(self, samples):
+        return self.function(samples)
+
+
+@pytest.mark.parametrize("schedule", [Undescribed(), Wrapped(lambda samples: 0.5)])
+def test_a_schedule_of_ones_own_tells_its_options(schedule):
+    """Ranks compare it by its repr."""
+    with pytest.raises(
+        UserError, match=rf"^lr={type(schedule).__name__}\(...\) must be a dataclass"
+    ):
+        SGD(lr=schedule)
+
+
+@pytest.mark.parametrize("name", ["lr", "lr_per_sample"])
+@pytest.mark.parametrize("kind", OPTIMIZERS.values())
+@pytest.mark.parametrize(
+    "bad", [math.nan, math.inf, -0.1, 1e40, None, "0.1", np.float32("nan"), 1j]
+)
+def test_a_schedule_that_goes_wrong_is_noticed_before_the_step(kind, name, bad):
+    parameters = Parameters({"x": np.ones(3)})
+    step = kind(**{name: Until(samples=10, after=bad)}).bind(parameters)
+    step(np.ones(3), 10)
+    before = [parameters.flat.copy(), *(b.copy() for b in step.state.buffers.values())]
+    message = rf"^{name}=.* must be a finite number, at least 0.* \(.* after 10 samples\)$"
+    for call in (lambda: step(np.ones(3), 5), lambda: step.lr):
+        with pytest.raises(UserError, match=message):
+            call()
+    after = [parameters.flat, *step.state.buffers.values()]
+    assert all(map(np.array_equal, before, after))
+    assert (step.state.steps, step.state.samples) == (1, 10)
+
+
+def test_a_schedule_of_ones_own_may_yield_any_real_number():
+    step = SGD(lr=Until(samples=0, after=np.float32(0.25))).bind(Parameters({"x": np.ones(3)}))
+    assert type(step.lr) is float and step.lr == 0.25

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import time
 import pytest
 
 from parallel_sgd.communication import watchdog as watchdog_module
-from parallel_sgd.communication.watchdog import Watchdog
+from parallel_sgd.communication.watchdog import Watchdog, ended_if_longer_than
 
 
 @pytest.fixture
@@ -55,8 +56,55 @@ def test_a_long_wait_ends_the_job(last_resort, capfd):
     text = capfd.readouterr().err
     assert "[rank 3] parallel_sgd: waited more than timeout_s=0.1 s" in text
     assert "in alltoall" in text
-    assert "test_a_long_wait_ends_the_job" in text, "the stacks of all threads are shown"
-    assert last_resort[0] == (5.0, os._exit, (1,))
+    assert "[rank 3] where it waits:\n[rank 3]   File " in text
+    assert "in test_a_long_wait_ends_the_job\n" in text
+    assert "watchdog.py" not in text.replace("test_watchdog.py", ""), (
+        "only the thread that waits is shown"
+    )
+    assert all(line.startswith("[rank 3] ") for line in text.splitlines())
+    assert last_resort == [(5.0, os._exit, (1,))]
+
+
+@pytest.mark.usefixtures("last_resort")
+def test_each_thread_has_its_own_wait(capfd):
+    """One that waits too long is not hidden by another that comes and goes."""
+    ended = threading.Event()
+    watched = Watchdog(0.3, 0, ended.set)
+
+    def waits_for_long():
+        with watched("alltoall"):
+            ended.wait(10)
+
+    thread = threading.Thread(target=waits_for_long)
+    thread.start()
+    until = time.monotonic() + 10
+    while not ended.is_set() and time.monotonic() < until:
+        with watched("allgather"), watched("broadcast"):
+            time.sleep(0.01)
+    thread.join()
+    text = capfd.readouterr().err
+    assert ended.is_set()
+    assert "in alltoall:" in text
+    assert "in waits_for_long\n" in text
+
+
+def test_a_watchdog_costs_a_collective_almost_nothing():
+    watched = Watchdog(60.0, 0, lambda: None)
+
+    def seconds():
+        started = time.perf_counter()
+        for _ in range(1000):
+            with watched("allgather"):
+                pass
+        return (time.perf_counter() - started) / 1000
+
+    assert min(seconds() for _ in range(20)) < 5e-6, "0.5e-6 where nothing else runs"
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
+def test_the_time_must_be_more_than_none(timeout_s):
+    with pytest.raises(AssertionError):
+        Watchdog(timeout_s, 0, lambda: None)
 
 
 def test_no_thread_is_started_before_the_first_wait():
@@ -84,3 +132,32 @@ with watchdog.Watchdog(0.2, 1, {abort})("broadcast"):
     assert done.returncode == code
     assert "[rank 1] parallel_sgd: waited more than timeout_s=0.2 s" in done.stderr
     assert "in broadcast" in done.stderr
+
+
+HOLDS_THE_LOCK = "import ctypes; ctypes.PyDLL(None).sleep({})  # Python's lock is held meanwhile"
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(0, 0), (30, -signal.SIGKILL)])
+def test_a_wait_that_holds_pythons_lock_ends_too(seconds, code):
+    script = f"""
+from parallel_sgd.communication.watchdog import ended_if_longer_than
+with ended_if_longer_than(1.0, 2, "Communicator.world()"):
+    {HOLDS_THE_LOCK.format(seconds)}
+"""
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert time.monotonic() - started < 20
+    assert done.returncode == code
+    if code:
+        assert done.stderr.startswith("[rank 2] parallel_sgd: waited more than timeout_s=1 s")
+        assert "in Communicator.world():" in done.stderr
+    else:
+        assert done.stderr == ""
+
+
+def test_an_error_in_a_guarded_wait_passes_and_leaves_no_process():
+    with pytest.raises(ValueError, match="mine"), ended_if_longer_than(0.5, 0, "nothing"):
+        raise ValueError("mine")
+    time.sleep(1.0)

@@ -1,0 +1,87 @@
+"""What all sources have in common: their arguments, agreement among the ranks, and reading."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import ref
+
+from ..errors import SharedError, UserError
+from .dataset import as_dataset
+from .validation import Array, DType, float_dtype, integer
+from .view import LearnerView
+
+
+class MinibatchSource:
+    """Base of the sources; each says in its own docstring what the arguments are."""
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any,
+        minibatch_size: int,
+        *,
+        epochs: int,
+        seed: int,
+        shuffle: bool,
+        dtype: DType,
+        classes: int | None,
+        start: int,
+    ) -> None:
+        self.dataset = as_dataset(x, y)
+        self.minibatch_size = integer("minibatch_size", minibatch_size, 1)
+        self.epochs = integer("epochs", epochs, 1)
+        self.seed = integer("seed", seed, 0)
+        self.shuffle = bool(shuffle)
+        self.dtype = float_dtype(dtype)
+        self.classes = None if classes is None else integer("classes", classes, 1)
+        self.start = integer("start", start, 0)
+        # Threads that share a source have a learner each; ids, as a learner need not be hashable.
+        self._met: dict[int, tuple[ref[Any], ref[Any]]] = {}
+
+    def _facts(self) -> dict[str, Any]:
+        """What must be the same on all ranks, by the names that the user knows."""
+        return {
+            "minibatch_size": self.minibatch_size,
+            "epochs": self.epochs,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "start": self.start,
+            "classes": self.classes,
+            "dtype": None if self.dtype is None else str(self.dtype),
+        }
+
+    def _problem(self, learner: LearnerView) -> str | None:
+        """What keeps this rank from feeding the learner, in one line, where its ranks agree."""
+        return None
+
+    def meet(self, learner: LearnerView) -> None:
+        """See that this source can feed a learner, and does alike on all ranks.
+
+        The first minibatch does this by itself; call it to know before anything else is done.
+
+        Raises:
+            SharedError: on all ranks, if they disagree or any of them has a problem.
+
+        Collective at the first use with a learner and its communicator; else local.
+        """
+        met = self._met.get(id(learner))
+        if met and met[0]() is learner and met[1]() is learner.comm:
+            return
+        learner.comm.require_agreement(self._facts())
+        learner.comm.raise_together(self._problem(learner))
+        self._met[id(learner)] = ref(learner), ref(learner.comm)
+
+    def _read(self, indexes: Array, learner: LearnerView) -> tuple[Array, Array]:
+        """Read samples; where they are not as required, end the step of all ranks."""
+        try:
+            return self.dataset.read(indexes, dtype=self.dtype, classes=self.classes)
+        except SharedError:
+            raise
+        except UserError as error:
+            learner.fail(str(error))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.dataset!r}, minibatch_size={self.minibatch_size}, "
+            f"epochs={self.epochs}, seed={self.seed}, shuffle={self.shuffle})"
+        )
