@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import UserError
+from ..validation import integer
 from .dataset import Arrays
-from .validation import checked_labels, integer, place_name
+from .validation import checked_labels, place_name
 
 BATCH = 1 << 20  #: labels' rows that are looked at together
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from ..validation import integer
 from .validation import (
     Array,
     DType,
@@ -17,7 +18,6 @@ from .validation import (
     checked_inputs,
     checked_labels,
     float_dtype,
-    integer,
 )
 
 SPLIT_STREAM = (0, 1)  #: follows the seed of a split; an epoch's order is (seed, epoch)

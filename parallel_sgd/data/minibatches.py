@@ -6,8 +6,9 @@ from typing import Any
 from weakref import ref
 
 from ..errors import SharedError, UserError
+from ..validation import integer
 from .dataset import as_dataset
-from .validation import Array, DType, float_dtype, integer
+from .validation import Array, DType, float_dtype
 from .view import LearnerView
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from ..validation import integer
 from .minibatches import MinibatchSource
 from .order import epoch_order, share
-from .validation import Array, DType, integer
+from .validation import Array, DType
 from .view import LearnerView
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,21 +15,6 @@ DType = npt.DTypeLike | None
 
 INTEGERS = "iu"
 NUMBERS = "biuf"
-
-
-def integer(name: str, value: Any, least: int) -> int:
-    """Return an argument as an int.
-
-    Raises:
-        UserError: it is not an integer, or smaller than `least`.
-    """
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least:
-        raise UserError(f"{name}={value!r} must be an integer of at least {least}")
-    return number
 
 
 def float_dtype(dtype: DType) -> np.dtype[Any] | None:

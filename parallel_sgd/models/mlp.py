@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
+from ..validation import integer
 from .classifier import Array, Classifier
 
 
@@ -51,12 +52,10 @@ class MLP(Classifier):
             self.sizes = ()
         if len(self.sizes) < 2 or min(self.sizes) < 1:
             raise UserError(f"sizes must be at least two integers of at least 1: {sizes!r}")
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise UserError(f"seed must be an integer of at least 0: {seed!r}")
         self.inputs, self.classes = self.sizes[0], self.sizes[-1]
         self.layers = len(self.sizes) - 1
         xp = _module_of(device)
-        initial = self._initial(int(seed), _float_dtype(dtype))
+        initial = self._initial(integer("seed", seed, 0), _float_dtype(dtype))
         self.parameters = Parameters({name: xp.asarray(array) for name, array in initial.items()})
         self._outputs: list[Array] = []  # of each layer; in backward, a rectifier's slopes
         self._deltas: list[Array] = []  # the loss's gradient by each hidden layer's outputs

@@ -6,8 +6,10 @@ from typing import Any, NoReturn
 
 from ..algorithms import Algorithm
 from ..communication import Communicator
+from ..errors import UserError
 from ..optimizers import Optimizer
 from ..parameters import Parameters
+from ..validation import integer
 from ..version import __version__
 
 
@@ -91,8 +93,10 @@ class Learner:
 
         Collective.
         """
-        if type(samples) is not int or samples < 0:
-            self.fail(f"samples={samples!r} must be a whole number, at least 0")
+        try:
+            samples = integer("samples", samples, 0)
+        except UserError as error:
+            self.fail(str(error))
         if samples == 0:  # whatever is left there from the last exchange
             self.gradient.flat.fill(0)
         self.last_samples = self.algorithm.step(

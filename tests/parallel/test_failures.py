@@ -198,3 +198,17 @@ def test_samples_are_counted_from_none(on_ranks):
             learner.step(samples=-1)
 
     on_ranks(body)
+
+
+def test_a_rank_without_samples_adds_nothing(on_ranks):
+    """Not even what the last exchange has left in its gradient; NumPy's integers are numbers."""
+
+    def body(comm):
+        learner = Learner(zeros("one block"), SGD(lr=1.0), DataParallelSGD(), comm)
+        for _ in range(2):
+            if comm.rank == 0:
+                learner.gradient.flat[:] = 1
+            assert learner.step(samples=np.int64(comm.rank == 0)) == 1
+        assert (learner.parameters.flat == -2).all()
+
+    on_ranks(body)

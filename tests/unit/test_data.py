@@ -365,7 +365,7 @@ def test_classes_are_counted_by_the_largest_label(monkeypatch):
         (r"^d.npz: y\[6\] = 1000000000 is out of range: must be from 0 to 9$", stray, 10),
         (r"^d.npz: y\[5\] = -1 is out of range: must be at least 0$", [0, 0, 0, 0, 0, -1], None),
         (r"^d.npz: y\[0\] = 18446744073709551615 is out", np.array([2**64 - 1], "u8"), None),
-        (r"^classes=0 must be an integer of at least 1$", [0], 0),
+        (r"^classes=0 must be a whole number, at least 1$", [0], 0),
         (r"^d.npz: y holds no labels", np.zeros(0, int), None),
     ]:
         with pytest.raises(UserError, match=message):

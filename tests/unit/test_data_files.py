@@ -144,13 +144,13 @@ def test_file_errors_name_the_file(tmp_path):
 def test_bad_arguments_are_refused_by_name():
     x, y = numbered(4)
     for message, arguments, options in [
-        ("^minibatch_size=0 must be an integer of at least 1$", (x, y, 0), {}),
-        ("minibatch_size=2.5 must be an integer of at least 1", (x, y, 2.5), {}),
-        ("minibatch_size=True must be an integer of at least 1", (x, y, True), {}),
-        ("epochs=0 must be an integer of at least 1", (x, y), {"epochs": 0}),
-        ("seed=-1 must be an integer of at least 0", (x, y), {"seed": -1}),
-        ("start=-1 must be an integer of at least 0", (x, y), {"start": -1}),
-        ("classes=0 must be an integer of at least 1", (x, y), {"classes": 0}),
+        ("^minibatch_size=0 must be a whole number, at least 1$", (x, y, 0), {}),
+        ("minibatch_size=2.5 must be a whole number, at least 1", (x, y, 2.5), {}),
+        ("minibatch_size=True must be a whole number, at least 1", (x, y, True), {}),
+        ("epochs=0 must be a whole number, at least 1", (x, y), {"epochs": 0}),
+        ("seed=-1 must be a whole number, at least 0", (x, y), {"seed": -1}),
+        ("start=-1 must be a whole number, at least 0", (x, y), {"start": -1}),
+        ("classes=0 must be a whole number, at least 1", (x, y), {"classes": 0}),
         ("dtype='int32' must be a float type, or None", (x, y), {"dtype": "int32"}),
         ("x and y must have one length: 4 and 3", (x, y[:3]), {}),
         ("y must hold integer labels: it has dtype float64", (x, y / 2), {}),

@@ -184,7 +184,7 @@ def test_bad_arguments_are_refused(monkeypatch):
         (r"sizes must be at least two integers of at least 1: \[5\]", [5], {}),
         (r"sizes must be at least two integers of at least 1: \[5, 0\]", [5, 0], {}),
         (r"sizes must be at least two integers of at least 1: 5", 5, {}),
-        ("seed must be an integer of at least 0: -1", [5, 4], {"seed": -1}),
+        ("seed=-1 must be a whole number, at least 0", [5, 4], {"seed": -1}),
         ("dtype must be float32 or float64: 'int8'", [5, 4], {"dtype": "int8"}),
         ("dtype must be float32 or float64: 'no'", [5, 4], {"dtype": "no"}),
         ("device must be 'cpu' or 'cuda': 'tpu'", [5, 4], {"device": "tpu"}),
