@@ -213,7 +213,14 @@ def test_a_signal_to_the_launcher_ends_every_rank(folder: Path, name: str) -> No
     command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(RANKS), "script.py"]
     with open("output", "w") as output:
         job = subprocess.Popen(
-            command, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            command,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # a background job ignores it
         )
     try:
         files = [folder / f"up-{rank}" for rank in range(RANKS)]
