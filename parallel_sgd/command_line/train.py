@@ -129,14 +129,23 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says. Collective over all ranks that were started."""
     with abort_on_error():
-        options = parser().parse_args(argv)
-        if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
-            options.lr = DEFAULT_LR[options.optimizer]
-        algorithm = build(options.algorithm, ALGORITHMS, options)
-        optimizer = build(options.optimizer, OPTIMIZERS, options)
+        try:
+            options, algorithm, optimizer = _read(argv)
+        except UserError as error:  # said by every rank before the first one ends the job
+            Communicator.world().raise_together(str(error))
+            raise
         comm = Communicator.world(timeout_s=options.timeout_s, cuda_aware=options.cuda_aware)
         _train(options, algorithm, optimizer, comm)
     return 0
+
+
+def _read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any], Optimizer]:
+    options = parser().parse_args(argv)
+    if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
+        options.lr = DEFAULT_LR[options.optimizer]
+    algorithm = build(options.algorithm, ALGORITHMS, options)
+    optimizer = build(options.optimizer, OPTIMIZERS, options)
+    return options, algorithm, optimizer
 
 
 def _train(

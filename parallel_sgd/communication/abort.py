@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ..errors import UserError
+from ..errors import SharedError, UserError
 from .launched import is_hydra, launched_rank, launched_size
 
 __all__ = [
@@ -34,6 +34,9 @@ __all__ = [
 
 #: Before it ends the job a rank waits so long, that others with the same error can print it too.
 GRACE_S = 0.4
+
+#: How long a rank waits at most for the others to print an error that all of them share.
+_PRINT_S = 5.0
 
 #: How long Hydra may take to end a job that asks for it over its own wire.
 _HYDRA_S = 2.0
@@ -57,9 +60,9 @@ def abort_on_error() -> Iterator[None]:
     """Run an entry point: whatever ends it other than success ends the job on every rank.
 
     A UserError prints its one line, any other exception its traceback, each line led by
-    ``[rank k]``; `sys.exit` with a code other than 0 keeps its code. The rank then waits `GRACE_S`,
-    so that others with the same error print it too, and calls MPI_Abort. With one rank there is no
-    one to stop: it prints the same and exits.
+    ``[rank k]``; `sys.exit` with a code other than 0 keeps its code. The rank then waits until the
+    others have printed a SharedError, or else `GRACE_S`, in case they have the same error, and
+    calls MPI_Abort. With one rank there is no one to stop: it prints the same and exits.
 
     Local. Example::
 
@@ -76,7 +79,7 @@ def abort_on_error() -> Iterator[None]:
             _print(error.code)
         end_job(code)
     except BaseException as error:
-        end_job(_report(error))
+        end_job(_report(error), shared=isinstance(error, SharedError))
 
 
 def install_excepthook() -> None:
@@ -96,7 +99,7 @@ def install_excepthook() -> None:
         if hasattr(sys, "ps1") or sys.flags.interactive or not _others():
             previous(kind, error, frames)
             return
-        end_job(_report(error))
+        end_job(_report(error), shared=isinstance(error, SharedError))
 
     hook.ends_the_job = True  # type: ignore[attr-defined]
     sys.excepthook = hook
@@ -112,8 +115,11 @@ def install_excepthook_if_launched() -> None:
         install_excepthook()
 
 
-def end_job(code: int) -> NoReturn:
+def end_job(code: int, *, shared: bool = False) -> NoReturn:
     """End every rank of this job, with this exit code (not 0). Flushes first, and waits `GRACE_S`.
+
+    Args:
+        shared: all ranks are about to call this: none ends the job before the last one has.
 
     Where MPI is up: MPI_Abort. Where it is not, the rank's own exit is enough for Open MPI's
     mpiexec, while MPICH's goes on waiting for the rank, and has to be told.
@@ -124,8 +130,10 @@ def end_job(code: int) -> NoReturn:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     if _others():
-        time.sleep(GRACE_S)
         mpi = _mpi_that_is_up()
+        if mpi is not None and shared:
+            _wait_for_all(mpi)
+        time.sleep(GRACE_S)
         if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
             mpi.COMM_WORLD.Abort(code)
         if not _mpi_is_down():
@@ -140,6 +148,13 @@ def rank_label() -> str:
         return f"[rank {mpi.COMM_WORLD.Get_rank()}] "
     rank = launched_rank()
     return "" if rank is None else f"[rank {rank}] "
+
+
+def _wait_for_all(mpi: Any) -> None:
+    """Wait until every rank is here, `_PRINT_S` at most."""
+    barrier, deadline = mpi.COMM_WORLD.Ibarrier(), time.monotonic() + _PRINT_S
+    while not barrier.Test() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _report(error: BaseException) -> int:

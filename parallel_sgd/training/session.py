@@ -75,14 +75,7 @@ class Session:
             UserError: on all ranks, if the options disagree, the folder cannot be made, data are
                 bad on any rank, or training diverges.
         """
-        source = Source(
-            self.train,
-            minibatch_size=self.minibatch_size,
-            epochs=self.epochs,
-            seed=self.seed,
-            dtype=self.model.parameters.dtype,
-            classes=self.model.classes,
-        )
+        source = self.comm.together(self._source)
         self.comm.require_agreement({"number of test samples": len(self.test)})
         learner = Learner(self.model.parameters, self.optimizer, self.algorithm, self.comm)
         source.meet(learner)
@@ -103,6 +96,16 @@ class Session:
         if self.folder:
             self.folder.write_model(self.model.parameters)
         return history
+
+    def _source(self) -> Source:
+        return Source(
+            self.train,
+            minibatch_size=self.minibatch_size,
+            epochs=self.epochs,
+            seed=self.seed,
+            dtype=self.model.parameters.dtype,
+            classes=self.model.classes,
+        )
 
     def _train_epoch(self, source: Source, epoch: int, learner: Learner) -> float:
         """Train on one epoch and return this rank's part of the summed loss."""

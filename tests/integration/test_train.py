@@ -193,6 +193,22 @@ def test_ranks_that_disagree_are_named(folder: Path) -> None:
     assert "rank 1: DataParallelSGD(gradient_bits=4" in output
 
 
+def test_a_slow_rank_too_prints_the_error_that_all_share(folder: Path) -> None:
+    """Longer than a rank waits for others with an error of its own."""
+    Path("script.py").write_text(
+        "import time, parallel_sgd as psgd\n"
+        "comm = psgd.Communicator.world()\n"
+        "try:\n"
+        "    comm.raise_together('disk full')\n"
+        "finally:\n"
+        "    time.sleep(1.2 * comm.rank)\n"
+    )
+    code, output = on_ranks(ranks=3, script="script.py")
+    assert code != 0
+    for rank in range(3):
+        assert re.search(rf"^\[rank {rank}\] .*error: disk full \(on ranks 0, 1, 2\)", output, re.M)
+
+
 @pytest.mark.parametrize(
     ("option", "values", "fact"),
     [
