@@ -16,7 +16,15 @@ True
 """
 
 from . import data, models, schedules
-from .algorithms import Algorithm, DataParallelSGD
+from .algorithms import (
+    Algorithm,
+    BlockMomentumSGD,
+    CNTKBlockMomentumSGD,
+    DataParallelSGD,
+    DiLoCo,
+    ModelAveragingSGD,
+    SlowMo,
+)
 from .communication import Communicator, simulate
 from .communication.abort import install_excepthook_if_launched
 from .errors import UserError
@@ -29,13 +37,18 @@ __all__ = [
     "SGD",
     "Adam",
     "Algorithm",
+    "BlockMomentumSGD",
+    "CNTKBlockMomentumSGD",
     "Communicator",
     "DataParallelSGD",
+    "DiLoCo",
     "Learner",
+    "ModelAveragingSGD",
     "MomentumSGD",
     "NesterovSGD",
     "Optimizer",
     "Parameters",
+    "SlowMo",
     "UserError",
     "__version__",
     "data",

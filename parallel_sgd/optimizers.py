@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from .errors import UserError
 from .kernels import body
 from .parameters import Parameters
 from .schedules import Schedule, value_at
+from .state import across
 from .validation import LARGEST, choice, number, settle, shown
 
 Array = Any  #: a NumPy or CuPy array
@@ -28,12 +29,12 @@ class OptimizerState:
     Attributes:
         buffers: vectors of the parameters' layout, by name ("m", "v").
         steps: updates so far.
-        samples: samples in them, of all ranks: the clock of the schedules.
+        samples: seen by all ranks so far: the clock of schedules, blocks and sources.
     """
 
-    buffers: dict[str, Array] = field(default_factory=dict)
-    steps: int = 0
-    samples: int = 0
+    buffers: dict[str, Array] = across("mean", default_factory=dict)
+    steps: int = across("most", default=0)
+    samples: int = across("same", default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +133,25 @@ class LocalStep:
         self.optimizer, self.parameters = optimizer, parameters
         self.state = optimizer.init(parameters)
 
-    def __call__(self, gradient: Array, samples: int) -> None:
-        """Update the parameters with a gradient summed over `samples` samples. Local."""
-        self.optimizer.step(self.state, self.parameters.flat, gradient, samples)
-        self.state.steps += 1
-        self.state.samples += samples
+    def __call__(self, gradient: Array, samples: int, total: int | None = None) -> None:
+        """Update the parameters with a gradient, and advance the clock.
+
+        Args:
+            gradient: [n], summed over `samples` samples.
+            samples: in the gradient; where there are none, only the clock goes on.
+            total: samples of all ranks in this minibatch, if others have put theirs elsewhere.
+
+        Local.
+        """
+        if samples:
+            self.optimizer.step(self.state, self.parameters.flat, gradient, samples)
+            self.state.steps += 1
+        self.state.samples += samples if total is None else total
+
+    @property
+    def samples(self) -> int:
+        """Seen by all ranks so far: the one clock of training."""
+        return self.state.samples
 
     @property
     def lr(self) -> float:

@@ -3,11 +3,33 @@
 from typing import Any
 
 from .algorithm import Algorithm
+from .block_momentum import BlockMomentumSGD, CNTKBlockMomentumSGD
 from .data_parallel import DataParallelSGD, DataParallelState
+from .diloco import DiLoCo
+from .local_updates import LocalUpdates, LocalUpdateState
+from .model_averaging import ModelAveragingSGD
+from .slow_momentum import SlowMo
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "data-parallel": DataParallelSGD,
+    "model-averaging": ModelAveragingSGD,
+    "block-momentum": BlockMomentumSGD,
+    "cntk-block-momentum": CNTKBlockMomentumSGD,
+    "slowmo": SlowMo,
+    "diloco": DiLoCo,
 }
 """By the names of the command line."""
 
-__all__ = ["ALGORITHMS", "Algorithm", "DataParallelSGD", "DataParallelState"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "BlockMomentumSGD",
+    "CNTKBlockMomentumSGD",
+    "DataParallelSGD",
+    "DataParallelState",
+    "DiLoCo",
+    "LocalUpdateState",
+    "LocalUpdates",
+    "ModelAveragingSGD",
+    "SlowMo",
+]

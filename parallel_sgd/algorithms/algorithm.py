@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from ..communication import Communicator
 from ..errors import UserError
 from ..optimizers import LocalStep
 from ..parameters import Parameters
+
+Array = Any  #: a NumPy or CuPy array
 
 StateT = TypeVar("StateT")
 
@@ -20,7 +22,8 @@ class Algorithm(ABC, Generic[StateT]):
 
     An algorithm is a frozen dataclass: its fields are the hyperparameters, and the command line,
     validation and `repr` come from them. What changes in training is the state that `init`
-    returns. The clock of every option is samples seen by all ranks.
+    returns: see `parallel_sgd.state`. The clock of every option is samples seen by all ranks,
+    `local_step.samples`.
     """
 
     @abstractmethod
@@ -36,6 +39,7 @@ class Algorithm(ABC, Generic[StateT]):
         samples: int,
         local_step: LocalStep,
         comm: Communicator,
+        total: int | None = None,
     ) -> int:
         """Train on one minibatch, in place.
 
@@ -45,28 +49,55 @@ class Algorithm(ABC, Generic[StateT]):
             gradient: summed over this rank's samples of the minibatch (zeros where it has none);
                 what it holds afterwards is the algorithm's affair.
             samples: how many samples this rank put in, 0 or more.
-            local_step: the optimizer; called with a summed gradient and its number of samples.
+            local_step: the optimizer, called with a summed gradient and its number of samples. It
+                holds the clock, which must go on by the samples of all ranks.
             comm: the ranks.
+            total: the samples of all ranks in this minibatch, the same on all, where a source has
+                told; None: only communication can tell. For algorithms that do not communicate in
+                every step; the others may find out for themselves.
         Returns:
             The samples of all ranks in this minibatch; 0 says that every rank has run dry.
 
-        Collective.
+        Every rank calls it for every minibatch.
         """
 
-    def finish(self, state: StateT, parameters: Parameters, comm: Communicator) -> None:
+    def finish(
+        self, state: StateT, parameters: Parameters, local_step: LocalStep, comm: Communicator
+    ) -> None:
         """Complete what is under way, so that all ranks hold the final model. Collective."""
+
+    def shared_model(self, state: StateT, parameters: Parameters) -> Array:
+        """The model [n] that all ranks have in common: for evaluation. Local, no copy."""
+        return parameters.flat
+
+    def wait(self, state: StateT) -> None:
+        """Wait for what runs in the background, so that the state is whole; training is not
+        affected. Local."""
+
+    def meet(self, state: StateT, comm: Communicator) -> None:
+        """Find out whether a rank has called `fail`, where steps need not tell. Collective.
+
+        Raises:
+            SharedError: on all ranks, if one has.
+        """
 
     def fail(self, state: StateT, problem: str, comm: Communicator) -> NoReturn:
         """End training for a problem of this rank, in place of the `step` that others call.
 
         Raises:
-            UserError: here, and where the algorithm's `step` waits for all ranks, on all of them.
+            UserError: here, and where the others next wait for all ranks, on all of them.
         """
         raise UserError(problem)
 
-    def distributed(self, state: StateT) -> bool:
-        """Whether ranks now train on parts of each minibatch, or all on the whole. Local."""
+    def distributed(self, samples: int) -> bool:
+        """Whether ranks train on parts of each minibatch, or all on the whole, after so many
+        samples. Local."""
         return True
+
+    def weight(self, state: StateT) -> int:
+        """What this rank's own model counts beside the others' where a checkpoint is taken up by
+        another number of ranks. Local."""
+        return 1
 
     def bytes_sent(self, state: StateT) -> int:
         """Bytes that this rank has sent to others for training so far. Local."""

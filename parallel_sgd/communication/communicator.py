@@ -111,6 +111,14 @@ class Communicator(ABC):
     def allgather_object(self, item: Any) -> list[Any]:
         """Every rank's `item`, in rank order: for small things at the start and in errors."""
 
+    @abstractmethod
+    def duplicate(self) -> Communicator:
+        """The same ranks, apart: its collectives may run in another thread, beside these.
+
+        Raises:
+            SharedError: on all ranks, where MPI does not allow that (no MPI_THREAD_MULTIPLE).
+        """
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         self.sum_integers(np.zeros(1, np.int64))

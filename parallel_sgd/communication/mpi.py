@@ -99,6 +99,17 @@ class MpiCommunicator(Communicator):
         with self._watched("allgather_object"):
             return self._comm.allgather(item)
 
+    def duplicate(self) -> MpiCommunicator:
+        level = MPI.Query_thread()
+        self.raise_together(
+            None
+            if level == MPI.THREAD_MULTIPLE
+            else "MPI must let several threads communicate at once (MPI_THREAD_MULTIPLE) to do so "
+            f"while training goes on; this {MPI.get_vendor()[0]} gives level {level}"
+        )
+        timeout_s = self._watched.timeout_s
+        return MpiCommunicator(self._comm, timeout_s=timeout_s, cuda_aware=self._cuda_aware)
+
     @property
     def host(self) -> str:
         return MPI.Get_processor_name()

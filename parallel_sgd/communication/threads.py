@@ -21,11 +21,31 @@ class ThreadWorld:
 
     def __init__(self, size: int, timeout_s: float = TIMEOUT_S) -> None:
         self.size = size
+        self.timeout_s = timeout_s
         self.barrier = threading.Barrier(size, timeout=timeout_s)
         self.offers: list[Any] = [None] * size
+        self._duplicates: list[ThreadWorld] = []
+        self._lock = threading.Lock()
 
     def communicator(self, rank: int) -> Communicator:
         return ThreadCommunicator(self, rank)
+
+    def duplicate(self, number: int) -> ThreadWorld:
+        """The world that every rank gets at its so many-th duplication, from 0."""
+        with self._lock:
+            if number == len(self._duplicates):
+                self._duplicates.append(ThreadWorld(self.size, self.timeout_s))
+                if self.barrier.broken:
+                    self._duplicates[number].abort()
+            return self._duplicates[number]
+
+    def abort(self) -> None:
+        """Let every rank that waits, here or in a duplicate, fail."""
+        self.barrier.abort()
+        with self._lock:
+            duplicates = self._duplicates.copy()
+        for world in duplicates:
+            world.abort()
 
 
 class ThreadCommunicator(Communicator):
@@ -33,6 +53,7 @@ class ThreadCommunicator(Communicator):
 
     def __init__(self, world: ThreadWorld, rank: int) -> None:
         self._world, self.rank, self.size = world, rank, world.size
+        self._duplications = 0
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         def take(offers: list[Array]) -> None:
@@ -69,6 +90,11 @@ class ThreadCommunicator(Communicator):
         items: list[Any] = self._share("allgather_object", item, copy.deepcopy)
         return items
 
+    def duplicate(self) -> Communicator:
+        world = self._world.duplicate(self._duplications)
+        self._duplications += 1
+        return world.communicator(self.rank)
+
     @property
     def host(self) -> str:
         return platform.node()
@@ -88,7 +114,7 @@ class ThreadCommunicator(Communicator):
         except threading.BrokenBarrierError:
             raise RankFailed(f"rank {self.rank} waited in {name} for a rank that failed") from None
         except BaseException:
-            world.barrier.abort()
+            world.abort()
             raise
         return result
 
@@ -117,7 +143,7 @@ def simulate(
             results[rank] = function(world.communicator(rank))
         except BaseException as error:
             errors.append(error)
-            world.barrier.abort()
+            world.abort()
 
     threads = [threading.Thread(target=run, args=(k,), name=f"rank {k}") for k in range(size)]
     for thread in threads:

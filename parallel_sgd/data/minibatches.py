@@ -55,6 +55,9 @@ class MinibatchSource:
         """What keeps this rank from feeding the learner, in one line, where its ranks agree."""
         return None
 
+    def _get_to_know(self, learner: LearnerView) -> None:
+        """Let the ranks tell each other what this source has to know of all. Collective."""
+
     def meet(self, learner: LearnerView) -> None:
         """See that this source can feed a learner, and does alike on all ranks.
 
@@ -70,7 +73,17 @@ class MinibatchSource:
             return
         learner.comm.require_agreement(self._facts())
         learner.comm.raise_together(self._problem(learner))
+        self._get_to_know(learner)
         self._met[id(learner)] = ref(learner), ref(learner.comm)
+
+    def _position(self, learner: LearnerView) -> int:
+        """How many samples of this source the learner has seen."""
+        if learner.samples < self.start:
+            learner.fail(
+                f"start={self.start} must be at most the {learner.samples} samples that the "
+                "learner has seen"
+            )
+        return learner.samples - self.start
 
     def _read(self, indexes: Array, learner: LearnerView) -> tuple[Array, Array]:
         """Read samples; where they are not as required, end the step of all ranks."""

@@ -110,17 +110,10 @@ class Source(MinibatchSource):
         seen = min(max(self._position(learner) - number * samples, 0), samples)
         for begin in range(seen, samples, self.minibatch_size):
             minibatch = order[begin : begin + self.minibatch_size]
+            learner.expect(len(minibatch))
             if learner.distributed:
                 minibatch = minibatch[share(len(minibatch), learner.comm.rank, learner.comm.size)]
             yield self._read(minibatch, learner)
 
     def _facts(self) -> dict[str, Any]:
         return {**super()._facts(), "number of samples": len(self.dataset)}
-
-    def _position(self, learner: LearnerView) -> int:
-        if learner.samples < self.start:
-            learner.fail(
-                f"start={self.start} must be at most the {learner.samples} samples that the "
-                "learner has seen"
-            )
-        return learner.samples - self.start

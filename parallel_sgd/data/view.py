@@ -14,6 +14,10 @@ class CommunicatorView(Protocol):
     @property
     def size(self) -> int: ...
 
+    def allgather_object(self, item: Any) -> list[Any]:
+        """Every rank's `item`, in rank order. Collective."""
+        ...
+
     def require_agreement(self, facts: dict[str, Any]) -> None:
         """Raise a SharedError on all ranks if any fact differs between them. Collective."""
         ...
@@ -42,9 +46,8 @@ class LearnerView(Protocol):
         """Samples seen by all ranks so far."""
         ...
 
-    @property
-    def last_samples(self) -> int:
-        """Samples of all ranks in the latest step; 0 says that every rank has run dry."""
+    def expect(self, total: int) -> None:
+        """Be told how many samples all ranks have in a minibatch of the next step."""
         ...
 
     def fail(self, problem: str) -> NoReturn:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..state import across
+
 Array = Any  #: a NumPy or CuPy array
 
 
@@ -17,8 +19,8 @@ class Residuals:
         total: float32 [this rank's stripe], from its messages as an owner.
     """
 
-    own: Array
-    total: Array
+    own: Array = across("sum")
+    total: Array = across("stripe")
 
 
 class Exchange(Protocol):

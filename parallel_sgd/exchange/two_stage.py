@@ -36,6 +36,7 @@ class TwoStageExchange:
         codec: how values travel.
         parameters: their layout decides blocks and stripes.
         comm: the ranks.
+        error_feedback: False forgets what is lost: the residuals are zero after every sum.
     Raises:
         UserError: a lossy codec for parameters that are not float32.
 
@@ -43,9 +44,16 @@ class TwoStageExchange:
     of 4n + 4n/K. Creation is local.
     """
 
-    def __init__(self, codec: Codec, parameters: Parameters, comm: Communicator) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        parameters: Parameters,
+        comm: Communicator,
+        *,
+        error_feedback: bool = True,
+    ) -> None:
         require_float32(codec, parameters)
-        self.codec, self.comm = codec, comm
+        self.codec, self.comm, self.error_feedback = codec, comm, error_feedback
         self.bytes_sent = 0  #: by this rank to others, over all exchanges so far
         blocks = codec.blocks(parameters)
         # Rank j owns the blocks that begin in the j-th of K equal parts of the vector.
@@ -104,6 +112,9 @@ class TwoStageExchange:
 
         comm.allgather(encoded, payload, self._counts)
         codec.decode(self._blocks, payload, vector, add=False)
+        if not self.error_feedback:
+            residuals.own.fill(0)
+            residuals.total.fill(0)
 
 
 def require_float32(codec: Codec, parameters: Parameters) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ..algorithms import Algorithm
@@ -29,7 +31,8 @@ class Learner:
     Attributes:
         gradient: of the parameters' layout; fill it with the gradient *summed* over this rank's
             samples before each `step`.
-        samples: seen by all ranks so far.
+        local_step: the optimizer at work; its state holds the clock.
+        state: the algorithm's.
         last_samples: of all ranks in the latest step; 0 says that every rank has run dry.
 
     Collective. Memory: the gradient, and what optimizer and algorithm need.
@@ -68,18 +71,40 @@ class Learner:
         self.gradient = parameters.like()
         self.local_step = optimizer.bind(parameters)
         self.state = algorithm.init(parameters, comm)
-        self.samples = 0
         self.last_samples = 0
+        self._expected: int | None = None
+
+    @property
+    def samples(self) -> int:
+        """Samples seen by all ranks so far. Local."""
+        return self.local_step.state.samples
+
+    @samples.setter
+    def samples(self, samples: int) -> None:
+        self.local_step.state.samples = samples
 
     @property
     def distributed(self) -> bool:
         """Whether this rank shall take its part of each minibatch, or the whole. Local."""
-        return self.algorithm.distributed(self.state)
+        return self.algorithm.distributed(self.samples)
 
     @property
     def bytes_sent(self) -> int:
         """Bytes that this rank has sent to others for training so far. Local."""
         return self.algorithm.bytes_sent(self.state)
+
+    def expect(self, total: int) -> None:
+        """Tell how many samples all ranks have in a minibatch of the next `step`: for sources.
+
+        What no source tells the ranks must ask each other in every step, where the algorithm would
+        not communicate otherwise.
+
+        Args:
+            total: the same on all ranks; adds to what the next step was to get so far.
+
+        Local.
+        """
+        self._expected = total + (self._expected or 0)
 
     def step(self, samples: int) -> int:
         """Train on the minibatch whose gradient is in `gradient`.
@@ -89,10 +114,12 @@ class Learner:
         Returns:
             The samples of all ranks in this minibatch.
         Raises:
-            UserError: on all ranks, if any rank's gradient is not finite; nothing has changed.
+            UserError: on all ranks, if any rank's gradient is not finite (nothing has changed), or,
+                where the ranks train alone for a while, its model at the next synchronization.
 
-        Collective.
+        Collective: every rank takes every step. What is communicated is the algorithm's affair.
         """
+        expected, self._expected = self._expected, None
         try:
             samples = integer("samples", samples, 0)
         except UserError as error:
@@ -100,9 +127,14 @@ class Learner:
         if samples == 0:  # whatever is left there from the last exchange
             self.gradient.flat.fill(0)
         self.last_samples = self.algorithm.step(
-            self.state, self.parameters, self.gradient, samples, self.local_step, self.comm
+            self.state,
+            self.parameters,
+            self.gradient,
+            samples,
+            self.local_step,
+            self.comm,
+            expected,
         )
-        self.samples += self.last_samples
         return self.last_samples
 
     def fail(self, problem: str) -> NoReturn:
@@ -111,10 +143,40 @@ class Learner:
         Args:
             problem: one line.
         Raises:
-            UserError: on all ranks that are in `step`, where the algorithm is synchronous.
+            UserError: here, and on all ranks where they next wait for each other: in `step`, `meet`
+                or `finish`.
         """
         self.algorithm.fail(self.state, problem, self.comm)
 
+    def meet(self) -> None:
+        """Find out whether all ranks have come so far: before collectives of your own on `comm`,
+        such as an evaluation. Collective.
+
+        Raises:
+            UserError: on all ranks, if any of them has called `fail`.
+        """
+        self.algorithm.meet(self.state, self.comm)
+
+    @contextmanager
+    def shared_model(self) -> Iterator[None]:
+        """For a while `parameters` are the model that all ranks have in common, to evaluate it.
+
+        Where ranks train alone for a while, that is the model of the latest synchronization. A
+        `with` block; training goes on afterwards as if it had not been there. Local. Copies the
+        model where it differs from `parameters`.
+        """
+        x = self.parameters.flat
+        shared = self.algorithm.shared_model(self.state, self.parameters)
+        if shared is x:
+            yield
+            return
+        own = x.copy()
+        x[...] = shared
+        try:
+            yield
+        finally:
+            x[...] = own
+
     def finish(self) -> None:
         """Complete what is under way, so that all ranks hold the final model. Collective."""
-        self.algorithm.finish(self.state, self.parameters, self.comm)
+        self.algorithm.finish(self.state, self.parameters, self.local_step, self.comm)

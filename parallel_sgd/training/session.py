@@ -118,8 +118,10 @@ class Session:
         return total
 
     def _progress(self, epoch: int, loss: float, learner: Learner, seconds: float) -> Progress:
+        learner.meet()
         shares = self.comm.allgather_object((loss, learner.bytes_sent))
-        test_loss, accuracy = self._evaluate()
+        with learner.shared_model():
+            test_loss, accuracy = self._evaluate()
         if not math.isfinite(test_loss):
             raise SharedError(
                 f"training has diverged: the test loss is {test_loss} after {learner.samples} "

@@ -80,6 +80,11 @@ class Recorder:
 
     def __call__(self, gradient: Array, samples: int) -> None:
         self.applied.append((gradient.copy(), samples))
+        self.state.samples += samples
+
+    @property
+    def samples(self) -> int:
+        return self.state.samples
 
     def total(self, n: int) -> Array:
         """The sum of all that was applied, in float64."""

@@ -174,7 +174,7 @@ def averages_over_samples(comm: Communicator) -> None:
         all_samples = [samples_of(k, step) for k in range(comm.size)]
         assert total == sum(all_samples)
         seen += total
-        assert state.samples == seen
+        assert record.samples == seen
         if total == 0:
             assert len(record.applied) == before
             continue

@@ -26,13 +26,12 @@ class Saved:
     parameters: Array
     local: OptimizerState
     state: dict[str, Any]
-    samples: int
 
     @classmethod
     def of(cls, learner: Learner) -> Saved:
-        kept = [f.name for f in fields(learner.state) if not f.metadata.get("transient")]
+        kept = [f.name for f in fields(learner.state) if not f.metadata.get("workspace")]
         state = {name: getattr(learner.state, name) for name in kept}
-        whole = cls(learner.parameters.flat, learner.local_step.state, state, learner.samples)
+        whole = cls(learner.parameters.flat, learner.local_step.state, state)
         return copy.deepcopy(whole)
 
     def restore(self, learner: Learner) -> None:
@@ -41,7 +40,6 @@ class Saved:
         learner.local_step.state = saved.local
         for name, value in saved.state.items():
             setattr(learner.state, name, value)
-        learner.samples = saved.samples
 
 
 def everything(learner: Learner) -> dict[str, Any]:
@@ -51,7 +49,7 @@ def everything(learner: Learner) -> dict[str, Any]:
     if state.residuals:
         arrays |= {"own": state.residuals.own, "total": state.residuals.total}
     digests = {name: hashlib.sha256(a.tobytes()).hexdigest() for name, a in arrays.items()}
-    return {**digests, "counters": (local.steps, local.samples, state.samples, learner.samples)}
+    return {**digests, "counters": (local.steps, local.samples)}
 
 
 def goes_on_as_if_never_stopped(

@@ -94,11 +94,11 @@ def with_local_step(change: Any) -> Callable[[Any], Any]:
     """A `step` whose optimizer is called by `change(local_step, gradient, total, samples)`."""
 
     def wrong(right: Any) -> Any:
-        def step(self, state, parameters, gradient, samples, local_step, comm):
+        def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
             def changed(summed: Any, total: int) -> None:
                 change(local_step, summed, total, samples)
 
-            changed.state = local_step.state
+            changed.state, changed.samples = local_step.state, local_step.samples
             return right(self, state, parameters, gradient, samples, changed, comm)
 
         return step
@@ -107,7 +107,7 @@ def with_local_step(change: Any) -> Callable[[Any], Any]:
 
 
 def mean_of_means(right: Any) -> Any:
-    def step(self, state, parameters, gradient, samples, local_step, comm):
+    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
         gradient.flat /= max(samples, 1)
         ranks = comm.size
         changed = with_local_step(lambda inner, g, total, _: inner(g * total / ranks, total))
@@ -117,32 +117,32 @@ def mean_of_means(right: Any) -> Any:
 
 
 def forgets_when_bits_change(right: Any) -> Any:
-    def step(self, state, *arguments):
-        bits = self.bits_after(state.samples)
+    def step(self, state, parameters, gradient, samples, local_step, *arguments):
+        bits = self.bits_after(local_step.samples)
         if getattr(state, "last_bits", bits) != bits:
             state.residuals.own.fill(0)
         state.last_bits = bits
-        return right(self, state, *arguments)
+        return right(self, state, parameters, gradient, samples, local_step, *arguments)
 
     return step
 
 
 def exchanges_before_it_checks(right: Any) -> Any:
-    def step(self, state, parameters, gradient, *arguments):
-        bits = self.bits_after(state.samples)
+    def step(self, state, parameters, gradient, samples, local_step, *arguments):
+        bits = self.bits_after(local_step.samples)
         state.exchanges[bits].sum(gradient.flat.copy(), state.residuals)
-        return right(self, state, parameters, gradient, *arguments)
+        return right(self, state, parameters, gradient, samples, local_step, *arguments)
 
     return step
 
 
 def without_buffers(right: Any) -> Any:
-    def train_alone(self, state, parameters, gradient, samples, local_step, comm):
+    def train_alone(self, parameters, gradient, samples, local_step, comm):
         def blind(g: Any, n: int) -> None:
             local_step(g, n)
 
-        blind.state = SimpleNamespace(buffers={})
-        return right(self, state, parameters, gradient, samples, blind, comm)
+        blind.state, blind.samples = SimpleNamespace(buffers={}), local_step.samples
+        return right(self, parameters, gradient, samples, blind, comm)
 
     return train_alone
 
@@ -155,7 +155,7 @@ FULL, TWO, STEP = FullPrecisionExchange, TwoStageExchange, (DataParallelSGD, "st
 NEGATED = around_sum(after=lambda vector, *_: np.negative(vector, out=vector))
 AS_IN_FULL = ["order", "serial", "mean"]
 FIELD = {f.name: f for f in fields(DataParallelState)}
-TRANSIENT = {"transient": True}
+NOT_KEPT = {"workspace": True}
 
 MUTATIONS = [
     Mutation("no exchange", FULL, "sum", lambda right: lambda *_: None, AS_IN_FULL),
@@ -208,14 +208,7 @@ MUTATIONS = [
         "residuals not in the checkpoint",
         FIELD["residuals"],
         "metadata",
-        lambda right: TRANSIENT,
-        ["resuming"],
-    ),
-    Mutation(
-        "clock not in the checkpoint",
-        FIELD["samples"],
-        "metadata",
-        lambda right: TRANSIENT,
+        lambda right: NOT_KEPT,
         ["resuming"],
     ),
     Mutation(

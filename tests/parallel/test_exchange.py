@@ -102,6 +102,9 @@ class Counting(Communicator):
     def allgather_object(self, item):
         raise NotImplementedError
 
+    def duplicate(self):
+        raise NotImplementedError
+
     @property
     def host(self):
         return self.inner.host

@@ -29,6 +29,10 @@ class Comm:
     rank: int = 0
     size: int = 1
     agreed: list = field(default_factory=list)
+    lengths: list | None = None  #: samples of each rank, where they have data of their own
+
+    def allgather_object(self, item):
+        return self.lengths or [item] * self.size
 
     def require_agreement(self, facts):
         self.agreed.append(facts)
@@ -43,7 +47,10 @@ class Learner:
     comm: Comm = field(default_factory=Comm)
     distributed: bool = True
     samples: int = 0
-    last_samples: int = 0
+    expected: int | None = None
+
+    def expect(self, total):
+        self.expected = total
 
     def fail(self, problem):
         raise SharedError(problem)
@@ -68,8 +75,8 @@ def deal(iterators, learners):
         dealt.append(labels)
         count = sum(map(len, labels)) if learners[0].distributed else len(labels[0])
         for learner in learners:
+            assert learner.expected == count
             learner.samples += count
-            learner.last_samples = count
 
 
 def numbered(samples):
@@ -195,10 +202,10 @@ def test_ranks_agree_once_for_each_learner_and_communicator():
     assert len(learner.comm.agreed) == 1
     list(Source(*numbered(10), 4).minibatches(learner))
     assert len(learner.comm.agreed) == 2
-    own = RankSource(*numbered(10), 4, lengths=[10], dtype=None)
+    own = RankSource(*numbered(10), 4, dtype=None)
     next(own.minibatches(learner))
     assert "number of samples" not in learner.comm.agreed[2]
-    assert learner.comm.agreed[2]["lengths"] == [10] and learner.comm.agreed[2]["dtype"] is None
+    assert learner.comm.agreed[2]["dtype"] is None
 
 
 def test_a_source_keeps_no_learner_alive():
@@ -210,15 +217,15 @@ def test_a_source_keeps_no_learner_alive():
     assert seen() is None
 
 
-def private(lengths, minibatch_size, samples=0, known=False, **options):
+def private(lengths, minibatch_size, samples=0, **options):
     """Rank k's labels are 100 k and up."""
     learners = ranks(len(lengths), samples)
     sources = []
     for rank, n in enumerate(lengths):
         y = 100 * rank + np.arange(n)
         x = np.stack([y, y], 1).astype(float)
-        given = lengths if known else None
-        sources.append(RankSource(x, y, minibatch_size, lengths=given, **options))
+        sources.append(RankSource(x, y, minibatch_size, **options))
+        learners[rank].comm.lengths = lengths
     pairs = zip(sources, learners, strict=True)
     return deal([source.minibatches(learner) for source, learner in pairs], learners)
 
@@ -232,23 +239,21 @@ def private(lengths, minibatch_size, samples=0, known=False, **options):
 )
 def test_ranks_with_their_own_data_run_dry_and_finish(lengths, minibatch_size, epochs, stop):
     dealt = private(lengths, minibatch_size, epochs=epochs)
-    ends = [step for step, minibatch in enumerate(joined(dealt)) if not minibatch]
-    assert len(ends) == epochs and ends[-1] == len(dealt) - 1
-    assert [len(part) for part in dealt[0]] == [
-        min(n, len(range(rank, minibatch_size, len(lengths)))) for rank, n in enumerate(lengths)
-    ]
+    shares = [len(range(rank, minibatch_size, len(lengths))) for rank in range(len(lengths))]
+    steps = max(-(-n // m) for n, m in zip(lengths, shares, strict=True))
+    assert len(dealt) == epochs * steps
     own = sorted(100 * rank + i for rank, n in enumerate(lengths) for i in range(n))
-    for begin, end in zip([0, *(e + 1 for e in ends[:-1])], ends, strict=True):
-        assert sorted(flat(joined(dealt[begin:end]))) == own
+    for epoch in range(epochs):
+        parts = dealt[epoch * steps : (epoch + 1) * steps]
+        assert sorted(flat(joined(parts))) == own
+        for step, minibatch in enumerate(parts):
+            assert [len(part) for part in minibatch] == [
+                min(max(n - step * m, 0), m) for n, m in zip(lengths, shares, strict=True)
+            ]
 
-    stop = min(stop, ends[-1])
-    rest = dealt[stop + 1 if stop in ends and own else stop :]  # at an epoch's end: the next one
+    stop = min(stop, len(dealt))
     seen = sum(map(len, joined(dealt[:stop])))
-    if own and stop != ends[-1]:
-        again = private(lengths, minibatch_size, seen, known=True, epochs=epochs)
-        assert again == rest
-    elif own:
-        assert private(lengths, minibatch_size, seen, known=True, epochs=epochs) == []
+    assert private(lengths, minibatch_size, seen, epochs=epochs) == dealt[stop:]
 
 
 def test_ranks_with_their_own_data_shuffle_each_epoch():
@@ -261,18 +266,14 @@ def rank_source(learner, *options, **named):
 
 
 def test_ranks_with_their_own_data_refuse_what_cannot_work():
-    two = Learner(Comm(0, 2), last_samples=99)
+    two = Learner(Comm(0, 2))
     for message, learner, options in [
         ("minibatch_size=1 must be at least the number of ranks, 2", two, {"minibatch_size": 1}),
         ("distributed_after must be 0", Learner(distributed=False), {}),
-        ("the learner must take a step for every minibatch", Learner(), {}),
-        ("lengths must be given to go on in epoch 0 after 3 samples", Learner(samples=3), {}),
-        (r"lengths=\[5\] must be .* of each of 2 ranks", two, {"lengths": [5]}),
-        (r"lengths=\[6, 5\] must be .*, but rank 0 has 5", two, {"lengths": [6, 5]}),
         (
-            r"minibatch_size=64 and lengths=\[5\] have no minibatch that begins after 3",
+            r"minibatch_size=64 and \[5\] samples .* have no minibatch that begins after 3 samples",
             Learner(samples=3),
-            {"lengths": [5]},
+            {},
         ),
     ]:
         with pytest.raises(UserError, match=message):

@@ -24,13 +24,16 @@ class Alone(SimpleNamespace):
     def raise_together(self, problem):
         assert problem is None
 
+    def expect(self, total):
+        pass
+
     def fail(self, problem):
         raise SharedError(f"all know: {problem}")
 
 
 def learner(rank=0, size=1, samples=0):
     comm = Alone(rank=rank, size=size)
-    return Alone(comm=comm, distributed=True, samples=samples, last_samples=0)
+    return Alone(comm=comm, distributed=True, samples=samples)
 
 
 def numbered(samples):

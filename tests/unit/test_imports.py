@@ -20,7 +20,7 @@ PACKAGE = Path(parallel_sgd.__file__).parent
 # From the ground up; rooms of one floor do not know each other.
 FLOORS: list[set[str]] = [
     {"kernels"},
-    {"errors", "version"},
+    {"errors", "state", "version"},
     {"validation"},
     {"parameters"},
     {"communication"},
@@ -39,7 +39,7 @@ FLOORS: list[set[str]] = [
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # Rooms that know less than all that is below them.
-GROUND = {"kernels", "errors", "version", "validation", "parameters"}
+GROUND = {"kernels", "errors", "state", "version", "validation", "parameters"}
 KNOWN_ONLY = {
     "communication": GROUND - {"parameters"},
     "compression": GROUND,

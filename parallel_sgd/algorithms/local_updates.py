@@ -1,0 +1,367 @@
+"""Local updates with an outer optimizer: the core of model averaging, BMUF, SlowMo and DiLoCo.
+
+With Φ the model at the beginning of a block, every rank takes local steps from it to x_k on n_k
+samples of its own; at the end of the block the ranks synchronize:
+
+    reduce   G = sum_k n_k / N (Φ - x_k)        the block gradient, N = sum_k n_k
+    outer    Φ <- outer step (Φ, G)             what each preset is
+    merge    x_k <- Φ
+    inner    the local optimizer's state is kept, zeroed, or averaged
+
+Between two synchronizations nothing is communicated.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast
+
+from ..communication import Communicator, InBackground
+from ..errors import SharedError, UserError
+from ..exchange import Exchange, FullPrecisionExchange
+from ..kernels import array_module
+from ..optimizers import LocalStep
+from ..parameters import Parameters
+from ..state import across, workspace
+from ..validation import choice, integer, number, settle
+from .algorithm import Array
+from .synchronous import SynchronousAlgorithm, SynchronousState, agree, problem_with
+
+InnerState = Literal["keep", "zero", "average"]
+INNER_STATES: tuple[InnerState, ...] = ("keep", "zero", "average")
+
+
+@dataclass(kw_only=True)
+class LocalUpdateState(SynchronousState):
+    """
+    Attributes:
+        start: [n], Φ: the model that all ranks had in common at the latest synchronization.
+        momentum: [n], of the outer step; None where that has none.
+        sent: [n], with overlap: the block gradient under way, or this rank's part of it; else None.
+        sent_samples: of all ranks, in the block under way; 0 where none is.
+        block_samples: of all ranks, in the present block so far.
+        own_samples: of this rank, in the present block so far.
+        block_steps: minibatches in the present block so far.
+        averaging: for inner states that are averaged.
+        sending: the exchange under way, in the background.
+        apart: the ranks, for what runs in the background.
+    """
+
+    start: Array = across("same")
+    momentum: Array | None = across("same")
+    sent: Array | None = across("same")
+    sent_samples: int = across("same", default=0)
+    block_samples: int = across("same", default=0)
+    own_samples: int = across("share", default=0)
+    block_steps: int = across("same", default=0)
+    averaging: FullPrecisionExchange | None = workspace()
+    sending: InBackground[None] | None = workspace(default=None)
+    apart: Communicator = workspace()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
+    """Options of every algorithm of this family.
+
+    Args:
+        block_samples: samples of all ranks in a block. Give at most one of these three.
+        sync_period: samples of each rank in a block (on average, where they are uneven).
+        sync_steps: minibatches in a block.
+        overlap_samples: let the exchange run while the ranks train on so many further samples (of
+            all ranks, at most until the next block ends), and merge its result then; 0: wait.
+        merge_weight: with overlap, the weight of the local model as it merges with the common one:
+            x = merge_weight * x + (1 - merge_weight) * Φ.
+
+    A block ends with the minibatch that fills it. The exchange has the options of every exchange,
+    error feedback included: what `gradient_bits` loses of one block gradient is sent with the next.
+
+    Extra memory per parameter: Φ and the outer momentum, 4 bytes each (float32), the exchange's
+    buffers, and with overlap 4 more. The local step allocates nothing.
+    """
+
+    block_samples: int | None = None
+    sync_period: int | None = None
+    sync_steps: int | None = None
+    overlap_samples: int = 0
+    merge_weight: float = 0.5
+
+    default_period: ClassVar[dict[str, int]]
+    """What holds where none of the three periods is given."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = ("block_samples", "sync_period", "sync_steps")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if len(given) > 1:
+            texts = " and ".join(f"{name}={value}" for name, value in given.items())
+            raise UserError(f"{texts}: at most one of {', '.join(names)} may be given")
+        period = {n: integer(n, v, 1) for n, v in (given or self.default_period).items()}
+        merge_weight = number("merge_weight", self.merge_weight, 0)
+        if merge_weight > 1:
+            raise UserError(f"merge_weight={merge_weight} must be from 0 to 1")
+        settle(
+            self,
+            **period,
+            overlap_samples=integer("overlap_samples", self.overlap_samples, 0),
+            merge_weight=merge_weight,
+        )
+
+    @abstractmethod
+    def outer_step(
+        self, state: LocalUpdateState, block_gradient: Array, samples: int, lr: float, ranks: int
+    ) -> None:
+        """Change `state.start` (Φ) and `state.momentum` by a block gradient. Local.
+
+        Args:
+            block_gradient: [n], G; may be changed.
+            samples: of all ranks, in the block.
+            lr: the local optimizer's learning rate now.
+            ranks: how many there are.
+        """
+
+    @property
+    @abstractmethod
+    def inner_policy(self) -> InnerState:
+        """What becomes of the local optimizer's state at a synchronization."""
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether the outer step uses `state.momentum`."""
+        return True
+
+    def share(self, own_samples: int, samples: int) -> float:
+        """The weight of a rank's model in the reduction."""
+        return own_samples / samples
+
+    def block_size_on(self, ranks: int) -> int | None:
+        """Samples of all ranks in a block; None where it is counted in minibatches."""
+        return self.sync_period * ranks if self.sync_period is not None else self.block_samples
+
+    def init(self, parameters: Parameters, comm: Communicator) -> LocalUpdateState:
+        apart = comm.duplicate() if self.overlap_samples else comm
+        residuals, exchanges = self._first_exchange(parameters, apart)
+        averages = self.inner_policy == "average"
+        return LocalUpdateState(
+            residuals=residuals,
+            exchanges=exchanges,
+            start=_copy(parameters),
+            momentum=parameters.like().flat if self.has_momentum else None,
+            sent=parameters.like().flat if self.overlap_samples else None,
+            averaging=FullPrecisionExchange(parameters, comm) if averages else None,
+            apart=apart,
+        )
+
+    def step(
+        self,
+        state: LocalUpdateState,
+        parameters: Parameters,
+        gradient: Parameters,
+        samples: int,
+        local_step: LocalStep,
+        comm: Communicator,
+        total: int | None = None,
+    ) -> int:
+        if not self.distributed(local_step.samples):
+            total = self._train_alone(parameters, gradient, samples, local_step, comm)
+            state.start[...] = parameters.flat
+            return total
+        if total is None:
+            total = agree(comm, None, samples)
+        if total == 0:
+            return 0
+        self._require_room(total, comm.size)
+        local_step(gradient.flat, samples, total)
+        state.own_samples += samples
+        state.block_samples += total
+        state.block_steps += 1
+        if state.sent_samples and state.block_samples >= self.overlap_samples:
+            self._merge(state, parameters, local_step, comm)
+        if self._block_is_full(state, comm.size):
+            self._synchronize(state, parameters, local_step, comm)
+        return total
+
+    def finish(
+        self,
+        state: LocalUpdateState,
+        parameters: Parameters,
+        local_step: LocalStep,
+        comm: Communicator,
+    ) -> None:
+        self.meet(state, comm)
+        if state.sent_samples:
+            self._merge(state, parameters, local_step, comm)
+        if state.block_samples:
+            self._reduce(state, parameters, parameters.flat, local_step.samples, comm)
+            self._close(state, parameters.flat, state.block_samples, local_step, comm)
+            self._begin_block(state)
+        parameters.flat[...] = state.start
+
+    def shared_model(self, state: LocalUpdateState, parameters: Parameters) -> Array:
+        return state.start
+
+    def wait(self, state: LocalUpdateState) -> None:
+        if state.sending is not None:
+            state.sending.result()
+            state.sending = None
+
+    def meet(self, state: LocalUpdateState, comm: Communicator) -> None:
+        agree(comm, None, 0)
+
+    def weight(self, state: LocalUpdateState) -> int:
+        return state.own_samples
+
+    def bytes_sent(self, state: LocalUpdateState) -> int:
+        averaging = state.averaging.bytes_sent if state.averaging else 0
+        return super().bytes_sent(state) + averaging
+
+    def _block_is_full(self, state: LocalUpdateState, ranks: int) -> bool:
+        size = self.block_size_on(ranks)
+        if size is None:
+            assert self.sync_steps is not None
+            return state.block_steps >= self.sync_steps
+        return state.block_samples >= size
+
+    def _require_room(self, total: int, ranks: int) -> None:
+        """Refuse a minibatch that is larger than a block, alike on all ranks."""
+        size = self.block_size_on(ranks)
+        if size is None or total <= size:
+            return
+        if self.sync_period is None:
+            raise SharedError(
+                f"block_samples={self.block_samples} must be at least a minibatch of all ranks, "
+                f"{total} samples"
+            )
+        raise SharedError(
+            f"sync_period={self.sync_period} must be at least a rank's part of a minibatch: "
+            f"{total} samples on {ranks} ranks"
+        )
+
+    def _synchronize(
+        self,
+        state: LocalUpdateState,
+        parameters: Parameters,
+        local_step: LocalStep,
+        comm: Communicator,
+    ) -> None:
+        """The end of a block: the whole of it, or with overlap its beginning."""
+        x, clock = parameters.flat, local_step.samples
+        if state.sent_samples:  # the block was shorter than the overlap
+            self._merge(state, parameters, local_step, comm)
+        if state.sent is None:
+            self._reduce(state, parameters, x, clock, comm)  # x is about to become Φ anyway
+            self._close(state, x, state.block_samples, local_step, comm)
+            x[...] = state.start
+        else:
+            state.sent[...] = x
+            exchange, weighted = self._weighted(state, parameters, state.sent, clock, comm)
+
+            def send() -> None:
+                exchange.sum(weighted, state.residuals)
+
+            state.sending = InBackground(f"block exchange of rank {comm.rank}", send)
+            state.sent_samples = state.block_samples
+        self._begin_block(state)
+
+    def _merge(
+        self,
+        state: LocalUpdateState,
+        parameters: Parameters,
+        local_step: LocalStep,
+        comm: Communicator,
+    ) -> None:
+        """With overlap: take the outer step of the block under way, and mix Φ into the model."""
+        x = parameters.flat
+        self.wait(state)
+        self._close(state, state.sent, state.sent_samples, local_step, comm)
+        state.sent_samples = 0
+        x -= state.start
+        x *= self.merge_weight
+        x += state.start
+
+    def _reduce(
+        self,
+        state: LocalUpdateState,
+        parameters: Parameters,
+        x: Array,
+        clock: int,
+        comm: Communicator,
+    ) -> None:
+        """Turn this rank's model `x` into the block gradient G, on all ranks the same."""
+        exchange, weighted = self._weighted(state, parameters, x, clock, comm)
+        exchange.sum(weighted, state.residuals)
+
+    def _weighted(
+        self,
+        state: LocalUpdateState,
+        parameters: Parameters,
+        x: Array,
+        clock: int,
+        comm: Communicator,
+    ) -> tuple[Exchange, Array]:
+        """Turn `x` into this rank's term of G; returns the exchange that will sum it, and it.
+
+        Raises:
+            SharedError: on all ranks, where a model is not finite, or a rank has failed.
+        """
+        array_module(x).subtract(state.start, x, out=x)
+        problem = problem_with(x, self.bits_after(clock), "model's change over the block")
+        samples = agree(comm, problem, state.own_samples)
+        if samples != state.block_samples:
+            raise SharedError(
+                f"the ranks have trained on {samples} samples in this block, but were to get "
+                f"{state.block_samples}: every rank must take a step with all of each minibatch"
+            )
+        x *= self.share(state.own_samples, samples)
+        return self._exchange(state, clock, parameters, state.apart), x
+
+    def _close(
+        self,
+        state: LocalUpdateState,
+        block_gradient: Array,
+        samples: int,
+        local_step: LocalStep,
+        comm: Communicator,
+    ) -> None:
+        """The outer step, and the inner state's policy."""
+        self.outer_step(state, block_gradient, samples, local_step.lr, comm.size)
+        buffers = local_step.state.buffers.values()
+        if self.inner_policy == "zero":
+            for buffer in buffers:
+                buffer.fill(0)
+            local_step.state.steps = 0
+        elif self.inner_policy == "average":
+            assert state.averaging is not None
+            for buffer in buffers:
+                buffer *= 1 / comm.size
+                state.averaging.sum(buffer)
+
+    @staticmethod
+    def _begin_block(state: LocalUpdateState) -> None:
+        state.block_samples = state.own_samples = state.block_steps = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalUpdatesWithInnerState(LocalUpdates, ABC):
+    """Local updates that leave it to the user what becomes of the local optimizer's state.
+
+    Args:
+        inner_state: at a synchronization: "keep", "zero", or "average" (one more 32-bit exchange
+            for each of its vectors).
+    """
+
+    inner_state: str = "keep"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        settle(self, inner_state=choice("inner_state", self.inner_state, INNER_STATES))
+
+    @property
+    def inner_policy(self) -> InnerState:
+        return cast(InnerState, self.inner_state)
+
+
+def _copy(parameters: Parameters) -> Array:
+    copy = parameters.like().flat
+    copy[...] = parameters.flat
+    return copy

@@ -1,0 +1,34 @@
+"""What training state is made of, so that every checkpoint can hold every algorithm's.
+
+A state is a dataclass whose fields are arrays, whole numbers and floats, dictionaries of arrays by
+name, dataclasses of the same, or None. Each field says what it means on another number of ranks,
+and `workspace` marks what is no state at all: buffers, communicators, threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any, Literal
+
+__all__ = ["across", "workspace"]
+
+Meaning = Literal["same", "mean", "most", "sum", "stripe", "share"]
+
+
+def across(meaning: Meaning, **options: Any) -> Any:
+    """A field of a state, with its meaning across ranks, by which a checkpoint is redistributed:
+
+    - "same": equal on all ranks, and so on any number of them.
+    - "mean": an array of which only the mean over the ranks, by `Algorithm.weight`, goes on.
+    - "most": a whole number of which the largest of all ranks goes on.
+    - "sum": an array of which the sum over the ranks is kept: rank j of K' takes over those of
+      ranks j, j + K', ...
+    - "stripe": this rank's part of one vector, which is cut anew.
+    - "share": a whole number that the ranks have together, divided among them.
+    """
+    return field(metadata={"across": meaning}, **options)
+
+
+def workspace(**options: Any) -> Any:
+    """A field that holds no state: a new `init` makes it, and no checkpoint has it."""
+    return field(metadata={"workspace": True}, repr=False, **options)
