@@ -1,6 +1,6 @@
 """The invariants fail where the package is wrong: each fault is put in, and must be noticed.
 
-The faults are in `mutations`. They run on threads, where a patch reaches all ranks.
+The faults are in `mutations` and `local_mutations`. They run on threads, where a patch reaches all ranks.
 """
 
 from __future__ import annotations
@@ -23,6 +23,16 @@ from invariants import (
     sums_in_rank_order,
 )
 from learners import goes_on_as_if_never_stopped, refuses_what_is_not_finite, starts_warm
+from local_mutations import LOCAL_MUTATIONS
+from local_updates import (
+    ALGORITHMS,
+    averaging_every_step_is_data_parallel,
+    block_momentum_every_step_is_momentum,
+    diloco_is_nesterov_block_momentum,
+    equals_the_equations,
+    identical_data_are_one_rank,
+    slow_momentum_is_classical_at_a_constant_rate,
+)
 from mutations import MUTATIONS
 
 import parallel_sgd
@@ -53,6 +63,12 @@ CHECKS: dict[str, Check] = {
     "resuming": lambda comm: goes_on_as_if_never_stopped(comm, CHANGING_BITS, OPTIMIZERS["Adam"]),
     "warm start": lambda comm: starts_warm(comm, OPTIMIZERS["momentum"]),
     "bad gradient": lambda comm: refuses_what_is_not_finite(comm, 1, np.nan),
+    **{f"equations, {name}": partial(equals_the_equations, name=name) for name in ALGORITHMS},
+    "averaging and data-parallel": averaging_every_step_is_data_parallel,
+    "block momentum and momentum": block_momentum_every_step_is_momentum,
+    "SlowMo and classical": slow_momentum_is_classical_at_a_constant_rate,
+    "DiLoCo and Nesterov": diloco_is_nesterov_block_momentum,
+    "identical data, blocks": identical_data_are_one_rank,
     "large gradient": lambda comm: refuses_what_is_not_finite(comm, 1, 1e35),
 }
 
@@ -66,7 +82,7 @@ def test_without_a_fault_all_checks_pass(check):
     ("mutation", "check"),
     [
         pytest.param(mutation, check, id=f"{mutation.fault}, {mutation.name}: {check}")
-        for mutation in MUTATIONS
+        for mutation in (*MUTATIONS, *LOCAL_MUTATIONS)
         for check in mutation.killed_by
     ],
 )
@@ -82,8 +98,8 @@ def test_a_fault_is_noticed(mutation, check, monkeypatch):
 
 
 def raised_by_a_check(error: BaseException) -> bool:
-    """Whether it was an assertion of `invariants` or `learners`."""
+    """Whether it was an assertion of `invariants`, `learners` or `local_updates`."""
     here, package = Path(__file__).parent, Path(parallel_sgd.__file__).parent
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     ours = [file for file in files if here in file.parents or package in file.parents]
-    return ours[-1] in (here / "invariants.py", here / "learners.py")
+    return ours[-1] in [here / f"{name}.py" for name in ("invariants", "learners", "local_updates")]

@@ -1,0 +1,389 @@
+"""What must hold for local updates with an outer optimizer: see `invariants`.
+
+`ByHand` is a second implementation, of all ranks one after the other in plain NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from cases import minibatch_of
+from invariants import same_on_all_ranks
+
+from parallel_sgd import (
+    SGD,
+    Adam,
+    BlockMomentumSGD,
+    CNTKBlockMomentumSGD,
+    Communicator,
+    DataParallelSGD,
+    DiLoCo,
+    Learner,
+    ModelAveragingSGD,
+    MomentumSGD,
+    NesterovSGD,
+    Optimizer,
+    SlowMo,
+)
+from parallel_sgd.algorithms import LocalUpdates
+from parallel_sgd.algorithms.algorithm import Algorithm
+from parallel_sgd.models import MLP
+from parallel_sgd.schedules import Steps
+
+Array = np.ndarray
+
+FALLING = SGD(lr=Steps({0: 0.4, 10: 0.1, 50: 0.0}))
+
+ALGORITHMS: dict[str, tuple[LocalUpdates, Optimizer]] = {
+    "averaging, every step": (ModelAveragingSGD(sync_steps=1), SGD(lr=0.2)),
+    "averaging, block": (ModelAveragingSGD(block_samples=20), MomentumSGD(lr=0.1)),
+    "averaging, period": (ModelAveragingSGD(sync_period=7), SGD(lr=0.2)),
+    "averaging, zeroed": (ModelAveragingSGD(sync_steps=3, inner_state="zero"), Adam(lr=0.01)),
+    "averaging, averaged": (
+        ModelAveragingSGD(sync_steps=3, inner_state="average"),
+        NesterovSGD(lr=0.1),
+    ),
+    "block momentum": (BlockMomentumSGD(sync_steps=3), MomentumSGD(lr=0.05)),
+    "block momentum, kept": (
+        BlockMomentumSGD(sync_steps=2, block_momentum=0.6, reset_sgd_momentum=False),
+        MomentumSGD(lr=0.05),
+    ),
+    "classical": (
+        BlockMomentumSGD(
+            block_samples=20,
+            block_momentum=0.5,
+            block_learning_rate=0.8,
+            use_nesterov_momentum=False,
+        ),
+        SGD(lr=0.1),
+    ),
+    "time constant": (
+        BlockMomentumSGD(block_samples=20, block_momentum_as_time_constant=30.0),
+        SGD(lr=0.1),
+    ),
+    "CNTK": (CNTKBlockMomentumSGD(sync_steps=3), SGD(lr=0.05)),
+    "CNTK, classical": (
+        CNTKBlockMomentumSGD(sync_steps=3, use_nesterov_momentum=False, block_momentum=0.4),
+        SGD(lr=0.05),
+    ),
+    "SlowMo": (SlowMo(sync_steps=3, slow_learning_rate=0.9), FALLING),
+    "DiLoCo": (DiLoCo(sync_steps=4), Adam(lr=0.01, weight_decay=0.01)),
+    "warm start": (BlockMomentumSGD(block_samples=20, distributed_after=21), MomentumSGD(lr=0.05)),
+    "overlap": (ModelAveragingSGD(sync_steps=4, overlap_samples=11), SGD(lr=0.2)),
+    "overlap, momentum": (
+        DiLoCo(sync_steps=4, overlap_samples=1, merge_weight=0.25),
+        MomentumSGD(lr=0.05),
+    ),
+    "overlap of a whole block": (
+        BlockMomentumSGD(sync_steps=3, overlap_samples=1000, merge_weight=1.0),
+        SGD(lr=0.1),
+    ),
+}
+
+
+def outer_step(
+    algorithm: LocalUpdates, phi: Array, m: Array, g: Array, samples: int, lr: float, ranks: int
+) -> tuple[Array, Array]:
+    """Φ and the outer momentum after a block gradient (for CNTK's form: ranks times it)."""
+    match algorithm:
+        case ModelAveragingSGD():
+            return phi - g, m
+        case SlowMo(slow_momentum=beta, slow_learning_rate=alpha):
+            if lr == 0:
+                return phi - alpha * g, beta * m
+            u = beta * m + g / lr
+            return phi - alpha * lr * u, u
+        case DiLoCo(outer_learning_rate=rate, outer_momentum=mu):
+            m = mu * m + g
+            return phi - rate * (g + mu * m), m
+        case BlockMomentumSGD(block_momentum=eta, block_momentum_as_time_constant=tau):
+            if tau is not None:
+                eta = math.exp(-samples / tau)
+            elif eta is None:
+                eta = 1 - 1 / ranks
+            zeta, nesterov = algorithm.block_learning_rate, algorithm.use_nesterov_momentum
+            if isinstance(algorithm, CNTKBlockMomentumSGD):
+                m = eta * m + (1 - eta) * zeta * g
+                return phi - m - (eta * m if nesterov else 0), m
+            m = eta * m + zeta * g
+            return phi - (zeta * g + eta * m if nesterov else m), m
+    raise AssertionError(algorithm)
+
+
+@dataclass
+class Worker:
+    """One rank of `ByHand`."""
+
+    model: MLP
+    local_step: Any
+    own: int = 0
+
+
+class ByHand:
+    """All ranks in one place, without the package's algorithms, exchanges or communicators."""
+
+    def __init__(self, algorithm: LocalUpdates, optimizer: Optimizer, ranks: int) -> None:
+        self.algorithm, self.ranks = algorithm, ranks
+        models = [MLP([6, 5, 4], seed=0, dtype=np.float64) for _ in range(ranks)]
+        self.workers = [Worker(model, optimizer.bind(model.parameters)) for model in models]
+        self.phi = models[0].parameters.flat.copy()
+        self.m = np.zeros_like(self.phi)
+        self.block = self.steps = 0
+        self.sent: tuple[Array, int] | None = None
+
+    @property
+    def clock(self) -> int:
+        return self.workers[0].local_step.samples
+
+    def step(self, parts: list[tuple[Array, Array]]) -> None:
+        total = sum(len(y) for _, y in parts)
+        if self.clock < self.algorithm.distributed_after:
+            x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            for worker in self.workers:
+                self._train(worker, x, y, len(y))
+            self.phi = self.workers[0].model.parameters.flat.copy()
+            return
+        if total == 0:
+            return
+        for worker, (x, y) in zip(self.workers, parts, strict=True):
+            self._train(worker, x, y, total)
+            worker.own += len(y)
+        self.block += total
+        self.steps += 1
+        if self.sent and self.block >= self.algorithm.overlap_samples:
+            self._merge()
+        if self._full():
+            if self.sent:
+                self._merge()
+            self.sent = self._reduced(), self.block
+            self.block = self.steps = 0
+            for worker in self.workers:
+                worker.own = 0
+            if not self.algorithm.overlap_samples:
+                self._merge(weight=0.0)
+
+    def finish(self) -> None:
+        if self.sent:
+            self._merge()
+        if self.block:
+            self.sent = self._reduced(), self.block
+            self.block = 0
+            self._merge()
+        for worker in self.workers:
+            worker.model.parameters.flat[:] = self.phi
+
+    @staticmethod
+    def _train(worker: Worker, x: Array, y: Array, total: int) -> None:
+        gradient = worker.model.parameters.like()
+        worker.model.gradient(x, y, out=gradient)
+        worker.local_step(gradient.flat, len(y), total)
+
+    def _full(self) -> bool:
+        algorithm = self.algorithm
+        if algorithm.sync_steps:
+            return self.steps == algorithm.sync_steps
+        return self.block >= (algorithm.block_samples or algorithm.sync_period * self.ranks)
+
+    def _reduced(self) -> Array:
+        weights = [
+            1.0 if isinstance(self.algorithm, CNTKBlockMomentumSGD) else worker.own / self.block
+            for worker in self.workers
+        ]
+        models = [worker.model.parameters.flat for worker in self.workers]
+        return sum(w * (self.phi - x) for w, x in zip(weights, models, strict=True))
+
+    def _merge(self, weight: float | None = None) -> None:
+        weight = self.algorithm.merge_weight if weight is None else weight
+        g, samples = self.sent
+        self.sent = None
+        lr = self.workers[0].local_step.lr
+        self.phi, self.m = outer_step(self.algorithm, self.phi, self.m, g, samples, lr, self.ranks)
+        for worker in self.workers:
+            x = worker.model.parameters.flat
+            x[:] = weight * x + (1 - weight) * self.phi
+        self._inner()
+
+    def _inner(self) -> None:
+        algorithm = self.algorithm
+        policy = getattr(algorithm, "inner_state", None)
+        if policy is None:
+            policy = "zero" if algorithm.reset_sgd_momentum else "keep"
+        states = [worker.local_step.state for worker in self.workers]
+        for name in states[0].buffers if policy != "keep" else ():
+            mean = sum(state.buffers[name] for state in states) / self.ranks
+            for state in states:
+                state.buffers[name][:] = 0 if policy == "zero" else mean
+        if policy == "zero":
+            for state in states:
+                state.steps = 0
+
+
+def equals_the_equations(comm: Communicator, name: str, steps: int = 14, told: bool = True) -> None:
+    """Every rank's model and Φ are those of `ByHand` after every step, and after `finish`."""
+    algorithm, optimizer = ALGORITHMS[name]
+    model = MLP([6, 5, 4], seed=comm.rank, dtype=np.float64)  # rank 0's is everybody's
+    learner = Learner(model.parameters, optimizer, algorithm, comm)
+    by_hand = ByHand(algorithm, optimizer, comm.size)
+    start = model.parameters.flat.copy()
+    for step in range(steps):
+        parts = [minibatch_of(k, step) for k in range(comm.size)]
+        x, y = parts[comm.rank]
+        if not learner.distributed:
+            x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        model.gradient(x, y, out=learner.gradient)
+        total = sum(len(part) for _, part in parts)
+        if told:
+            learner.expect(total)
+        assert learner.step(samples=len(y)) == total
+        by_hand.step(parts)
+        assert learner.samples == by_hand.clock
+        compare(model.parameters.flat, by_hand.workers[comm.rank].model.parameters.flat, step)
+        same_on_all_ranks(comm, learner.state.start)
+        with learner.shared_model():
+            compare(model.parameters.flat, by_hand.phi, step)
+    learner.finish()
+    by_hand.finish()
+    compare(model.parameters.flat, by_hand.phi, "finish")
+    same_on_all_ranks(comm, model.parameters.flat)
+    assert not np.allclose(model.parameters.flat, start, atol=1e-3), "has not trained"
+
+
+def compare(one: Array, other: Array, step: Any) -> None:
+    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11, err_msg=f"step {step}")
+
+
+def trained(
+    comm: Communicator,
+    algorithm: Algorithm[Any],
+    optimizer: Optimizer,
+    *,
+    steps: int = 12,
+    even: bool = False,
+    data: int | None = None,
+) -> Array:
+    """The final model, float64, of a run on data of this rank, or of the rank `data`."""
+    model = MLP([6, 5, 4], seed=0, dtype=np.float64)
+    learner = Learner(model.parameters, optimizer, algorithm, comm)
+    rank = comm.rank if data is None else data
+    for step in range(steps):
+        if even:
+            random = np.random.default_rng([9, rank, step])
+            x, y = random.standard_normal((4, 6)) + rank, random.integers(0, 4, 4)
+        else:
+            x, y = minibatch_of(rank, step)
+        model.gradient(x, y, out=learner.gradient)
+        learner.step(samples=len(y))
+    learner.finish()
+    return model.parameters.flat.copy()
+
+
+def alike(one: Array, other: Array) -> bool:
+    return bool(np.allclose(one, other, rtol=1e-9, atol=1e-11))
+
+
+def classical(eta: float, zeta: float = 1.0, **options: Any) -> BlockMomentumSGD:
+    return BlockMomentumSGD(
+        block_momentum=eta,
+        block_learning_rate=zeta,
+        use_nesterov_momentum=False,
+        reset_sgd_momentum=False,
+        **options,
+    )
+
+
+def averaging_is_block_momentum_of_none(comm: Communicator) -> None:
+    """Identity 3: classical BMUF(η=0, ζ=1) is model averaging."""
+    for period in ({"sync_steps": 3}, {"block_samples": 20}):
+        optimizer = MomentumSGD(lr=0.05)
+        one = trained(comm, ModelAveragingSGD(**period), optimizer)
+        assert alike(one, trained(comm, classical(0.0, **period), optimizer))
+        assert not alike(one, trained(comm, classical(0.3, **period), optimizer))
+
+
+def averaging_every_step_is_data_parallel(comm: Communicator) -> None:
+    """Identity 3: with plain SGD, with momentum kept local, and not with Adam."""
+    every = ModelAveragingSGD(sync_steps=1)
+    for optimizer, even in ((SGD(lr=0.2), False), (MomentumSGD(lr=0.05), True)):
+        one = trained(comm, every, optimizer, even=even)
+        assert alike(one, trained(comm, DataParallelSGD(), optimizer, even=even))
+    one = trained(comm, every, Adam(lr=0.01), even=True)
+    other = trained(comm, DataParallelSGD(), Adam(lr=0.01), even=True)
+    assert alike(one, other) == (comm.size == 1)
+
+
+def block_momentum_every_step_is_momentum(comm: Communicator) -> None:
+    """Identity 4, and the two things that go by the name of Nesterov are not the same."""
+    eta, zeta, lr = 0.6, 0.7, 0.1
+    momentum = MomentumSGD(lr=lr * zeta, momentum=eta)
+    one = trained(comm, classical(eta, zeta, sync_steps=1), SGD(lr=lr))
+    assert alike(one, trained(comm, DataParallelSGD(), momentum))
+    nesterov = replace(classical(eta, zeta, sync_steps=1), use_nesterov_momentum=True)
+    two = trained(comm, nesterov, SGD(lr=lr))
+    assert alike(two, trained(comm, DataParallelSGD(), NesterovSGD(lr=lr * zeta, momentum=eta)))
+    larger = classical(eta, zeta * (1 + eta), sync_steps=1)
+    assert not alike(two, trained(comm, larger, SGD(lr=lr)))
+
+
+def cntk_is_classical_with_a_larger_rate(comm: Communicator) -> None:
+    """At η = 1 - 1/K and even data; with its "Nesterov", classical with ζ (1 + η)."""
+    eta = 1 - 1 / comm.size
+    for nesterov, zeta in ((False, 1.0), (True, 1 + eta)):
+        cntk = CNTKBlockMomentumSGD(
+            sync_steps=3, use_nesterov_momentum=nesterov, reset_sgd_momentum=False
+        )
+        one = trained(comm, cntk, SGD(lr=0.05), even=True)
+        assert alike(
+            one, trained(comm, classical(eta, zeta, sync_steps=3), SGD(lr=0.05), even=True)
+        )
+
+
+def slow_momentum_is_classical_at_a_constant_rate(comm: Communicator) -> None:
+    """Identity 5: and only then."""
+    slow, block = SlowMo(sync_steps=2, slow_momentum=0.6), classical(0.6, sync_steps=2)
+    one, other = (trained(comm, each, SGD(lr=0.1)) for each in (slow, block))
+    assert alike(one, other)
+    one, other = (trained(comm, each, FALLING) for each in (slow, block))
+    assert np.isfinite(one).all()
+    assert not alike(one, other)
+
+
+def diloco_is_nesterov_block_momentum(comm: Communicator) -> None:
+    """Identity 5, on Adam whose state stays with the ranks."""
+    block = replace(classical(0.8, 0.5, sync_steps=3), use_nesterov_momentum=True)
+    diloco = DiLoCo(sync_steps=3, outer_learning_rate=0.5, outer_momentum=0.8)
+    optimizer = Adam(lr=0.02, weight_decay=0.1)
+    assert alike(trained(comm, diloco, optimizer), trained(comm, block, optimizer))
+
+
+def identical_data_are_one_rank(comm: Communicator) -> None:
+    """Identity 6, at the same η, with every preset."""
+    for algorithm in (
+        ModelAveragingSGD(sync_steps=3),
+        BlockMomentumSGD(sync_steps=3, block_momentum=0.5),
+        SlowMo(sync_steps=3),
+        DiLoCo(sync_steps=3, inner_state="average"),
+    ):
+        optimizer = MomentumSGD(lr=0.05)
+        one = trained(comm, algorithm, optimizer, data=2)
+        assert alike(one, trained(Communicator.single(), algorithm, optimizer, data=2))
+
+
+def one_rank_is_serial(comm: Communicator) -> None:
+    """Identity 1: on one rank block momentum's default is no momentum."""
+    for algorithm in (ModelAveragingSGD(sync_steps=3), BlockMomentumSGD(sync_period=20)):
+        alone = Communicator.single()
+        algorithm = replace(algorithm, distributed_after=0)
+        for optimizer in (SGD(lr=0.1), SGD(lr=Steps({0: 0.3, 20: 0.1}))):
+            one = trained(alone, algorithm, optimizer, data=comm.rank)
+            assert alike(one, trained(alone, DataParallelSGD(), optimizer, data=comm.rank))
+
+
+def swapped_ranks_train_the_same_model(comm: Communicator) -> None:
+    """Identity 8."""
+    for algorithm in (BlockMomentumSGD(block_samples=20), ModelAveragingSGD(sync_steps=4)):
+        one = trained(comm, algorithm, SGD(lr=0.1))
+        other = trained(comm, algorithm, SGD(lr=0.1), data=comm.size - 1 - comm.rank)
+        assert alike(one, other)
