@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 
 import numpy as np
 import pytest
+
+from parallel_sgd.communication import InBackground
+from parallel_sgd.errors import SharedError
 
 DTYPES = [np.uint8, np.int64, np.float32, np.float64]
 
@@ -142,5 +146,40 @@ def test_many_collectives_in_a_row_with_ranks_out_of_step(on_ranks):
             assert mine[0] == step * (root + 1)
             assert comm.sum_integers(mine)[0] == comm.size * mine[0]
             mine[0] = -1
+
+    on_ranks(body)
+
+
+def test_a_duplicate_works_beside_the_original(on_ranks):
+    """In a thread of its own, while the main thread has other collectives in another order."""
+
+    def body(comm):
+        apart = comm.duplicate()
+        assert (apart.rank, apart.size) == (comm.rank, comm.size)
+        go_on = threading.Event()
+
+        def sums():
+            go_on.wait(20)
+            return [int(apart.sum_integers(np.array([comm.rank + i]))[0]) for i in range(50)]
+
+        background = InBackground("sums", sums)
+        assert not background.done
+        for i in range(50):
+            assert comm.allgather_object((comm.rank, i)) == [(k, i) for k in range(comm.size)]
+            if i == 10:
+                go_on.set()
+        ranks = sum(range(comm.size))
+        assert background.result() == [ranks + comm.size * i for i in range(50)]
+        assert background.done
+
+    on_ranks(body)
+
+
+def test_an_error_in_the_background_is_raised_where_the_result_is_asked_for(on_ranks):
+    def body(comm):
+        apart = comm.duplicate()
+        background = InBackground("error", lambda: apart.raise_together("disk full"))
+        with pytest.raises(SharedError, match="disk full"):
+            background.result()
 
     on_ranks(body)

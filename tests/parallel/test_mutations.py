@@ -1,6 +1,7 @@
 """The invariants fail where the package is wrong: each fault is put in, and must be noticed.
 
-The faults are in `mutations` and `local_mutations`. They run on threads, where a patch reaches all ranks.
+The faults are in `mutations` and `local_mutations`. They run on threads, where a patch reaches all
+ranks.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parallel_sgd import Communicator, UserError, simulate
-from parallel_sgd.communication import RankFailed
+from parallel_sgd.communication import InBackground, RankFailed
 
 
 def test_results_come_in_rank_order():
@@ -67,3 +67,16 @@ def test_objects_are_not_shared_between_ranks():
         return items
 
     assert simulate(2, body) == [[[0, "mine"], [1]]] * 2
+
+
+def test_a_failure_reaches_those_who_wait_in_a_duplicate():
+    def body(comm):
+        apart = comm.duplicate()
+        if comm.rank == 1:
+            raise UserError("rank 1 gives up")
+        InBackground("barrier", apart.barrier).result()
+
+    began = time.monotonic()
+    with pytest.raises(UserError, match="rank 1 gives up"):
+        simulate(3, body)
+    assert time.monotonic() - began < 5
