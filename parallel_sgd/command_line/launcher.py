@@ -29,7 +29,7 @@ from .job import run_job
 from .mpi_runtime import Mpiexec, bound_mpi, choose_mpiexec
 from .parser import Parser
 
-__all__ = ["Launch", "Request", "main", "plan"]
+__all__ = ["Launch", "Request", "main", "plan", "rank_count"]
 
 #: Each says how many threads one library starts in a rank, unless the user has set it.
 THREAD_VARIABLES = (
@@ -199,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("-n", "-np", dest="ranks", type=_ranks, metavar="N", help="how many ranks to start")
+    add("-n", "-np", dest="ranks", type=rank_count, metavar="N", help="how many ranks to start")
     add(
         "--hostfile",
         "-hostfile",
@@ -232,7 +232,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _ranks(text: str) -> int:
+def rank_count(text: str) -> int:
+    """The type of the option -n."""
     if not text.isascii() or not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1: {text!r}")
     return int(text)

@@ -19,6 +19,7 @@ __all__ = ["main"]
 COMMANDS = {
     "run": ("launcher", "start a Python script on N ranks, with the mpiexec that fits"),
     "train": ("train", "train a model on data, on one rank or many"),
+    "simulate": ("simulate", "the same on N ranks that are threads of one process, without MPI"),
     "info": ("info", "show MPI, mpiexec, cores and GPUs"),
 }
 
@@ -53,7 +54,7 @@ def _main_of(command: str, arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    commands = "\n".join(f"  {name:<8}{does}" for name, (_, does) in COMMANDS.items())
+    commands = "\n".join(f"  {name:<10}{does}" for name, (_, does) in COMMANDS.items())
     parser = Parser(
         prog="parallel-sgd",
         usage="parallel-sgd COMMAND [argument ...]",

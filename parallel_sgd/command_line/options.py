@@ -28,7 +28,7 @@ def add_fields(parser: argparse.ArgumentParser, title: str, kinds: Mapping[str, 
         kind = kinds[choices[0]]
         annotation = next(str(f.type) for f in fields(kind) if f.name == name)
         default = next(f.default for f in fields(kind) if f.name == name)
-        only = "" if len(choices) == len(kinds) else f"{', '.join(choices)}: "
+        only = _only(choices, list(kinds))
         shown = "" if default is None else f" (default: {default})"
         help_text = (only + _help(kind, name) + shown).replace("%", "%%")
         flag = "--" + name.replace("_", "-")
@@ -123,7 +123,16 @@ def _expected(annotation: str) -> str:
 def _metavar(annotation: str) -> str:
     if "Mapping" in annotation or "Schedule" in annotation:
         return "X | S:X,..."
-    return {"int": "N", "str": "NAME"}.get(annotation, "X")
+    return {"int": "N", "str": "NAME"}.get(annotation.removesuffix(" | None"), "X")
+
+
+def _only(choices: list[str], kinds: list[str]) -> str:
+    """Whose option it is, where it is not everybody's."""
+    others = [kind for kind in kinds if kind not in choices]
+    if not others:
+        return ""
+    named = ", ".join(choices if len(choices) <= len(others) else ["all but", *others])
+    return f"{named.replace('all but,', 'all but')}: "
 
 
 def _help(kind: type, name: str) -> str:

@@ -130,16 +130,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says. Collective over all ranks that were started."""
     with abort_on_error():
         try:
-            options, algorithm, optimizer = _read(argv)
+            options, algorithm, optimizer = read(argv)
         except UserError as error:  # said by every rank before the first one ends the job
             Communicator.world().raise_together(str(error))
             raise
         comm = Communicator.world(timeout_s=options.timeout_s, cuda_aware=options.cuda_aware)
-        _train(options, algorithm, optimizer, comm)
+        train_on(options, algorithm, optimizer, comm)
     return 0
 
 
-def _read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any], Optimizer]:
+def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any], Optimizer]:
+    """The options, with the algorithm and the optimizer that they describe. Local.
+
+    Raises:
+        UserError: an option or its value is wrong.
+    """
     options = parser().parse_args(argv)
     if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
         options.lr = DEFAULT_LR[options.optimizer]
@@ -148,9 +153,10 @@ def _read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any
     return options, algorithm, optimizer
 
 
-def _train(
+def train_on(
     options: argparse.Namespace, algorithm: Algorithm[Any], optimizer: Optimizer, comm: Communicator
 ) -> None:
+    """Train as the options say, on the ranks of `comm`. Collective; changes `options`."""
     local_rank = comm.local_rank
 
     def prepare() -> tuple[Dataset, Dataset]:

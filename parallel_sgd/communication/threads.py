@@ -145,11 +145,17 @@ def simulate(
             errors.append(error)
             world.abort()
 
-    threads = [threading.Thread(target=run, args=(k,), name=f"rank {k}") for k in range(size)]
+    threads = [
+        threading.Thread(target=run, args=(k,), name=f"rank {k}", daemon=True) for k in range(size)
+    ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        world.abort()
+        raise
     causes = [e for e in errors if not isinstance(e, RankFailed)] or errors
     if causes:
         raise causes[0]

@@ -10,6 +10,7 @@ from .bundled import DIGITS_CLASSES, digits
 from .classes import count_classes
 from .dataset import Arrays, Dataset, Flattened, Items, Subset, as_dataset, flattened
 from .files import load
+from .library_source import ByteWindows, library_source
 from .rank_source import RankSource
 from .source import Source
 from .view import CommunicatorView, LearnerView
@@ -17,6 +18,7 @@ from .view import CommunicatorView, LearnerView
 __all__ = [
     "DIGITS_CLASSES",
     "Arrays",
+    "ByteWindows",
     "CommunicatorView",
     "Dataset",
     "Flattened",
@@ -29,5 +31,6 @@ __all__ = [
     "count_classes",
     "digits",
     "flattened",
+    "library_source",
     "load",
 ]

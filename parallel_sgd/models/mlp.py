@@ -55,13 +55,13 @@ class MLP(Classifier):
         self.inputs, self.classes = self.sizes[0], self.sizes[-1]
         self.layers = len(self.sizes) - 1
         xp = _module_of(device)
-        initial = self._initial(integer("seed", seed, 0), _float_dtype(dtype))
+        random = np.random.default_rng(integer("seed", seed, 0))
+        initial = self._initial(random, _float_dtype(dtype))
         self.parameters = Parameters({name: xp.asarray(array) for name, array in initial.items()})
         self._outputs: list[Array] = []  # of each layer; in backward, a rectifier's slopes
         self._deltas: list[Array] = []  # the loss's gradient by each hidden layer's outputs
 
-    def _initial(self, seed: int, dtype: np.dtype[Any]) -> dict[str, Array]:
-        random = np.random.default_rng(seed)
+    def _initial(self, random: np.random.Generator, dtype: np.dtype[Any]) -> dict[str, Array]:
         arrays = {}
         for layer in range(1, self.layers + 1):
             shape = self.sizes[layer - 1], self.sizes[layer]
@@ -82,6 +82,10 @@ class MLP(Classifier):
         return a
 
     def _backward(self, x: Array, delta: Array, out: Parameters) -> None:
+        self._backward_layers(x, delta, out)
+
+    def _backward_layers(self, x: Array, delta: Array, out: Parameters) -> Array:
+        """Write the layers' gradient; return that of the first one's affine outputs."""
         xp = array_module(x)
         for layer in range(self.layers, 0, -1):
             a = x if layer == 1 else self._outputs[layer - 2][: len(x)]
@@ -92,6 +96,7 @@ class MLP(Classifier):
                 xp.matmul(delta, self.parameters[f"W{layer}"].T, out=before)
                 before *= xp.sign(a, out=a)  # 1 where the rectifier let a value pass, else 0
                 delta = before
+        return delta
 
     def _reserve(self, x: Array) -> None:
         if not self._outputs or len(self._outputs[0]) < len(x):

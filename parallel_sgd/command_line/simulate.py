@@ -1,0 +1,72 @@
+"""`parallel-sgd simulate`: train as train.py does on N ranks, all of them threads of this process.
+
+The same code with the same results, bit for bit, as on N ranks of MPI with one BLAS thread each; so
+that what an algorithm does on 64 ranks can be studied on a laptop. It says nothing about speed.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from ..communication import simulate
+from .launcher import THREAD_VARIABLES, rank_count
+from .parser import Parser
+from .train import parser as train_parser
+from .train import read, train_on
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str]) -> int:
+    """`parallel-sgd simulate`: returns the exit code.
+
+    Raises:
+        UserError: anything is wrong with the arguments, the data or the training.
+    """
+    if "-h" in argv or "--help" in argv:
+        _parser().print_help()
+        print()
+        train_parser().print_help()
+        return 0
+    given, rest = _parser().parse_known_args(argv)
+    missing = _one_thread_each(os.environ)
+    if missing:  # BLAS reads them as it is loaded, which it is by now
+        command = [sys.executable, "-m", "parallel_sgd", "simulate", *argv]
+        os.execve(sys.executable, command, {**os.environ, **missing})
+    options, algorithm, optimizer = read(rest)
+    simulate(
+        given.ranks,
+        lambda comm: train_on(copy.copy(options), algorithm, optimizer, comm),
+        timeout_s=options.timeout_s,
+    )
+    return 0
+
+
+def _one_thread_each(environ: Mapping[str, str]) -> dict[str, str]:
+    """What is to be added to the environment: the ranks share the cores already."""
+    return {name: "1" for name in THREAD_VARIABLES if name not in environ}
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="parallel-sgd simulate",
+        usage="parallel-sgd simulate -n N [option of train.py ...]",
+        description="Train on N ranks that are threads of one process, without MPI: the same code "
+        "and the same results as `parallel-sgd run -n N train.py`, to study algorithms on more "
+        "ranks than there are cores. All other options are those of train.py, below.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument(
+        "-n",
+        "-np",
+        dest="ranks",
+        type=rank_count,
+        required=True,
+        metavar="N",
+        help="how many ranks",
+    )
+    return parser

@@ -1,0 +1,148 @@
+"""A model of text: the next byte from the bytes before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UserError
+from ..kernels import array_module
+from ..parameters import Parameters
+from ..validation import integer, shown
+from .classifier import Array
+from .mlp import MLP
+
+BYTES = 256
+
+
+class ByteLanguageModel(MLP):
+    """Predicts the next byte: an `MLP` on the embeddings of the bytes before it, side by side.
+
+        a_0 = [E[x_1], …, E[x_context]],    then as in `MLP`, with 256 logits
+
+    x is [m, context], bytes from 0 to 255 in order, as integers or as the floats that data sources
+    make of them; y is [m], the byte that follows each.
+
+    Args:
+        context: how many bytes before are looked at, at least 1.
+        width: of a byte's embedding, at least 1.
+        hidden: the width of each hidden layer; with none, the logits are affine in the embeddings.
+        seed, dtype, device: as for `MLP`; E is normal with variance 1.
+    Raises:
+        UserError: an argument is not as required, or CuPy is asked for and it or a GPU is missing.
+
+    Parameters: ``E`` [256, width], ``W1`` [context * width, hidden], ``b1`` [hidden], … Local.
+
+    >>> ByteLanguageModel(context=4, width=8, hidden=[32]).parameters
+    Parameters(E[256, 8], W1[32, 32], b1[32], W2[32, 256], b2[256]; 11552 float32 values)
+    """
+
+    def __init__(
+        self,
+        context: int = 8,
+        width: int = 16,
+        hidden: Sequence[int] = (128,),
+        *,
+        seed: int = 0,
+        dtype: npt.DTypeLike = np.float32,
+        device: str = "cpu",
+    ) -> None:
+        self.context, self.width = integer("context", context, 1), integer("width", width, 1)
+        if not isinstance(hidden, Iterable):
+            raise UserError(f"hidden={shown(hidden)} must be a sequence of whole numbers")
+        between = [integer(f"hidden[{i}]", size, 1) for i, size in enumerate(hidden)]
+        sizes = [self.context * self.width, *between, BYTES]
+        super().__init__(sizes, seed=seed, dtype=dtype, device=device)
+        self.inputs = self.context
+        self._reserve_rows(0)
+
+    def _initial(self, random: np.random.Generator, dtype: np.dtype[Any]) -> dict[str, Array]:
+        embeddings = random.standard_normal((BYTES, self.width)).astype(dtype)
+        return {"E": embeddings, **super()._initial(random, dtype)}
+
+    def _moved(self, x: Array, y: Array, first: int = 0) -> tuple[Array, Array]:
+        _, y = super()._moved(x, y, first)
+        x = array_module(self.parameters.flat).asarray(x)
+        with np.errstate(invalid="ignore"):
+            found = x.astype(np.uint8)
+        wrong = found != x  # also where x is nan, or beyond a byte's range
+        if wrong.any():
+            i, j = (int(place) for place in np.unravel_index(int(wrong.argmax()), x.shape))
+            raise UserError(
+                f"x[{first + i}][{j}] = {x[i, j]} must be a byte: a whole number from 0 to 255"
+            )
+        return found.astype(np.intp), y
+
+    def _forward(self, x: Array) -> Array:
+        if len(self._rows) < len(x):
+            self._reserve_rows(len(x))
+        rows = self._rows[: len(x)]
+        look_up(self.parameters["E"], x.reshape(-1), rows.reshape(-1, self.width))
+        return super()._forward(rows)
+
+    def _backward(self, x: Array, delta: Array, out: Parameters) -> None:
+        rows = self._rows[: len(x)]
+        delta = self._backward_layers(rows, delta, out)
+        xp = array_module(x)
+        xp.matmul(delta, self.parameters["W1"].T, out=rows)  # from here on, the rows' gradient
+        rows, x = rows.reshape(-1, self.width), x.reshape(-1)
+        if xp is np:
+            places = self._places[: len(x)]
+            look_up(np.arange(out["E"].size).reshape(out["E"].shape), x, places)
+            add_rows(rows, places, out["E"])
+        else:
+            multiply_rows(rows, x, out["E"])
+
+    def _reserve_rows(self, samples: int) -> None:
+        """Get memory for minibatches of so many samples."""
+        flat = self.parameters.flat
+        xp = array_module(flat)
+        #: the embeddings that a minibatch looks up; in backward, their gradient
+        self._rows = xp.empty((samples, self.sizes[0]), flat.dtype)
+        #: NumPy: where in E.ravel() each of their values is
+        places = samples * self.context if xp is np else 0
+        self._places = np.empty((places, self.width), np.intp)
+
+    def __repr__(self) -> str:
+        return (
+            f"ByteLanguageModel(context={self.context}, width={self.width}, "
+            f"hidden={list(self.sizes[1:-1])}, {self.parameters.dtype})"
+        )
+
+
+def look_up(table: Array, x: Array, out: Array) -> None:
+    """Write out[i] = table[x[i]] for bytes x: with CuPy, or with NumPy without a copy between."""
+    xp = array_module(table)
+    xp.take(table, x, axis=0, out=out, **({"mode": "clip"} if xp is np else {}))
+
+
+def add_rows(rows: Array, places: Array, out: Array) -> None:
+    """Write the sum of the rows of each byte: NumPy's way, one value after the other.
+
+    Args:
+        rows: [n, width].
+        places: intp [n, width], where in the flat `out` each value is added.
+        out: [256, width], contiguous; overwritten.
+
+    `numpy.add.at` is fast on flat arrays only: here four times as fast as with rows as values.
+    """
+    out.fill(0)
+    np.add.at(out.reshape(-1), places.reshape(-1), rows.reshape(-1))
+
+
+def multiply_rows(rows: Array, x: Array, out: Array) -> None:
+    """Write the sum of the rows of each byte: CuPy's way, a product with the one-hot bytes.
+
+    CuPy adds at places atomically, in an order that differs from run to run; a product does not.
+
+    Args:
+        rows: [n, width].
+        x: [n], the byte of each row.
+        out: [256, width]; overwritten.
+    """
+    xp = array_module(rows)
+    one_hot = (xp.arange(BYTES)[:, None] == x).astype(rows.dtype)
+    xp.matmul(one_hot, rows, out=out)
