@@ -10,6 +10,7 @@ Every function is local (no communication), works in place, and releases the GIL
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 from . import memory
 from .blocks import Blocks, cut, payload_offsets
 
-__all__ = ["Blocks", "array_module", "body", "cut", "empty_like", "payload_offsets"]
+__all__ = ["Blocks", "array_module", "body", "cut", "empty_like", "on_device", "payload_offsets"]
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -34,6 +35,12 @@ def empty_like(array: Array, size: int, dtype: Any = None) -> Array:
     """An uninitialised vector on the device of `array`, well aligned, of its dtype or another."""
     xp = array_module(array)
     return (memory if xp is np else xp).empty(size, dtype or array.dtype)
+
+
+def on_device(array: Array) -> AbstractContextManager[Any]:
+    """In a `with` block, work on an array's GPU: a new thread of CuPy's begins on the first one."""
+    device: AbstractContextManager[Any] = array.device
+    return nullcontext() if array_module(array) is np else device
 
 
 def body(array: Array) -> Any:

@@ -26,6 +26,13 @@ class Algorithm(ABC, Generic[StateT]):
     `local_step.samples`.
     """
 
+    def check_minibatch(self, samples: int, ranks: int) -> None:
+        """See that minibatches of so many samples of all ranks can be trained on. Local.
+
+        Raises:
+            SharedError: they cannot, with these options; alike on all ranks.
+        """
+
     @abstractmethod
     def init(self, parameters: Parameters, comm: Communicator) -> StateT:
         """The state before the first minibatch. Collective."""

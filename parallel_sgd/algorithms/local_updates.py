@@ -19,8 +19,8 @@ from typing import ClassVar, Literal, cast
 
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, UserError
-from ..exchange import Exchange, FullPrecisionExchange
-from ..kernels import array_module
+from ..exchange import FullPrecisionExchange
+from ..kernels import array_module, on_device
 from ..optimizers import LocalStep
 from ..parameters import Parameters
 from ..state import across, workspace
@@ -138,6 +138,20 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         """Samples of all ranks in a block; None where it is counted in minibatches."""
         return self.sync_period * ranks if self.sync_period is not None else self.block_samples
 
+    def check_minibatch(self, samples: int, ranks: int) -> None:
+        size = self.block_size_on(ranks)
+        if size is None or samples <= size:
+            return
+        if self.sync_period is None:
+            raise SharedError(
+                f"block_samples={self.block_samples} must be at least a minibatch of all ranks, "
+                f"{samples} samples"
+            )
+        raise SharedError(
+            f"sync_period={self.sync_period} must be at least a rank's part of a minibatch: "
+            f"{samples} samples on {ranks} ranks"
+        )
+
     def init(self, parameters: Parameters, comm: Communicator) -> LocalUpdateState:
         apart = comm.duplicate() if self.overlap_samples else comm
         residuals, exchanges = self._first_exchange(parameters, apart)
@@ -170,7 +184,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
             total = agree(comm, None, samples)
         if total == 0:
             return 0
-        self._require_room(total, comm.size)
+        self.check_minibatch(total, comm.size)
         local_step(gradient.flat, samples, total)
         state.own_samples += samples
         state.block_samples += total
@@ -178,7 +192,8 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         if state.sent_samples and state.block_samples >= self.overlap_samples:
             self._merge(state, parameters, local_step, comm)
         if self._block_is_full(state, comm.size):
-            self._synchronize(state, parameters, local_step, comm)
+            overlap = self.overlap_samples > 0
+            self._synchronize(state, parameters, local_step, comm, overlap=overlap)
         return total
 
     def finish(
@@ -192,9 +207,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         if state.sent_samples:
             self._merge(state, parameters, local_step, comm)
         if state.block_samples:
-            self._reduce(state, parameters, parameters.flat, local_step.samples, comm)
-            self._close(state, parameters.flat, state.block_samples, local_step, comm)
-            self._begin_block(state)
+            self._synchronize(state, parameters, local_step, comm, overlap=False)
         parameters.flat[...] = state.start
 
     def shared_model(self, state: LocalUpdateState, parameters: Parameters) -> Array:
@@ -222,46 +235,40 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
             return state.block_steps >= self.sync_steps
         return state.block_samples >= size
 
-    def _require_room(self, total: int, ranks: int) -> None:
-        """Refuse a minibatch that is larger than a block, alike on all ranks."""
-        size = self.block_size_on(ranks)
-        if size is None or total <= size:
-            return
-        if self.sync_period is None:
-            raise SharedError(
-                f"block_samples={self.block_samples} must be at least a minibatch of all ranks, "
-                f"{total} samples"
-            )
-        raise SharedError(
-            f"sync_period={self.sync_period} must be at least a rank's part of a minibatch: "
-            f"{total} samples on {ranks} ranks"
-        )
-
     def _synchronize(
         self,
         state: LocalUpdateState,
         parameters: Parameters,
         local_step: LocalStep,
         comm: Communicator,
+        *,
+        overlap: bool,
     ) -> None:
         """The end of a block: the whole of it, or with overlap its beginning."""
-        x, clock = parameters.flat, local_step.samples
         if state.sent_samples:  # the block was shorter than the overlap
             self._merge(state, parameters, local_step, comm)
-        if state.sent is None:
-            self._reduce(state, parameters, x, clock, comm)  # x is about to become Φ anyway
-            self._close(state, x, state.block_samples, local_step, comm)
-            x[...] = state.start
-        else:
-            state.sent[...] = x
-            exchange, weighted = self._weighted(state, parameters, state.sent, clock, comm)
+        x, clock = parameters.flat, local_step.samples
+        difference = x  # which is about to become Φ
+        if overlap:
+            assert state.sent is not None
+            difference = state.sent
+            difference[...] = x
+        self._weigh(state, difference, clock, comm)
+        exchange = self._exchange(state, clock, parameters, state.apart)
+        samples = state.block_samples
+        state.block_samples = state.own_samples = state.block_steps = 0
 
-            def send() -> None:
-                exchange.sum(weighted, state.residuals)
+        def reduce() -> None:
+            with on_device(difference):
+                exchange.sum(difference, state.residuals)
 
-            state.sending = InBackground(f"block exchange of rank {comm.rank}", send)
-            state.sent_samples = state.block_samples
-        self._begin_block(state)
+        if overlap:
+            state.sending = InBackground(f"block exchange of rank {comm.rank}", reduce)
+            state.sent_samples = samples
+            return
+        reduce()
+        self._close(state, difference, samples, local_step, comm)
+        x[...] = state.start
 
     def _merge(
         self,
@@ -279,27 +286,8 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         x *= self.merge_weight
         x += state.start
 
-    def _reduce(
-        self,
-        state: LocalUpdateState,
-        parameters: Parameters,
-        x: Array,
-        clock: int,
-        comm: Communicator,
-    ) -> None:
-        """Turn this rank's model `x` into the block gradient G, on all ranks the same."""
-        exchange, weighted = self._weighted(state, parameters, x, clock, comm)
-        exchange.sum(weighted, state.residuals)
-
-    def _weighted(
-        self,
-        state: LocalUpdateState,
-        parameters: Parameters,
-        x: Array,
-        clock: int,
-        comm: Communicator,
-    ) -> tuple[Exchange, Array]:
-        """Turn `x` into this rank's term of G; returns the exchange that will sum it, and it.
+    def _weigh(self, state: LocalUpdateState, x: Array, clock: int, comm: Communicator) -> None:
+        """Turn a copy of this rank's model into its term of G: x = n_k / N * (Φ - x).
 
         Raises:
             SharedError: on all ranks, where a model is not finite, or a rank has failed.
@@ -313,7 +301,6 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
                 f"{state.block_samples}: every rank must take a step with all of each minibatch"
             )
         x *= self.share(state.own_samples, samples)
-        return self._exchange(state, clock, parameters, state.apart), x
 
     def _close(
         self,
@@ -323,22 +310,19 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         local_step: LocalStep,
         comm: Communicator,
     ) -> None:
-        """The outer step, and the inner state's policy."""
+        """The outer step, and what becomes of the inner state."""
         self.outer_step(state, block_gradient, samples, local_step.lr, comm.size)
-        buffers = local_step.state.buffers.values()
-        if self.inner_policy == "zero":
-            for buffer in buffers:
-                buffer.fill(0)
-            local_step.state.steps = 0
-        elif self.inner_policy == "average":
-            assert state.averaging is not None
-            for buffer in buffers:
-                buffer *= 1 / comm.size
-                state.averaging.sum(buffer)
-
-    @staticmethod
-    def _begin_block(state: LocalUpdateState) -> None:
-        state.block_samples = state.own_samples = state.block_steps = 0
+        local = local_step.state
+        match self.inner_policy:
+            case "zero":
+                local.steps = 0
+                for buffer in local.buffers.values():
+                    buffer.fill(0)
+            case "average":
+                assert state.averaging is not None
+                for buffer in local.buffers.values():
+                    buffer *= 1 / comm.size
+                    state.averaging.sum(buffer)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,20 +46,20 @@ def cntk_nesterov(right: Any) -> Any:
 def stale_start(right: Any) -> Any:
     """Φ stays what it was, and only the model moves on."""
 
-    def synchronize(self, state, parameters, *arguments):
+    def synchronize(self, state, *arguments, **options):
         before = state.start.copy()
-        right(self, state, parameters, *arguments)
+        right(self, state, *arguments, **options)
         state.start[:] = before
 
     return synchronize
 
 
 def own_samples_decide(right: Any) -> Any:
-    def close(self, state, block_gradient, samples, local_step, comm):
-        own = comm.size * state.own_samples
-        right(self, state, block_gradient, own, local_step, comm)
+    def weigh(self, state, x, clock, comm):
+        right(self, state, x, clock, comm)
+        state.block_samples = comm.size * state.own_samples
 
-    return close
+    return weigh
 
 
 def captured_too_early(right: Any) -> Any:
@@ -84,10 +84,10 @@ def without_the_rest(right: Any) -> Any:
 
 
 def merged_at_once(right: Any) -> Any:
-    def synchronize(self, state, parameters, local_step, comm):
-        right(self, state, parameters, local_step, comm)
+    def synchronize(self, state, *arguments, **options):
+        right(self, state, *arguments, **options)
         if state.sent_samples:
-            self._merge(state, parameters, local_step, comm)
+            self._merge(state, *arguments)
 
     return synchronize
 
@@ -136,7 +136,7 @@ LOCAL_MUTATIONS = [
     Mutation(
         "η from the rank's own samples",
         LocalUpdates,
-        "_close",
+        "_weigh",
         own_samples_decide,
         ["equations, time constant"],
     ),
