@@ -1,8 +1,9 @@
 """What training state is made of, so that every checkpoint can hold every algorithm's.
 
-A state is a dataclass whose fields are arrays, whole numbers and floats, dictionaries of arrays by
-name, dataclasses of the same, or None. Each field says what it means on another number of ranks,
-and `workspace` marks what is no state at all: buffers, communicators, threads.
+A state is a dataclass whose fields are arrays, numbers, text, dictionaries of arrays by name, None,
+or dataclasses of the same, which speak for themselves. Each other field says by `across` what it
+means on another number of ranks, and `workspace` marks what is no state at all: buffers,
+communicators, threads.
 """
 
 from __future__ import annotations

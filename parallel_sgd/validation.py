@@ -38,7 +38,9 @@ def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     return found
 
 
-def number(name: str, value: Any, least: float, below: float | None = None) -> float:
+def number(
+    name: str, value: Any, least: float, below: float | None = None, most: float | None = None
+) -> float:
     """Return an argument as a float.
 
     Raises:
@@ -50,8 +52,10 @@ def number(name: str, value: Any, least: float, below: float | None = None) -> f
             found = float(value) + 0.0  # -0.0 becomes 0.0
         except OverflowError:
             found = math.inf
-    if not least <= found <= LARGEST or (below is not None and not found < below):
+    largest = LARGEST if most is None else most
+    if not least <= found <= largest or (below is not None and not found < below):
         required = f", at least {least}" + ("" if below is None else f" and less than {below}")
+        required += "" if most is None else f" and at most {most}"
         if LARGEST < found < math.inf:
             required += ", also in float32"
         raise UserError(f"{name}={shown(value)} must be a finite number{required}")

@@ -9,6 +9,7 @@ from .diloco import DiLoCo
 from .local_updates import LocalUpdates, LocalUpdateState
 from .model_averaging import ModelAveragingSGD
 from .slow_momentum import SlowMo
+from .synchronous import SynchronousAlgorithm, SynchronousState, problem_with
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "data-parallel": DataParallelSGD,
@@ -32,4 +33,7 @@ __all__ = [
     "LocalUpdates",
     "ModelAveragingSGD",
     "SlowMo",
+    "SynchronousAlgorithm",
+    "SynchronousState",
+    "problem_with",
 ]

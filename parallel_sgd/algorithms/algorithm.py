@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
 from ..communication import Communicator
-from ..errors import UserError
 from ..optimizers import LocalStep
 from ..parameters import Parameters
 
@@ -72,6 +71,7 @@ class Algorithm(ABC, Generic[StateT]):
         self, state: StateT, parameters: Parameters, local_step: LocalStep, comm: Communicator
     ) -> None:
         """Complete what is under way, so that all ranks hold the final model. Collective."""
+        self.meet(state, comm)
 
     def shared_model(self, state: StateT, parameters: Parameters) -> Array:
         """The model [n] that all ranks have in common: for evaluation. Local, no copy."""
@@ -82,19 +82,23 @@ class Algorithm(ABC, Generic[StateT]):
         affected. Local."""
 
     def meet(self, state: StateT, comm: Communicator) -> None:
-        """Find out whether a rank has called `fail`, where steps need not tell. Collective.
+        """Find out whether a rank has called `fail`. Collective.
 
         Raises:
             SharedError: on all ranks, if one has.
         """
+        comm.agree(None)
 
     def fail(self, state: StateT, problem: str, comm: Communicator) -> NoReturn:
         """End training for a problem of this rank, in place of the `step` that others call.
 
+        For algorithms whose ranks wait for each other first in `Communicator.agree`.
+
         Raises:
-            UserError: here, and where the others next wait for all ranks, on all of them.
+            SharedError: here, and where the others next wait for all ranks, on all of them.
         """
-        raise UserError(problem)
+        comm.agree(problem)
+        raise AssertionError("unreachable")
 
     def distributed(self, samples: int) -> bool:
         """Whether ranks train on parts of each minibatch, or all on the whole, after so many
@@ -102,8 +106,8 @@ class Algorithm(ABC, Generic[StateT]):
         return True
 
     def weight(self, state: StateT) -> int:
-        """What this rank's own model counts beside the others' where a checkpoint is taken up by
-        another number of ranks. Local."""
+        """What this rank's `parameters` count beside the others' where a checkpoint is taken up by
+        another number of ranks: 1 where all are the same, else the samples in them. Local."""
         return 1
 
     def bytes_sent(self, state: StateT) -> int:

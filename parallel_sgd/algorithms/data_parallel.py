@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..communication import Communicator
 from ..optimizers import LocalStep
 from ..parameters import Parameters
-from .synchronous import SynchronousAlgorithm, SynchronousState, agree, problem_with
+from .synchronous import SynchronousAlgorithm, SynchronousState, problem_with
 
 DataParallelState = SynchronousState
 
@@ -30,7 +30,7 @@ class DataParallelSGD(SynchronousAlgorithm[DataParallelState]):
     """
 
     def init(self, parameters: Parameters, comm: Communicator) -> DataParallelState:
-        residuals, exchanges = self._first_exchange(parameters, comm)
+        residuals, exchanges = self.first_exchange(parameters, comm)
         return DataParallelState(residuals=residuals, exchanges=exchanges)
 
     def step(
@@ -45,11 +45,11 @@ class DataParallelSGD(SynchronousAlgorithm[DataParallelState]):
     ) -> int:
         clock = local_step.samples
         if not self.distributed(clock):
-            return self._train_alone(parameters, gradient, samples, local_step, comm)
+            return self.train_alone(parameters, gradient, samples, local_step, comm)
         problem = problem_with(gradient.flat, self.bits_after(clock))
-        total = agree(comm, problem, samples)
+        total = comm.agree(problem, samples)
         if total:
-            exchange = self._exchange(state, clock, parameters, comm)
+            exchange = self.exchange_after(state, clock, parameters, comm)
             exchange.sum(gradient.flat, state.residuals)
             local_step(gradient.flat, total)
         return total

@@ -26,7 +26,7 @@ from ..parameters import Parameters
 from ..state import across, workspace
 from ..validation import choice, integer, number, settle
 from .algorithm import Array
-from .synchronous import SynchronousAlgorithm, SynchronousState, agree, problem_with
+from .synchronous import SynchronousAlgorithm, SynchronousState, problem_with
 
 InnerState = Literal["keep", "zero", "average"]
 INNER_STATES: tuple[InnerState, ...] = ("keep", "zero", "average")
@@ -97,14 +97,11 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
             texts = " and ".join(f"{name}={value}" for name, value in given.items())
             raise UserError(f"{texts}: at most one of {', '.join(names)} may be given")
         period = {n: integer(n, v, 1) for n, v in (given or self.default_period).items()}
-        merge_weight = number("merge_weight", self.merge_weight, 0)
-        if merge_weight > 1:
-            raise UserError(f"merge_weight={merge_weight} must be from 0 to 1")
         settle(
             self,
             **period,
             overlap_samples=integer("overlap_samples", self.overlap_samples, 0),
-            merge_weight=merge_weight,
+            merge_weight=number("merge_weight", self.merge_weight, 0, most=1),
         )
 
     @abstractmethod
@@ -154,7 +151,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
 
     def init(self, parameters: Parameters, comm: Communicator) -> LocalUpdateState:
         apart = comm.duplicate() if self.overlap_samples else comm
-        residuals, exchanges = self._first_exchange(parameters, apart)
+        residuals, exchanges = self.first_exchange(parameters, apart)
         averages = self.inner_policy == "average"
         return LocalUpdateState(
             residuals=residuals,
@@ -177,11 +174,11 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         total: int | None = None,
     ) -> int:
         if not self.distributed(local_step.samples):
-            total = self._train_alone(parameters, gradient, samples, local_step, comm)
+            total = self.train_alone(parameters, gradient, samples, local_step, comm)
             state.start[...] = parameters.flat
             return total
         if total is None:
-            total = agree(comm, None, samples)
+            total = comm.agree(None, samples)
         if total == 0:
             return 0
         self.check_minibatch(total, comm.size)
@@ -218,9 +215,6 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
             state.sending.result()
             state.sending = None
 
-    def meet(self, state: LocalUpdateState, comm: Communicator) -> None:
-        agree(comm, None, 0)
-
     def weight(self, state: LocalUpdateState) -> int:
         return state.own_samples
 
@@ -254,7 +248,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
             difference = state.sent
             difference[...] = x
         self._weigh(state, difference, clock, comm)
-        exchange = self._exchange(state, clock, parameters, state.apart)
+        exchange = self.exchange_after(state, clock, parameters, state.apart)
         samples = state.block_samples
         state.block_samples = state.own_samples = state.block_steps = 0
 
@@ -279,6 +273,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
     ) -> None:
         """With overlap: take the outer step of the block under way, and mix Φ into the model."""
         x = parameters.flat
+        self.meet(state, comm)  # a rank may have failed in place of this step
         self.wait(state)
         self._close(state, state.sent, state.sent_samples, local_step, comm)
         state.sent_samples = 0
@@ -294,7 +289,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         """
         array_module(x).subtract(state.start, x, out=x)
         problem = problem_with(x, self.bits_after(clock), "model's change over the block")
-        samples = agree(comm, problem, state.own_samples)
+        samples = comm.agree(problem, state.own_samples)
         if samples != state.block_samples:
             raise SharedError(
                 f"the ranks have trained on {samples} samples in this block, but were to get "

@@ -9,9 +9,7 @@ import math
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from ..communication import Communicator
 from ..compression import GRADIENT_BITS, Codec, HalfPrecision, OneBit, codec_for
@@ -109,17 +107,17 @@ class SynchronousAlgorithm(Algorithm[SynchronousStateT], ABC):
     def distributed(self, samples: int) -> bool:
         return samples >= self.distributed_after
 
-    def fail(self, state: SynchronousStateT, problem: str, comm: Communicator) -> NoReturn:
-        agree(comm, problem, 0)
-        raise AssertionError("unreachable")
-
     def bytes_sent(self, state: SynchronousStateT) -> int:
         return sum(exchange.bytes_sent for exchange in state.exchanges.values())
 
-    def _first_exchange(
+    def first_exchange(
         self, parameters: Parameters, comm: Communicator
     ) -> tuple[Residuals | None, dict[int, Exchange]]:
-        """Residuals, and the exchange of the first bits, with which a state begins."""
+        """The residuals and exchanges with which a state begins. Local.
+
+        Raises:
+            UserError: fewer than 32 bits for parameters that are not float32.
+        """
         bits = self.gradient_bits
         all_bits = set(bits.values()) if isinstance(bits, Mapping) else {bits}
         if all_bits == {32}:
@@ -129,14 +127,17 @@ class SynchronousAlgorithm(Algorithm[SynchronousStateT], ABC):
         exchange = self._two_stage(self.bits_after(0), parameters, comm)
         return exchange.residuals(parameters), {self.bits_after(0): exchange}
 
-    def _exchange(
+    def exchange_after(
         self,
         state: SynchronousStateT,
         samples: int,
         parameters: Parameters,
         comm: Communicator,
     ) -> Exchange:
-        """The exchange after so many samples; where the bits change, in place of the one before."""
+        """The exchange after so many samples; where the bits change, in place of the one before.
+
+        Local.
+        """
         bits = self.bits_after(samples)
         if state.residuals is not None and bits not in state.exchanges:
             sent = sum(exchange.bytes_sent for exchange in state.exchanges.values())
@@ -150,7 +151,7 @@ class SynchronousAlgorithm(Algorithm[SynchronousStateT], ABC):
             self.codec(bits), parameters, comm, error_feedback=self.error_feedback
         )
 
-    def _train_alone(
+    def train_alone(
         self,
         parameters: Parameters,
         gradient: Parameters,
@@ -158,10 +159,9 @@ class SynchronousAlgorithm(Algorithm[SynchronousStateT], ABC):
         local_step: LocalStep,
         comm: Communicator,
     ) -> int:
-        """One step of the warm start: all ranks have the same whole minibatch."""
-        total, squares = _sums(comm, problem_with(gradient.flat), samples)
-        if comm.size * squares != total**2:  # equal only where all ranks have the same number
-            comm.require_agreement({"samples of a minibatch before distributed_after": samples})
+        """One step of the warm start: all ranks have the same whole minibatch. Collective."""
+        name = "samples of a minibatch before distributed_after"
+        comm.agree(problem_with(gradient.flat), samples, alike=name)
         ends = self.distributed(local_step.samples + samples)
         if samples:
             local_step(gradient.flat, samples)
@@ -169,19 +169,6 @@ class SynchronousAlgorithm(Algorithm[SynchronousStateT], ABC):
             for array in (parameters.flat, *local_step.state.buffers.values()):
                 comm.broadcast(array)
         return samples
-
-
-def agree(comm: Communicator, problem: str | None, samples: int) -> int:
-    """The samples of all ranks, once no rank is known to have a problem.
-
-    Raises:
-        SharedError: on all ranks, if any has one; nothing has been touched by then, so neither a
-            residual nor a model ever holds what must not be there.
-
-    Collective: one sum of three integers.
-    """
-    total, _ = _sums(comm, problem, samples)
-    return total
 
 
 def problem_with(vector: Array, bits: int = 32, name: str = "gradient") -> str | None:
@@ -204,15 +191,6 @@ def problem_with(vector: Array, bits: int = 32, name: str = "gradient") -> str |
             "a smaller learning rate may help"
         )
     return None
-
-
-def _sums(comm: Communicator, problem: str | None, samples: int) -> tuple[int, int]:
-    """The sums over the ranks of `samples` and of its square."""
-    own = np.array([samples, samples**2, problem is not None], np.int64)
-    total, squares, problems = comm.sum_integers(own).tolist()
-    if problems:
-        comm.raise_together(problem)
-    return total, squares
 
 
 def _bits(_: str, value: Any) -> int:

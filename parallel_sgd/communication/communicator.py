@@ -160,6 +160,30 @@ class Communicator(ABC):
                 "; ".join(f"{text} (on {name_ranks(ranks)})" for text, ranks in found.items())
             )
 
+    def agree(self, problem: str | None, samples: int = 0, *, alike: str | None = None) -> int:
+        """The sum of `samples` over the ranks, once no rank is known to have a problem.
+
+        The one place where ranks in training wait for each other before anything is changed: a rank
+        that cannot go on calls this with its problem where the others call it with their samples.
+
+        Args:
+            problem: what is wrong on this rank, in one line, or None.
+            samples: of this rank.
+            alike: what to call the samples in the error, where all ranks must have as many.
+        Raises:
+            SharedError: on all ranks, if any has a problem, or the samples should be alike and are
+                not.
+
+        Cost: one sum of three integers.
+        """
+        own = np.array([samples, samples**2, problem is not None], np.int64)
+        total, squares, problems = self.sum_integers(own).tolist()
+        if problems:
+            self.raise_together(problem)
+        if alike and self.size * squares != total**2:  # equal only where all have the same number
+            self.require_agreement({alike: samples})
+        return int(total)
+
     def together(self, prepare: Callable[[], Result]) -> Result:
         """Call `prepare` on every rank; if it raises a UserError on any, all raise.
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from cases import CODECS
 
-from parallel_sgd import DataParallelSGD
-from parallel_sgd.algorithms import DataParallelState, data_parallel
+from parallel_sgd import Communicator, DataParallelSGD
+from parallel_sgd.algorithms import DataParallelState
 from parallel_sgd.communication.threads import ThreadCommunicator
 from parallel_sgd.exchange import FullPrecisionExchange, TwoStageExchange
 
@@ -148,7 +148,7 @@ def without_buffers(right: Any) -> Any:
 
 
 def sums_samples_only(right: Any) -> Any:
-    return lambda comm, gradient, samples: int(comm.sum_integers(np.array([samples]))[0])
+    return lambda self, problem, samples, **_: int(self.sum_integers(np.array([samples]))[0])
 
 
 FULL, TWO, STEP = FullPrecisionExchange, TwoStageExchange, (DataParallelSGD, "step")
@@ -221,13 +221,13 @@ MUTATIONS = [
     Mutation(
         "only parameters made equal after a warm start",
         DataParallelSGD,
-        "_train_alone",
+        "train_alone",
         without_buffers,
         ["warm start"],
     ),
     Mutation(
         "a gradient is not looked at",
-        data_parallel,
+        Communicator,
         "agree",
         sums_samples_only,
         ["bad gradient", "large gradient"],

@@ -29,7 +29,7 @@ from parallel_sgd import (
             "block_samples=10 and sync_period=5: at most one of block_samples, sync_period, sync_",
         ),
         (ModelAveragingSGD, {"overlap_samples": -1}, "overlap_samples=-1 must be a whole number"),
-        (ModelAveragingSGD, {"merge_weight": 1.5}, "merge_weight=1.5 must be from 0 to 1"),
+        (ModelAveragingSGD, {"merge_weight": 1.5}, "merge_weight=1.5 must be .* at least 0 and at most 1"),
         (ModelAveragingSGD, {"merge_weight": math.nan}, "merge_weight=nan must be"),
         (ModelAveragingSGD, {"inner_state": "reset"}, "inner_state='reset' must be one of 'keep',"),
         (ModelAveragingSGD, {"gradient_bits": 3}, "gradient_bits=3 must be one of 1, 2, 4, 8, 16"),

@@ -1,0 +1,253 @@
+"""What the checks train: one small problem, other data on every rank, every step kept.
+
+Sample i pulls the model to a centre c_i of its own, each value with a stiffness h_i of its own:
+
+    loss_i = sum of h_i / 2 * (x - c_i)^2        gradient_i = h_i * (x - c_i)
+
+The gradient depends on the model, so it matters which model a rank has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..algorithms import Algorithm
+from ..communication import Communicator
+from ..optimizers import Optimizer
+from ..parameters import Parameters
+from ..training import Learner
+
+Array = npt.NDArray[Any]
+Data = Sequence[Sequence[Array]]
+"""By minibatch and rank: the samples, [m, 2, n], each a stiffness and a centre."""
+
+LAYOUT = {"W": (30, 40), "b": (40,), "s": (3,)}
+VALUES = 1243
+
+STEPS = 10
+"""Minibatches of a run, with 1 to 4 samples a rank."""
+
+ROUNDING = {"float64": 1e-9, "float32": 1e-4}
+"""Largest difference between results that are the same to rounding."""
+
+
+def counts_of(ranks: int, steps: int = STEPS) -> tuple[tuple[int, ...], ...]:
+    """By minibatch, how many samples each rank has: uneven, and changing."""
+    return tuple(tuple((3 * k + 2 * t) % 4 + 1 for k in range(ranks)) for t in range(steps))
+
+
+@cache
+def data_of(counts: tuple[tuple[int, ...], ...], *, one_stiffness: bool = False) -> Data:
+    """Random samples, other ones on every rank. With one stiffness, all have the same, 1."""
+    return [
+        [_samples(k, t, m, one_stiffness) for k, m in enumerate(row)]
+        for t, row in enumerate(counts)
+    ]
+
+
+def _samples(rank: int, step: int, m: int, one_stiffness: bool) -> Array:
+    random = np.random.default_rng([11, rank, step])
+    samples: Array = random.standard_normal((m, 2, VALUES))
+    samples[:, 0] = 1 if one_stiffness else np.clip(1 + samples[:, 0] / 4, 0.5, 1.5)
+    samples[:, 1] += rank
+    return samples
+
+
+def shifted(data: Data, ranks: Sequence[int], by: float = 1.0) -> Data:
+    """The same data, but the centres of some ranks' samples elsewhere."""
+    change = np.array([[0.0], [by]])
+    return [[part + change if k in ranks else part for k, part in enumerate(row)] for row in data]
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm on trial, on these ranks.
+
+    Attributes:
+        algorithm: as it was given.
+        exact: the same in full precision, for identities that hold to rounding.
+        one_rank: that algorithm as one rank would run it, in full precision.
+        optimizer: the local update rule.
+        comm: the ranks.
+        dtype: of the parameters in runs of `exact`.
+    """
+
+    algorithm: Algorithm[Any]
+    exact: Algorithm[Any]
+    one_rank: Algorithm[Any]
+    optimizer: Optimizer
+    comm: Communicator
+    dtype: str
+
+    @property
+    def rounding(self) -> float:
+        return ROUNDING[self.dtype]
+
+    def data(self, steps: int = STEPS) -> Data:
+        return data_of(counts_of(self.comm.size, steps))
+
+    def learner(
+        self,
+        algorithm: Algorithm[Any] | None = None,
+        *,
+        dtype: str = "float32",
+        comm: Communicator | None = None,
+        optimizer: Optimizer | None = None,
+    ) -> Learner:
+        """A new learner, of the algorithm as given unless another is asked for. Collective."""
+        return Learner(
+            starting_point(dtype),
+            optimizer or self.optimizer,
+            algorithm or self.algorithm,
+            comm or self.comm,
+        )
+
+    def run(self, data: Data | None = None, *, told: bool = True) -> Run:
+        """A run of the algorithm as given, in float32. Collective."""
+        return trained(self.learner(), self.data() if data is None else data, told=told)
+
+    def exact_run(self, data: Data | None = None, **options: Any) -> Run:
+        """A run of the algorithm in full precision. Collective."""
+        learner = self.learner(self.exact, dtype=self.dtype, **options)
+        return trained(learner, self.data() if data is None else data)
+
+
+@dataclass
+class Run:
+    """What one rank has seen of a run; the lists have one item a step.
+
+    Attributes:
+        models: the rank's own parameters.
+        shared: the model that the algorithm says all ranks have in common.
+        totals: what `step` returned.
+        clocks: `learner.samples`.
+        bytes_sent: `learner.bytes_sent`.
+        final: the parameters after `finish`.
+    """
+
+    models: list[Array] = field(default_factory=list)
+    shared: list[Array] = field(default_factory=list)
+    totals: list[int] = field(default_factory=list)
+    clocks: list[int] = field(default_factory=list)
+    bytes_sent: list[int] = field(default_factory=list)
+    final: Array = field(default_factory=lambda: np.zeros(0))
+
+    def look_at(self, learner: Learner, total: int) -> None:
+        self.models.append(learner.parameters.flat.copy())
+        with learner.shared_model():
+            self.shared.append(learner.parameters.flat.copy())
+        self.totals.append(total)
+        self.clocks.append(learner.samples)
+        self.bytes_sent.append(learner.bytes_sent)
+
+    def finish(self, learner: Learner) -> Run:
+        learner.finish()
+        self.final = learner.parameters.flat.copy()
+        return self
+
+
+def starting_point(dtype: str) -> Parameters:
+    parameters = Parameters({name: np.zeros(shape, dtype) for name, shape in LAYOUT.items()})
+    parameters.flat[...] = np.linspace(-1, 1, VALUES)
+    return parameters
+
+
+def put_gradient(learner: Learner, samples: Array) -> None:
+    """Fill in the gradient of samples [m, 2, n], at the learner's parameters."""
+    x = learner.parameters.flat
+    stiffness, centres = samples.astype(x.dtype).swapaxes(0, 1)
+    learner.gradient.flat[...] = (stiffness * (x - centres)).sum(axis=0)
+
+
+def step(learner: Learner, parts: Sequence[Array], *, told: bool = True) -> int:
+    """One minibatch: this rank's part of it, or, during a warm start, all of it.
+
+    Args:
+        parts: by rank.
+        told: whether the learner is told how many samples all ranks have, as sources tell it.
+    """
+    own = parts[learner.comm.rank] if learner.distributed else np.concatenate(parts)
+    if told:
+        learner.expect(sum(len(part) for part in parts))
+    put_gradient(learner, own)
+    return learner.step(samples=len(own))
+
+
+def trained(learner: Learner, data: Data, *, told: bool = True, first: int = 0) -> Run:
+    """Train from minibatch `first` to the end. Collective."""
+    run = Run()
+    for parts in data[first:]:
+        run.look_at(learner, step(learner, parts, told=told))
+    return run.finish(learner)
+
+
+def difference(what: str, found: Array, expected: Array, rounding: float = 0.0) -> str | None:
+    """Where two vectors differ most, in words; None where they do not.
+
+    Args:
+        rounding: how much they may differ, beside the largest magnitude; 0: not in a bit.
+    """
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return (
+            f"{what}: {found.dtype}{list(found.shape)}, not {expected.dtype}{list(expected.shape)}"
+        )
+    if found.tobytes() == expected.tobytes():
+        return None
+    gaps = np.abs(found.astype(float) - expected.astype(float))
+    worst = int(np.nan_to_num(gaps, nan=np.inf).argmax())
+    bound = rounding * max(1.0, float(np.abs(expected).max()))
+    if rounding and gaps[worst] <= bound:
+        return None
+    many = int((~(gaps <= bound)).sum()) if rounding else int((found != expected).sum())
+    return (
+        f"{what}: {many} of {found.size} values differ, value {worst} by {gaps[worst]:.3g}: "
+        f"{found[worst]:.9g}, not {expected[worst]:.9g}"
+    )
+
+
+def first_of(problems: Iterable[str | None]) -> str | None:
+    """The first of what may be wrong: once all is done, as a rank that left would be waited for."""
+    return next(filter(None, problems), None)
+
+
+def unlike(found: Run, expected: Run, first: int = 0) -> str | None:
+    """Where two runs that must be the same, bit for bit, begin to differ on this rank.
+
+    Args:
+        first: the step of `expected` with which `found` began.
+    """
+    for t, (one, other) in enumerate(
+        zip(found.models, expected.models[first:], strict=True), first
+    ):
+        if problem := difference(f"step {t}, the model", one, other):
+            return problem
+    for t, (one, other) in enumerate(
+        zip(found.shared, expected.shared[first:], strict=True), first
+    ):
+        if problem := difference(f"step {t}, the shared model", one, other):
+            return problem
+    for name in ("totals", "clocks"):
+        numbers, right = getattr(found, name), getattr(expected, name)[first:]
+        if numbers != right:
+            return f"{name} of the steps from {first} on: {numbers}, not {right}"
+    return difference("after finish, the model", found.final, expected.final)
+
+
+def differs_between_ranks(
+    comm: Communicator, what: Sequence[str], vectors: Sequence[Array]
+) -> str | None:
+    """The first of these vectors that is not the same, bit for bit, on all ranks. Collective."""
+    digests = [hashlib.sha256(vector.tobytes()).digest() for vector in vectors]
+    everywhere = comm.allgather_object(digests)
+    for i, name in enumerate(what):
+        if len({theirs[i] for theirs in everywhere}) > 1:
+            first = comm.allgather_object(vectors[i])[0]
+            return difference(f"{name} beside rank 0's", vectors[i], first)
+    return None

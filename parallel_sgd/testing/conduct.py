@@ -1,0 +1,237 @@
+"""How an algorithm must behave, whatever it computes: the same bits, everywhere and again, an end
+for every run, and one error for all.
+
+The algorithm runs as it was given, in float32.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..data import RankSource
+from ..errors import UserError
+from ..training import Learner
+from ..training.captured import capture, flatten, restore, unflatten
+from .cases import (
+    STEPS,
+    VALUES,
+    Array,
+    Case,
+    Run,
+    data_of,
+    difference,
+    differs_between_ranks,
+    first_of,
+    put_gradient,
+    step,
+    trained,
+    unlike,
+)
+from .registry import check
+
+STOPS = 8
+"""Minibatches of the run that is stopped before each of them, and at its end."""
+
+DRY = 4  #: rank 0 has no samples from this minibatch on
+EMPTY = 6  #: nobody has samples in this minibatch
+LENGTHS = (17, 5, 0, 9)  #: samples of ranks 0, 1, ... where each has its own
+
+
+@check()
+def agreement(case: Case) -> str | None:
+    """All ranks have the same shared model after every step, and the same model at the end."""
+    learner = case.learner()
+    run = trained(learner, case.data())
+    learner.finish()
+    again = difference("the model after finishing twice", learner.parameters.flat, run.final)
+    names = [f"step {t}, the shared model" for t in range(len(run.shared))]
+    names.append("after finish, the model")
+    between = differs_between_ranks(case.comm, names, [*run.shared, run.final])
+    return between or _clocks(case, run, case.data()) or again
+
+
+@check()
+def dry_ranks(case: Case) -> str | None:
+    """Ranks with few samples or none keep nobody waiting, and every sample is counted once."""
+    size = case.comm.size
+    counts = [[(k + t) % 3 for k in range(size)] for t in range(STEPS)]
+    for t in range(STEPS):
+        counts[t][-1] = 0 if size > 1 else 1
+        counts[t][0] = 2 if t < DRY else 0
+        if t == EMPTY:
+            counts[t] = [0] * size
+    data = data_of(tuple(map(tuple, counts)))
+    for told in (True, False):
+        run = case.run(data, told=told)
+        problem = differs_between_ranks(case.comm, ["after finish, the model"], [run.final])
+        problem = problem or _clocks(case, run, data)
+        if case.comm.allgather_object(problem).count(None) < size:
+            return problem
+    return _own_data(case) if case.algorithm.distributed(0) else None
+
+
+def _own_data(case: Case) -> str | None:
+    """The same with a source of every rank's own; where a warm start allows such."""
+    size, epochs = case.comm.size, 2
+    lengths = [LENGTHS[k % len(LENGTHS)] for k in range(size)]
+    centres = np.random.default_rng([12, case.comm.rank]).standard_normal(
+        (lengths[case.comm.rank], VALUES)
+    )
+    labels = np.zeros(len(centres), np.int64)
+    source = RankSource(centres, labels, 2 * size + 1, epochs=epochs, dtype=None)
+    learner = case.learner()
+    for x, _ in source.minibatches(learner):
+        put_gradient(learner, np.stack([np.ones_like(x), x], axis=1))
+        learner.step(samples=len(x))
+    learner.finish()
+    expected = epochs * sum(lengths)
+    if learner.samples != expected:
+        return f"with {lengths} samples on the ranks, {learner.samples} of {expected} were counted"
+    what = "after finish, the model of data of every rank's own"
+    return differs_between_ranks(case.comm, [what], [learner.parameters.flat])
+
+
+@check()
+def nothing(case: Case) -> str | None:
+    """A minibatch without samples on any rank changes nothing."""
+    run, data, learner = case.run(), case.data(), case.learner()
+    found, answers = Run(), []
+    nobody: list[Array] = [part[:0] for part in data[0]]
+    for t, parts in enumerate(data):
+        answers.append(step(learner, nobody, told=t % 2 == 0))
+        found.look_at(learner, step(learner, parts))
+    answers.append(step(learner, nobody, told=False))
+    found.finish(learner)
+    if any(answers):
+        return f"step returned {answers} for minibatches without samples"
+    return unlike(found, run)
+
+
+@check()
+def repeatable(case: Case) -> str | None:
+    """The same run gives the same bits again."""
+    run = case.run()
+    again = trained(case.learner(replace(case.algorithm)), case.data())
+    return unlike(again, run)
+
+
+@check()
+def told(case: Case) -> str | None:
+    """It makes no difference whether a source tells the samples of all ranks, or they must ask."""
+    return unlike(case.run(told=False), case.run(told=True))
+
+
+@check()
+def observed(case: Case) -> str | None:
+    """Meeting, waiting, and looking at the shared model change nothing."""
+    learner, run = case.learner(), Run()
+    for parts in case.data():
+        learner.meet()
+        with learner.shared_model():
+            pass
+        learner.algorithm.wait(learner.state)
+        learner.algorithm.weight(learner.state)
+        run.look_at(learner, step(learner, parts))
+    return unlike(run.finish(learner), case.run())
+
+
+@check()
+def resume(case: Case) -> str | None:
+    """Stopped before any step and gone on with from what is kept, a run has the bits of one that
+    never stopped."""
+    data = case.data(STOPS)
+    whole = trained(case.learner(), data)
+    stopped, kept = case.learner(), []
+    for parts in data:
+        kept.append(_saved(stopped))
+        step(stopped, parts)
+    kept.append(_saved(stopped))
+    problems = []
+    for first, saved in enumerate(kept):
+        learner = case.learner()
+        learner.parameters.flat[...] = np.nan
+        restore(learner, unflatten(json.loads(saved[0]), saved[1]))
+        problem = unlike(trained(learner, data, first=first), whole, first)
+        problems.append(problem and f"stopped before step {first}: {problem}")
+    return first_of(problems)
+
+
+def _saved(learner: Learner) -> tuple[str, dict[str, Array]]:
+    """What a checkpoint of this moment holds: a text and arrays. Local."""
+    tree, arrays = flatten(capture(learner))
+    return json.dumps(tree), copy.deepcopy(arrays)
+
+
+@check()
+def errors(case: Case) -> str | None:
+    """What one rank cannot go on with is the same UserError on all, naming the rank.
+
+    The others find it in a step, as they meet, or as they finish.
+    """
+    whens = [(at, True, True, False) for at in range(STEPS)]  # each may communicate in its own way
+    for at in (1, STEPS - 1):
+        whens += [(at, True, True, True), (at, True, False, False)]
+        whens += [
+            (at, False, told, meets)
+            for told, meets in ((True, False), (True, True), (False, False))
+        ]
+    problems = []
+    for at, fails, told, meets in whens:
+        text = _error_of(case, at, fails=fails, told=told, meets=meets)
+        name = "fail()" if fails else "a gradient that is not finite"
+        problem = _not_shared(case, text, "label 12" if fails else "")
+        problems.append(problem and f"{name} in step {at}: {problem}")
+    return first_of(problems)
+
+
+def _error_of(case: Case, at: int, *, fails: bool, told: bool, meets: bool) -> str | None:
+    """The UserError of this rank in a run in which the last rank cannot go on at a step.
+
+    Args:
+        meets: whether the ranks meet after every step, for a collective of the caller's own.
+    """
+    learner, culprit = case.learner(), case.comm.rank == case.comm.size - 1
+    try:
+        for t, parts in enumerate(case.data()):
+            if t == at and culprit and fails:
+                learner.fail("label 12")
+            if t == at and culprit:
+                parts = [part * np.nan for part in parts]
+            step(learner, parts, told=told)
+            if meets:
+                learner.meet()
+                case.comm.allgather_object(t)
+        learner.finish()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _not_shared(case: Case, text: str | None, reason: str) -> str | None:
+    """What is wrong with the ranks' errors. Collective."""
+    texts, culprit = case.comm.allgather_object(text), case.comm.size - 1
+    if None in texts:
+        return f"no error on rank {texts.index(None)}"
+    if len(set(texts)) > 1:
+        return f"another error on every rank: {texts}"
+    if reason not in texts[0]:
+        return f"the error does not say what fail() was told, {reason!r}: {texts[0]}"
+    if culprit and f"rank {culprit}" not in texts[0]:
+        return f"the error does not name rank {culprit}: {texts[0]}"
+    return None
+
+
+def _clocks(case: Case, run: Run, data: Sequence[Sequence[Array]]) -> str | None:
+    """Whether every step has counted every sample."""
+    totals = [sum(len(part) for part in parts) for parts in data]
+    clocks = np.cumsum(totals).tolist()
+    if run.totals != totals:
+        return f"step returned {run.totals} samples of all ranks, which had {totals}"
+    if run.clocks != clocks:
+        return f"learner.samples after every step was {run.clocks}, not {clocks}"
+    return None

@@ -1,0 +1,135 @@
+"""What an algorithm and its state must be, so that files, command lines and ranks can tell them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, get_args
+
+import numpy as np
+
+from ..errors import UserError
+from ..state import Meaning
+from ..training import Learner
+from ..training.captured import capture
+from .cases import Case, difference, first_of, starting_point, step, trained
+from .registry import check
+
+MEANINGS = get_args(Meaning)
+OF_NUMBERS = ("most", "share")
+OF_ARRAYS = ("mean", "sum", "stripe")
+
+
+@check()
+def options(case: Case) -> str | None:
+    """An algorithm is a frozen dataclass with keyword-only options, told by its repr."""
+    algorithm = case.algorithm
+    kind = type(algorithm)
+    own = "__dataclass_fields__" in vars(kind) or not vars(kind).get("__annotations__")
+    if not own or not getattr(getattr(kind, "__dataclass_params__", None), "frozen", False):
+        return f"{kind.__name__} must be a frozen dataclass: @dataclass(frozen=True, kw_only=True)"
+    for option in fields(algorithm):
+        if not option.kw_only:
+            return f"{option.name} must be keyword-only: @dataclass(frozen=True, kw_only=True)"
+        if option.default is MISSING and option.default_factory is MISSING:
+            return f"{option.name} must have a default, for the command line"
+    text = repr(algorithm)
+    if " at 0x" in text:
+        return f"ranks compare algorithms by their repr, but it names an address: {text}"
+    try:
+        again = eval(text, {type(each).__name__: type(each) for each in _dataclasses(algorithm)})
+        same = again == algorithm and hash(again) == hash(algorithm)
+    except Exception as error:
+        return f"what its repr says must make an equal one: {text} raises {error!r}"
+    return None if same else f"what its repr says must make an equal one: {text} makes {again!r}"
+
+
+@check()
+def state(case: Case) -> str | None:
+    """A state holds arrays, numbers, dictionaries of arrays and the like, and says what they mean.
+
+    Every field is `across(...)` or `workspace()`, or is a dataclass of such: `parallel_sgd.state`.
+    """
+    learner, problems = case.learner(), []
+    name = type(learner.state).__name__
+    if not is_dataclass(learner.state):
+        return f"init must return a dataclass, not a {name}"
+    for parts in case.data():
+        problems.append(_kept(learner))
+        step(learner, parts)
+    problems.append(_kept(learner))
+    return first_of(problems)
+
+
+@check()
+def bytes_sent(case: Case) -> str | None:
+    """Bytes sent are counted: none on one rank, and more and more on several."""
+    sent = [0, *case.run().bytes_sent]
+    if case.comm.size == 1:
+        return f"one rank has sent {sent[-1]} bytes to others" if any(sent) else None
+    if sent != sorted(sent):
+        return f"they must not shrink: {sent}"
+    if not sent[-1]:
+        return (
+            f"nothing was sent in {len(sent) - 1} minibatches of 1 to 4 samples a rank: if its "
+            "blocks are longer than that, check the algorithm with shorter ones"
+        )
+    return None
+
+
+@check()
+def arrays(case: Case) -> str | None:
+    """Updates are in place: the caller's parameters, and views into them, go on being the model."""
+    learner = case.learner()
+    parameters, gradient = learner.parameters, learner.gradient
+    flat, view, to_fill = parameters.flat, parameters["b"], gradient.flat
+    run = trained(learner, case.data())
+    if learner.parameters is not parameters or parameters.flat is not flat:
+        return "the parameters' vector has been replaced by another"
+    if learner.gradient is not gradient or gradient.flat is not to_fill:
+        return "the gradient's vector has been replaced by another"
+    if not np.shares_memory(view, flat) or not np.array_equal(view, parameters["b"]):
+        return "a view into the parameters is no longer one"
+    if flat.dtype != np.float32:
+        return f"float32 parameters have become {flat.dtype}"
+    if not np.isfinite(flat).all():
+        return "the final model is not finite"
+    if difference("", run.final, starting_point("float32").flat) is None:
+        return "the final model is the one at the start"
+    return None
+
+
+def _dataclasses(value: Any) -> Iterator[Any]:
+    """A dataclass, and those among its options."""
+    if is_dataclass(value):
+        yield value
+        for option in fields(value):
+            yield from _dataclasses(getattr(value, option.name))
+
+
+def _kept(learner: Learner) -> str | None:
+    """What keeps a state from being kept in a checkpoint, now. Local."""
+    try:
+        capture(learner)
+    except UserError as error:
+        return str(error)
+    return next(_undeclared(type(learner.state).__name__, learner.state), None)
+
+
+def _undeclared(path: str, value: Any) -> Iterator[str]:
+    """Fields of a dataclass that do not say, or not rightly, what they mean across ranks."""
+    for field in fields(value):
+        name, item = f"{path}.{field.name}", getattr(value, field.name)
+        meaning = field.metadata.get("across")
+        if field.metadata.get("workspace") or item is None:
+            continue
+        if is_dataclass(item):
+            yield from _undeclared(name, item)
+        elif meaning is None:
+            yield f"{name} must be declared by across(...) or workspace(...)"
+        elif meaning not in MEANINGS:
+            yield f"{name}: across({meaning!r}) must be one of {', '.join(MEANINGS)}"
+        elif meaning in OF_NUMBERS and not isinstance(item, int):
+            yield f"{name}: across({meaning!r}) is for whole numbers, not for {type(item).__name__}"
+        elif meaning in OF_ARRAYS and isinstance(item, int | float):
+            yield f"{name}: across({meaning!r}) is for arrays, not for {type(item).__name__}"

@@ -1,0 +1,135 @@
+"""What the equations promise: the result, compared with that of another run.
+
+They run in full precision and hold to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..algorithms import Algorithm
+from ..communication import Communicator
+from ..optimizers import SGD
+from .cases import (
+    ROUNDING,
+    STEPS,
+    Case,
+    counts_of,
+    data_of,
+    difference,
+    first_of,
+    put_gradient,
+    shifted,
+    trained,
+)
+from .registry import check
+
+MOST = 0.5  #: of a model's values
+
+
+@check(alone=True)
+def serial(case: Case) -> str | None:
+    """One rank trains as the optimizer does without any algorithm."""
+    one = Communicator.single()
+    data = data_of(counts_of(1))
+    run = case.exact_run(data, comm=one)
+    # The optimizer alone, on a learner's parameters and gradient, whose algorithm never runs.
+    alone = case.learner(case.exact, dtype=case.dtype, comm=one)
+    local_step = case.optimizer.bind(alone.parameters)
+    for (samples,) in data:
+        put_gradient(alone, samples)
+        local_step(alone.gradient.flat, len(samples))
+    return difference("after finish, the model", run.final, alone.parameters.flat, case.rounding)
+
+
+@check(least_ranks=2)
+def identical(case: Case) -> str | None:
+    """Ranks that all have the same data train as one rank with it, at the same rates."""
+    data = [[row[0]] for row in data_of(counts_of(1))]
+    many = case.exact_run([row * case.comm.size for row in data])
+    alone = case.learner(case.one_rank, dtype=case.dtype, comm=Communicator.single())
+    one = trained(alone, data)
+    for t, (found, expected) in enumerate(zip(many.shared, one.shared, strict=True)):
+        if problem := difference(f"step {t}, the shared model", found, expected, case.rounding):
+            return problem
+    return difference("after finish, the model", many.final, one.final, case.rounding)
+
+
+@check(least_ranks=2)
+def permuted(case: Case) -> str | None:
+    """Ranks that exchange their data end with the same model."""
+    data = case.data()
+    run = case.exact_run(data)
+    turned = case.exact_run([[*row[1:], row[0]] for row in data])
+    return difference("after finish, the model", turned.final, run.final, case.rounding)
+
+
+@check(least_ranks=2)
+def communication(case: Case) -> str | None:
+    """Every rank's data count in every value of every rank's final model.
+
+    With few bits, where small changes may vanish for a while: in most of the values.
+    """
+    problems = [_counts_everywhere(case, case.exact, case.dtype, 1.0)]
+    if case.algorithm != case.exact:
+        problems.append(_counts_everywhere(case, case.algorithm, "float32", MOST))
+    return first_of(problems)
+
+
+def _counts_everywhere(
+    case: Case, algorithm: Algorithm[Any], dtype: str, least: float
+) -> str | None:
+    """Which rank's data count in less than that fraction of this rank's final model. Collective."""
+    run = trained(case.learner(algorithm, dtype=dtype), case.data())
+    problems = []
+    for k in range(case.comm.size):
+        other = trained(case.learner(algorithm, dtype=dtype), shifted(case.data(), [k]))
+        idle = np.flatnonzero(np.abs(other.final - run.final) <= ROUNDING[dtype])
+        if len(idle) > (1 - least) * run.final.size:
+            problems.append(
+                f"other data on rank {k} leave {len(idle)} of {run.final.size} values of this "
+                f"rank's final model as they were, the first of them value {idle[0]}: "
+                f"{run.final[idle[0]]:.9g}"
+            )
+    return first_of(problems)
+
+
+@check(least_ranks=2)
+def weights(case: Case) -> str | None:
+    """A rank counts by its samples: data that move by d move the model by n_k / N of what the same
+    move of all ranks' data does, and a rank without samples counts nothing.
+
+    With one stiffness and plain SGD the final model is linear in the data. Both runs have as many
+    samples in every minibatch, in one of them the same number on every rank.
+    """
+    size = case.comm.size
+    uneven = [0, *range(1, size - 1)]
+    uneven.append(2 * size - sum(uneven))
+    even = data_of(((2,) * size,) * STEPS, one_stiffness=True)
+    data = data_of((tuple(uneven),) * STEPS, one_stiffness=True)
+    rule = SGD(lr=0.1)
+    run = case.exact_run(even, optimizer=rule)
+    whole = case.exact_run(shifted(even, range(size)), optimizer=rule).final - run.final
+    run = case.exact_run(data, optimizer=rule)
+    problems = []
+    for k in range(1, size):
+        moved = case.exact_run(shifted(data, [k]), optimizer=rule).final - run.final
+        share = uneven[k] / sum(uneven)
+        what = f"the final model's answer to rank {k}, with {uneven[k]} of {sum(uneven)} samples"
+        problems.append(difference(what, moved, share * whole, case.rounding))
+    return first_of(problems)
+
+
+@check()
+def float64(case: Case) -> str | None:
+    """float64 parameters are trained in float64."""
+    run = trained(case.learner(case.exact, dtype="float64"), case.data())
+    if run.final.dtype != np.float64:
+        return f"after finish, the model is {run.final.dtype}"
+    coarse = run.final.astype(np.float32)
+    if np.array_equal(coarse, run.final):
+        return "the final model has no more digits than float32 has"
+    single = trained(case.learner(case.exact), case.data())
+    return difference("after finish, float32's model beside it", single.final, coarse, 1e-4)

@@ -1,0 +1,182 @@
+"""The conformance suite: what every algorithm must hold, the built-in ones and anybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from ..algorithms import Algorithm
+from ..communication import Communicator, RankFailed, simulate
+from ..errors import UserError
+from ..optimizers import SGD, Optimizer
+from . import conduct, contract, identities
+from .cases import Case
+from .registry import Check
+
+CHECKS: dict[str, Check] = {
+    each.name: each
+    for each in (
+        contract.options,
+        contract.state,
+        contract.arrays,
+        contract.bytes_sent,
+        identities.serial,
+        identities.identical,
+        identities.permuted,
+        identities.communication,
+        identities.weights,
+        identities.float64,
+        conduct.agreement,
+        conduct.told,
+        conduct.nothing,
+        conduct.dry_ranks,
+        conduct.repeatable,
+        conduct.observed,
+        conduct.resume,
+        conduct.errors,
+    )
+}
+"""By name, what `check_algorithm` checks."""
+
+
+def check_algorithm(
+    algorithm: Algorithm[Any],
+    *,
+    optimizer: Optimizer | None = None,
+    ranks: Sequence[int] = (1, 2, 3, 4),
+    comm: Communicator | None = None,
+    only: Iterable[str] | None = None,
+    exceptions: Mapping[str, str] | None = None,
+    full_precision: Algorithm[Any] | None = None,
+    one_rank: Callable[[int], Algorithm[Any]] | None = None,
+    timeout_s: float = 20.0,
+) -> dict[str, str]:
+    """Hold an algorithm to what all algorithms must be: raises unless every check passes.
+
+    The ranks train a small model with 1243 values for 10 minibatches of 1 to 4 samples a rank, and
+    every rank has data of its own. Give the algorithm periods that end several times in such a run.
+
+    What an algorithm does not promise is said here, one by one. The checks that compare with
+    another run to rounding take the algorithm in full precision.
+
+    Args:
+        algorithm: with the options to be checked.
+        optimizer: the local update rule; SGD(lr=0.1) if none is given.
+        ranks: worlds of so many threads, one after the other.
+        comm: instead of threads, these ranks; all of them call this. An algorithm that keeps ranks
+            waiting ends the job after the communicator's own time, so begin with threads.
+        only: names from `CHECKS`; all if not given.
+        exceptions: names of checks that this algorithm does not pass by its nature, each with the
+            reason. Such a check must fail: an exception that is not needed is an error too.
+        full_precision: the same algorithm, but losing nothing on the wire; by default that with
+            gradient_bits=32, where it has such an option.
+        one_rank: given a number of ranks, the algorithm that does on one rank what this one does on
+            so many with the same data; by default this one. For options whose meaning depends on
+            the number of ranks, such as a period in samples of all.
+        timeout_s: longest wait of a thread for the others.
+    Returns:
+        What came of every check, by name, in a few words.
+    Raises:
+        AssertionError: names the check, the number of ranks, what differs in which step, and the
+            identity that does not hold; on all ranks of `comm`.
+        UserError: there is no check of a name.
+
+    Cost: a few hundred steps for each number of ranks, most of a second.
+
+    >>> import parallel_sgd as psgd
+    >>> algorithm = psgd.ModelAveragingSGD(sync_steps=3)
+    >>> check_algorithm(algorithm, ranks=(1, 2), only=["serial", "identical"])
+    {'serial': 'passed', 'identical': 'passed on 2 ranks'}
+    """
+    excused = dict(exceptions or {})
+    names = list(CHECKS) if only is None else list(only)
+    for name in [*names, *excused]:
+        if name not in CHECKS:
+            raise UserError(f"{name!r} must be a check: one of {', '.join(CHECKS)}")
+    exact = full_precision or _full_precision(algorithm)
+
+    def case(comm: Communicator) -> Case:
+        return Case(
+            algorithm=algorithm,
+            exact=exact,
+            one_rank=_full_precision(one_rank(comm.size)) if one_rank else exact,
+            optimizer=optimizer or SGD(lr=0.1),
+            comm=comm,
+            dtype="float32" if "float64" in excused else "float64",
+        )
+
+    outcomes = {}
+    for name in names:
+        check = CHECKS[name]
+        sizes = [comm.size] if comm else [1] if check.alone else list(ranks)
+        sizes = [size for size in sizes if size >= check.least_ranks]
+        problems = [_problem(check, case, size, comm, timeout_s) for size in sizes]
+        found = next(filter(None, problems), None)
+        if found and name not in excused:
+            raise AssertionError(_said(check, algorithm, *found)) from found[1]
+        if sizes and not found and name in excused:
+            raise AssertionError(
+                f"{name} passes on {_worlds(sizes)}, so {algorithm} needs no exception from "
+                f"it ({excused[name]})"
+            )
+        outcomes[name] = _outcome(check, sizes, excused.get(name))
+    return outcomes
+
+
+Problem = tuple[str, "BaseException | None", int]
+
+
+def _problem(
+    check: Check,
+    case: Callable[[Communicator], Case],
+    size: int,
+    comm: Communicator | None,
+    timeout_s: float,
+) -> Problem | None:
+    """What a check finds on so many ranks: in words, by what raised, on how many."""
+
+    def body(comm: Communicator) -> list[str]:
+        assert comm.size == size
+        with np.errstate(all="ignore"):
+            problem = check.body(case(comm))
+        found = enumerate(comm.allgather_object(problem))
+        return [f"rank {k}: {text}" for k, text in found if text is not None]
+
+    try:
+        texts = body(comm) if comm else simulate(size, body, timeout_s=timeout_s)[0]
+    except RankFailed as error:
+        return f"{error}, or is not at the same point within {timeout_s:g} s", error, size
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", error, size
+    return (texts[0], None, size) if texts else None
+
+
+def _said(check: Check, algorithm: Algorithm[Any], text: str, _: Any, size: int) -> str:
+    return (
+        f"{check.name}, on {_worlds([size])}: {text}\n  must hold: {check.identity}\n  {algorithm}"
+    )
+
+
+def _outcome(check: Check, sizes: Sequence[int], reason: str | None) -> str:
+    if not sizes:
+        return f"needs {check.least_ranks} ranks"
+    if reason is not None:
+        return f"exception: {reason}"
+    return "passed" if check.alone else f"passed on {_worlds(sizes)}"
+
+
+def _worlds(sizes: Sequence[int]) -> str:
+    """ "1 rank", or "2, 3, 4 ranks" """
+    return ", ".join(map(str, sizes)) + (" rank" if list(sizes) == [1] else " ranks")
+
+
+def _full_precision(algorithm: Algorithm[Any]) -> Algorithm[Any]:
+    """The same algorithm, where its loss is by the option that all built-in ones have."""
+    named = {option.name: getattr(algorithm, option.name) for option in fields(algorithm)}
+    if named.get("gradient_bits", 32) == 32:
+        return algorithm
+    option: dict[str, Any] = {"gradient_bits": 32}
+    return replace(algorithm, **option)
