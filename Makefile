@@ -5,7 +5,8 @@
 #   make train   train on scikit-learn's digits: 4 ranks, 1-bit gradients, beside serial SGD
 #   make test    every check and test, on MPICH and on Open MPI
 #   make lint    ruff and mypy
-#   make bench   the benchmarks that need no GPU, into benchmarks/results/
+#   make bench   the short benchmarks that need no GPU, into benchmarks/results/
+#   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
 #   make clean   remove the environments and what tools left behind
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ WORLDS := $(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS)))
 # The launcher prints the real mpiexec command; the tests call it the same way.
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
-.PHONY: train test lint bench test-unit $(WORLDS) clean
+.PHONY: train test lint bench convergence test-unit $(WORLDS) clean
 .DELETE_ON_ERROR:
 
 train: .venv/mpich/installed
@@ -38,6 +39,8 @@ bench: .venv/mpich/installed
 	$(call BENCH,kernels,kernels)
 	$(call BENCH,exchange -n 2,exchange-2)
 	$(call BENCH,exchange -n 4,exchange-4)
+	$(call BENCH,blocks -n 2,blocks)
+	$(call BENCH,checkpoints,checkpoints)
 	$(call BENCH,equivalence,equivalence)
 
 test-unit: .venv/mpich/installed

@@ -30,7 +30,7 @@ from .communication.abort import install_excepthook_if_launched
 from .errors import UserError
 from .optimizers import SGD, Adam, MomentumSGD, NesterovSGD, Optimizer
 from .parameters import Parameters
-from .training import Learner
+from .training import Checkpoints, Learner, load_checkpoint
 from .version import __version__
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "Algorithm",
     "BlockMomentumSGD",
     "CNTKBlockMomentumSGD",
+    "Checkpoints",
     "Communicator",
     "DataParallelSGD",
     "DiLoCo",
@@ -52,6 +53,7 @@ __all__ = [
     "UserError",
     "__version__",
     "data",
+    "load_checkpoint",
     "models",
     "schedules",
     "simulate",

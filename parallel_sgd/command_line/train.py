@@ -6,27 +6,44 @@ import argparse
 import platform
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..algorithms import ALGORITHMS, Algorithm
+from ..algorithms import ALGORITHMS, Algorithm, LocalUpdates
 from ..communication import TIMEOUT_S, Communicator
 from ..communication.abort import abort_on_error
-from ..data import DIGITS_CLASSES, Dataset, count_classes, digits, flattened, load
+from ..data import (
+    DIGITS_CLASSES,
+    Dataset,
+    count_classes,
+    digits,
+    flattened,
+    library_source,
+    load,
+)
 from ..errors import UserError
-from ..models import MLP, Classifier, SoftmaxRegression, use_gpu
+from ..models import MLP, ByteLanguageModel, Classifier, SoftmaxRegression, use_gpu
 from ..optimizers import OPTIMIZERS, Optimizer
-from ..training import Progress, RunFolder, Session, require_matplotlib
+from ..training import CHECKPOINTS, RunFolder, Session, require_matplotlib
 from ..version import __version__
 from .options import add_fields, build, describe
 from .parser import Parser
+from .reporting import blocks, finish, print_progress, ranks_in_words
+from .saving import add_saving_options, resumed_run
 
 #: Options that belong to an algorithm or optimizer.
 KINDS: tuple[Any, ...] = (*ALGORITHMS.values(), *OPTIMIZERS.values())
 FIELDS = {field.name for kind in KINDS for field in fields(kind)}
+
+#: Data that need no file: the number of classes, and who reads them.
+BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
+    "digits": (DIGITS_CLASSES, digits),
+    "library": (256, library_source),
+}
 
 DEFAULT_LR = {"sgd": 0.3, "momentum": 0.03, "nesterov": 0.03, "adam": 0.001}
 
@@ -34,6 +51,8 @@ EXAMPLES = """\
 examples:
   parallel-sgd run -n 4 train.py --gradient-bits 1 --compare-serial
   mpiexec -hostfile hosts python train.py --optimizer momentum --lr 0:0.1,50000:0.01
+  parallel-sgd run -n 4 train.py --checkpoint-every 10000 --output run
+  parallel-sgd run -n 2 train.py --checkpoint-every 10000 --resume run
   mpiexec -n 8 python train.py --data train.npz --hidden 512 512 --gradient-bits 0:32,20000:1
 """
 
@@ -53,7 +72,8 @@ def parser() -> argparse.ArgumentParser:
         "--data",
         default="digits",
         metavar="FILE",
-        help="digits (scikit-learn's), a .npz with arrays x and y, or a .npy (default: digits)",
+        help="digits (scikit-learn's), library (the source of Python's standard library, byte by "
+        "byte), a .npz with arrays x and y, or a .npy (default: digits)",
     )
     data.add_argument("--labels", metavar="FILE", help="the labels, where --data is a .npy")
     data.add_argument(
@@ -70,13 +90,18 @@ def parser() -> argparse.ArgumentParser:
         help="fraction of the samples that is kept for testing (default: 0.2)",
     )
     model = p.add_argument_group("model")
-    model.add_argument("--model", choices=("mlp", "softmax"), default="mlp")
+    model.add_argument(
+        "--model",
+        choices=("mlp", "softmax", "bytes"),
+        help="bytes: a language model of the bytes before (default: mlp, or for --data library "
+        "bytes)",
+    )
     model.add_argument(
         "--hidden",
         type=int,
         nargs="+",
         metavar="N",
-        help="units of each hidden layer of the mlp (default: 128)",
+        help="units of each hidden layer of mlp or bytes (default: 128)",
     )
     model.add_argument(
         "--device",
@@ -117,6 +142,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="pass GPU arrays to MPI directly: only where your MPI is CUDA-aware",
     )
+    add_saving_options(p)
     choose = p.add_argument_group("method")
     choose.add_argument("--algorithm", choices=ALGORITHMS, default="data-parallel")
     choose.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
@@ -177,10 +203,14 @@ def train_on(
         "algorithm": describe(algorithm),
         "optimizer": describe(optimizer),
     }
-    output = options.output or time.strftime("runs/%Y-%m-%d-%H%M%S")
-    folder = RunFolder(output, described) if comm.rank == 0 else None
+    resumed = comm.together(lambda: resumed_run(options))
+    output = options.output or resumed or time.strftime("runs/%Y-%m-%d-%H%M%S")
+    output = comm.allgather_object(output)[0]  # one time for all
+    folder = RunFolder(output, described, resumed=bool(resumed)) if comm.rank == 0 else None
 
-    def session(comm: Communicator, algorithm: Algorithm[Any], folder: RunFolder | None) -> Session:
+    def session(
+        comm: Communicator, algorithm: Algorithm[Any], folder: RunFolder | None, **saving: Any
+    ) -> Session:
         return Session(
             model=_model(options, train),
             train=train,
@@ -192,28 +222,44 @@ def train_on(
             epochs=options.epochs,
             seed=options.seed,
             folder=folder,
-            report=lambda progress: _report(progress, options.epochs),
+            report=lambda progress: print_progress(progress, options.epochs),
+            **saving,
         )
 
     if comm.rank == 0:
-        print(f"{_ranks(comm.size)}, {len(train)} samples\n{algorithm}\n{optimizer}", flush=True)
-    parallel = session(comm, algorithm, folder)
+        print(
+            f"{ranks_in_words(comm.size)}, {len(train)} samples\n{algorithm}\n{optimizer}",
+            flush=True,
+        )
+        if isinstance(algorithm, LocalUpdates):
+            samples = len(train) * options.epochs
+            print(blocks(algorithm, samples, options.minibatch_size, comm.size), flush=True)
+    parallel = session(
+        comm,
+        algorithm,
+        folder,
+        checkpoints=Path(output, CHECKPOINTS),
+        checkpoint_every=options.checkpoint_every,
+        keep=options.keep,
+        resume=options.resume,
+    )
     history = parallel.run()
     serial = None
     if comm.rank == 0 and options.compare_serial:
         print("serial SGD, same seed:", flush=True)
         serial = session(Communicator.single(), ALGORITHMS["data-parallel"](), None).run()
     if folder:
-        _finish(folder, parallel, history, serial, plot=not options.no_plot)
+        finish(folder, parallel, history, serial, plot=not options.no_plot)
 
 
 def _load(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
     """Training and test data; finds out the number of classes where it was not given."""
-    if options.data == "digits":
+    if options.data in BUNDLED:
+        classes, read_bundled = BUNDLED[options.data]
         if options.labels:
-            raise UserError(f"labels={options.labels!r}: the digits have labels of their own")
-        options.classes = DIGITS_CLASSES if options.classes is None else options.classes
-        return digits(test=options.test, seed=options.seed)
+            raise UserError(f"labels={options.labels!r}: {options.data} has labels of its own")
+        options.classes = classes if options.classes is None else options.classes
+        return read_bundled(test=options.test, seed=options.seed)
     data = load(options.data, options.labels)
     options.classes = count_classes(data, options.classes)
     train, test = data.split(options.test, seed=options.seed)
@@ -223,64 +269,16 @@ def _load(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
 def _model(options: argparse.Namespace, train: Dataset) -> Classifier:
     x, _ = train.read(np.arange(1), classes=options.classes)
     inputs, where = x[0].size, {"seed": options.seed, "device": options.device}
-    if options.model == "softmax":
-        if options.hidden:
-            raise UserError(f"hidden={options.hidden}: a softmax model has no hidden layers")
-        return SoftmaxRegression(inputs, options.classes, **where)
-    return MLP([inputs, *(options.hidden or [128]), options.classes], **where)
-
-
-def _report(progress: Progress, epochs: int) -> None:
-    if progress.epoch in (1, epochs) or progress.epoch % max(1, epochs // 10) == 0:
-        print(
-            f"epoch {progress.epoch:4d}/{epochs}  {progress.samples:9d} samples  "
-            f"train loss {progress.train_loss:.4f}  test loss {progress.test_loss:.4f}  "
-            f"accuracy {100 * progress.test_accuracy:.2f} %  {progress.seconds:.2f} s",
-            flush=True,
-        )
-
-
-def _finish(
-    folder: RunFolder,
-    session: Session,
-    history: list[Progress],
-    serial: list[Progress] | None,
-    *,
-    plot: bool,
-) -> None:
-    """Write the summary and the picture, and print what a reader wants to know."""
-    last, ranks = history[-1], session.comm.size
-    name = _ranks(ranks)
-    bits = getattr(session.algorithm, "gradient_bits", None)
-    if bits is not None:
-        name += f", {bits} bit" if isinstance(bits, int) else f", bits {dict(bits)}"
-    rows = {name: last} | ({"serial SGD, same seed": serial[-1]} if serial else {})
-    print()
-    for label, row in rows.items():
-        print(
-            f"{label:24s} test loss {row.test_loss:.4f}   "
-            f"accuracy {100 * row.test_accuracy:.2f} %   {row.seconds:.2f} s"
-        )
-    minibatches = -(-len(session.train) // session.minibatch_size) * session.epochs
-    full = minibatches * 2 * (ranks - 1) * session.model.parameters.flat.nbytes
-    if last.bytes_sent:
-        print(
-            f"bytes sent, all ranks    {last.bytes_sent:13,d}; in 32 bit {full:,d}, "
-            f"{full / last.bytes_sent:.1f} times as much"
-        )
-    curves = {"training": [(p.samples, p.train_loss) for p in history]}
-    curves[f"test, {name}"] = [(p.samples, p.test_loss) for p in history]
-    if serial:
-        curves["test, serial SGD"] = [(p.samples, p.test_loss) for p in serial]
-    if plot:
-        folder.write_loss_curves(curves)
-    summary = {label: asdict(row) for label, row in rows.items()}
-    folder.write_json("summary.json", {**summary, "bytes_in_32_bit": full})
-    print(f"run folder                {folder.path}")
-
-
-def _ranks(size: int) -> str:
-    return f"{size} rank" if size == 1 else f"{size} ranks"
+    hidden = options.hidden or [128]
+    match options.model or ("bytes" if options.data == "library" else "mlp"):
+        case "softmax":
+            if options.hidden:
+                raise UserError(f"hidden={options.hidden}: a softmax model has no hidden layers")
+            return SoftmaxRegression(inputs, options.classes, **where)
+        case "bytes":
+            return ByteLanguageModel(inputs, hidden=hidden, **where)
+        case _:
+            return MLP([inputs, *hidden, options.classes], **where)
 
 
 if __name__ == "__main__":

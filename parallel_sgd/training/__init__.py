@@ -1,7 +1,19 @@
-"""The learner, and the session that trains, evaluates and writes a run folder."""
+"""The learner, its checkpoints, and the session that trains, evaluates and writes a run folder."""
 
+from .checkpoints import Checkpoints
 from .learner import Learner
-from .run_folder import RunFolder, require_matplotlib
+from .loading import LoadedCheckpoint, load_checkpoint
+from .run_folder import CHECKPOINTS, RunFolder, require_matplotlib
 from .session import Progress, Session
 
-__all__ = ["Learner", "Progress", "RunFolder", "Session", "require_matplotlib"]
+__all__ = [
+    "CHECKPOINTS",
+    "Checkpoints",
+    "Learner",
+    "LoadedCheckpoint",
+    "Progress",
+    "RunFolder",
+    "Session",
+    "load_checkpoint",
+    "require_matplotlib",
+]

@@ -72,6 +72,7 @@ class Learner:
         self.local_step = optimizer.bind(parameters)
         self.state = algorithm.init(parameters, comm)
         self.last_samples = 0
+        self._sent_before = 0  # by the learner whose checkpoint this one has taken up
         self._expected: int | None = None
 
     @property
@@ -91,7 +92,11 @@ class Learner:
     @property
     def bytes_sent(self) -> int:
         """Bytes that this rank has sent to others for training so far. Local."""
-        return self.algorithm.bytes_sent(self.state)
+        return self._sent_before + self.algorithm.bytes_sent(self.state)
+
+    @bytes_sent.setter
+    def bytes_sent(self, sent: int) -> None:
+        self._sent_before = sent - self.algorithm.bytes_sent(self.state)
 
     def expect(self, total: int) -> None:
         """Tell how many samples all ranks have in a minibatch of the next `step`: for sources.

@@ -1,4 +1,7 @@
-"""What a run leaves behind: options, metrics, the model, a picture. Written by one rank."""
+"""What a run leaves behind: options, metrics, the model, a picture. Written by one rank.
+
+Its checkpoints, in the folder ``checkpoints``, are written by all: see `checkpoints`.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +18,45 @@ from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
 
+CHECKPOINTS = "checkpoints"  #: the folder of checkpoints in a run's
+
 
 class RunFolder:
-    """A new folder for one run.
+    """The folder of one run.
 
     Args:
         path: made by `create`, with its parents; must not exist, or be empty.
         options: what was asked for, written as options.json.
+        resumed: the folder is that of a run which goes on.
 
     Every file but metrics.jsonl, which grows line by line, is written aside and renamed, so that
     it is there whole or not at all. Local.
     """
 
-    def __init__(self, path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
-        self.path, self.options = Path(path), options
+    def __init__(
+        self, path: str | os.PathLike[str], options: Mapping[str, Any], *, resumed: bool = False
+    ) -> None:
+        self.path, self.options, self.resumed = Path(path), options, resumed
 
-    def create(self) -> None:
-        """Make the folder and write options.json.
+    def create(self, metrics: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Make the folder, or take it over from the run that goes on, and write options.json.
 
+        Args:
+            metrics: with which metrics.jsonl begins.
         Raises:
-            UserError: it cannot be made, or already holds something.
+            UserError: it cannot be made, or already holds something and is not `resumed`.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             filled = any(self.path.iterdir())
         except OSError as error:
             raise UserError(f"output={str(self.path)!r} must be a folder: {error}") from error
-        if filled:
+        if filled and not self.resumed:
             raise UserError(f"output={str(self.path)!r} must be a new or empty folder")
         self.write_json("options.json", self.options)
+        if metrics or self.resumed:
+            lines = [json.dumps(each, allow_nan=False) + "\n" for each in metrics]
+            self._write("metrics.jsonl", lambda path: path.write_text("".join(lines)))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON object as file `name`."""

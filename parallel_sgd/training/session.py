@@ -1,11 +1,13 @@
-"""A training session: epochs, evaluation, progress on rank 0."""
+"""A training session: epochs, evaluation, checkpoints, progress on rank 0."""
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,11 @@ from ..data import Dataset, Source
 from ..errors import SharedError
 from ..models import Classifier
 from ..optimizers import Optimizer
+from ..validation import integer
+from .checkpoint_files import set_aside_after
+from .checkpoints import Checkpoints
 from .learner import Learner
+from .loading import load_checkpoint
 from .run_folder import RunFolder
 
 EVALUATED = 4096  #: samples that are read at a time to evaluate
@@ -41,6 +47,21 @@ class Progress:
     seconds: float
 
 
+@dataclass
+class Standing:
+    """Where a session stands between two minibatches: its part of a checkpoint.
+
+    Attributes:
+        history: of the epochs that have ended.
+        loss: this rank's part of the present epoch's summed loss so far.
+        seconds: of training so far.
+    """
+
+    history: list[Progress] = field(default_factory=list)
+    loss: float = 0.0
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Session:
     """All that a training run needs; `run` carries it out.
@@ -54,6 +75,11 @@ class Session:
         seed: of the order of the samples.
         folder: made and written to; None, as on all ranks but one, writes nothing.
         report: called on rank 0 after each epoch.
+        checkpoints: the folder for checkpoints, which all ranks share; None: there are none.
+        checkpoint_every: so many samples of all ranks lie between two checkpoints. One more is
+            taken after every epoch whose test loss is the lowest so far, and one at the end.
+        keep: how many of the latest checkpoints to keep, beside the one of the lowest test loss.
+        resume: a checkpoint, or the folder of checkpoints or of a run, whose newest is taken.
     """
 
     model: Classifier
@@ -67,35 +93,119 @@ class Session:
     seed: int
     folder: RunFolder | None = None
     report: Callable[[Progress], None] = lambda progress: None
+    checkpoints: str | os.PathLike[str] | None = None
+    checkpoint_every: int = 0
+    keep: int = 3
+    resume: str | os.PathLike[str] | None = None
 
     def run(self) -> list[Progress]:
         """Train, and return the progress after every epoch, the same on all ranks. Collective.
 
         Raises:
             UserError: on all ranks, if the options disagree, the folder cannot be made, data are
-                bad on any rank, or training diverges.
+                bad on any rank, training diverges, a checkpoint cannot be written, or the one to
+                be resumed is damaged or of another run.
         """
-        source = self.comm.together(self._source)
-        self.comm.require_agreement({"number of test samples": len(self.test)})
-        learner = Learner(self.model.parameters, self.optimizer, self.algorithm, self.comm)
+        comm = self.comm
+        source = comm.together(self._source)
+        comm.require_agreement(
+            {
+                "number of test samples": len(self.test),
+                "checkpoint_every": self.checkpoint_every,
+                "resume": self.resume and str(self.resume),
+            }
+        )
+        saver = comm.together(self._saver)
+        learner = Learner(self.model.parameters, self.optimizer, self.algorithm, comm)
         source.meet(learner)
-        create = self.folder.create if self.folder else lambda: None
-        self.comm.together(create)  # when nothing else can be wrong any more
-        history: list[Progress] = []
-        seconds = 0.0
-        for epoch in range(self.epochs):
-            begin = time.perf_counter()
-            loss = self._train_epoch(source, epoch, learner)
-            seconds += time.perf_counter() - begin
-            history.append(self._progress(epoch + 1, loss, learner, seconds))
-            if self.folder:
-                self.folder.append_metrics(asdict(history[-1]))
-            if self.comm.rank == 0:
-                self.report(history[-1])
-        learner.finish()
+        self.algorithm.check_minibatch(self.minibatch_size, comm.size)
+        standing, resumed = self._take_up(learner)
+        history = standing.history
+        told = history[: self.epochs - 1]
+        comm.together(lambda: self._create(told, resumed))  # when all else is known to be right
+        for epoch in range(len(history), self.epochs):
+            self._train_epoch(source, epoch, learner, standing, saver)
+            history.append(self._progress(epoch + 1, learner, standing))
+            standing.loss = 0.0
+            if epoch + 1 < self.epochs:
+                self._tell(history[-1])
+            self._save_epoch(learner, standing, saver)
+        if saver:
+            saver.wait()
+        learner.finish()  # may change the model: the last row is of the final one
+        history[-1] = replace(history[-1], **self._measured(learner))
+        self._tell(history[-1])
         if self.folder:
             self.folder.write_model(self.model.parameters)
         return history
+
+    def _tell(self, progress: Progress) -> None:
+        if self.folder:
+            self.folder.append_metrics(asdict(progress))
+        if self.comm.rank == 0:
+            self.report(progress)
+
+    def _saver(self) -> Checkpoints | None:
+        every = integer("checkpoint_every", self.checkpoint_every, 0)
+        if self.checkpoints is None or every == 0:
+            return None
+        return Checkpoints(self.checkpoints, keep=self.keep, facts=self._facts)
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """What must be the same when the run is resumed."""
+        return {
+            "seed": self.seed,
+            "minibatch_size": self.minibatch_size,
+            "number of samples": len(self.train),
+            "number of test samples": len(self.test),
+        }
+
+    def _take_up(self, learner: Learner) -> tuple[Standing, Path | None]:
+        """Where the session begins, and the checkpoint that says so. Collective."""
+        if self.resume is None:
+            return Standing(), None
+        loaded = load_checkpoint(learner, self.resume, facts=self._facts)
+        extras = loaded.extras
+        if not all(isinstance(extra, dict) and "history" in extra for extra in extras):
+            raise SharedError(f"checkpoint {str(loaded.path)!r} is not of a training session")
+        history = [Progress(**row) for row in extras[0]["history"]]
+        if len(history) > self.epochs:
+            raise SharedError(
+                f"epochs={self.epochs} must be at least the {len(history)} that checkpoint "
+                f"{str(loaded.path)!r} has seen"
+            )
+        losses = [extra["loss"] for extra in extras[self.comm.rank :: self.comm.size]]
+        return Standing(history, sum(losses), extras[0]["seconds"]), loaded.path
+
+    def _create(self, history: list[Progress], resumed: Path | None) -> None:
+        """Begin to write: from here on what the folder held is replaced."""
+        if self.folder is None:
+            return
+        self.folder.create([asdict(progress) for progress in history])
+        here = self.checkpoints and Path(self.checkpoints).resolve()
+        if resumed and resumed.resolve().parent == here:
+            set_aside_after(resumed)
+
+    def _save(
+        self,
+        saver: Checkpoints,
+        learner: Learner,
+        standing: Standing,
+        test_loss: float | None = None,
+    ) -> None:
+        extra = asdict(standing)
+        if self.comm.rank:  # one is enough
+            extra["history"] = []
+        saver.save(learner, extra=extra, metric=test_loss)
+
+    def _save_epoch(self, learner: Learner, standing: Standing, saver: Checkpoints | None) -> None:
+        """After an epoch: a checkpoint where one is due, where it is the best, and at the end."""
+        losses = [progress.test_loss for progress in standing.history]
+        before = learner.samples - learner.last_samples
+        last = len(losses) == self.epochs
+        if saver and (last or losses[-1] == min(losses) or self._due(before, learner)):
+            self._save(saver, learner, standing, losses[-1])
 
     def _source(self) -> Source:
         return Source(
@@ -107,36 +217,59 @@ class Session:
             classes=self.model.classes,
         )
 
-    def _train_epoch(self, source: Source, epoch: int, learner: Learner) -> float:
-        """Train on one epoch and return this rank's part of the summed loss."""
-        total = 0.0
+    def _train_epoch(
+        self,
+        source: Source,
+        epoch: int,
+        learner: Learner,
+        standing: Standing,
+        saver: Checkpoints | None,
+    ) -> None:
+        """Train on one epoch, or what is left of it; adds this rank's part of the summed loss."""
+        end = (epoch + 1) * len(self.train)
+        before, begin = standing.seconds, time.perf_counter()
         for x, y in source.epoch(epoch, learner):
             loss = self.model.gradient(x, y, out=learner.gradient)
             if learner.distributed or self.comm.rank == 0:  # before that all have the same
-                total += loss
+                standing.loss += loss
+            seen = learner.samples
             learner.step(samples=len(x))
-        return total
+            standing.seconds = before + time.perf_counter() - begin
+            if saver and learner.samples < end and self._due(seen, learner):
+                self._save(saver, learner, standing)
 
-    def _progress(self, epoch: int, loss: float, learner: Learner, seconds: float) -> Progress:
+    def _due(self, before: int, learner: Learner) -> bool:
+        """Whether a checkpoint has come due since so many samples."""
+        return learner.samples // self.checkpoint_every > before // self.checkpoint_every
+
+    def _progress(self, epoch: int, learner: Learner, standing: Standing) -> Progress:
         learner.meet()
-        shares = self.comm.allgather_object((loss, learner.bytes_sent))
-        with learner.shared_model():
-            test_loss, accuracy = self._evaluate()
-        if not math.isfinite(test_loss):
-            raise SharedError(
-                f"training has diverged: the test loss is {test_loss} after {learner.samples} "
-                "samples; a smaller learning rate may help"
-            )
+        loss = sum(self.comm.allgather_object(standing.loss)) / len(self.train)
+        self._require_finite("train", loss, learner)
         return Progress(
             epoch=epoch,
             samples=learner.samples,
-            train_loss=sum(loss for loss, _ in shares) / len(self.train),
-            test_loss=test_loss,
-            test_accuracy=accuracy,
+            train_loss=loss,
             learning_rate=learner.local_step.lr,
-            bytes_sent=sum(sent for _, sent in shares),
-            seconds=round(seconds, 4),
+            seconds=round(standing.seconds, 4),
+            **self._measured(learner),
         )
+
+    def _measured(self, learner: Learner) -> dict[str, Any]:
+        """What can be measured at any time, of the model that all ranks have in common."""
+        with learner.shared_model():
+            loss, accuracy = self._evaluate()
+        self._require_finite("test", loss, learner)
+        sent = sum(self.comm.allgather_object(learner.bytes_sent))
+        return {"test_loss": loss, "test_accuracy": accuracy, "bytes_sent": sent}
+
+    @staticmethod
+    def _require_finite(name: str, loss: float, learner: Learner) -> None:
+        if not math.isfinite(loss):
+            raise SharedError(
+                f"training has diverged: the {name} loss is {loss} after {learner.samples} "
+                "samples; a smaller learning rate may help"
+            )
 
     def _evaluate(self) -> tuple[float, float]:
         """Mean loss and accuracy on the test data, of which every rank takes a part."""

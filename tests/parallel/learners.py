@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -14,32 +13,9 @@ from invariants import same_on_all_ranks
 
 from parallel_sgd import Communicator, DataParallelSGD, Learner, Optimizer, UserError
 from parallel_sgd.models import MLP
-from parallel_sgd.optimizers import OptimizerState
+from parallel_sgd.training.captured import capture, restore
 
 Array = np.ndarray
-
-
-@dataclass
-class Saved:
-    """All of a learner that a checkpoint has, in memory."""
-
-    parameters: Array
-    local: OptimizerState
-    state: dict[str, Any]
-
-    @classmethod
-    def of(cls, learner: Learner) -> Saved:
-        kept = [f.name for f in fields(learner.state) if not f.metadata.get("workspace")]
-        state = {name: getattr(learner.state, name) for name in kept}
-        whole = cls(learner.parameters.flat, learner.local_step.state, state)
-        return copy.deepcopy(whole)
-
-    def restore(self, learner: Learner) -> None:
-        saved = copy.deepcopy(self)
-        learner.parameters.flat[:] = saved.parameters
-        learner.local_step.state = saved.local
-        for name, value in saved.state.items():
-            setattr(learner.state, name, value)
 
 
 def everything(learner: Learner) -> dict[str, Any]:
@@ -64,18 +40,18 @@ def goes_on_as_if_never_stopped(
 
     def take(learner: Learner, first: int) -> None:
         for step in range(first, steps):
-            saved.append(Saved.of(learner))
+            saved.append(copy.deepcopy(capture(learner)))
             rank = comm.rank if learner.distributed else 0
             learner.gradient.flat[:] = gradient_of(rank, step, learner.gradient.flat.size)
             learner.step(samples=3)
 
-    saved: list[Saved] = []
+    saved: list[Any] = []
     whole = learner()
     take(whole, 0)
     for step, stop in enumerate(saved[:steps]):
         other = learner()
         other.parameters.flat[:] = np.nan
-        stop.restore(other)
+        restore(other, stop)
         take(other, step)
         assert everything(other) == everything(whole), f"differs when stopped before step {step}"
 

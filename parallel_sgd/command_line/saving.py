@@ -1,0 +1,49 @@
+"""The options of a training run that are about checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..errors import UserError
+
+
+def add_saving_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("checkpoints")
+    group.add_argument(
+        "--checkpoint-every",
+        type=int,
+        default=0,
+        metavar="N",
+        help="save all state whenever all ranks have seen so many more samples, where an epoch's "
+        "test loss is the lowest so far, and at the end (default: 0, never)",
+    )
+    group.add_argument(
+        "--keep",
+        type=int,
+        default=3,
+        metavar="N",
+        help="how many of the latest to keep, beside the one of the lowest test loss (default: 3)",
+    )
+    group.add_argument(
+        "--resume",
+        metavar="FOLDER",
+        help="go on from the newest checkpoint in the folder of a run, or from the one given. Give "
+        "the other options as before; learning rate, epochs and the number of ranks may change. "
+        "Without --output the run goes on in its own folder",
+    )
+
+
+def resumed_run(options: argparse.Namespace) -> str | None:
+    """The folder of the run that is to go on; None where there is none, or --output is given.
+
+    Raises:
+        UserError: it cannot be told. Local.
+    """
+    if not options.resume or options.output:
+        return None
+    path = Path(options.resume)
+    for folder in (path, path.parent, path.parent.parent):
+        if (folder / "options.json").is_file():
+            return str(folder)
+    raise UserError(f"resume={options.resume!r} is in no run's folder: give --output too")

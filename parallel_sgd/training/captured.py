@@ -1,0 +1,181 @@
+"""All of a learner that a checkpoint holds, as plain values; and how they are put back.
+
+A learner's state becomes a tree: dictionaries by field name, with arrays, numbers, texts and None
+as leaves. What `parallel_sgd.state.workspace` marks is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UserError
+from ..kernels import array_module, empty_like, memory
+from .learner import Learner
+
+Array = Any  #: a NumPy or CuPy array
+HostArray = npt.NDArray[Any]
+Tree = dict[str, Any]
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+def capture(learner: Learner) -> Tree:
+    """The learner's state as a tree whose arrays are its own, not copies.
+
+    Waits for what runs in the background; training is not affected. Local.
+
+    Raises:
+        UserError: a state holds something else than `parallel_sgd.state` allows.
+    """
+    learner.algorithm.wait(learner.state)
+    return {
+        "parameters": learner.parameters.flat,
+        "optimizer": _captured(learner.local_step.state, "optimizer"),
+        "algorithm": _captured(learner.state, "algorithm"),
+    }
+
+
+def restore(learner: Learner, saved: Tree) -> None:
+    """Put a tree, whose arrays are NumPy's, back into a learner.
+
+    Arrays of the same shape and dtype are written in place, so that views of them stay valid.
+    Local; `require_fit` has seen to it that nothing can go wrong on the way.
+    """
+    learner.algorithm.wait(learner.state)
+    x = learner.parameters.flat
+    _restored(x, saved["parameters"], x)
+    _restored(learner.local_step.state, saved["optimizer"], x)
+    _restored(learner.state, saved["algorithm"], x)
+
+
+def require_fit(learner: Learner, saved: Tree) -> None:
+    """See that a tree can be put back into a learner; changes nothing. Local.
+
+    Raises:
+        UserError: naming the field that does not fit.
+    """
+    if np.shape(saved["parameters"]) != learner.parameters.flat.shape:
+        raise UserError(
+            f"has {np.size(saved['parameters'])} parameters, but this model "
+            f"{learner.parameters.flat.size}"
+        )
+    _require_fit(learner.local_step.state, saved["optimizer"], "optimizer")
+    _require_fit(learner.state, saved["algorithm"], "algorithm")
+
+
+def flatten(tree: Tree) -> tuple[Tree, dict[str, Array]]:
+    """A tree with ``[name]`` in place of every array, as JSON can hold it; the arrays by name."""
+    arrays: dict[str, Array] = {}
+
+    def flat(value: Any, where: str) -> Any:
+        if isinstance(value, dict):
+            return {name: flat(each, f"{where}.{name}") for name, each in value.items()}
+        if isinstance(value, PLAIN):
+            return value
+        name = where[1:]
+        while name in arrays:  # only where names in dictionaries have dots
+            name += "'"
+        arrays[name] = value
+        return [name]
+
+    return flat(tree, ""), arrays
+
+
+def unflatten(tree: Any, arrays: Mapping[str, HostArray]) -> Any:
+    """The inverse of `flatten`."""
+    if isinstance(tree, dict):
+        return {name: unflatten(each, arrays) for name, each in tree.items()}
+    return arrays[tree[0]] if isinstance(tree, list) else tree
+
+
+class HostCopies:
+    """Copies of arrays in host memory, which the next copies use again where they fit."""
+
+    def __init__(self) -> None:
+        self._copies: dict[str, HostArray] = {}
+
+    def of(self, arrays: Mapping[str, Array]) -> dict[str, HostArray]:
+        """Copies, valid until the next call. Local. Cost: one pass over memory."""
+        copies = {}
+        for name, array in arrays.items():
+            copy = self._copies.get(name)
+            if copy is None or copy.shape != array.shape or copy.dtype != array.dtype:
+                copy = memory.empty(array.size, array.dtype).reshape(array.shape)
+            if array_module(array) is np:
+                copy[...] = array
+            else:
+                array.get(out=copy)
+            copies[name] = copy
+        self._copies = copies
+        return copies
+
+
+def state_fields(state: Any) -> list[Field[Any]]:
+    """The fields of a dataclass that a checkpoint holds."""
+    return [field for field in fields(state) if not field.metadata.get("workspace")]
+
+
+def is_state(value: Any) -> bool:
+    return is_dataclass(value) and not isinstance(value, type)
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or array_module(value) is not np
+
+
+def _captured(value: Any, where: str) -> Any:
+    if is_state(value):
+        found = state_fields(value)
+        return {f.name: _captured(getattr(value, f.name), f"{where}.{f.name}") for f in found}
+    if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value):
+            raise UserError(f"{where}: only texts can name what a checkpoint holds")
+        return {name: _captured(each, f"{where}.{name}") for name, each in value.items()}
+    if isinstance(value, PLAIN) or (is_array(value) and value.dtype != object):
+        return value
+    raise UserError(
+        f"{where} is a {type(value).__name__}, but training state must be made of arrays, numbers, "
+        "dictionaries and dataclasses of them: see parallel_sgd.state"
+    )
+
+
+def _restored(old: Any, saved: Any, like: Array) -> Any:
+    """What takes the place of `old`: itself, changed, where that is possible."""
+    if is_state(old) and saved is not None:
+        for field in state_fields(old):
+            value = _restored(getattr(old, field.name), saved[field.name], like)
+            setattr(old, field.name, value)
+        return old
+    if isinstance(saved, dict):
+        old = old if isinstance(old, dict) else {}
+        values = {name: _restored(old.get(name), each, like) for name, each in saved.items()}
+        old.clear()
+        old.update(values)
+        return old
+    if not isinstance(saved, np.ndarray):
+        return saved
+    if not is_array(old) or old.shape != saved.shape or old.dtype != saved.dtype:
+        old = empty_like(like, saved.size, saved.dtype).reshape(saved.shape)
+    if array_module(old) is np:
+        old[...] = saved
+    else:
+        old.set(np.ascontiguousarray(saved))
+    return old
+
+
+def _require_fit(old: Any, saved: Any, where: str) -> None:
+    if is_state(old) and isinstance(saved, dict):
+        names = {field.name for field in state_fields(old)}
+        for name in sorted(names ^ saved.keys()):
+            has = "lacks" if name in names else "has"
+            raise UserError(f"{has} {where}.{name}, unlike this program's {type(old).__name__}")
+        for name in names:
+            _require_fit(getattr(old, name), saved[name], f"{where}.{name}")
+    elif is_state(old) or (isinstance(saved, dict) and not isinstance(old, dict)):
+        had = "nothing" if saved is None else "something else"
+        raise UserError(f"has {had} for {where}, unlike these options")

@@ -1,0 +1,261 @@
+"""The files of a checkpoint: names, checksums, and the order of writing that survives a kill.
+
+    <folder>/000000012800/rank-00000.safetensors    the arrays of rank 0
+                          rank-00000.json           its numbers
+                          ...
+                          manifest.json             what it is, and size and checksum of every file
+
+The number is that of the samples seen. All is written in a folder of the same name with ``.part``,
+flushed to the disk, the manifest last; then that folder is renamed. What has no manifest, or whose
+files are not as the manifest says, is no checkpoint. Nothing is pickled. Everything here is local.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..communication import InBackground
+from ..errors import UserError
+from .captured import HostArray
+
+FORMAT = 1  #: of the folder; another is refused
+
+MANIFEST = "manifest.json"
+NAME = re.compile(r"(\d{12,})(?:-(\d+))?")
+PART = re.compile(rf"{NAME.pattern}(\.\d+)?\.part")
+SEAL = ',\n  "sha256": "'
+
+Facts = dict[str, dict[str, Any]]  #: size and checksum of files, by name
+
+
+class Damaged(UserError):
+    """A checkpoint that is not as it was written."""
+
+
+def require_safetensors() -> Any:
+    """The library's module `safetensors.numpy`.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        importlib.import_module("safetensors")
+        return importlib.import_module("safetensors.numpy")
+    except ImportError as error:
+        raise UserError(
+            f"checkpoints need safetensors ({error}): pip install 'parallel_sgd[checkpoint]'"
+        ) from error
+
+
+def write_rank(
+    part: Path, rank: int, arrays: Mapping[str, HostArray], numbers: Mapping[str, Any]
+) -> Facts:
+    """Write and flush the two files of a rank; returns what the manifest says of them."""
+    path = part / f"rank-{rank:05d}.safetensors"
+    require_safetensors().save_file(dict(arrays), path)
+    facts = {path.name: _flushed(path)}
+    path = path.with_suffix(".json")
+    path.write_text(json.dumps(numbers, indent=1) + "\n")
+    return facts | {path.name: _flushed(path)}
+
+
+def publish(part: Path, final: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the manifest, and give the folder its name: from now on it is a checkpoint."""
+    text = json.dumps(manifest, indent=2)
+    body = text.removesuffix("\n}") + SEAL
+    aside = part / f".{MANIFEST}.part"
+    aside.write_text(f'{body}{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n')
+    _flushed(aside)
+    os.replace(aside, part / MANIFEST)
+    _flush_folder(part)
+    os.rename(part, final)
+    _flush_folder(final.parent)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself.
+
+    Raises:
+        Damaged: there is none, or it is not as it was written.
+        UserError: it is of another format.
+    """
+    if path.name.endswith(".part"):
+        raise Damaged(f"checkpoint {str(path)!r} is a partial write: it was never finished")
+    try:
+        data = (path / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        raise Damaged(f"checkpoint {str(path)!r} is not whole: it has no {MANIFEST}") from None
+    except OSError as error:
+        raise Damaged(f"checkpoint {str(path)!r} cannot be read: {error}") from error
+    body, seal, _ = data.rpartition(SEAL.encode())
+    sealed = body + seal
+    if not seal or data != sealed + hashlib.sha256(sealed).hexdigest().encode() + b'"\n}\n':
+        raise Damaged(
+            f"checkpoint {str(path)!r} is damaged: {MANIFEST} does not match its checksum"
+        )
+    manifest: dict[str, Any] = json.loads(data)
+    if manifest["format"] != FORMAT:
+        raise UserError(
+            f"checkpoint {str(path)!r} has format {manifest['format']}, written by parallel_sgd "
+            f"{manifest['parallel_sgd']}; this version reads format {FORMAT}"
+        )
+    return manifest
+
+
+class Reader:
+    """Reads the files of one checkpoint, each of them verified first.
+
+    Args:
+        path, files: the checkpoint's folder, and its manifest's ``"files"``.
+    """
+
+    def __init__(self, path: Path, files: Facts) -> None:
+        self.path, self.files = path, files
+        self._tensors: dict[int, Any] = {}
+
+    def numbers(self, rank: int) -> dict[str, Any]:
+        """What a rank's JSON file holds. Raises Damaged."""
+        name = f"rank-{rank:05d}.json"
+        self._verify(name)
+        with self._reading(name):
+            numbers: dict[str, Any] = json.loads((self.path / name).read_bytes())
+        return numbers
+
+    def verify(self, rank: int) -> None:
+        """Raise Damaged where a rank's arrays are not as they were written."""
+        name = f"rank-{rank:05d}.safetensors"
+        self._verify(name)
+        require_safetensors()
+        with self._reading(name):
+            safe_open = importlib.import_module("safetensors").safe_open
+            self._tensors[rank] = safe_open(self.path / name, framework="numpy")
+
+    def arrays(self, rank: int) -> dict[str, HostArray]:
+        """All arrays of a rank that has been verified."""
+        names = self._tensors[rank].keys()
+        return {name: self.array(rank, name) for name in names}
+
+    def array(self, rank: int, name: str) -> HostArray:
+        """An array of a rank that has been verified."""
+        with self._reading(f"rank-{rank:05d}.safetensors"):
+            array: HostArray = self._tensors[rank].get_tensor(name)
+        return array
+
+    def _verify(self, name: str) -> None:
+        expected = self.files.get(name)
+        with self._reading(name):
+            if expected is None or not (self.path / name).exists():
+                raise self._damaged(f"{name} is missing")
+            size = (self.path / name).stat().st_size
+            if size != expected["bytes"]:
+                raise self._damaged(f"{name} has {size} bytes instead of {expected['bytes']}")
+            if _checksum(self.path / name) != expected["sha256"]:
+                raise self._damaged(f"{name} does not match its checksum")
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            raise self._damaged(f"{name} cannot be read: {error}") from error
+
+    def _damaged(self, what: str) -> Damaged:
+        return Damaged(f"checkpoint {str(self.path)!r} is damaged: {what}")
+
+
+def require_whole(path: Path) -> None:
+    """Verify every file of a checkpoint; raises Damaged."""
+    manifest = read_manifest(path)
+    reader = Reader(path, manifest["files"])
+    for rank in range(manifest["ranks"]):
+        reader.numbers(rank)
+        reader.verify(rank)
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """What has a checkpoint's name, the oldest (by samples) first."""
+    try:
+        found = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
+    except FileNotFoundError:
+        return []
+    return sorted(found, key=lambda path: order(path.name))
+
+
+def order(name: str) -> tuple[int, int]:
+    """By which the names of checkpoints are sorted: samples, and a number among the same."""
+    found = NAME.fullmatch(name)
+    assert found
+    return int(found[1]), int(found[2] or 0)
+
+
+def begin(folder: Path, samples: int) -> Path:
+    """Make an empty ``.part`` for a checkpoint; remove those that a kill has left behind.
+
+    Returns:
+        The checkpoint's path, which is not there yet.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        if PART.fullmatch(path.name):
+            shutil.rmtree(path)
+    same = [order(p.name)[1] for p in checkpoints_in(folder) if order(p.name)[0] == samples]
+    name = f"{samples:012d}" + (f"-{max(same) + 1}" if same else "")
+    part_of(folder / name).mkdir()
+    return folder / name
+
+
+def part_of(path: Path) -> Path:
+    """Where a checkpoint is while it is written."""
+    return path.with_name(path.name + ".part")
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint, so that no moment shows a part of it under its name."""
+    number = 0
+    while (gone := path.with_name(f"{path.name}.{number}.part")).exists():
+        number += 1
+    os.rename(path, gone)
+    shutil.rmtree(gone)
+
+
+def set_aside_after(path: Path) -> None:
+    """Rename the checkpoints that are newer than this one, of training that is now abandoned."""
+    found = checkpoints_in(path.parent)
+    for later in found[found.index(path) + 1 :]:
+        number = 0
+        while (aside := later.with_name(f"{later.name}.aside{number or ''}")).exists():
+            number += 1
+        os.rename(later, aside)
+
+
+def _flushed(path: Path) -> dict[str, Any]:
+    """Bring a file to the disk; its size and checksum."""
+    with path.open("rb") as file:
+        flushing = InBackground(f"flush {path.name}", lambda: os.fsync(file.fileno()))
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        flushing.result()
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": checksum}
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

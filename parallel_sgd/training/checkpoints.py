@@ -1,0 +1,241 @@
+"""Checkpoints: all of a learner, written while training goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+
+from ..communication import Communicator, InBackground
+from ..errors import SharedError, UserError
+from ..validation import integer
+from ..version import __version__
+from . import checkpoint_files as files
+from .captured import HostArray, HostCopies, capture, flatten
+from .learner import Learner
+
+
+class Checkpoints:
+    """A folder of checkpoints that keeps the latest ones, and the best.
+
+    Args:
+        folder: on a file system that all ranks share; made with the first checkpoint, and for one
+            training run at a time.
+        keep: how many of the latest to keep, at least 1; beside them the one with the lowest
+            `metric` stays. Older ones are removed.
+        facts: what else must be the same when a checkpoint is taken up again, by name (a seed,
+            say); compared by `repr`.
+    Raises:
+        UserError: a value that is not possible, or the library safetensors is missing.
+
+    Every rank makes one. Local.
+
+    >>> import tempfile, numpy as np, parallel_sgd as psgd
+    >>> comm = psgd.Communicator.single()
+    >>> model = psgd.models.SoftmaxRegression(4, 3)
+    >>> learner = psgd.Learner(model.parameters, psgd.SGD(lr=0.5), psgd.DataParallelSGD(), comm)
+    >>> checkpoints = psgd.Checkpoints(tempfile.mkdtemp(), keep=2)
+    >>> checkpoints.save(learner, extra={"note": "before the first step"})
+    >>> path = checkpoints.wait()
+    >>> psgd.load_checkpoint(learner, path).extra
+    {'note': 'before the first step'}
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep: int = 3,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        files.require_safetensors()
+        self.folder = Path(folder)
+        self.keep = integer("keep", keep, 1)
+        self.facts = dict(facts or {})
+        self._copies = HostCopies()
+        self._writing: InBackground[Path] | None = None
+        self._written: Path | None = None
+        self._apart: tuple[Communicator, Communicator] | None = None
+
+    def save(
+        self,
+        learner: Learner,
+        extra: Any = None,
+        *,
+        metric: float | None = None,
+        background: bool = True,
+    ) -> None:
+        """Save all of a learner, between any two of its steps; training is not affected.
+
+        Args:
+            learner: saved are its parameters, the optimizer's state, the algorithm's (residuals,
+                block starts, momenta) and the bytes sent; sources go on from its samples.
+            extra: anything of this rank's that JSON can hold: a random generator's state, say.
+            metric: the same on all ranks; lower is better; None or NaN: not to be compared.
+            background: write while training goes on, after a copy in memory. False, or an MPI
+                that does not let several threads communicate: return when it is on the disk.
+        Raises:
+            UserError: on all ranks, if any of them has failed, or this checkpoint or the one before
+                it, written in the background, could not be written. The earlier ones are untouched.
+
+        Collective. Waits until the checkpoint before is written. Cost in the foreground: a copy of
+        the state, whose memory is kept for the next one; on the disk the state of every rank.
+        """
+        learner.meet()  # a rank that has failed would be waited for below
+        self.wait()
+        numbers: dict[str, Any] = {}
+        arrays: dict[str, HostArray] = {}
+        problem = None
+        try:
+            tree, live = flatten(capture(learner))
+            arrays = self._copies.of(live)
+            numbers = {
+                "state": tree,
+                "weight": learner.algorithm.weight(learner.state),
+                "bytes_sent": learner.bytes_sent,
+                "extra": _copy_as_json(extra),
+            }
+        except UserError as error:
+            problem = str(error)
+        manifest = self._manifest(learner, metric)
+        apart = self._communicator(learner.comm) if background else None
+        comm = apart or learner.comm
+
+        def write() -> Path:
+            return self._write(comm, problem, arrays, numbers, manifest)
+
+        if apart is None:
+            self._written = write()
+        else:
+            self._writing = InBackground(f"checkpoint of rank {comm.rank}", write)
+
+    def wait(self) -> Path | None:
+        """Wait until what is written in the background is on the disk.
+
+        Returns:
+            The latest checkpoint that this object has written.
+        Raises:
+            UserError: on all ranks, if it could not be written.
+
+        Collective: call it at the end of training, before the program ends.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            self._written = writing.result()
+        return self._written
+
+    @property
+    def writing(self) -> bool:
+        """Whether this rank still writes in the background. Local."""
+        return self._writing is not None and not self._writing.done
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint in the folder, by samples; None where there is none. Local."""
+        found = files.checkpoints_in(self.folder)
+        return found[-1] if found else None
+
+    def _communicator(self, comm: Communicator) -> Communicator | None:
+        """For the background; None where MPI does not allow it. Collective at the first call."""
+        if self._apart is None or self._apart[0] is not comm:
+            try:
+                self._apart = comm, comm.duplicate()
+            except SharedError:
+                return None
+        return self._apart[1]
+
+    def _manifest(self, learner: Learner, metric: float | None) -> dict[str, Any]:
+        comparable = metric is not None and math.isfinite(metric)
+        return {
+            "format": files.FORMAT,
+            "parallel_sgd": __version__,
+            "ranks": learner.comm.size,
+            "samples": learner.samples,
+            "metric": float(metric) if metric is not None and comparable else None,
+            **described(learner, self.facts),
+        }
+
+    def _write(
+        self,
+        comm: Communicator,
+        problem: str | None,
+        arrays: Mapping[str, HostArray],
+        numbers: Mapping[str, Any],
+        manifest: dict[str, Any],
+    ) -> Path:
+        """Write, on all ranks, what has been captured. Collective on `comm`."""
+        path = None
+        if comm.rank == 0 and not problem:
+            path, problem = self._attempt(lambda: files.begin(self.folder, manifest["samples"]))
+        begun = comm.allgather_object((path, problem))
+        path = cast(Path, begun[0][0])
+        part = path and files.part_of(path)
+        if any(problem for _, problem in begun):
+            if comm.rank == 0 and part:
+                shutil.rmtree(part, ignore_errors=True)
+            comm.raise_together(problem)
+        written, problem = self._attempt(lambda: files.write_rank(part, comm.rank, arrays, numbers))
+        if problem and not part.exists():
+            problem += f" (rank {comm.rank} on {comm.host}: do all ranks share this folder?)"
+        everyone = comm.allgather_object((written or {}, problem))
+        if comm.rank == 0:
+            manifest["files"] = {k: v for theirs, _ in everyone for k, v in theirs.items()}
+            if any(problem for _, problem in everyone):
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                _, problem = self._attempt(lambda: self._publish(path, manifest))
+        comm.raise_together(problem)
+        return path
+
+    def _publish(self, path: Path, manifest: dict[str, Any]) -> None:
+        files.publish(files.part_of(path), path, manifest)
+        whole = {}
+        for each in files.checkpoints_in(self.folder):
+            try:
+                whole[each] = files.read_manifest(each)["metric"]
+            except UserError:  # another's affair: neither counted nor removed
+                continue
+        samples = {each: files.order(each.name)[0] for each in whole}
+        replaced = {each for each in whole if samples[each] == samples[path] and each != path}
+        latest = [each for each in whole if each not in replaced][-self.keep :]
+        rated = [each for each in whole if whole[each] is not None and each not in replaced]
+        best = min(rated, key=lambda each: (whole[each], -samples[each]), default=None)
+        for each in whole.keys() - {*latest, best, path}:
+            files.remove(each)
+
+    def _attempt(self, work: Any) -> tuple[Any, str | None]:
+        """What `work` returns, and what went wrong in one line: others wait to be told."""
+        try:
+            return work(), None
+        except Exception as error:
+            text = " ".join(str(error).split()) or type(error).__name__
+            return None, f"no checkpoint could be written to {str(self.folder)!r}: {text}"
+
+
+def described(learner: Learner, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a learner must have in common with a checkpoint that it takes up."""
+    parameters = learner.parameters
+    return {
+        "algorithm": _options(learner.algorithm),
+        "optimizer": _options(learner.local_step.optimizer),
+        "layout": {name: list(shape) for name, shape in parameters.shapes.items()},
+        "dtype": str(parameters.dtype),
+        "facts": {name: repr(value) for name, value in facts.items()},
+    }
+
+
+def _options(options: Any) -> dict[str, Any]:
+    """The class of a dataclass of options, and the `repr` of each."""
+    values = {f.name: repr(getattr(options, f.name)) for f in fields(options)}
+    return {"name": type(options).__name__, "options": values}
+
+
+def _copy_as_json(extra: Any) -> Any:
+    try:
+        return json.loads(json.dumps(extra))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"extra must be what JSON can hold: {error}") from error

@@ -1,0 +1,205 @@
+"""How a learner takes up a checkpoint, on as many ranks or on another number of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from ..communication import Communicator
+from ..errors import SharedError, UserError
+from . import checkpoint_files as files
+from .captured import Tree, require_fit, restore, unflatten
+from .checkpoint_files import Damaged, Reader
+from .checkpoints import described
+from .learner import Learner
+from .regroup import regroup, stripe_sizes
+from .run_folder import CHECKPOINTS
+
+FREE = {"lr", "lr_per_sample"}
+"""Options of the optimizer that may be others when training goes on."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """What a checkpoint says beside the learner's state.
+
+    Attributes:
+        path: of the checkpoint.
+        ranks: how many wrote it.
+        samples: that all ranks had seen.
+        extra: this rank's; None where another number of ranks wrote it.
+        extras: of all ranks that wrote it, in rank order.
+    """
+
+    path: Path
+    ranks: int
+    samples: int
+    extra: Any
+    extras: list[Any]
+
+
+def load_checkpoint(
+    learner: Learner,
+    path: str | os.PathLike[str],
+    *,
+    facts: Mapping[str, Any] | None = None,
+) -> LoadedCheckpoint:
+    """Put a checkpoint's state into a learner: it goes on bit for bit as if it had never stopped.
+
+    Args:
+        learner: of the same model, optimizer and algorithm with the same options (only the learning
+            rate may be another). Its arrays are written in place.
+        path: a checkpoint; or the folder of checkpoints, or of a run, whose newest is taken.
+        facts: as for `Checkpoints`.
+    Raises:
+        UserError: on all ranks, naming what is missing, damaged, or different; then nothing of the
+            learner has changed.
+
+    On another number of ranks than wrote it, training goes on by the rules of `parallel_sgd.state`:
+    models and optimizer states become their mean by samples, sums of residuals are kept, the
+    samples of the present block are divided anew.
+
+    Collective. Cost: every rank reads its own files twice (once for the checksum), and holds their
+    arrays in memory; on another number of ranks it reads the files of all.
+    """
+    comm, path = learner.comm, Path(path)
+    at, manifest, single = _from_first(comm, lambda: _open(path))
+    comm.raise_together(_difference(at, manifest, described(learner, facts or {})))
+    sizes = comm.allgather_object(stripe_sizes(learner))
+    read, problem, damaged = None, None, False
+    try:
+        read = _read(learner, Reader(at, manifest["files"]), manifest["ranks"], sizes)
+    except UserError as error:
+        problem, damaged = str(error), isinstance(error, Damaged)
+    if any(comm.allgather_object(damaged)) and not single:
+        hint = _from_first(comm, lambda: _earlier(at))
+        problem = problem and problem + hint
+    comm.raise_together(problem)
+    assert read is not None
+    tree, sent, extras = read
+    restore(learner, tree)
+    learner.bytes_sent = sent
+    same = manifest["ranks"] == comm.size
+    if same:
+        extras = comm.allgather_object(extras[0])
+    return LoadedCheckpoint(
+        path=at,
+        ranks=manifest["ranks"],
+        samples=manifest["samples"],
+        extra=extras[comm.rank] if same else None,
+        extras=extras,
+    )
+
+
+def folder_of(path: Path) -> Path:
+    """The folder of checkpoints in a run's folder, or `path` itself. Local."""
+    inside = path / CHECKPOINTS
+    return inside if inside.is_dir() else path
+
+
+def _open(path: Path) -> tuple[Path, dict[str, Any], bool]:
+    """The checkpoint that `path` means, its manifest, and whether `path` named it alone."""
+    if not path.is_dir():
+        raise UserError(f"checkpoint {str(path)!r} must be a folder: there is none")
+    named = files.NAME.fullmatch(path.name) or path.name.endswith(".part")
+    if named or (path / files.MANIFEST).exists():
+        return path, files.read_manifest(path), True
+    found = files.checkpoints_in(folder_of(path))
+    if not found:
+        raise UserError(f"{str(path)!r} has no checkpoint")
+    try:
+        return found[-1], files.read_manifest(found[-1]), False
+    except Damaged as error:
+        raise UserError(f"{error}{_earlier(found[-1])}") from error
+
+
+def _earlier(damaged: Path) -> str:
+    """What to say of the newest whole checkpoint before a damaged one."""
+    found = files.checkpoints_in(damaged.parent)
+    for path in reversed(found[: found.index(damaged)]):
+        try:
+            files.require_whole(path)
+        except UserError:
+            continue
+        return f"; an earlier one is whole and can be given instead: {str(path)!r}"
+    return "; there is no whole one before it"
+
+
+def _read(
+    learner: Learner, reader: Reader, ranks: int, sizes: list[dict[str, int]]
+) -> tuple[Tree, int, list[Any]]:
+    """This rank's tree, the bytes it has sent, and the extras of the ranks that it has read."""
+    rank, size = learner.comm.rank, learner.comm.size
+    mine = [rank] if ranks == size else list(range(ranks))
+    numbers = [reader.numbers(each) for each in mine]
+    for each in mine:
+        reader.verify(each)
+    states, extras = [n["state"] for n in numbers], [n["extra"] for n in numbers]
+    sent = sum(n["bytes_sent"] for n in numbers)
+    try:
+        if ranks == size:
+            tree = unflatten(states[0], reader.arrays(rank))
+        else:
+            tree = regroup(learner, states, [n["weight"] for n in numbers], sizes, reader.array)
+            sent = sent // size + (rank < sent % size)
+        require_fit(learner, tree)
+    except Damaged:
+        raise
+    except UserError as error:
+        raise UserError(f"checkpoint {str(reader.path)!r}: {error}") from error
+    return tree, sent, extras
+
+
+def _difference(path: Path, manifest: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """Why a checkpoint is not for this learner, in one line; None where it is."""
+    start = f"checkpoint {str(path)!r} is of another"
+    for what in ("layout", "dtype"):
+        if list(_items(manifest[what])) != list(_items(wanted[what])):
+            return f"{start} model: {_first_difference(manifest[what], wanted[what])}"
+    for what in ("algorithm", "optimizer"):
+        saved, own = manifest[what], wanted[what]
+        if saved["name"] != own["name"]:
+            return f"{start} {what}: {saved['name']}, not {own['name']}"
+        free = FREE if what == "optimizer" else set()
+        for name in dict.fromkeys([*saved["options"], *own["options"]]):
+            values = [each["options"].get(name, "nothing") for each in (saved, own)]
+            if name not in free and values[0] != values[1]:
+                return f"{start} {what}: it was {name}={values[0]}, and is {values[1]}"
+    for name in wanted["facts"]:
+        values = [each["facts"].get(name, "nothing") for each in (manifest, wanted)]
+        if values[0] != values[1]:
+            return f"{start} run: its {name} was {values[0]}, and is {values[1]}"
+    return None
+
+
+def _items(value: Any) -> Any:
+    return value.items() if isinstance(value, dict) else [value]
+
+
+def _first_difference(saved: Any, own: Any) -> str:
+    if not isinstance(saved, dict):
+        return f"its parameters were {saved}, and are {own}"
+    for name in [*saved, *own]:
+        if saved.get(name) != own.get(name):
+            shapes = [each.get(name, "missing") for each in (saved, own)]
+            return f"its parameter {name} was {shapes[0]}, and is {shapes[1]}"
+    return "its parameters were in another order"
+
+
+def _from_first(comm: Communicator, work: Callable[[], Result]) -> Result:
+    """What `work` returns on rank 0, on all ranks; its error is everybody's."""
+    result, problem = None, None
+    if comm.rank == 0:
+        try:
+            result = work()
+        except UserError as error:
+            problem = str(error)
+    result, problem = comm.allgather_object((result, problem))[0]
+    if problem:
+        raise SharedError(problem)
+    return cast(Result, result)

@@ -1,0 +1,229 @@
+"""Jobs and programs that are killed: what they leave behind can be taken up, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parallel_sgd.communication.launched import without_launcher
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = without_launcher(os.environ) | {"PYTHONPATH": str(ROOT)}
+TIMEOUT_S = 120
+SECONDS = 30  #: what "within seconds" means for starting ranks on busy cores
+
+TRAIN = [
+    *["--algorithm", "block-momentum", "--block-samples", "640", "--gradient-bits", "1"],
+    *["--optimizer", "momentum", "--hidden", "64", "--epochs", "5", "--no-plot"],
+    *["--checkpoint-every", "300"],
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def start(*arguments: str, ranks: int) -> subprocess.Popen[str]:
+    train = [str(ROOT / "train.py"), *TRAIN, *arguments]
+    return subprocess.Popen(
+        [sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks), *train],
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(*arguments: str, ranks: int = 3) -> tuple[int, str]:
+    """Exit code and all output of a training run."""
+    job = start(*arguments, ranks=ranks)
+    output, _ = job.communicate(timeout=TIMEOUT_S)
+    return job.returncode, output
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """A process and all that it has started, also in sessions of their own."""
+    yield pid
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from descendants(int(child))
+
+
+def kill(job: subprocess.Popen[str]) -> None:
+    """SIGKILL to everything at once: launcher, mpiexec and ranks."""
+    for pid in list(descendants(job.pid)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    job.communicate(timeout=TIMEOUT_S)
+
+
+def checkpoints(run: str) -> list[str]:
+    with suppress(FileNotFoundError):
+        return sorted(p.name for p in Path(run, "checkpoints").iterdir() if p.name.isdecimal())
+    return []
+
+
+def metrics(run: str) -> list[dict[str, float]]:
+    """The rows of metrics.jsonl, but for the seconds."""
+    rows = [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+    return [{name: row[name] for name in row if name != "seconds"} for row in rows]
+
+
+def test_a_killed_job_goes_on_as_if_nothing_had_been(folder: Path) -> None:
+    """Killed twice; the same model and the same metrics as without."""
+    code, output = run("--output", "whole")
+    assert code == 0, output
+    arguments = ("--output", "killed")
+    for _ in range(2):
+        seen = checkpoints("killed")
+        job = start(*arguments, ranks=3)
+        while len(set(checkpoints("killed")) - set(seen)) < 3:
+            assert job.poll() is None, job.communicate()[0]
+            time.sleep(0.01)
+        kill(job)
+        assert not Path("killed/model.npz").exists(), "it was killed too late to show anything"
+        arguments = ("--resume", "killed")
+    code, output = run("--resume", "killed")
+    assert code == 0, output
+    assert metrics("killed") == metrics("whole")
+    with np.load("whole/model.npz") as whole, np.load("killed/model.npz") as killed:
+        assert all(np.array_equal(whole[name], killed[name]) for name in whole)
+    assert not list(Path("killed/checkpoints").glob("*.part"))
+
+
+def test_other_ranks_and_what_is_refused(folder: Path) -> None:
+    code, output = run("--output", "run", "--epochs", "2")
+    assert code == 0, output
+    shutil.copytree("run", "fewer")
+    code, output = run("--resume", "fewer", ranks=2)
+    assert code == 0, output
+    assert "2 ranks" in output
+    rows = metrics("fewer")
+    first, last = metrics("run")  # the last row is of the model after the last synchronization
+    assert (rows[0], rows[1]["train_loss"]) == (first, last["train_loss"])
+    assert (rows[-1]["epoch"], rows[-1]["samples"]) == (5, 5 * 1438)
+    assert rows[-1]["test_loss"] < rows[1]["test_loss"]
+
+    newest, earlier = (Path("run/checkpoints", checkpoints("run")[-i]) for i in (1, 2))
+    file = newest / "rank-00001.safetensors"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.unlink()
+    file.write_bytes(data)
+    for arguments, expected in (
+        (["--resume", "run"], f"{newest}' is damaged: {file.name} .*instead: '{earlier}'"),
+        (["--resume", str(earlier), "--seed", "1"], "its seed was 0, and is 1"),
+    ):
+        before = everything_in("run")
+        started = time.monotonic()
+        code, output = run(*arguments)
+        assert time.monotonic() - started < SECONDS
+        assert code != 0, output
+        for rank in range(3):
+            (line,) = re.findall(rf"^\[rank {rank}\] (.*)$", output, re.MULTILINE)
+            assert re.match(f"parallel-sgd: error: .*{expected}", line), line
+        assert "Traceback" not in output
+        assert everything_in("run") == before
+
+
+def everything_in(run: str) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path(run).rglob("*") if path.is_file()}
+
+
+KILLED = '''
+"""Forks programs that save without end, kills each, and looks at what it has left."""
+import os, random, signal, sys, time
+from pathlib import Path
+import numpy as np
+import parallel_sgd as psgd
+from parallel_sgd.state import across
+
+folder, kills = Path(sys.argv[1]), int(sys.argv[2])
+flush = os.fsync
+
+
+def learner_of():
+    parameters = psgd.Parameters({"w": np.zeros((200, 50), np.float32)})
+    algorithm = psgd.ModelAveragingSGD(sync_steps=1, gradient_bits=16)
+    return psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, psgd.Communicator.single())
+
+
+def go_on(ready):
+    learner, checkpoints = learner_of(), psgd.Checkpoints(folder, keep=2)
+    if checkpoints.latest():
+        psgd.load_checkpoint(learner, folder)
+    while True:
+        learner.gradient.flat.fill(-2)
+        learner.step(samples=2)
+        step = learner.samples // 2
+        checkpoints.save(learner, {"step": step}, metric=-step, background=step % 2 > 0)
+        if checkpoints.latest():
+            os.write(ready, b".")
+
+
+def check(least):
+    learner = learner_of()
+    loaded = psgd.load_checkpoint(learner, folder)
+    step = loaded.extra["step"]
+    assert learner.samples == 2 * step == loaded.samples == 2 * learner.local_step.state.steps
+    assert (learner.parameters.flat == step).all() and (learner.state.start == step).all()
+    assert step >= least, "a checkpoint that was there is gone"
+    return step
+
+
+warm = learner_of()  # kernels are loaded here, once for all
+warm.gradient.flat.fill(1)
+warm.step(samples=1)
+psgd.Checkpoints(folder / "warm").save(warm, background=False)
+go, partial, step = random.Random(0), 0, 0
+for number in range(kills):
+    os.fsync = flush if number % 10 == 0 else (lambda descriptor: None)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            go_on(write)
+        finally:
+            os._exit(1)
+    os.close(write)
+    assert os.read(read, 1), "the program has failed"
+    time.sleep(go.uniform(0, 0.03))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(read)
+    partial += any(path.suffix == ".part" for path in folder.iterdir())
+    step = check(step)
+print(partial, step)
+'''
+
+
+def test_a_program_killed_while_it_writes(folder: Path) -> None:
+    """30 times, at random moments of a loop that does nothing else."""
+    Path("killed.py").write_text(KILLED)
+    done = subprocess.run(
+        [sys.executable, "killed.py", "checkpoints", "30"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    partial, step = map(int, done.stdout.split())
+    assert partial >= 5, "too few were killed while they wrote"
+    assert step >= 30

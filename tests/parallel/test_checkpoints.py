@@ -1,0 +1,326 @@
+"""Checkpoints on ranks: they may be taken at any step, and training goes on from each of them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import BLOCK_SIZE, OPTIMIZERS, gradient_of, samples_of, zeros
+
+import parallel_sgd as psgd
+from parallel_sgd import Communicator, Learner, UserError
+from parallel_sgd.algorithms import ALGORITHMS
+from parallel_sgd.training import checkpoint_files
+from parallel_sgd.training.captured import capture, flatten
+
+STEPS = 7
+LOSSY = {"block_size": BLOCK_SIZE}
+
+
+def data_parallel(**options: Any) -> psgd.DataParallelSGD:
+    return psgd.DataParallelSGD(**LOSSY, **options)
+
+
+CASES: dict[str, tuple[psgd.Algorithm[Any], str]] = {
+    **{f"{bits} bits": (data_parallel(gradient_bits=bits), "SGD") for bits in (1, 2, 4, 8, 16, 32)},
+    "bits that change": (data_parallel(gradient_bits={0: 1, 20: 4, 30: 32}), "Adam"),
+    "1 bit, warm start": (data_parallel(gradient_bits=1, distributed_after=12), "momentum"),
+    "1 bit, no feedback": (data_parallel(gradient_bits=1, error_feedback=False), "Nesterov"),
+    "averaging": (psgd.ModelAveragingSGD(sync_steps=3), "momentum"),
+    "averaging, 1 bit": (psgd.ModelAveragingSGD(block_samples=30, gradient_bits=1, **LOSSY), "SGD"),
+    "averaging, inner state": (psgd.ModelAveragingSGD(sync_steps=2, inner_state="average"), "Adam"),
+    "averaging, warm start": (psgd.ModelAveragingSGD(sync_steps=2, distributed_after=12), "Adam"),
+    "BMUF": (psgd.BlockMomentumSGD(sync_steps=2), "momentum"),
+    "BMUF, classical": (
+        psgd.BlockMomentumSGD(
+            sync_steps=3,
+            use_nesterov_momentum=False,
+            block_momentum_as_time_constant=50,
+            reset_sgd_momentum=False,
+        ),
+        "Adam",
+    ),
+    "BMUF, 4 bits": (psgd.BlockMomentumSGD(sync_steps=2, gradient_bits=4, **LOSSY), "SGD"),
+    "CNTK's": (psgd.CNTKBlockMomentumSGD(sync_steps=2), "momentum, unit gain"),
+    "SlowMo": (psgd.SlowMo(sync_steps=3), "SGD, scheduled"),
+    "DiLoCo": (psgd.DiLoCo(sync_steps=3), "AdamW"),
+    "DiLoCo, overlap": (psgd.DiLoCo(sync_steps=3, overlap_samples=10), "Adam"),
+    "DiLoCo, overlap, 1 bit": (
+        psgd.DiLoCo(sync_steps=2, overlap_samples=10**6, gradient_bits=1, **LOSSY),
+        "Adam",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pulls the plug on these tests; each flush could take the time of many."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def shared(comm: Communicator, tmp_path: Path) -> Path:
+    """Rank 0's folder: under MPI every rank has a `tmp_path` of its own."""
+    return comm.allgather_object(tmp_path)[0]
+
+
+def learner_of(case: str, comm: Communicator, **changes: Any) -> Learner:
+    algorithm, optimizer = CASES[case]
+    parameters = zeros(changes.get("layout", "large and small"), changes.get("dtype", np.float32))
+    parameters.flat[:] = np.linspace(-1, 1, parameters.flat.size)
+    return Learner(
+        parameters,
+        changes.get("optimizer", OPTIMIZERS[optimizer]),
+        changes.get("algorithm", algorithm),
+        comm,
+    )
+
+
+def train(learner: Learner, step: int) -> None:
+    """On data that differ on all ranks, of uneven number; alike in the warm start."""
+    rank = learner.comm.rank if learner.distributed else 0
+    learner.gradient.flat[:] = gradient_of(rank, step, learner.gradient.flat.size)
+    learner.step(samples_of(rank, step) if learner.distributed else 3)
+
+
+def everything(learner: Learner) -> dict[str, Any]:
+    """All state, the arrays as digests."""
+    tree, arrays = flatten(capture(learner))
+    digests = {name: hashlib.sha256(a.tobytes()).hexdigest() for name, a in arrays.items()}
+    return {"tree": tree, **digests, "sent": learner.bytes_sent}
+
+
+def test_every_algorithm_is_here() -> None:
+    assert {type(algorithm) for algorithm, _ in CASES.values()} == set(ALGORITHMS.values())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_going_on_is_as_never_having_stopped(case, on_ranks, tmp_path):
+    """Saved after every step of a run, and gone on with from each of them, by other learners."""
+
+    def body(comm: Communicator) -> None:
+        folder = shared(comm, tmp_path)
+        plain, whole = learner_of(case, comm), learner_of(case, comm)
+        checkpoints = psgd.Checkpoints(folder, keep=2 * STEPS)
+        states = []
+        for step in range(STEPS + 1):
+            checkpoints.save(whole, {"step": step, "rank": comm.rank}, background=step % 3 > 0)
+            states.append(everything(whole))
+            if step < STEPS:
+                train(plain, step)
+                train(whole, step)
+        assert everything(whole) == everything(plain), "saving changes the trajectory"
+        checkpoints.wait()
+        used = learner_of(case, comm)
+        for path in checkpoint_files.checkpoints_in(folder):
+            fresh = learner_of(case, comm)
+            fresh.parameters.flat[:] = np.nan
+            view = fresh.parameters["a"]
+            step = psgd.load_checkpoint(fresh, path).extra["step"]
+            assert np.shares_memory(view, fresh.parameters.flat)
+            loaded = psgd.load_checkpoint(used, path)  # one that stands elsewhere
+            assert loaded.extra == {"step": step, "rank": comm.rank}
+            assert loaded.samples == used.samples
+            assert everything(fresh) == states[step]
+            for rest in range(step, STEPS):
+                train(fresh, rest)
+                train(used, rest)
+            assert everything(fresh) == everything(whole), f"differs when stopped at {step}"
+            assert everything(used) == everything(whole), f"differs in a used one, from {step}"
+            used.finish()
+            fresh.finish()
+        plain.finish()
+        assert everything(used) == everything(plain) == everything(fresh)
+
+    on_ranks(body)
+
+
+def test_the_last_and_the_best_are_kept(on_ranks, tmp_path):
+    def body(comm: Communicator) -> None:
+        folder = shared(comm, tmp_path) / "made" / "here"
+        learner, checkpoints = learner_of("1 bits", comm), psgd.Checkpoints(folder, keep=2)
+        assert checkpoints.wait() is None
+        metrics = [3.0, 1.0, float("nan"), None, 1.5, 2.0]
+        for metric in metrics:
+            checkpoints.save(learner, metric=metric)
+            learner.samples += 10
+        assert checkpoints.wait() == checkpoints.latest() == folder / "000000000050"
+        found = [int(path.name) for path in checkpoint_files.checkpoints_in(folder)]
+        assert found == [10, 40, 50]
+        learner.samples = 50
+        checkpoints.save(learner, metric=0.5)  # the same once more: in place of the other
+        assert checkpoints.wait() == folder / "000000000050-1"
+        comm.barrier()
+        assert sorted(p.name for p in folder.iterdir()) == ["000000000040", "000000000050-1"]
+        assert psgd.load_checkpoint(learner, folder).path.name == "000000000050-1"
+
+    on_ranks(body)
+
+
+def save_twice(checkpoints: psgd.Checkpoints, learner: Learner, background: bool) -> None:
+    """The second time says what went wrong in the background."""
+    checkpoints.save(learner, background=background)
+    checkpoints.save(learner)
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_what_cannot_be_written_is_said_on_all_ranks(on_ranks, tmp_path, monkeypatch, background):
+    """One rank's disk is full: one line everywhere, and the checkpoint before is still good."""
+    right = checkpoint_files.write_rank
+
+    def body(comm: Communicator) -> None:
+        folder, culprit = shared(comm, tmp_path), comm.size - 1
+        learner, checkpoints = learner_of("1 bits", comm), psgd.Checkpoints(folder)
+        checkpoints.save(learner)
+        good = checkpoints.wait()
+        train(learner, 0)
+        comm.barrier()
+
+        def full(part: Path, rank: int, *arguments: Any) -> Any:
+            if rank == culprit:
+                right(part, rank, *arguments)
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return right(part, rank, *arguments)
+
+        monkeypatch.setattr(checkpoint_files, "write_rank", full)
+        with pytest.raises(UserError, match=rf"No space left on device \(on rank {culprit}\)$"):
+            save_twice(checkpoints, learner, background)
+        comm.barrier()
+        assert [path.name for path in folder.iterdir()] == [good.name]
+        monkeypatch.setattr(checkpoint_files, "write_rank", right)
+        comm.barrier()
+        checkpoints.save(learner, extra={1j} if comm.rank == culprit else None)
+        with pytest.raises(UserError, match="extra must be what JSON can hold"):
+            checkpoints.wait()
+        checkpoints.save(learner)
+        assert good != checkpoints.wait() == psgd.load_checkpoint(learner, folder).path
+
+    on_ranks(body)
+
+
+def test_a_folder_that_is_a_file(on_ranks, tmp_path):
+    def body(comm: Communicator) -> None:
+        folder = shared(comm, tmp_path) / "file"
+        folder.touch()
+        with pytest.raises(UserError, match=r"no checkpoint could be written to .*file'"):
+            psgd.Checkpoints(folder).save(learner_of("1 bits", comm), background=False)
+
+    on_ranks(body)
+
+
+OTHER = {
+    "layout": ({"layout": "matrix and bias"}, r"another model: its parameter a was \[700\]"),
+    "dtype": ({"dtype": np.float64}, "another model: its parameters were float32"),
+    "algorithm": (
+        {"algorithm": psgd.ModelAveragingSGD()},
+        "another algorithm: DiLoCo, not ModelAveragingSGD",
+    ),
+    "option": (
+        {"algorithm": psgd.DiLoCo(sync_steps=4)},
+        "another algorithm: it was sync_steps=3, and is 4",
+    ),
+    "optimizer": ({"optimizer": psgd.SGD(lr=1)}, "another optimizer: Adam, not SGD"),
+    "optimizer's option": (
+        {"optimizer": psgd.Adam(lr=1, beta1=0.8)},
+        "another optimizer: it was beta1=0.9, and is 0.8",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_a_checkpoint_of_something_else(what, on_ranks, tmp_path):
+    changes, expected = OTHER[what]
+
+    def body(comm: Communicator) -> None:
+        folder = shared(comm, tmp_path)
+        checkpoints = psgd.Checkpoints(folder)
+        checkpoints.save(learner_of("DiLoCo, overlap", comm), background=False)
+        other = learner_of(
+            "DiLoCo, overlap", comm, **{"algorithm": psgd.DiLoCo(sync_steps=3)} | changes
+        )
+        if what not in ("algorithm", "option"):
+            other = learner_of("DiLoCo, overlap", comm, **changes)
+        before = everything(other)
+        with pytest.raises(UserError, match=expected):
+            psgd.load_checkpoint(other, folder)
+        assert everything(other) == before
+
+    on_ranks(body)
+
+
+def test_another_learning_rate_and_other_facts(on_ranks, tmp_path):
+    def body(comm: Communicator) -> None:
+        folder = shared(comm, tmp_path)
+        checkpoints = psgd.Checkpoints(folder, facts={"seed": 3, "data": "digits"})
+        checkpoints.save(learner_of("DiLoCo", comm), background=False)
+        slower = psgd.Adam(lr_per_sample=0.001, weight_decay=0.1, epsilon=1e-4)
+        other = learner_of("DiLoCo", comm, optimizer=slower)
+        psgd.load_checkpoint(other, folder)
+        psgd.load_checkpoint(other, folder, facts={"seed": 3})
+        with pytest.raises(UserError, match="another run: its seed was 3, and is 4"):
+            psgd.load_checkpoint(other, folder, facts={"seed": 4})
+
+    on_ranks(body)
+
+
+def test_a_damaged_rank_is_everybodys(on_ranks, tmp_path):
+    """One rank alone reads the file that is damaged; none may begin to change its learner."""
+
+    def body(comm: Communicator) -> None:
+        folder, last = shared(comm, tmp_path), comm.size - 1
+        learner = learner_of("DiLoCo, overlap, 1 bit", comm)
+        checkpoints = psgd.Checkpoints(folder)
+        for step in (0, 2):
+            train(learner, step)
+            checkpoints.save(learner)
+        checkpoints.wait()
+        first, second = checkpoint_files.checkpoints_in(folder)
+        for step in (3, 5):
+            train(learner, step)
+        before = everything(learner)
+        for suffix, damage in itertools.product(("safetensors", "json"), DAMAGES):
+            name = f"rank-{last:05d}.{suffix}"
+            comm.barrier()
+            if comm.rank == 0:
+                shutil.copy(second / name, folder / "whole")
+                DAMAGES[damage](second / name)
+            comm.barrier()
+            earlier = rf"an earlier one is whole and can be given instead: '{first}'"
+            with pytest.raises(UserError, match=rf"{second}' is damaged: {name}.*{earlier}"):
+                psgd.load_checkpoint(learner, folder)
+            with pytest.raises(UserError, match=rf"is damaged: {name} [^;]*$"):
+                psgd.load_checkpoint(learner, second)
+            assert everything(learner) == before
+            comm.barrier()
+            if comm.rank == 0:
+                shutil.move(folder / "whole", second / name)
+        comm.barrier()
+        psgd.load_checkpoint(learner, second)
+        if comm.rank == 0:
+            (second / "manifest.json").unlink()
+        comm.barrier()
+        with pytest.raises(UserError, match=rf"is not whole: it has no manifest.*'{first}'"):
+            psgd.load_checkpoint(learner, folder)
+        psgd.load_checkpoint(learner, first)
+
+    on_ranks(body)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "missing": lambda path: path.unlink(),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b" "),
+    "flipped": flip,
+}
