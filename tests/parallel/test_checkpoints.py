@@ -204,6 +204,25 @@ def test_what_cannot_be_written_is_said_on_all_ranks(on_ranks, tmp_path, monkeyp
     on_ranks(body)
 
 
+def test_a_rank_that_has_failed_is_not_waited_for(on_ranks, tmp_path):
+    """Within a block the others come to a checkpoint before they come to the next meeting."""
+
+    def body(comm):
+        checkpoints = psgd.Checkpoints(shared(comm, tmp_path))
+        algorithm = psgd.ModelAveragingSGD(sync_steps=100)
+        learner = Learner(zeros("one block"), OPTIMIZERS["SGD"], algorithm, comm)
+
+        def go_on():
+            if comm.rank == comm.size - 1:
+                learner.fail("label 12")
+            checkpoints.save(learner)
+
+        with pytest.raises(UserError, match=rf"label 12 \(on rank {comm.size - 1}\)"):
+            go_on()
+
+    on_ranks(body)
+
+
 def test_a_folder_that_is_a_file(on_ranks, tmp_path):
     def body(comm: Communicator) -> None:
         folder = shared(comm, tmp_path) / "file"
