@@ -43,6 +43,10 @@ bench: .venv/mpich/installed
 	$(call BENCH,checkpoints,checkpoints)
 	$(call BENCH,equivalence,equivalence)
 
+convergence: .venv/mpich/installed
+	mkdir -p benchmarks/results
+	$(call BENCH,convergence,convergence)
+
 test-unit: .venv/mpich/installed
 	.venv/mpich/bin/python -m pytest -q tests/unit tests/parallel
 

@@ -12,7 +12,10 @@ from parallel_sgd import UserError
 NAMES = {
     "kernels": "CPU kernels against memory bandwidth and NumPy",
     "exchange": "sums over K ranks against MPI_Allreduce and the theory's bytes",
+    "blocks": "local steps and the end of a block against kernel and exchange alone",
     "equivalence": "4 ranks at 1 bit against serial SGD on digits, paired seeds",
+    "convergence": "all algorithms on K logical ranks against serial SGD, paired seeds",
+    "checkpoints": "writing a checkpoint against a plain write, and what training pays for it",
     "gpu": "CUDA kernels against a device-to-device copy; needs a GPU",
 }
 

@@ -20,10 +20,10 @@ from parallel_sgd.training import Session
 
 from .on_ranks import on_ranks
 from .report import Report, positive
+from .statistics import compare
 
 HIDDEN, EPOCHS, MINIBATCH = 512, 40, 64
 LR = {0: 0.3, 40_000: 0.05}
-RESAMPLES = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,9 +40,6 @@ def main(options: argparse.Namespace) -> Report:
         options.ranks, "equivalence", {"seeds": options.seeds, "bits": options.gradient_bits}
     )
     parallel, serial = np.array(found["parallel"]), np.array(found["serial"])
-    difference = parallel[:, 0] - serial[:, 0]
-    low, high = _bootstrap_interval(difference)
-    margin = options.margin
     report = Report(
         f"{options.ranks} ranks, {options.gradient_bits} bit, against serial SGD: digits, "
         f"{options.seeds} seeds, MLP 64-{HIDDEN}-10, {EPOCHS} epochs"
@@ -58,13 +55,14 @@ def main(options: argparse.Namespace) -> Report:
     for i, name, unit in ((0, "mean test loss", "nats"), (1, "mean accuracy", "")):
         ours, theirs = parallel[:, i].mean(), serial[:, i].mean()
         report.add(name, ours, unit, f"serial SGD, {theirs:.4f}", ours / theirs)
-    verdict = "equivalent" if max(abs(low), abs(high)) <= margin else "not shown to be equivalent"
+    difference = compare(parallel[:, 0], serial[:, 0], options.margin)
+    verdict = "equivalent" if difference.equivalent else "not shown to be equivalent"
     report.add(
         "mean difference in test loss",
-        difference.mean(),
+        difference.mean,
         "nats",
-        f"margin ±{margin:g}; 90 % interval {low:+.4f} to {high:+.4f}: {verdict}",
-        max(abs(low), abs(high)) / margin,
+        f"{difference}: {verdict}",
+        difference.reach,
     )
     return report
 
@@ -95,11 +93,3 @@ def _train(seed: int, algorithm: DataParallelSGD, comm: Communicator) -> tuple[f
     )
     last = session.run()[-1]
     return last.test_loss, last.test_accuracy
-
-
-def _bootstrap_interval(difference: Any) -> tuple[float, float]:
-    """The 90 % percentile interval of the mean of paired differences."""
-    random = np.random.default_rng(0)
-    picks = random.integers(len(difference), size=(RESAMPLES, len(difference)))
-    low, high = np.quantile(difference[picks].mean(axis=1), (0.05, 0.95))
-    return float(low), float(high)

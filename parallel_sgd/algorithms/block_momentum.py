@@ -34,6 +34,10 @@ class BlockMomentumSGD(LocalUpdates):
     (1 - block_momentum) * G a block, in both forms: with the defaults by K * G, as if the ranks'
     updates were added up. Compare algorithms at equal gain, or tune each.
 
+    Blocks of 1 or 2 bits do not go with a block momentum near 1: what error feedback delays the
+    momentum multiplies, and from 0.8 on training may become unstable. 4 bits were as good as 32
+    wherever we measured (docs/experiments.md).
+
     Source: Chen, Huo, "Scalable Training of Deep Learning Machines by Incremental Block Training
     with Intra-Block Parallel Optimization and Blockwise Model-Update Filtering", ICASSP 2016, eq. 6
     to 8. Unlike CNTK's and fairseq's, Nesterov's form is the paper's (see

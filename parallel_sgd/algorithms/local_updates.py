@@ -71,7 +71,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         overlap_samples: let the exchange run while the ranks train on so many further samples (of
             all ranks, at most until the next block ends), and merge its result then; 0: wait.
         merge_weight: with overlap, the weight of the local model as it merges with the common one:
-            x = merge_weight * x + (1 - merge_weight) * Φ.
+            x = merge_weight * x + (1 - merge_weight) * Φ. 0 forgets the steps taken meanwhile.
 
     A block ends with the minibatch that fills it. The exchange has the options of every exchange,
     error feedback included: what `gradient_bits` loses of one block gradient is sent with the next.

@@ -1,0 +1,220 @@
+"""The figures: loss against samples, bytes and ranks, and what error feedback is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from parallel_sgd.training import require_matplotlib
+
+from ..statistics import bootstrap_interval
+from .contenders import CONTENDERS
+from .study import Result, Results
+from .tasks import POINTS
+
+Path = str | PathLike[str]
+
+STYLES: dict[str, tuple[str, Any]] = {
+    "serial": ("black", "-"),
+    "serial Adam": ("black", ":"),
+    "32 bits": ("#4878a8", "-"),
+    "1 bit": ("#4878a8", "--"),
+    "1 bit without": ("#cc4444", "-"),
+    "averaging": ("#e08214", "-"),
+    "BMUF": ("#2a8a4a", "-"),
+    "averaging 1 bit": ("#e08214", "--"),
+    "BMUF 1 bit": ("#2a8a4a", "--"),
+    "BMUF 2 bits": ("#2a8a4a", "-."),
+    "BMUF 4 bits": ("#2a8a4a", (0, (5, 1, 1, 1, 1, 1))),
+    "classical": ("#8bc34a", "-"),
+    "CNTK": ("#8bc34a", ":"),
+    "SlowMo": ("#8e5ea2", "-"),
+    "DiLoCo": ("#8c6d4f", "-"),
+}
+
+TICKS = [m * e for e in (0.01, 0.1, 1) for m in (1, 2, 3, 5)]
+
+
+def ranks_to_show(results: Results) -> int:
+    """The K of the figures that show one: 8, or the largest below, or else the smallest."""
+    found = {result.setting.ranks for result in results.all.values()} - {1}
+    return max((k for k in found if k <= 8), default=min(found, default=1))
+
+
+def samples(results: Results, path: Path) -> None:
+    """Test loss against samples: everybody on one K, each with its best rates."""
+    k = ranks_to_show(results)
+    with _Figure(results, path, f"K = {k}, tuned rates: mean of {results.plan.seeds} seeds") as all:
+        for task, axes in all:
+            x = _at(results, task)
+            for result in _tuned(results, task, k):
+                _plot(axes, x, result)
+            axes.set_xlabel("thousands of samples, of all ranks")
+            _loss_axis(axes, task)
+
+
+def bytes_sent(results: Results, path: Path) -> None:
+    """Test loss against bytes: everybody who sends, on one K, each with its best rates."""
+    k = ranks_to_show(results)
+    with _Figure(results, path, f"K = {k}, tuned rates: mean of {results.plan.seeds} seeds") as all:
+        for task, axes in all:
+            for result in _tuned(results, task, k):
+                if result.setting.ranks == 1:
+                    if result.setting.contender == "serial":
+                        label = "serial SGD, at its end"
+                        axes.axhline(result.final.mean(), color="black", lw=1, label=label)
+                elif result.bytes_sent:
+                    part = np.arange(1, POINTS + 1) / POINTS
+                    _plot(axes, part * result.bytes_sent / k / 1e6, result)
+            axes.set_xscale("log")
+            axes.set_xlabel("MB sent by a rank")
+            _loss_axis(axes, task)
+
+
+def ranks(results: Results, path: Path) -> None:
+    """Final test loss against K: model averaging and block momentum."""
+    lines = (
+        ("averaging", "equal", "--", "o"),
+        ("averaging", "tuned", "-", "o"),
+        ("BMUF", "equal", "--", "s"),
+        ("BMUF", "gain 1", ":", "s"),
+        ("BMUF", "tuned", "-", "s"),
+    )
+    words = {"equal": "rate of serial SGD", "gain 1": "gain 1", "tuned": "tuned"}
+    title = "After the same number of samples: mean and 95 % interval over seeds"
+    with _Figure(results, path, title) as all:
+        for task, axes in all:
+            shown: set[int] = set()
+            for i, (name, rates, style, marker) in enumerate(lines):
+                found = [
+                    result
+                    for result in results.of(task)
+                    if (result.setting.contender, result.setting.rates) == (name, rates)
+                ]
+                means = np.array([result.final.mean() for result in found])
+                ends = np.array([bootstrap_interval(result.final, 0.95) for result in found])
+                x = np.array([result.setting.ranks for result in found])
+                shown |= set(x.tolist())
+                if found:
+                    axes.errorbar(
+                        x * 2 ** (0.06 * (i - 2)),  # beside each other
+                        means,
+                        yerr=np.abs(ends.T - means),
+                        color=STYLES[name][0],
+                        linestyle=style,
+                        marker=marker,
+                        markersize=4,
+                        capsize=3,
+                        label=f"{CONTENDERS[name].title}, {words[rates]}",
+                    )
+            serial = results.serial(task).final.mean()
+            axes.axhline(serial, color="black", lw=1, label="serial SGD, tuned")
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(sorted(shown), map(str, sorted(shown)))
+            axes.minorticks_off()
+            axes.set_xlabel("K, ranks")
+            _loss_axis(axes, task)
+
+
+def error_feedback(results: Results, path: Path) -> None:
+    """Test loss against samples: 32 bits, and 1 bit with and without error feedback."""
+    k = ranks_to_show(results)
+    lines = (
+        ("32 bits", "tuned", "#4878a8", "-", "32 bits, tuned"),
+        ("1 bit", "as 32 bits", "#2a8a4a", "-", "1 bit with error feedback, rate of 32 bits"),
+        ("1 bit without", "as 32 bits", "#cc4444", "-", "1 bit without, rate of 32 bits"),
+        ("1 bit without", "tuned", "#e08214", "-", "1 bit without, tuned"),
+    )
+    title = f"Data-parallel SGD, K = {k}: mean and range of {results.plan.seeds} seeds"
+    with _Figure(results, path, title) as all:
+        for task, axes in all:
+            x = _at(results, task)
+            for name, rates, color, style, label in lines:
+                result = results.all.get((task, name, k, rates))
+                if result:
+                    losses = result.losses
+                    axes.plot(x, losses.mean(0), color=color, linestyle=style, label=label)
+                    axes.fill_between(
+                        x, losses.min(0), losses.max(0), color=color, alpha=0.15, linewidth=0
+                    )
+            axes.set_xlabel("thousands of samples, of all ranks")
+            _loss_axis(axes, task)
+
+
+FIGURES: dict[str, Callable[[Results, Path], None]] = {
+    "samples": samples,
+    "bytes": bytes_sent,
+    "ranks": ranks,
+    "error-feedback": error_feedback,
+}
+
+
+class _Figure:
+    """A panel for each task, one legend below; written at the end."""
+
+    def __init__(self, results: Results, path: Path, title: str) -> None:
+        self.pyplot, self.path = require_matplotlib(), path
+        tasks = results.plan.tasks
+        self.figure, axes = self.pyplot.subplots(
+            1, len(tasks), figsize=(5.5 * len(tasks), 5), layout="constrained", squeeze=False
+        )
+        self.figure.suptitle(title, size=11)
+        self.panels = list(zip(tasks, axes[0], strict=True))
+        for task, each in self.panels:
+            each.set_title(results.plan.task(task).title, loc="left", size=10)
+            each.grid(alpha=0.25)
+            for side in ("top", "right"):
+                each.spines[side].set_visible(False)
+
+    def __enter__(self) -> Iterable[tuple[str, Any]]:
+        return self.panels
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        if kind is None:
+            lines: dict[str, Any] = {}
+            for _, axes in self.panels:
+                lines |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+            self.figure.legend(
+                lines.values(),
+                lines.keys(),
+                loc="outside lower center",
+                ncols=3 if len(self.panels) > 1 else 2,
+                frameon=False,
+                fontsize=9,
+            )
+            self.figure.savefig(self.path, dpi=110)
+        self.pyplot.close(self.figure)
+
+
+def _tuned(results: Results, task: str, ranks: int) -> list[Result]:
+    return [
+        result
+        for result in results.of(task)
+        if result.setting.rates == CONTENDERS[result.setting.contender].rates
+        and result.setting.ranks in (1, ranks)
+        and result.setting.contender != "1 bit without"  # has a figure of its own, far above
+    ]
+
+
+def _plot(axes: Any, x: Any, result: Result) -> None:
+    name = result.setting.contender
+    color, style = STYLES[name]
+    label = CONTENDERS[name].title
+    axes.plot(x, result.losses.mean(axis=0), color=color, linestyle=style, label=label)
+
+
+def _at(results: Results, task: str) -> Any:
+    return np.arange(1, POINTS + 1) / POINTS * results.plan.task(task).samples / 1000
+
+
+def _loss_axis(axes: Any, task: str) -> None:
+    axes.set_ylabel("test loss, nats")
+    if task == "digits":
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in TICKS if low <= tick <= high]
+        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()

@@ -1,0 +1,95 @@
+"""One run: K logical ranks train one model in the thread world."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from parallel_sgd import Communicator, Learner, UserError, simulate
+from parallel_sgd.data import Source
+from parallel_sgd.schedules import Linear
+
+from .contenders import CONTENDERS, Options
+from .tasks import POINTS, TASKS
+
+LAST_RATE = 0.1
+"""The learning rate falls linearly, to this part of the first one."""
+
+FIRST_TUNING_SEED = 1000
+"""Rates are chosen on seeds from here on; those below are reported."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What decides a run, to the last bit.
+
+    Attributes:
+        task, contender: by name.
+        ranks: how many.
+        lr: the learning rate at the beginning.
+        options: of the algorithm, beyond those that the contender always has.
+        seed: of the initial model, the data's split and their order.
+        samples: of all ranks.
+    """
+
+    task: str
+    contender: str
+    ranks: int
+    lr: float
+    options: Options
+    seed: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """
+    Attributes:
+        losses: test loss in nats at each of the `POINTS`.
+        bytes_sent: by all ranks together.
+    """
+
+    losses: tuple[float, ...]
+    bytes_sent: int
+
+
+def train(run: Run) -> Outcome:
+    """Carry a run out. Losses are at most the task's `ceiling`, also after a run has broken off."""
+    task, contender = TASKS[run.task], CONTENDERS[run.contender]
+    training, test = task.data(run.seed, run.samples)
+    algorithm = contender.algorithm(run.options, task.block)
+    rate = Linear({0: run.lr, run.samples: LAST_RATE * run.lr})
+    losses: list[float] = []
+
+    def one_rank(comm: Communicator) -> int:
+        model = task.model(run.seed)
+        source = Source(
+            training,
+            minibatch_size=task.minibatch * comm.size,
+            epochs=-(-run.samples // len(training)),
+            seed=run.seed,
+            dtype=None,
+        )
+        learner = Learner(model.parameters, contender.optimizer(rate), algorithm, comm)
+        for x, y in source.minibatches(learner):
+            model.gradient(x, y, out=learner.gradient)
+            learner.step(samples=len(x))
+            if learner.samples % (run.samples // POINTS) == 0:
+                learner.meet()
+                if comm.rank == 0:
+                    with learner.shared_model():
+                        losses.append(model.evaluate(test.x, test.y)[0])
+            if learner.samples == run.samples:
+                break
+        learner.finish()
+        return learner.bytes_sent
+
+    sent = 0
+    try:
+        sent = sum(simulate(run.ranks, one_rank))
+    except UserError:  # it has diverged
+        losses += [math.inf] * (POINTS - len(losses))
+    ended = np.nan_to_num(losses, nan=math.inf, posinf=math.inf)
+    return Outcome(tuple(np.minimum(ended, task.ceiling).round(4).tolist()), sent)

@@ -1,0 +1,75 @@
+"""Are two ways of training equally good? Paired by seed: the bootstrap, and equivalence tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+RESAMPLES = 10_000
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The mean of paired differences, one for each seed: below 0 is better where they are losses.
+
+    Attributes:
+        mean: of the differences.
+        interval_90, interval_95: bootstrap intervals of the mean.
+        margin: differences up to this large do not matter.
+    """
+
+    mean: float
+    interval_90: Interval
+    interval_95: Interval
+    margin: float
+
+    @property
+    def reach(self) -> float:
+        """How far from 0 the 90 % interval goes, in margins: up to 1 is equivalent."""
+        return max(map(abs, self.interval_90)) / self.margin
+
+    @property
+    def equivalent(self) -> bool:
+        """Two one-sided tests at 5 %: whether the 90 % interval lies within the margin."""
+        return self.reach <= 1
+
+    @property
+    def verdict(self) -> str:
+        """One of "equivalent"; "better", "worse" if the 95 % interval says so; "undecided"."""
+        if self.equivalent:
+            return "equivalent"
+        low, high = self.interval_95
+        return "better" if high < 0 else "worse" if low > 0 else "undecided"
+
+    def __str__(self) -> str:
+        spans = (f"{low:+.4f} to {high:+.4f}" for low, high in (self.interval_90, self.interval_95))
+        return "margin ±{:g}; 90 % interval {}, 95 % {}".format(self.margin, *spans)
+
+
+def compare(ours: npt.ArrayLike, theirs: npt.ArrayLike, margin: float) -> Comparison:
+    """Compare two lists [seeds] of losses, paired.
+
+    With ten pairs a percentile interval is a little too short: of normal differences a 90 %
+    interval covers the mean in about 86 % of all cases, a 95 % one in 92 %.
+    """
+    difference = np.asarray(ours, float) - np.asarray(theirs, float)
+    return Comparison(
+        float(difference.mean()),
+        bootstrap_interval(difference, 0.90),
+        bootstrap_interval(difference, 0.95),
+        margin,
+    )
+
+
+def bootstrap_interval(values: Any, confidence: float) -> Interval:
+    """The percentile interval of the mean of values [n]; the same for the same values."""
+    values = np.asarray(values, float)
+    picks = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(values[picks].mean(axis=1), (tail, 1 - tail))
+    return float(low), float(high)

@@ -1,0 +1,158 @@
+"""The statistics of the benchmarks, and the convergence benchmark in small."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks import convergence
+from benchmarks.convergence.contenders import CONTENDERS, gain
+from benchmarks.convergence.runs import Runs, read
+from benchmarks.convergence.study import RATES, Climb, Plan, study
+from benchmarks.convergence.summary import Summary
+from benchmarks.convergence.tasks import POINTS, TASKS
+from benchmarks.convergence.training import Run, train
+from benchmarks.statistics import bootstrap_interval, compare
+from parallel_sgd import UserError
+
+
+def test_the_interval_of_equal_values_is_that_value():
+    assert bootstrap_interval([0.25] * 10, 0.9) == (0.25, 0.25)
+
+
+def test_the_interval_of_two_values_is_known():
+    # the mean of two draws is 0, 1/2 or 1, with probabilities 1/4, 1/2 and 1/4
+    assert bootstrap_interval([0, 1], 0.90) == (0, 1)
+    assert bootstrap_interval([0, 1], 0.40) == (0.5, 0.5)
+
+
+def test_the_interval_agrees_with_the_normal_one_for_many_values():
+    values = np.random.default_rng(0).normal(3, 2, 400)
+    low, high = bootstrap_interval(values, 0.95)
+    half = 1.96 * values.std() / math.sqrt(len(values))
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.02)
+
+
+def test_intervals_cover_the_mean_as_often_as_the_docstring_says():
+    random = np.random.default_rng(1)
+    spans = [bootstrap_interval(random.standard_normal(10), 0.9) for _ in range(400)]
+    covered = np.mean([low <= 0 <= high for low, high in spans])
+    assert covered == pytest.approx(0.86, abs=0.05)
+
+
+def test_pairing_removes_what_seeds_have_in_common():
+    common = np.random.default_rng(2).normal(1, 1, 10)  # far more than the margin
+    noise = np.random.default_rng(3).normal(0, 0.001, 10)
+    found = compare(common + noise, common, margin=0.01)
+    assert found.equivalent and found.verdict == "equivalent"
+    assert found.mean == pytest.approx(noise.mean())
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ([0.003, 0.005, 0.004], "equivalent"),  # different, and yet within the margin
+        ([0.02, 0.03, 0.025], "worse"),
+        ([-0.02, -0.03, -0.025], "better"),
+        ([-0.03, 0.04, 0.0], "undecided"),  # no difference seen is not equivalence
+        ([0.0, 0.0, 0.0], "equivalent"),
+    ],
+)
+def test_verdicts(differences, verdict):
+    found = compare(np.array(differences) + 0.5, [0.5] * 3, margin=0.01)
+    assert found.verdict == verdict
+    assert found.equivalent == (found.reach <= 1)
+
+
+def test_a_climb_ends_where_both_neighbours_are_worse():
+    climb = Climb("digits", "serial", 1, (), RATES)
+    losses = {i: (i - 8) ** 2 for i in range(len(RATES))}
+    rounds = 0
+    while wanted := climb.next_points():
+        climb.scores |= {i: losses[i] for i in wanted}
+        rounds += 1
+    assert climb.best == 8 and rounds == 4 and sorted(climb.scores) == [4, 5, 6, 7, 8, 9]
+    assert climb.setting(8).lr == RATES[8] and not climb.setting(8).at_edge
+
+
+def test_a_climb_stops_at_the_edge_and_says_so():
+    climb = Climb("digits", "serial", 1, (), RATES)
+    while wanted := climb.next_points():
+        climb.scores |= {i: float(i) for i in wanted}
+    assert climb.best == 0 and climb.setting(0).at_edge
+
+
+def test_gains():
+    def found(name, options, ranks=8):
+        return gain(CONTENDERS[name].algorithm(options, 4), ranks)
+
+    assert found("averaging", ()) == 1
+    assert found("BMUF", ()) == 8
+    assert found("BMUF", (("block_momentum", 0.5), ("block_learning_rate", 0.5))) == 1
+    assert found("CNTK", ()) == 15
+    assert found("SlowMo", ()) == 2
+    assert found("DiLoCo", ()) == pytest.approx(7)
+
+
+def test_everybody_sees_the_same_number_of_samples_in_whole_minibatches_and_blocks():
+    for task in TASKS.values():
+        for contender in CONTENDERS.values():
+            for ranks in contender.ranks:
+                assert task.samples % (POINTS * ranks * task.minibatch * task.block) == 0
+
+
+def test_a_run_repeats():
+    run = Run("digits", "32 bits", 4, 0.4, (), seed=3, samples=1024)
+    outcome = train(run)
+    assert train(run) == outcome
+    assert len(outcome.losses) == POINTS and outcome.bytes_sent > 0
+
+
+def test_a_run_that_diverges_counts_as_knowing_nothing():
+    outcome = train(Run("digits", "32 bits", 2, 1e30, (), seed=0, samples=512))
+    assert outcome.losses[-1] == pytest.approx(math.log(10), abs=1e-4)
+    assert len(outcome.losses) == POINTS
+
+
+def test_a_small_study_from_beginning_to_end(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "runs.json"
+    plan = Plan(["digits"], seeds=2, tuning_seeds=1, ranks=[4], shortened=128)
+    with Runs(path=str(path)) as runs:
+        first = study(plan, runs)
+        assert runs.done
+    with Runs(path=str(path)) as runs:
+        again = study(plan, runs)
+        assert runs.done == 0  # all from the file
+    assert {k: r.final.tolist() for k, r in again.all.items()} == {
+        k: r.final.tolist() for k, r in first.all.items()
+    }
+    summary = Summary(again)
+    summary.print()
+    assert "data-parallel, 1 bit" in capsys.readouterr().out
+    summary.write(tmp_path / "rows.json")
+    content = json.loads((tmp_path / "rows.json").read_text())
+    assert set(content) == {"machine", "rows"}
+    assert all(math.isfinite(row["value"]) for row in content["rows"])
+    assert any("error feedback" in row["name"] for row in content["rows"])
+    summary.draw(tmp_path / "c.png")
+    assert len(list(tmp_path.glob("c-*.png"))) == 4
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    path = tmp_path / "runs.json"
+    path.write_text('{"a": 1}')
+    with pytest.raises(UserError, match="not the runs"):
+        read(path)
+
+
+def test_options_become_a_plan():
+    parser = argparse.ArgumentParser()
+    convergence.add_arguments(parser)
+    options = parser.parse_args(["--quick", "--task", "bytes", "--ranks", "8", "16"])
+    assert convergence.plan_of(options) == Plan(["bytes"], 3, 1, [8, 16], 8)
+    assert convergence.plan_of(parser.parse_args([])) == Plan(["digits", "bytes"])
