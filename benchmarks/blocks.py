@@ -128,7 +128,7 @@ def _learner(
 
 
 def _step(learner: Learner) -> None:
-    learner.expect(learner.comm.size)
+    learner.expect(1, learner.comm.size)
     learner.step(samples=1)
 
 

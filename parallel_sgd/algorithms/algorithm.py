@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 from ..communication import Communicator
 from ..optimizers import LocalStep
@@ -24,6 +24,9 @@ class Algorithm(ABC, Generic[StateT]):
     returns: see `parallel_sgd.state`. The clock of every option is samples seen by all ranks,
     `local_step.samples`.
     """
+
+    meets_in_every_step: ClassVar[bool] = False
+    """Whether every `step` finds out by itself how many samples all ranks have."""
 
     def check_minibatch(self, samples: int, ranks: int) -> None:
         """See that minibatches of so many samples of all ranks can be trained on. Local.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..communication import Communicator
 from ..optimizers import LocalStep
@@ -28,6 +29,8 @@ class DataParallelSGD(SynchronousAlgorithm[DataParallelState]):
     Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014. Unlike CNTK's, the
     residuals are never reset, and blocks have a fixed length instead of a matrix column's.
     """
+
+    meets_in_every_step: ClassVar[bool] = True
 
     def init(self, parameters: Parameters, comm: Communicator) -> DataParallelState:
         residuals, exchanges = self.first_exchange(parameters, comm)

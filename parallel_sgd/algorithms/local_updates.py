@@ -43,6 +43,9 @@ class LocalUpdateState(SynchronousState):
         block_samples: of all ranks, in the present block so far.
         own_samples: of this rank, in the present block so far.
         block_steps: minibatches in the present block so far.
+        lr, sent_lr: the local learning rate of the latest step, and of the last one of the block
+            under way.
+        warm: whether the warm start goes on, in which all ranks train the same model.
         averaging: for inner states that are averaged.
         sending: the exchange under way, in the background.
         apart: the ranks, for what runs in the background.
@@ -55,6 +58,9 @@ class LocalUpdateState(SynchronousState):
     block_samples: int = across("same", default=0)
     own_samples: int = across("share", default=0)
     block_steps: int = across("same", default=0)
+    lr: float = across("same", default=0.0)
+    sent_lr: float = across("same", default=0.0)
+    warm: bool = across("same", default=False)
     averaging: FullPrecisionExchange | None = workspace()
     sending: InBackground[None] | None = workspace(default=None)
     apart: Communicator = workspace()
@@ -70,21 +76,31 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         sync_steps: minibatches in a block.
         overlap_samples: let the exchange run while the ranks train on so many further samples (of
             all ranks, at most until the next block ends), and merge its result then; 0: wait.
-        merge_weight: with overlap, the weight of the local model as it merges with the common one:
-            x = merge_weight * x + (1 - merge_weight) * Φ. 0 forgets the steps taken meanwhile.
+        merge_weight: only with overlap, and 0.5 if not given: the weight of the local model as it
+            merges with the common one: x = merge_weight * x + (1 - merge_weight) * Φ. 0 forgets the
+            steps taken meanwhile.
 
     A block ends with the minibatch that fills it. The exchange has the options of every exchange,
     error feedback included: what `gradient_bits` loses of one block gradient is sent with the next.
 
+    A step in which a block ends is collective: one sum of three integers and one exchange (a rank
+    sends 2·(K-1)/K models in 32 bits), and about 14 passes over the model. With overlap the merge
+    waits for the exchange, after a sum of its own; an inner state that is averaged is exchanged
+    then; and one that is zeroed loses what it has gathered since the block ended.
+
     Extra memory per parameter: Φ and the outer momentum, 4 bytes each (float32), the exchange's
     buffers, and with overlap 4 more. The local step allocates nothing.
+
+    Raises, from `step` and `finish` on all ranks: SharedError, where a minibatch is larger than a
+    block, a rank has left out samples of one, a model is not finite, or a rank has failed. A rank
+    that was about to synchronize then holds Φ in `parameters`.
     """
 
     block_samples: int | None = None
     sync_period: int | None = None
     sync_steps: int | None = None
     overlap_samples: int = 0
-    merge_weight: float = 0.5
+    merge_weight: float | None = None
 
     default_period: ClassVar[dict[str, int]]
     """What holds where none of the three periods is given."""
@@ -97,12 +113,12 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
             texts = " and ".join(f"{name}={value}" for name, value in given.items())
             raise UserError(f"{texts}: at most one of {', '.join(names)} may be given")
         period = {n: integer(n, v, 1) for n, v in (given or self.default_period).items()}
-        settle(
-            self,
-            **period,
-            overlap_samples=integer("overlap_samples", self.overlap_samples, 0),
-            merge_weight=number("merge_weight", self.merge_weight, 0, most=1),
-        )
+        overlap, weight = integer("overlap_samples", self.overlap_samples, 0), self.merge_weight
+        if weight is not None:
+            weight = number("merge_weight", weight, 0, most=1)
+        if weight is not None and not overlap:
+            raise UserError(f"merge_weight={weight} needs overlap_samples of more than 0")
+        settle(self, **period, overlap_samples=overlap, merge_weight=weight)
 
     @abstractmethod
     def outer_step(
@@ -113,7 +129,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         Args:
             block_gradient: [n], G; may be changed.
             samples: of all ranks, in the block.
-            lr: the local optimizer's learning rate now.
+            lr: the local optimizer's learning rate in the block's last step.
             ranks: how many there are.
         """
 
@@ -160,6 +176,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
             momentum=parameters.like().flat if self.has_momentum else None,
             sent=parameters.like().flat if self.overlap_samples else None,
             averaging=FullPrecisionExchange(parameters, comm) if averages else None,
+            warm=self.distributed_after > 0,
             apart=apart,
         )
 
@@ -175,13 +192,16 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
     ) -> int:
         if not self.distributed(local_step.samples):
             total = self.train_alone(parameters, gradient, samples, local_step, comm)
-            state.start[...] = parameters.flat
+            if self.distributed(local_step.samples):
+                state.start[...] = parameters.flat
+                state.warm = False
             return total
         if total is None:
             total = comm.agree(None, samples)
         if total == 0:
             return 0
         self.check_minibatch(total, comm.size)
+        state.lr = local_step.lr
         local_step(gradient.flat, samples, total)
         state.own_samples += samples
         state.block_samples += total
@@ -205,10 +225,11 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
             self._merge(state, parameters, local_step, comm)
         if state.block_samples:
             self._synchronize(state, parameters, local_step, comm, overlap=False)
-        parameters.flat[...] = state.start
+        if not state.warm:
+            parameters.flat[...] = state.start
 
     def shared_model(self, state: LocalUpdateState, parameters: Parameters) -> Array:
-        return state.start
+        return parameters.flat if state.warm else state.start
 
     def wait(self, state: LocalUpdateState) -> None:
         if state.sending is not None:
@@ -219,6 +240,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         return state.own_samples
 
     def bytes_sent(self, state: LocalUpdateState) -> int:
+        self.wait(state)  # what is counted does not depend on how far it has come
         averaging = state.averaging.bytes_sent if state.averaging else 0
         return super().bytes_sent(state) + averaging
 
@@ -247,7 +269,12 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
             assert state.sent is not None
             difference = state.sent
             difference[...] = x
-        self._weigh(state, difference, clock, comm)
+        try:
+            self._weigh(state, difference, clock, comm)
+        except SharedError:
+            if not overlap:
+                x[...] = state.start  # a model again
+            raise
         exchange = self.exchange_after(state, clock, parameters, state.apart)
         samples = state.block_samples
         state.block_samples = state.own_samples = state.block_steps = 0
@@ -258,10 +285,10 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
 
         if overlap:
             state.sending = InBackground(f"block exchange of rank {comm.rank}", reduce)
-            state.sent_samples = samples
+            state.sent_samples, state.sent_lr = samples, state.lr
             return
         reduce()
-        self._close(state, difference, samples, local_step, comm)
+        self._close(state, difference, samples, state.lr, local_step, comm)
         x[...] = state.start
 
     def _merge(
@@ -275,10 +302,10 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         x = parameters.flat
         self.meet(state, comm)  # a rank may have failed in place of this step
         self.wait(state)
-        self._close(state, state.sent, state.sent_samples, local_step, comm)
+        self._close(state, state.sent, state.sent_samples, state.sent_lr, local_step, comm)
         state.sent_samples = 0
         x -= state.start
-        x *= self.merge_weight
+        x *= 0.5 if self.merge_weight is None else self.merge_weight
         x += state.start
 
     def _weigh(self, state: LocalUpdateState, x: Array, clock: int, comm: Communicator) -> None:
@@ -291,9 +318,11 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         problem = problem_with(x, self.bits_after(clock), "model's change over the block")
         samples = comm.agree(problem, state.own_samples)
         if samples != state.block_samples:
+            counts = comm.allgather_object(state.own_samples)
             raise SharedError(
-                f"the ranks have trained on {samples} samples in this block, but were to get "
-                f"{state.block_samples}: every rank must take a step with all of each minibatch"
+                f"the ranks have trained on {samples} samples in this block ({counts} by rank), "
+                f"but were to get {state.block_samples}: every rank must take a step with all of "
+                "each minibatch"
             )
         x *= self.share(state.own_samples, samples)
 
@@ -302,11 +331,12 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         state: LocalUpdateState,
         block_gradient: Array,
         samples: int,
+        lr: float,
         local_step: LocalStep,
         comm: Communicator,
     ) -> None:
         """The outer step, and what becomes of the inner state."""
-        self.outer_step(state, block_gradient, samples, local_step.lr, comm.size)
+        self.outer_step(state, block_gradient, samples, lr, comm.size)
         local = local_step.state
         match self.inner_policy:
             case "zero":

@@ -17,7 +17,7 @@ SMALLEST_LR = 1e-30
 @dataclass(frozen=True, kw_only=True)
 class SlowMo(LocalUpdatesWithInnerState):
     """u = slow_momentum * u + G / lr;  Φ = Φ - slow_learning_rate * lr * u, with lr the local
-    optimizer's learning rate at the synchronization.
+    optimizer's learning rate in the block (in its last step, where it changes within).
 
     Args:
         slow_momentum: in [0, 1); the paper's β.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from ..algorithms import DataParallelSGD, LocalUpdates
 from ..training import Progress, RunFolder, Session
@@ -10,7 +11,8 @@ from ..training import Progress, RunFolder, Session
 
 def blocks(algorithm: LocalUpdates, samples: int, minibatch_size: int, ranks: int) -> str:
     """How often the ranks will synchronize: a default block is long for little data."""
-    block = algorithm.block_size_on(ranks) or (algorithm.sync_steps or 1) * minibatch_size
+    steps = algorithm.sync_steps or -(-(algorithm.block_size_on(ranks) or 1) // minibatch_size)
+    block, samples = steps * minibatch_size, max(samples - algorithm.distributed_after, 0)
     line = f"a block is {block:,} samples of all ranks, the run {samples / block:.1f} blocks"
     return line if samples >= block else f"{line}: they synchronize only at its end"
 
@@ -51,7 +53,7 @@ def finish(
         )
     minibatches = -(-len(session.train) // session.minibatch_size) * session.epochs
     full = minibatches * 2 * (ranks - 1) * session.model.parameters.flat.nbytes
-    if last.bytes_sent:
+    if last.bytes_sent and session.resume is None:  # else other ranks may have sent some of it
         print(
             f"bytes sent, all ranks    {last.bytes_sent:13,d}; every gradient in 32 bit: "
             f"{full:,d}, {full / last.bytes_sent:.1f} times as much"
@@ -62,8 +64,10 @@ def finish(
         curves["test, serial SGD"] = [(p.samples, p.test_loss) for p in serial]
     if plot:
         folder.write_loss_curves(curves)
-    summary = {label: asdict(row) for label, row in rows.items()}
-    folder.write_json("summary.json", {**summary, "bytes_in_32_bit": full})
+    summary: dict[str, Any] = {label: asdict(row) for label, row in rows.items()}
+    if session.resume is None:
+        summary["bytes_in_32_bit"] = full
+    folder.write_json("summary.json", summary)
     print(f"run folder                {folder.path}")
 
 

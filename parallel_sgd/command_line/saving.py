@@ -30,7 +30,8 @@ def add_saving_options(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="go on from the newest checkpoint in the folder of a run, or from the one given. Give "
         "the other options as before; learning rate, epochs and the number of ranks may change. "
-        "Without --output the run goes on in its own folder",
+        "Without --output the run goes on in its own folder, where checkpoints after that one are "
+        "renamed (.aside)",
     )
 
 
@@ -40,7 +41,9 @@ def resumed_run(options: argparse.Namespace) -> str | None:
     Raises:
         UserError: it cannot be told. Local.
     """
-    if not options.resume or options.output:
+    if options.resume == "":
+        raise UserError("resume='' must be a folder")
+    if options.resume is None or options.output:
         return None
     path = Path(options.resume)
     for folder in (path, path.parent, path.parent.parent):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..algorithms import ALGORITHMS, Algorithm, LocalUpdates
-from ..communication import TIMEOUT_S, Communicator
+from ..communication import TIMEOUT_S, Communicator, checked_timeout
 from ..communication.abort import abort_on_error
 from ..data import (
     DIGITS_CLASSES,
@@ -174,6 +174,7 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
     options = parser().parse_args(argv)
     if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
         options.lr = DEFAULT_LR[options.optimizer]
+    checked_timeout(options.timeout_s)
     algorithm = build(options.algorithm, ALGORITHMS, options)
     optimizer = build(options.optimizer, OPTIMIZERS, options)
     return options, algorithm, optimizer
@@ -195,6 +196,7 @@ def train_on(
         return data
 
     train, test = comm.together(prepare)
+    algorithm.check_minibatch(options.minibatch_size, comm.size)
     described = {
         "parallel_sgd": __version__,
         "ranks": comm.size,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
+from weakref import WeakSet
 
 Result = TypeVar("Result")
+
+_running: WeakSet[InBackground[Any]] = WeakSet()
 
 
 class InBackground(Generic[Result]):
@@ -15,7 +19,7 @@ class InBackground(Generic[Result]):
     Whoever communicates in it needs a communicator of its own (`Communicator.duplicate`), since
     its collectives run beside those of the main thread.
 
-    Local. The thread does not keep the program from ending.
+    Local. At the end of the program it is waited for, before MPI is shut down under it.
 
     >>> InBackground("addition", lambda: 1 + 1).result()
     2
@@ -26,6 +30,7 @@ class InBackground(Generic[Result]):
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        _running.add(self)
         self._thread.start()
 
     @property
@@ -45,3 +50,10 @@ class InBackground(Generic[Result]):
             self._result = self._function()
         except BaseException as error:  # raised where somebody waits for the result
             self._error = error
+
+
+@atexit.register
+def _wait_for_all() -> None:
+    """Python's own exit handlers run before MPI_Finalize, in which no thread may still be."""
+    for background in list(_running):
+        background._thread.join()

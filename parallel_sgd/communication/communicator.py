@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SharedError, UserError
+from ..validation import number
 from .launched import launched_size, launcher_name
 
 Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
@@ -19,6 +20,9 @@ Result = TypeVar("Result")
 
 TIMEOUT_S = 600.0
 """Longest wait for the other ranks before a rank gives up and ends the job."""
+
+
+LONGEST_S = 1e8  #: three years, about what clocks and locks still take
 
 
 class Communicator(ABC):
@@ -52,8 +56,7 @@ class Communicator(ABC):
         `import parallel_sgd` on. `sys.exit` on one rank does not: the others end the job after
         `timeout_s`.
         """
-        if not timeout_s > 0:
-            raise UserError(f"timeout_s={timeout_s!r} must be more than 0 seconds")
+        timeout_s = checked_timeout(timeout_s)
         launched = launched_size()
         try:
             from .mpi import mpi_world
@@ -215,6 +218,18 @@ class Communicator(ABC):
                 others = {v: [k for k, w in enumerate(values) if w == v] for v in values}
                 has = "; ".join(f"{name_ranks(ranks)}: {v}" for v, ranks in others.items())
                 raise SharedError(f"{name} must be the same on all ranks, but differs: {has}")
+
+
+def checked_timeout(timeout_s: float) -> float:
+    """A number of seconds to wait at most.
+
+    Raises:
+        UserError: it is none.
+    """
+    timeout_s = number("timeout_s", timeout_s, 0, most=LONGEST_S)
+    if timeout_s == 0:
+        raise UserError("timeout_s=0 must be more than 0 seconds")
+    return timeout_s
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

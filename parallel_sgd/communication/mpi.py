@@ -40,7 +40,8 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     problem = world_mismatch(MPI.COMM_WORLD.size if fits else 1, vendor)
     if problem:
         raise UserError(problem)
-    return MpiCommunicator(MPI.COMM_WORLD, timeout_s=timeout_s, cuda_aware=cuda_aware)
+    watched = Watchdog(timeout_s, MPI.COMM_WORLD.rank, _end_job_from_another_thread)
+    return MpiCommunicator(MPI.COMM_WORLD, watched, cuda_aware=cuda_aware)
 
 
 class MpiCommunicator(Communicator):
@@ -48,17 +49,16 @@ class MpiCommunicator(Communicator):
 
     Args:
         comm: an mpi4py intracommunicator.
-        timeout_s: longest wait in a collective, this one too, in seconds.
+        watched: bounds every wait in a collective, this one too.
         cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory.
 
     Collective.
     """
 
-    def __init__(self, comm: MPI.Intracomm, *, timeout_s: float, cuda_aware: bool = False) -> None:
+    def __init__(self, comm: MPI.Intracomm, watched: Watchdog, *, cuda_aware: bool = False) -> None:
         self.rank, self.size = comm.rank, comm.size
-        self._cuda_aware = cuda_aware
-        self._watched = Watchdog(timeout_s, self.rank, _end_job_from_another_thread)
-        with self._watched("Communicator.world()"):
+        self._cuda_aware, self._watched = cuda_aware, watched
+        with watched("the duplication of a communicator"):
             self._comm = comm.Dup()
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
@@ -107,8 +107,7 @@ class MpiCommunicator(Communicator):
             else "MPI must let several threads communicate at once (MPI_THREAD_MULTIPLE) to do so "
             f"while training goes on; this {MPI.get_vendor()[0]} gives level {level}"
         )
-        timeout_s = self._watched.timeout_s
-        return MpiCommunicator(self._comm, timeout_s=timeout_s, cuda_aware=self._cuda_aware)
+        return MpiCommunicator(self._comm, self._watched, cuda_aware=self._cuda_aware)
 
     @property
     def host(self) -> str:

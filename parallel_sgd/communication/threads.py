@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .communicator import TIMEOUT_S, Array, Communicator, Counts
+from ..validation import integer
+from .communicator import TIMEOUT_S, Array, Communicator, Counts, checked_timeout
 
 Result = TypeVar("Result")
 
@@ -128,13 +129,18 @@ def simulate(
 ) -> list[Result]:
     """Run `function(comm)` on `size` logical ranks, a thread each, and return all results.
 
+    Args:
+        size: at least 1.
+        timeout_s: longest wait of a rank for the others.
     Raises:
+        UserError: a size or time that is not possible.
         whatever the first rank to fail raised; the others are stopped at their next collective.
 
     >>> simulate(3, lambda comm: int(comm.sum_integers(np.array([comm.rank]))[0]))
     [3, 3, 3]
     """
-    world = ThreadWorld(size, timeout_s)
+    size = integer("size", size, 1)
+    world = ThreadWorld(size, checked_timeout(timeout_s))
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
@@ -10,6 +12,17 @@ from ..validation import integer
 from .dataset import as_dataset
 from .validation import Array, DType, float_dtype
 from .view import LearnerView
+
+
+@contextmanager
+def expecting(learner: LearnerView) -> Iterator[None]:
+    """While minibatches are given: those that are never trained on are forgotten at its end."""
+    learner.expect_nothing()
+    try:
+        yield
+    except GeneratorExit:  # in the midst of it
+        learner.expect_nothing()
+        raise
 
 
 class MinibatchSource:
@@ -37,7 +50,7 @@ class MinibatchSource:
         self.classes = None if classes is None else integer("classes", classes, 1)
         self.start = integer("start", start, 0)
         # Threads that share a source have a learner each; ids, as a learner need not be hashable.
-        self._met: dict[int, tuple[ref[Any], ref[Any]]] = {}
+        self._met: dict[int, tuple[ref[Any], ref[Any], Any]] = {}
 
     def _facts(self) -> dict[str, Any]:
         """What must be the same on all ranks, by the names that the user knows."""
@@ -55,8 +68,13 @@ class MinibatchSource:
         """What keeps this rank from feeding the learner, in one line, where its ranks agree."""
         return None
 
-    def _get_to_know(self, learner: LearnerView) -> None:
-        """Let the ranks tell each other what this source has to know of all. Collective."""
+    def _get_to_know(self, learner: LearnerView) -> Any:
+        """What this source has to know of all ranks. Collective."""
+        return None
+
+    def _known(self, learner: LearnerView) -> Any:
+        """What `_get_to_know` has returned for a learner that it has met."""
+        return self._met[id(learner)][2]
 
     def meet(self, learner: LearnerView) -> None:
         """See that this source can feed a learner, and does alike on all ranks.
@@ -73,8 +91,8 @@ class MinibatchSource:
             return
         learner.comm.require_agreement(self._facts())
         learner.comm.raise_together(self._problem(learner))
-        self._get_to_know(learner)
-        self._met[id(learner)] = ref(learner), ref(learner.comm)
+        known = self._get_to_know(learner)
+        self._met[id(learner)] = ref(learner), ref(learner.comm), known
 
     def _position(self, learner: LearnerView) -> int:
         """How many samples of this source the learner has seen."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from .minibatches import MinibatchSource
-from .order import epoch_order, share
+from .minibatches import MinibatchSource, expecting
+from .order import IndexArray, epoch_order, share
 from .validation import Array, DType
 from .view import LearnerView
 
@@ -68,7 +67,6 @@ class RankSource(MinibatchSource):
             classes=classes,
             start=start,
         )
-        self._lengths: list[int] = []  # of all ranks, once they have met
 
     def minibatches(self, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
         """Yield this rank's part of each minibatch, from where the learner stands to the end.
@@ -88,10 +86,11 @@ class RankSource(MinibatchSource):
         then on local: the ranks keep step by what they do with the minibatches.
         """
         self.meet(learner)
-        samples = sum(self._lengths)
+        samples = sum(self._known(learner))
         begin = self._position(learner) // samples if samples else self.epochs
-        for number in range(begin, self.epochs):
-            yield from self.epoch(number, learner)
+        with expecting(learner):
+            for number in range(begin, self.epochs):
+                yield from self._epoch(number, learner)
 
     def epoch(self, number: int, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
         """Yield what `minibatches` does, of one epoch: all that the learner has not seen of it.
@@ -101,34 +100,38 @@ class RankSource(MinibatchSource):
             learner: as for `minibatches`.
         """
         self.meet(learner)
-        samples = sum(self._lengths)
+        with expecting(learner):
+            yield from self._epoch(number, learner)
+
+    def _epoch(self, number: int, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
+        totals: IndexArray = self._known(learner)  # of all ranks in each minibatch of an epoch
+        begins = np.concatenate([[0], totals.cumsum()])
+        samples = int(begins[-1])
         seen = min(max(self._position(learner) - number * samples, 0), samples)
-        totals = self._totals(learner.comm.size)
-        begins = [0, *accumulate(totals)]
-        if seen not in begins:
+        first = int(np.searchsorted(begins, seen))
+        if begins[first] != seen:
             learner.fail(
-                f"minibatch_size={self.minibatch_size} and {self._lengths} samples on the ranks "
-                f"have no minibatch that begins after {learner.samples} samples"
+                f"minibatch_size={self.minibatch_size}: no minibatch of these ranks begins after "
+                f"{learner.samples} samples"
             )
         order = epoch_order(len(self.dataset), self.seed, number, self.shuffle)
         part = share(self.minibatch_size, learner.comm.rank, learner.comm.size)
         each = part.stop - part.start
-        for step in range(begins.index(seen), len(totals)):
-            learner.expect(totals[step])
-            yield self._read(order[step * each : (step + 1) * each], learner)
+        for step in range(first, len(totals)):
+            minibatch = order[step * each : (step + 1) * each]
+            learner.expect(len(minibatch), int(totals[step]))
+            yield self._read(minibatch, learner)
 
-    def _totals(self, ranks: int) -> list[int]:
+    def _get_to_know(self, learner: LearnerView) -> IndexArray:
         """The samples of all ranks in each minibatch of an epoch."""
-        parts = [share(self.minibatch_size, rank, ranks) for rank in range(ranks)]
+        lengths, size = learner.comm.allgather_object(len(self.dataset)), learner.comm.size
+        parts = [share(self.minibatch_size, rank, size) for rank in range(size)]
         shares = [part.stop - part.start for part in parts]
-        steps = max(-(-n // m) for n, m in zip(self._lengths, shares, strict=True))
-        return [
-            sum(min(max(n - t * m, 0), m) for n, m in zip(self._lengths, shares, strict=True))
-            for t in range(steps)
-        ]
-
-    def _get_to_know(self, learner: LearnerView) -> None:
-        self._lengths = learner.comm.allgather_object(len(self.dataset))
+        steps = np.arange(max(-(-n // m) for n, m in zip(lengths, shares, strict=True)))
+        totals = np.zeros_like(steps)
+        for n, m in zip(lengths, shares, strict=True):
+            totals += np.clip(n - steps * m, 0, m)
+        return totals
 
     def _problem(self, learner: LearnerView) -> str | None:
         size = learner.comm.size

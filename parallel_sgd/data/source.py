@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .minibatches import MinibatchSource
+from .minibatches import MinibatchSource, expecting
 from .order import epoch_order, share
 from .validation import Array, DType
 from .view import LearnerView
@@ -94,8 +94,9 @@ class Source(MinibatchSource):
         then on local: the ranks keep step by what they do with the minibatches.
         """
         self.meet(learner)
-        for number in range(self._position(learner) // self.samples_per_epoch, self.epochs):
-            yield from self.epoch(number, learner)
+        with expecting(learner):
+            for number in range(self._position(learner) // self.samples_per_epoch, self.epochs):
+                yield from self._epoch(number, learner)
 
     def epoch(self, number: int, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
         """Yield what `minibatches` does, of one epoch: all that the learner has not seen of it.
@@ -105,15 +106,20 @@ class Source(MinibatchSource):
             learner: as for `minibatches`.
         """
         self.meet(learner)
+        with expecting(learner):
+            yield from self._epoch(number, learner)
+
+    def _epoch(self, number: int, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
         samples = self.samples_per_epoch
         order = epoch_order(samples, self.seed, number, self.shuffle)
         seen = min(max(self._position(learner) - number * samples, 0), samples)
         for begin in range(seen, samples, self.minibatch_size):
             minibatch = order[begin : begin + self.minibatch_size]
-            learner.expect(len(minibatch))
+            part = minibatch
             if learner.distributed:
-                minibatch = minibatch[share(len(minibatch), learner.comm.rank, learner.comm.size)]
-            yield self._read(minibatch, learner)
+                part = minibatch[share(len(minibatch), learner.comm.rank, learner.comm.size)]
+            learner.expect(len(part), len(minibatch))
+            yield self._read(part, learner)
 
     def _facts(self) -> dict[str, Any]:
         return {**super()._facts(), "number of samples": len(self.dataset)}

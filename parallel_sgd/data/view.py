@@ -46,8 +46,12 @@ class LearnerView(Protocol):
         """Samples seen by all ranks so far."""
         ...
 
-    def expect(self, total: int) -> None:
-        """Be told how many samples all ranks have in a minibatch of the next step."""
+    def expect(self, samples: int, total: int) -> None:
+        """Be told what a coming step gets: samples of this rank, and of all ranks."""
+        ...
+
+    def expect_nothing(self) -> None:
+        """Forget what no step has taken."""
         ...
 
     def fail(self, problem: str) -> NoReturn:

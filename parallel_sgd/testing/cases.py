@@ -77,6 +77,7 @@ class Case:
         optimizer: the local update rule.
         comm: the ranks.
         dtype: of the parameters in runs of `exact`.
+        timeout_s: longest wait of a thread for the others, where a check has threads of its own.
     """
 
     algorithm: Algorithm[Any]
@@ -85,6 +86,7 @@ class Case:
     optimizer: Optimizer
     comm: Communicator
     dtype: str
+    timeout_s: float
 
     @property
     def rounding(self) -> float:
@@ -175,7 +177,7 @@ def step(learner: Learner, parts: Sequence[Array], *, told: bool = True) -> int:
     """
     own = parts[learner.comm.rank] if learner.distributed else np.concatenate(parts)
     if told:
-        learner.expect(sum(len(part) for part in parts))
+        learner.expect(len(own), sum(len(part) for part in parts))
     put_gradient(learner, own)
     return learner.step(samples=len(own))
 
@@ -250,4 +252,19 @@ def differs_between_ranks(
         if len({theirs[i] for theirs in everywhere}) > 1:
             first = comm.allgather_object(vectors[i])[0]
             return difference(f"{name} beside rank 0's", vectors[i], first)
+    return None
+
+
+def miscounted(run: Run, data: Data, begin: int = 0) -> str | None:
+    """Whether a step has not counted every sample.
+
+    Args:
+        begin: the clock before the run.
+    """
+    totals = [sum(len(part) for part in parts) for parts in data]
+    clocks = (begin + np.cumsum(totals)).tolist()
+    if run.totals != totals:
+        return f"step returned {run.totals} samples of all ranks, which had {totals}"
+    if run.clocks != clocks:
+        return f"learner.samples after every step was {run.clocks}, not {clocks}"
     return None

@@ -1,5 +1,5 @@
-"""How an algorithm must behave, whatever it computes: the same bits, everywhere and again, an end
-for every run, and one error for all.
+"""How an algorithm must behave, whatever it computes: the same bits, everywhere and again, and an
+end for every run.
 
 The algorithm runs as it was given, in float32.
 """
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ..data import RankSource
-from ..errors import UserError
 from ..training import Learner
 from ..training.captured import capture, flatten, restore, unflatten
 from .cases import (
@@ -27,6 +25,7 @@ from .cases import (
     difference,
     differs_between_ranks,
     first_of,
+    miscounted,
     put_gradient,
     step,
     trained,
@@ -52,7 +51,7 @@ def agreement(case: Case) -> str | None:
     names = [f"step {t}, the shared model" for t in range(len(run.shared))]
     names.append("after finish, the model")
     between = differs_between_ranks(case.comm, names, [*run.shared, run.final])
-    return between or _clocks(case, run, case.data()) or again
+    return between or miscounted(run, case.data()) or again
 
 
 @check()
@@ -69,7 +68,7 @@ def dry_ranks(case: Case) -> str | None:
     for told in (True, False):
         run = case.run(data, told=told)
         problem = differs_between_ranks(case.comm, ["after finish, the model"], [run.final])
-        problem = problem or _clocks(case, run, data)
+        problem = problem or miscounted(run, data)
         if case.comm.allgather_object(problem).count(None) < size:
             return problem
     return _own_data(case) if case.algorithm.distributed(0) else None
@@ -165,73 +164,3 @@ def _saved(learner: Learner) -> tuple[str, dict[str, Array]]:
     """What a checkpoint of this moment holds: a text and arrays. Local."""
     tree, arrays = flatten(capture(learner))
     return json.dumps(tree), copy.deepcopy(arrays)
-
-
-@check()
-def errors(case: Case) -> str | None:
-    """What one rank cannot go on with is the same UserError on all, naming the rank.
-
-    The others find it in a step, as they meet, or as they finish.
-    """
-    whens = [(at, True, True, False) for at in range(STEPS)]  # each may communicate in its own way
-    for at in (1, STEPS - 1):
-        whens += [(at, True, True, True), (at, True, False, False)]
-        whens += [
-            (at, False, told, meets)
-            for told, meets in ((True, False), (True, True), (False, False))
-        ]
-    problems = []
-    for at, fails, told, meets in whens:
-        text = _error_of(case, at, fails=fails, told=told, meets=meets)
-        name = "fail()" if fails else "a gradient that is not finite"
-        problem = _not_shared(case, text, "label 12" if fails else "")
-        problems.append(problem and f"{name} in step {at}: {problem}")
-    return first_of(problems)
-
-
-def _error_of(case: Case, at: int, *, fails: bool, told: bool, meets: bool) -> str | None:
-    """The UserError of this rank in a run in which the last rank cannot go on at a step.
-
-    Args:
-        meets: whether the ranks meet after every step, for a collective of the caller's own.
-    """
-    learner, culprit = case.learner(), case.comm.rank == case.comm.size - 1
-    try:
-        for t, parts in enumerate(case.data()):
-            if t == at and culprit and fails:
-                learner.fail("label 12")
-            if t == at and culprit:
-                parts = [part * np.nan for part in parts]
-            step(learner, parts, told=told)
-            if meets:
-                learner.meet()
-                case.comm.allgather_object(t)
-        learner.finish()
-    except UserError as error:
-        return str(error)
-    return None
-
-
-def _not_shared(case: Case, text: str | None, reason: str) -> str | None:
-    """What is wrong with the ranks' errors. Collective."""
-    texts, culprit = case.comm.allgather_object(text), case.comm.size - 1
-    if None in texts:
-        return f"no error on rank {texts.index(None)}"
-    if len(set(texts)) > 1:
-        return f"another error on every rank: {texts}"
-    if reason not in texts[0]:
-        return f"the error does not say what fail() was told, {reason!r}: {texts[0]}"
-    if culprit and f"rank {culprit}" not in texts[0]:
-        return f"the error does not name rank {culprit}: {texts[0]}"
-    return None
-
-
-def _clocks(case: Case, run: Run, data: Sequence[Sequence[Array]]) -> str | None:
-    """Whether every step has counted every sample."""
-    totals = [sum(len(part) for part in parts) for parts in data]
-    clocks = np.cumsum(totals).tolist()
-    if run.totals != totals:
-        return f"step returned {run.totals} samples of all ranks, which had {totals}"
-    if run.clocks != clocks:
-        return f"learner.samples after every step was {run.clocks}, not {clocks}"
-    return None

@@ -12,7 +12,7 @@ from ..algorithms import Algorithm
 from ..communication import Communicator, RankFailed, simulate
 from ..errors import UserError
 from ..optimizers import SGD, Optimizer
-from . import conduct, contract, identities
+from . import conduct, contract, failures, identities, meanings
 from .cases import Case
 from .registry import Check
 
@@ -36,7 +36,9 @@ CHECKS: dict[str, Check] = {
         conduct.repeatable,
         conduct.observed,
         conduct.resume,
-        conduct.errors,
+        meanings.same_state,
+        meanings.regrouped,
+        failures.errors,
     )
 }
 """By name, what `check_algorithm` checks."""
@@ -106,6 +108,7 @@ def check_algorithm(
             optimizer=optimizer or SGD(lr=0.1),
             comm=comm,
             dtype="float32" if "float64" in excused else "float64",
+            timeout_s=timeout_s,
         )
 
     outcomes = {}

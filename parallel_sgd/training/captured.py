@@ -47,6 +47,7 @@ def restore(learner: Learner, saved: Tree) -> None:
     Local; `require_fit` has seen to it that nothing can go wrong on the way.
     """
     learner.algorithm.wait(learner.state)
+    learner.expect_nothing()
     x = learner.parameters.flat
     _restored(x, saved["parameters"], x)
     _restored(learner.local_step.state, saved["optimizer"], x)

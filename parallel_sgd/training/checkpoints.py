@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import fields
+from numbers import Real
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,7 +55,7 @@ class Checkpoints:
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         files.require_safetensors()
-        self.folder = Path(folder)
+        self.folder = checked_path("folder", folder)
         self.keep = integer("keep", keep, 1)
         self.facts = dict(facts or {})
         self._copies = HostCopies()
@@ -92,6 +93,7 @@ class Checkpoints:
         arrays: dict[str, HostArray] = {}
         problem = None
         try:
+            metric = None if metric is None else _metric(metric)
             tree, live = flatten(capture(learner))
             arrays = self._copies.of(live)
             numbers = {
@@ -149,13 +151,12 @@ class Checkpoints:
         return self._apart[1]
 
     def _manifest(self, learner: Learner, metric: float | None) -> dict[str, Any]:
-        comparable = metric is not None and math.isfinite(metric)
         return {
             "format": files.FORMAT,
             "parallel_sgd": __version__,
             "ranks": learner.comm.size,
             "samples": learner.samples,
-            "metric": float(metric) if metric is not None and comparable else None,
+            "metric": metric,
             **described(learner, self.facts),
         }
 
@@ -226,6 +227,24 @@ def described(learner: Learner, facts: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": str(parameters.dtype),
         "facts": {name: repr(value) for name, value in facts.items()},
     }
+
+
+def checked_path(name: str, path: Any) -> Path:
+    """A folder's path, as it was given.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise UserError(f"{name}={path!r} must be the path of a folder")
+    return Path(path)
+
+
+def _metric(metric: Any) -> float | None:
+    """A number, or None where it cannot be compared."""
+    if isinstance(metric, bool) or not isinstance(metric, Real):
+        raise UserError(f"metric={metric!r} must be a number or None")
+    return float(metric) if math.isfinite(metric) else None
 
 
 def _options(options: Any) -> dict[str, Any]:

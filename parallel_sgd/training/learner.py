@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -73,7 +74,7 @@ class Learner:
         self.state = algorithm.init(parameters, comm)
         self.last_samples = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
-        self._expected: int | None = None
+        self._expected: deque[tuple[int, int]] = deque()
 
     @property
     def samples(self) -> int:
@@ -98,18 +99,25 @@ class Learner:
     def bytes_sent(self, sent: int) -> None:
         self._sent_before = sent - self.algorithm.bytes_sent(self.state)
 
-    def expect(self, total: int) -> None:
-        """Tell how many samples all ranks have in a minibatch of the next `step`: for sources.
+    def expect(self, samples: int, total: int) -> None:
+        """Tell what a coming `step` gets, so that the ranks need not ask each other: for sources.
 
-        What no source tells the ranks must ask each other in every step, where the algorithm would
-        not communicate otherwise.
+        All ranks tell of every minibatch, in their order, or none does. A step takes the next one,
+        or the next ones that together have its samples, so that minibatches may be fetched ahead
+        and gradients be added up.
 
         Args:
-            total: the same on all ranks; adds to what the next step was to get so far.
+            samples: of this rank in the minibatch.
+            total: of all ranks in it; the same on all.
 
         Local.
         """
-        self._expected = total + (self._expected or 0)
+        samples = integer("samples", samples, 0)
+        self._expected.append((samples, integer("total", total, samples)))
+
+    def expect_nothing(self) -> None:
+        """Forget what `expect` has told and no step has taken: for sources that end. Local."""
+        self._expected.clear()
 
     def step(self, samples: int) -> int:
         """Train on the minibatch whose gradient is in `gradient`.
@@ -124,9 +132,9 @@ class Learner:
 
         Collective: every rank takes every step. What is communicated is the algorithm's affair.
         """
-        expected, self._expected = self._expected, None
         try:
             samples = integer("samples", samples, 0)
+            total = self._told(samples)
         except UserError as error:
             self.fail(str(error))
         if samples == 0:  # whatever is left there from the last exchange
@@ -138,9 +146,23 @@ class Learner:
             samples,
             self.local_step,
             self.comm,
-            expected,
+            total,
         )
         return self.last_samples
+
+    def _told(self, samples: int) -> int | None:
+        """The samples of all ranks in the minibatches that a step takes; None where nobody told."""
+        if not self._expected:
+            return None
+        own, total = self._expected.popleft()
+        while own < samples and self._expected:
+            more, all_more = self._expected.popleft()
+            own, total = own + more, total + all_more
+        if own != samples and not self.algorithm.meets_in_every_step:
+            raise UserError(
+                f"samples={samples} must be the {own} of the minibatches that the source gave"
+            )
+        return total if own == samples else None
 
     def fail(self, problem: str) -> NoReturn:
         """End training for a problem of this rank alone (bad data, say), in place of a `step`.
@@ -151,6 +173,7 @@ class Learner:
             UserError: here, and on all ranks where they next wait for each other: in `step`, `meet`
                 or `finish`.
         """
+        self.expect_nothing()
         self.algorithm.fail(self.state, problem, self.comm)
 
     def meet(self) -> None:

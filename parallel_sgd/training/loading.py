@@ -13,7 +13,7 @@ from ..errors import SharedError, UserError
 from . import checkpoint_files as files
 from .captured import Tree, require_fit, restore, unflatten
 from .checkpoint_files import Damaged, Reader
-from .checkpoints import described
+from .checkpoints import checked_path, described
 from .learner import Learner
 from .regroup import regroup, stripe_sizes
 from .run_folder import CHECKPOINTS
@@ -67,8 +67,9 @@ def load_checkpoint(
     Collective. Cost: every rank reads its own files twice (once for the checksum), and holds their
     arrays in memory; on another number of ranks it reads the files of all.
     """
-    comm, path = learner.comm, Path(path)
-    at, manifest, single = _from_first(comm, lambda: _open(path))
+    comm = learner.comm
+    folder = comm.together(lambda: checked_path("path", path))
+    at, manifest, single = _from_first(comm, lambda: _open(folder))
     comm.raise_together(_difference(at, manifest, described(learner, facts or {})))
     sizes = comm.allgather_object(stripe_sizes(learner))
     read, problem, damaged = None, None, False

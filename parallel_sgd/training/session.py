@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from .learner import Learner
 from .loading import load_checkpoint
 from .run_folder import RunFolder
 
+FINGERPRINTED = 256  #: samples by which data are told from others
 EVALUATED = 4096  #: samples that are read at a time to evaluate
 
 
@@ -147,11 +150,12 @@ class Session:
 
     def _saver(self) -> Checkpoints | None:
         every = integer("checkpoint_every", self.checkpoint_every, 0)
+        integer("keep", self.keep, 1)
         if self.checkpoints is None or every == 0:
             return None
         return Checkpoints(self.checkpoints, keep=self.keep, facts=self._facts)
 
-    @property
+    @cached_property
     def _facts(self) -> dict[str, Any]:
         """What must be the same when the run is resumed."""
         return {
@@ -159,13 +163,22 @@ class Session:
             "minibatch_size": self.minibatch_size,
             "number of samples": len(self.train),
             "number of test samples": len(self.test),
+            "training data": self._fingerprint(self.train),
+            "test data": self._fingerprint(self.test),
         }
+
+    def _fingerprint(self, data: Dataset) -> str:
+        """Tells data from others by a few hundred of their samples."""
+        few = np.linspace(0, len(data) - 1, FINGERPRINTED).astype(np.int64)
+        x, y = data.read(np.unique(few), classes=self.model.classes)
+        return hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()[:16]
 
     def _take_up(self, learner: Learner) -> tuple[Standing, Path | None]:
         """Where the session begins, and the checkpoint that says so. Collective."""
         if self.resume is None:
             return Standing(), None
-        loaded = load_checkpoint(learner, self.resume, facts=self._facts)
+        facts = self.comm.together(lambda: self._facts)
+        loaded = load_checkpoint(learner, self.resume, facts=facts)
         extras = loaded.extras
         if not all(isinstance(extra, dict) and "history" in extra for extra in extras):
             raise SharedError(f"checkpoint {str(loaded.path)!r} is not of a training session")

@@ -111,7 +111,11 @@ def test_training_loss_across_the_end_of_a_warm_start(folder: Path) -> None:
 
 
 #: What only a look at the samples, or at the training, can show.
-FOUND_IN_TRAINING = ("--data nan.npz --test 0.1", "--data good.npz --lr 1e38 --epochs 50")
+FOUND_IN_TRAINING = (
+    "--data nan.npz --test 0.1",
+    "--data good.npz --lr 1e38 --epochs 50",
+    "--data good.npz --lr 1e38 --epochs 9 --algorithm slowmo",
+)
 
 
 def bad_files() -> None:
@@ -142,6 +146,18 @@ def bad_files() -> None:
         ("--block-size 0", "block_size=0 must be a whole number from 1"),
         ("--threshold middle", "threshold='middle' must be 'zero' or 'mean'"),
         ("--epochs 0", "epochs=0 must be"),
+        ("--timeout-s inf", "timeout_s=inf must be a finite number"),
+        ("--resume", "expected one argument"),
+        ("--resume missing", "checkpoint 'missing' must be a folder"),
+        (
+            "--algorithm block-momentum --block-samples 32",
+            "block_samples=32 must be at least a min",
+        ),
+        (
+            "--algorithm model-averaging --merge-weight 0.5",
+            "merge_weight=0.5 needs overlap_samples",
+        ),
+        ("--algorithm slowmo --sync-steps 4 --sync-period 9", "at most one of block_samples, sync"),
         ("--epochs 1 --gradient 1", "unrecognized arguments: --gradient"),
         ("--model softmax --hidden 7", "hidden=[7]: a softmax model has no hidden layers"),
         ("--gradient-bits 0:1,0:2", "'0:1,0:2' must give each number of samples once"),
@@ -155,6 +171,7 @@ def bad_files() -> None:
         ("--data negative.npz", "negative.npz: y[0] = -1"),
         ("--data nan.npz --test 0.1", "nan.npz: x[30]"),
         ("--data good.npz --lr 1e38 --epochs 50", "smaller learning rate"),
+        ("--data good.npz --lr 1e38 --epochs 9 --algorithm slowmo", "smaller learning rate"),
         ("--output good.npz", "output='good.npz'"),
     ],
 )
@@ -207,6 +224,27 @@ def test_a_slow_rank_too_prints_the_error_that_all_share(folder: Path) -> None:
     assert code != 0
     for rank in range(3):
         assert re.search(rf"^\[rank {rank}\] .*error: disk full \(on ranks 0, 1, 2\)", output, re.M)
+
+
+def test_a_program_may_end_while_something_runs_in_the_background(folder: Path) -> None:
+    """MPI is not shut down under an exchange, nor under a checkpoint that is being written."""
+    Path("script.py").write_text(
+        "import numpy as np, parallel_sgd as psgd\n"
+        "comm = psgd.Communicator.world()\n"
+        "parameters = psgd.Parameters({'w': np.zeros(2**21, np.float32)})\n"
+        "algorithm = psgd.ModelAveragingSGD(sync_steps=2, overlap_samples=1000)\n"
+        "learner = psgd.Learner(parameters, psgd.SGD(lr=0.1), algorithm, comm)\n"
+        "checkpoints = psgd.Checkpoints('checkpoints')\n"
+        "for _ in range(2):\n"
+        "    learner.step(samples=1)\n"
+        "checkpoints.save(learner)\n"
+        "for _ in range(2):\n"
+        "    learner.step(samples=1)\n"
+    )
+    for _ in range(3):
+        code, output = on_ranks(ranks=2, script="script.py")
+        assert code == 0, output
+    assert [path.name for path in Path("checkpoints").glob("0*[0-9]")]
 
 
 @pytest.mark.parametrize(

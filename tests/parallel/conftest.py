@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -137,12 +138,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         pytest.exit("the ranks have not collected the same tests", returncode=1)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """All ranks end together, with the worst exit code of any."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """All ranks end together, with the worst exit code of any, whatever other plugins do."""
+    problem = None
+    try:
+        yield
+    except Exception as error:
+        problem = error
+        say("the end of the session", "".join(traceback.format_exception(error)))
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
     if WORLDS in session.config.stash:
         _, control = session.config.stash[WORLDS]
         session.exitstatus = max(control.allgather_object(int(session.exitstatus)))
+    if problem:
+        raise problem
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -54,6 +54,15 @@ def stale_start(right: Any) -> Any:
     return synchronize
 
 
+def next_rate(right: Any) -> Any:
+    """γ is not the block's rate, but that of the step that follows."""
+
+    def close(self, state, block_gradient, samples, lr, local_step, comm):
+        right(self, state, block_gradient, samples, local_step.lr, local_step, comm)
+
+    return close
+
+
 def own_samples_decide(right: Any) -> Any:
     def weigh(self, state, x, clock, comm):
         right(self, state, x, clock, comm)
@@ -133,6 +142,13 @@ LOCAL_MUTATIONS = [
         ["equations, averaging, block", "averaging and data-parallel"],
     ),
     Mutation("stale Φ", LocalUpdates, "_synchronize", stale_start, WITH_MOMENTUM),
+    Mutation(
+        "the rate of the step that follows",
+        LocalUpdates,
+        "_close",
+        next_rate,
+        ["equations, SlowMo"],
+    ),
     Mutation(
         "η from the rank's own samples",
         LocalUpdates,

@@ -132,7 +132,8 @@ class ByHand:
         self.phi = models[0].parameters.flat.copy()
         self.m = np.zeros_like(self.phi)
         self.block = self.steps = 0
-        self.sent: tuple[Array, int] | None = None
+        self.lr = 0.0
+        self.sent: tuple[Array, int, float] | None = None
 
     @property
     def clock(self) -> int:
@@ -148,6 +149,7 @@ class ByHand:
             return
         if total == 0:
             return
+        self.lr = self.workers[0].local_step.lr
         for worker, (x, y) in zip(self.workers, parts, strict=True):
             self._train(worker, x, y, total)
             worker.own += len(y)
@@ -158,7 +160,7 @@ class ByHand:
         if self._full():
             if self.sent:
                 self._merge()
-            self.sent = self._reduced(), self.block
+            self.sent = self._reduced(), self.block, self.lr
             self.block = self.steps = 0
             for worker in self.workers:
                 worker.own = 0
@@ -169,7 +171,7 @@ class ByHand:
         if self.sent:
             self._merge()
         if self.block:
-            self.sent = self._reduced(), self.block
+            self.sent = self._reduced(), self.block, self.lr
             self.block = 0
             self._merge()
         for worker in self.workers:
@@ -196,10 +198,10 @@ class ByHand:
         return sum(w * (self.phi - x) for w, x in zip(weights, models, strict=True))
 
     def _merge(self, weight: float | None = None) -> None:
-        weight = self.algorithm.merge_weight if weight is None else weight
-        g, samples = self.sent
+        if weight is None:
+            weight = 0.5 if self.algorithm.merge_weight is None else self.algorithm.merge_weight
+        g, samples, lr = self.sent
         self.sent = None
-        lr = self.workers[0].local_step.lr
         self.phi, self.m = outer_step(self.algorithm, self.phi, self.m, g, samples, lr, self.ranks)
         for worker in self.workers:
             x = worker.model.parameters.flat
@@ -236,7 +238,7 @@ def equals_the_equations(comm: Communicator, name: str, steps: int = 14, told: b
         model.gradient(x, y, out=learner.gradient)
         total = sum(len(part) for _, part in parts)
         if told:
-            learner.expect(total)
+            learner.expect(len(y), total)
         assert learner.step(samples=len(y)) == total
         by_hand.step(parts)
         assert learner.samples == by_hand.clock

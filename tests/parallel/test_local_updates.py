@@ -120,7 +120,7 @@ def test_a_local_step_allocates_nothing(on_ranks, overlap):
         peaks = []
         for _ in range(12):
             learner.gradient.flat.fill(1)
-            learner.expect(comm.size)
+            learner.expect(1, comm.size)
             tracemalloc.reset_peak()
             before, _ = tracemalloc.get_traced_memory()
             learner.step(samples=1)
@@ -238,7 +238,7 @@ def test_a_rank_that_fails_within_a_block_is_heard_where_they_meet(on_ranks, whe
         def take(steps):
             for _ in range(steps):
                 if told:
-                    learner.expect(comm.size)
+                    learner.expect(1, comm.size)
                 learner.step(samples=1)
 
         def go_on():
@@ -255,15 +255,81 @@ def test_a_rank_that_fails_within_a_block_is_heard_where_they_meet(on_ranks, whe
 
 
 def test_a_rank_that_leaves_out_samples_is_noticed(on_ranks):
+    """Of what a source gave at once, and by the others at the end of the block."""
+
     def body(comm):
         learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
-        learner.expect(4 * comm.size)
+        learner.expect(4, 4 * comm.size)
         learner.step(samples=4)
-        learner.expect(4 * comm.size)
-        with pytest.raises(
-            SharedError, match=f"have trained on {8 * comm.size - 1} samples in this"
-        ):
+        learner.expect(4, 4 * comm.size)
+        with pytest.raises(UserError, match=r"samples=3 must be the 4 .* gave \(on rank 0\)"):
             learner.step(samples=3 if comm.rank == 0 else 4)
+        assert np.isfinite(learner.parameters.flat).all()
+
+    on_ranks(body)
+
+
+def test_a_wrong_total_is_noticed_at_the_end_of_the_block(on_ranks):
+    def body(comm):
+        learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
+        for total in (4 * comm.size, 4 * comm.size + 1):
+            learner.expect(4, total)
+            if total == 4 * comm.size:
+                learner.step(samples=4)
+        counts = ", ".join(["8"] * comm.size)
+        message = rf"have trained on {8 * comm.size} samples in this block \(\[{counts}\] by rank"
+        with pytest.raises(SharedError, match=message):
+            learner.step(samples=4)
+
+    on_ranks(body)
+
+
+def labelled(samples):
+    return np.stack([np.arange(samples)] * 9, 1).astype(np.float32), np.arange(samples)
+
+
+@pytest.mark.parametrize("kind", [Source, RankSource])
+@pytest.mark.parametrize("way", ["zip", "ahead", "added up", "left"])
+def test_minibatches_may_be_fetched_ahead_added_up_or_left(on_ranks, kind, way):
+    """The clock, and what each block has, are those of the steps that were taken."""
+
+    def body(comm):
+        parameters = Parameters({"w": np.zeros(9, np.float32)})
+        learner = Learner(parameters, SGD(lr=1e-4), ModelAveragingSGD(sync_steps=3), comm)
+        taken = []
+
+        def step(*minibatches):
+            samples = sum(len(x) for x, _ in minibatches)
+            learner.gradient.flat[:] = sum(x.sum(axis=0) for x, _ in minibatches)
+            taken.append(learner.step(samples=samples))
+
+        source = kind(*labelled(303), minibatch_size=4 * comm.size, epochs=2, shuffle=False)
+        minibatches = source.minibatches(learner)
+        if way == "zip":
+            for _ in range(3):
+                for minibatch, _ in zip(source.minibatches(learner), range(5), strict=False):
+                    step(minibatch)
+        elif way == "ahead":
+            waiting = [next(minibatches)]
+            for minibatch in minibatches:
+                waiting.append(minibatch)
+                step(waiting.pop(0))
+            step(*waiting)
+        elif way == "added up":
+            for pair in zip(minibatches, minibatches, strict=False):
+                step(*pair)
+        else:
+            next(minibatches)
+            del minibatches
+            for minibatch in source.minibatches(learner):
+                step(minibatch)
+        learner.finish()
+        total = sum(comm.allgather_object(sum(taken))) // comm.size
+        assert learner.samples == total
+        if way == "zip":
+            assert total == 15 * 4 * comm.size
+        elif way != "added up":
+            assert total == 606 * (1 if kind is Source else comm.size)
 
     on_ranks(body)
 
