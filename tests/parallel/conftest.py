@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -103,7 +104,13 @@ def say(where: str, text: str) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Only rank 0 prints pytest's report; the others speak where it would miss something."""
-    if not config.getoption("with_mpi", False) or not launched_rank():
+    if not config.getoption("with_mpi", False):
+        return
+    # Ranks that clean up one folder of old `tmp_path`s at the same time stumble over each other.
+    root = Path(tempfile.gettempdir(), f"pytest-rank-{launched_rank()}")
+    root.mkdir(exist_ok=True)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = str(root)
+    if not launched_rank():
         return
     manager = config.pluginmanager
     manager.unregister(name="terminalreporter")
