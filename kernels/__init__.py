@@ -20,7 +20,16 @@ import numpy as np
 from . import memory
 from .blocks import Blocks, cut, payload_offsets
 
-__all__ = ["Blocks", "array_module", "body", "cut", "empty_like", "on_device", "payload_offsets"]
+__all__ = [
+    "Blocks",
+    "array_module",
+    "body",
+    "cut",
+    "empty_like",
+    "finish_on_device",
+    "on_device",
+    "payload_offsets",
+]
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -41,6 +50,13 @@ def on_device(array: Array) -> AbstractContextManager[Any]:
     """In a `with` block, work on an array's GPU: a new thread of CuPy's begins on the first one."""
     device: AbstractContextManager[Any] = array.device
     return nullcontext() if array_module(array) is np else device
+
+
+def finish_on_device(array: Array) -> None:
+    """Wait until this thread's work on an array's GPU is done: before another thread goes on."""
+    xp = array_module(array)
+    if xp is not np:
+        xp.cuda.get_current_stream().synchronize()
 
 
 def body(array: Array) -> Any:

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal, cast
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, UserError
 from ..exchange import FullPrecisionExchange
-from ..kernels import array_module, on_device
+from ..kernels import array_module, finish_on_device, on_device
 from ..optimizers import LocalStep
 from ..parameters import Parameters
 from ..state import across, workspace
@@ -282,8 +282,10 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         def reduce() -> None:
             with on_device(difference):
                 exchange.sum(difference, state.residuals)
+                finish_on_device(difference)
 
         if overlap:
+            finish_on_device(difference)
             state.sending = InBackground(f"block exchange of rank {comm.rank}", reduce)
             state.sent_samples, state.sent_lr = samples, state.lr
             return

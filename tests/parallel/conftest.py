@@ -45,7 +45,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Under MPI there are no mutations: a patch must reach all ranks, as it does on threads."""
     under_mpi = config.getoption("with_mpi", False)
-    return True if under_mpi and collection_path.name == "test_mutations.py" else None
+    return True if under_mpi and collection_path.name.endswith("mutations.py") else None
 
 
 @pytest.fixture

@@ -8,10 +8,7 @@ import wrong_results
 from wrong_results import RANKS, RanksDiffer
 
 from parallel_sgd import DataParallelSGD, DiLoCo, ModelAveragingSGD, MomentumSGD
-from parallel_sgd.communication.launched import launched_size
 from parallel_sgd.testing import CHECKS, check_algorithm
-
-pytestmark = pytest.mark.skipif(launched_size() is not None, reason="the faults run on threads")
 
 DATA_PARALLEL = DataParallelSGD()
 AVERAGING = ModelAveragingSGD(sync_steps=3)
