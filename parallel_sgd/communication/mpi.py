@@ -41,7 +41,8 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     if problem:
         raise UserError(problem)
     watched = Watchdog(timeout_s, MPI.COMM_WORLD.rank, _end_job_from_another_thread)
-    return MpiCommunicator(MPI.COMM_WORLD, watched, cuda_aware=cuda_aware)
+    name = "Communicator.world()"
+    return MpiCommunicator(MPI.COMM_WORLD, watched, name, cuda_aware=cuda_aware)
 
 
 class MpiCommunicator(Communicator):
@@ -50,15 +51,18 @@ class MpiCommunicator(Communicator):
     Args:
         comm: an mpi4py intracommunicator.
         watched: bounds every wait in a collective, this one too.
+        waits_in: what to call this one.
         cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory.
 
     Collective.
     """
 
-    def __init__(self, comm: MPI.Intracomm, watched: Watchdog, *, cuda_aware: bool = False) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, watched: Watchdog, waits_in: str, *, cuda_aware: bool = False
+    ) -> None:
         self.rank, self.size = comm.rank, comm.size
         self._cuda_aware, self._watched = cuda_aware, watched
-        with watched("the duplication of a communicator"):
+        with watched(waits_in):
             self._comm = comm.Dup()
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
@@ -107,7 +111,8 @@ class MpiCommunicator(Communicator):
             else "MPI must let several threads communicate at once (MPI_THREAD_MULTIPLE) to do so "
             f"while training goes on; this {MPI.get_vendor()[0]} gives level {level}"
         )
-        return MpiCommunicator(self._comm, self._watched, cuda_aware=self._cuda_aware)
+        name = "Communicator.duplicate()"
+        return MpiCommunicator(self._comm, self._watched, name, cuda_aware=self._cuda_aware)
 
     @property
     def host(self) -> str:
