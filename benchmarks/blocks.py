@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--values", type=positive, default=1 << 22, help="parameters of the model (default: 2**22)"
     )
-    parser.add_argument("--rounds", type=positive, default=9, help="blocks (default: 9)")
+    parser.add_argument("--rounds", type=positive, default=25, help="blocks (default: 25)")
 
 
 def main(options: argparse.Namespace) -> Report:
