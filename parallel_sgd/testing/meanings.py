@@ -7,7 +7,7 @@ The algorithm runs as it was given, in float32.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from ..communication import Communicator, simulate
 from ..training import Learner
-from ..training.captured import capture, flatten, is_state, require_fit, restore, state_fields
-from ..training.regroup import regroup, stripe_sizes
+from ..training.captured import capture, flatten, require_fit, restore
+from ..training.regroup import leaves, regroup, stripe_sizes
 from .cases import (
     ROUNDING,
     STEPS,
@@ -172,8 +172,8 @@ def _shared_model(learner: Learner) -> Array:
 def _unlike_first(learner: Learner, when: str) -> str | None:
     """What this rank has otherwise than rank 0, but declares the same. Collective."""
     learner.algorithm.wait(learner.state)
-    own = dict(_declared_same(learner.local_step.state, "optimizer"))
-    own.update(_declared_same(learner.state, "algorithm"))
+    own = _declared_same(learner.local_step.state, "optimizer")
+    own |= _declared_same(learner.state, "algorithm")
     first = learner.comm.allgather_object(own if learner.comm.rank == 0 else None)[0]
     for name in first | own:
         what = f'{when}, {name}, which is across("same"),'
@@ -189,19 +189,9 @@ def _unlike_first(learner: Learner, when: str) -> str | None:
     return None
 
 
-def _declared_same(value: Any, where: str, meaning: str | None = None) -> Iterator[tuple[str, Any]]:
+def _declared_same(state: Any, where: str) -> dict[str, Any]:
     """The values in a state that are declared the same on all ranks, by name."""
-    if is_state(value):
-        for field in state_fields(value):
-            name = f"{where}.{field.name}"
-            yield from _declared_same(
-                getattr(value, field.name), name, field.metadata.get("across")
-            )
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            yield from _declared_same(each, f"{where}.{name}", meaning)
-    elif meaning == "same":
-        yield where, value
+    return {name: value for name, meaning, value in leaves(state, where) if meaning == "same"}
 
 
 def _shown(value: Any) -> str:

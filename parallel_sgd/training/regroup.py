@@ -18,7 +18,7 @@ def stripe_sizes(learner: Learner) -> dict[str, int]:
     """How many values this rank's stripes have, by field. Local."""
     return {
         where: len(value)
-        for where, meaning, value in _leaves(learner.state, "algorithm", None)
+        for where, meaning, value in leaves(learner.state, "algorithm")
         if meaning == "stripe" and value is not None
     }
 
@@ -143,14 +143,19 @@ class _Regrouping:
         return whole[begin : begin + sizes[self.rank]]
 
 
-def _leaves(value: Any, where: str, meaning: str | None) -> Iterator[tuple[str, str | None, Any]]:
-    """Every value of a state that is no state itself, with its name and meaning."""
+def leaves(
+    value: Any, where: str, meaning: str | None = None
+) -> Iterator[tuple[str, str | None, Any]]:
+    """Every value of a state that is no state itself: its name, its meaning across ranks, it.
+
+    Local.
+    """
     if is_state(value):
         for f in state_fields(value):
             name = f"{where}.{f.name}"
-            yield from _leaves(getattr(value, f.name), name, f.metadata.get("across"))
+            yield from leaves(getattr(value, f.name), name, f.metadata.get("across"))
     elif isinstance(value, dict):
         for name, each in value.items():
-            yield from _leaves(each, f"{where}.{name}", meaning)
+            yield from leaves(each, f"{where}.{name}", meaning)
     else:
         yield where, meaning, value
