@@ -16,15 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs import ENVIRONMENT, SECONDS, TIMEOUT_S, TRAIN, finished, start
 
-from parallel_sgd.communication.launched import without_launcher
-
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = without_launcher(os.environ) | {"PYTHONPATH": str(ROOT)}
-TIMEOUT_S = 120
-SECONDS = 30  #: what "within seconds" means for starting ranks on busy cores
-
-TRAIN = [
+OPTIONS = [
     *["--algorithm", "block-momentum", "--block-samples", "640", "--gradient-bits", "1"],
     *["--optimizer", "momentum", "--hidden", "64", "--epochs", "5", "--no-plot"],
     *["--checkpoint-every", "300"],
@@ -37,23 +31,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def start(*arguments: str, ranks: int) -> subprocess.Popen[str]:
-    train = [str(ROOT / "train.py"), *TRAIN, *arguments]
-    return subprocess.Popen(
-        [sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks), *train],
-        env=ENVIRONMENT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def run_line(*arguments: str, ranks: int) -> list[str]:
+    return ["run", "-n", str(ranks), TRAIN, *OPTIONS, *arguments]
 
 
 def run(*arguments: str, ranks: int = 3) -> tuple[int, str]:
     """Exit code and all output of a training run."""
-    job = start(*arguments, ranks=ranks)
-    output, _ = job.communicate(timeout=TIMEOUT_S)
-    return job.returncode, output
+    return finished(*run_line(*arguments, ranks=ranks))
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -92,7 +76,7 @@ def test_a_killed_job_goes_on_as_if_nothing_had_been(folder: Path) -> None:
     arguments = ("--output", "killed")
     for _ in range(2):
         seen = checkpoints("killed")
-        job = start(*arguments, ranks=3)
+        job = start(*run_line(*arguments, ranks=3))
         while len(set(checkpoints("killed")) - set(seen)) < 3:
             assert job.poll() is None, job.communicate()[0]
             time.sleep(0.01)

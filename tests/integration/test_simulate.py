@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-from parallel_sgd.communication.launched import without_launcher
-
-ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 120
-
-
-def command(*arguments: str) -> tuple[int, str]:
-    """Exit code and all output of `parallel-sgd …`."""
-    done = subprocess.run(
-        [sys.executable, "-m", "parallel_sgd", *arguments],
-        env=without_launcher(os.environ) | {"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    return done.returncode, done.stdout
+from jobs import TRAIN, finished
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +27,8 @@ def test_threads_train_the_model_that_ranks_of_mpi_train(folder: Path, options: 
     arguments = [*options.split(), "--hidden", "32", "--epochs", "3", "--no-plot", "--output"]
     models = []
     for name, start in (("threads", ["simulate"]), ("mpi", ["run"])):
-        script = [] if name == "threads" else [str(ROOT / "train.py")]
-        code, output = command(*start, "-n", "3", *script, *arguments, name)
+        script = [] if name == "threads" else [TRAIN]
+        code, output = finished(*start, "-n", "3", *script, *arguments, name)
         assert code == 0, output
         assert "3 ranks" in output
         with np.load(folder / name / "model.npz", allow_pickle=False) as model:
@@ -61,7 +40,7 @@ def test_threads_train_the_model_that_ranks_of_mpi_train(folder: Path, options: 
 
 
 def test_more_ranks_than_cores(folder: Path) -> None:
-    code, output = command(
+    code, output = finished(
         *["simulate", "-n", "64", "--algorithm", "model-averaging", "--sync-steps", "5"],
         *["--minibatch-size", "256", "--epochs", "2", "--no-plot"],
     )
@@ -81,7 +60,7 @@ def test_more_ranks_than_cores(folder: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line(arguments: str, expected: str) -> None:
-    code, output = command("simulate", *arguments.split(), "--no-plot")
+    code, output = finished("simulate", *arguments.split(), "--no-plot")
     assert code == 2
     assert expected in output
     assert "Traceback" not in output
@@ -89,7 +68,7 @@ def test_bad_input_is_one_line(arguments: str, expected: str) -> None:
 
 
 def test_help_shows_the_options_of_training() -> None:
-    code, output = command("simulate", "--help")
+    code, output = finished("simulate", "--help")
     assert code == 0
     assert "-n N" in output
     assert "--sync-period" in output

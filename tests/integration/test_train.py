@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,29 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs import ENVIRONMENT, SECONDS, TIMEOUT_S, TRAIN, finished
 
-from parallel_sgd.communication.launched import without_launcher
-
-ROOT = Path(__file__).parents[2]
-TRAIN = str(ROOT / "train.py")
 RANKS = 4
-TIMEOUT_S = 120
-SECONDS = 30  #: what "within seconds" means for four starting ranks on two busy cores
 
 
 def on_ranks(*arguments: str, ranks: int = RANKS, script: str = TRAIN) -> tuple[int, str]:
     """Exit code and all output of `parallel-sgd run -n K script …`."""
-    command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks), script, *arguments]
-    done = subprocess.run(
-        command,
-        env=without_launcher(os.environ) | {"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    return done.returncode, done.stdout
+    return finished("run", "-n", str(ranks), script, *arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -297,7 +281,7 @@ def test_plain_python_is_one_rank(folder: Path) -> None:
     """Without mpiexec the same command trains alone."""
     done = subprocess.run(
         [sys.executable, TRAIN, "--epochs", "1", "--no-plot", "--output", "run"],
-        env=without_launcher(os.environ) | {"PYTHONPATH": str(ROOT)},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
