@@ -1,13 +1,23 @@
-"""`parallel-sgd info`: what this environment has to work with, and whether its parts fit."""
+"""`parallel-sgd info`: what this environment has to work with, and whether its parts fit.
+
+With --servers also how a model's parameters would be placed on parameter servers.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import platform
+import re
+import textwrap
+import zipfile
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
+
+from numpy.lib import format as npy
 
 from ..communication.launched import (
     launched_local_size,
@@ -18,6 +28,7 @@ from ..communication.launched import (
     same_mpi_family,
 )
 from ..errors import UserError
+from ..parameter_server.placement import DISPATCH, place
 from .cores import all_cores, usable_cores
 from .mpi_runtime import bound_mpi, find_mpiexecs, identify
 from .parser import Parser
@@ -27,18 +38,40 @@ __all__ = ["collect", "main", "package_version"]
 
 def main(argv: Sequence[str]) -> int:
     """`parallel-sgd info`: returns 0; under mpiexec rank 0 speaks for all."""
+    given = _parser().parse_args(argv)
+    if launched_rank():
+        return 0
+    placement = _placement(given)
+    found = collect() | ({} if placement is None else {"placement": placement})
+    print(json.dumps(found, indent=2) if given.json else _table(found), flush=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="parallel-sgd info",
         description="Show MPI, mpiexec and whether they fit, cores and ranks, GPUs, and versions. "
         "Under mpiexec, rank 0 shows it.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    given = parser.parse_args(argv)
-    if launched_rank():
-        return 0
-    found = collect()
-    print(json.dumps(found, indent=2) if given.json else _table(found), flush=True)
-    return 0
+    group = parser.add_argument_group(
+        "placement", "how a model's parameters are shared among parameter servers"
+    )
+    add = group.add_argument
+    add("--servers", type=int, metavar="N", help="show it for N servers")
+    add("--model", metavar="FILE.npz", help="of this model: model.npz of a run's folder")
+    add(
+        "--shapes",
+        action="extend",
+        nargs="+",
+        metavar="NAME=SHAPE",
+        help="of parameters like these: W1=784x128 b1=128",
+    )
+    rules = ", ".join(DISPATCH)
+    add("--placement", metavar="RULE", help=f"{rules} (default: {next(iter(DISPATCH))})")
+    add("--min-block", type=int, metavar="N", help="at least N values to a slice (default: 8192)")
+    add("--whole-parameters", action="store_true", default=None, help="cut none into slices")
+    return parser
 
 
 def collect() -> dict[str, dict[str, Any]]:
@@ -157,17 +190,118 @@ def _gpus() -> dict[str, Any]:
     return found if count else found | {"found": "none"}
 
 
+def _placement(given: argparse.Namespace) -> dict[str, Any] | None:
+    """Who holds what of the model asked about; None where nothing was asked."""
+    wishes = ("model", "shapes", "placement", "min_block", "whole_parameters")
+    if given.servers is None:
+        for name in wishes:
+            if getattr(given, name) is not None:
+                raise UserError(f"--{name.replace('_', '-')} needs --servers: how many there are")
+        return None
+    if (given.model is None) == (given.shapes is None):
+        raise UserError(
+            "--servers needs the parameters, from one of --model FILE.npz and "
+            "--shapes W1=784x128 b1=128 ..."
+        )
+    rule = next(iter(DISPATCH)) if given.placement is None else given.placement
+    placement = place(
+        _shapes_in(Path(given.model)) if given.shapes is None else _shapes_from(given.shapes),
+        given.servers,
+        dispatch=rule,
+        slice_parameters=not given.whole_parameters,
+        **({} if given.min_block is None else {"min_block": given.min_block}),
+    )
+    values = [placement.values(server) for server in range(given.servers)]
+    return {
+        "rule": rule,
+        "values": sum(values),
+        "largest": placement.largest,
+        "smallest": placement.smallest,
+        "servers": [
+            {
+                "slices": len(slices),
+                "values": own,
+                "float32_mb": own * 4 / 1e6,
+                "share": own / max(1, sum(values)),
+                "names": [each.label for each in slices],
+            }
+            for own, slices in zip(values, placement.servers, strict=True)
+        ],
+    }
+
+
+def _shapes_from(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, from texts like W1=784x128."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, numbers = text.rpartition("=")
+        if not name or not re.fullmatch(r"[0-9]{1,18}(x[0-9]{1,18})*", numbers):
+            raise UserError(f"--shapes: {text!r} must be like W1=784x128 or b1=128")
+        if name in shapes:
+            raise UserError(f"--shapes: {text!r} must name a parameter once: {name!r} came before")
+        shapes[name] = tuple(map(int, numbers.split("x")))
+    return shapes
+
+
+def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, from the heads of the arrays in a .npz file; reads no values."""
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    shapes: dict[str, tuple[int, ...]] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.namelist():
+                with archive.open(member) as file:
+                    shape, _, dtype = readers[npy.read_magic(file)](file)
+                name = member.removesuffix(".npy")
+                if dtype.kind != "f":
+                    raise UserError(f"{path} must hold parameters: {name!r} is of {dtype}")
+                shapes[name] = shape
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"{path} must be a readable file: {error.strerror or error}") from None
+    except Exception as error:  # zipfile and NumPy let through whatever a damaged head provokes
+        raise UserError(f"{path} must be a well-formed .npz file: {_first_line(error)}") from None
+    if not shapes:
+        raise UserError(f"{path} must hold at least one parameter")
+    return shapes
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _table(sections: dict[str, dict[str, Any]]) -> str:
     """Sections as aligned text."""
+    if "placement" in sections:
+        sections = sections | {"placement": _placement_lines(sections["placement"])}
     width = max(len(name) for section in sections.values() for name in section)
     lines = []
     for title, section in sections.items():
         lines.append({"mpi": "MPI", "gpus": "GPUs"}.get(title, title))
         for name, value in section.items():
-            shown = {True: "yes", False: "NO"}[value] if isinstance(value, bool) else value
-            lines.append(f"  {name.replace('_', ' '):<{width}}  {shown}")
+            shown = {True: "yes", False: "NO"}[value] if isinstance(value, bool) else str(value)
+            first, *more = shown.split("\n")
+            lines.append(f"  {name.replace('_', ' '):<{width}}  {first}")
+            lines += [" " * (width + 4) + line for line in more]
     return "\n".join(lines)
+
+
+def _placement_lines(found: dict[str, Any]) -> dict[str, str]:
+    """The section on placement, in words."""
+    lines = {"rule": found["rule"], "all servers": _amount(found["values"])}
+    for server, held in enumerate(found["servers"]):
+        count, names = len(held["names"]), ", ".join(held["names"])
+        wrapped = textwrap.wrap(names, 76, break_long_words=False, break_on_hyphens=False)
+        slices = (
+            f"{count} slice{'s' * (count != 1)}, {_amount(held['values'])}, {held['share']:.1%}"
+        )
+        lines[f"server {server}"] = "\n".join([slices, *wrapped])
+    largest, smallest = found["largest"], found["smallest"]
+    ratio = f" ({largest / smallest:.2f} times as many)" if smallest else ""
+    lines["largest and smallest"] = f"{largest:,} and {smallest:,} values{ratio}"
+    return lines
+
+
+def _amount(values: int) -> str:
+    return f"{values:,} values ({values * 4 / 1e6:.2f} MB in float32)"

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from ..communication.launched import (
     REQUESTED_RANKS,
+    SERVERS,
+    SURVIVE,
     launched_rank,
     launched_size,
     launcher_name,
@@ -48,6 +50,14 @@ _BATCH_SYSTEMS = {
     "Grid Engine": ("PE_HOSTFILE", "NHOSTS"),
 }
 
+#: Open MPI's options with which ranks outlive another, by what shows that the user has set one.
+#: Some of its collectives give wrong sums after a failure: those are left out. To name one that is
+#: not in this Open MPI does no harm.
+_SURVIVE_OPTIONS = {
+    "with-ft": ("--with-ft", "ulfm"),
+    "mca coll ": ("--mca", "coll", "^hcoll,portals4,han,cuda"),
+}
+
 
 @dataclass(frozen=True)
 class Request:
@@ -59,6 +69,8 @@ class Request:
     mpiexec_options: tuple[str, ...] = ()
     mpiexec: str | None = None
     timeout_s: float | None = None
+    servers: int | None = None  #: how many of the ranks are parameter servers, where it is said
+    survive: bool = False  #: whether a rank's death leaves the others running
 
 
 @dataclass(frozen=True)
@@ -106,13 +118,18 @@ def plan(
         root: whether this process is root's.
 
     Raises:
-        UserError: the hostfile cannot be told to this mpiexec.
+        UserError: the hostfile cannot be told to this mpiexec, or it cannot do what is asked.
     """
     open_mpi = mpiexec.vendor == OPEN_MPI
     batch = None if request.hostfile else batch_system(environ)
     here = _most_ranks_on_a_host(request, environ, batch, open_mpi, cores)
     added = _threads(environ, max(1, cores // here))
     added[REQUESTED_RANKS] = str(request.ranks)
+    if request.servers is not None:
+        added[SERVERS] = str(request.servers)
+    if request.survive:
+        _require_survival(mpiexec)
+        added[SURVIVE] = "1"
 
     options = ["-n", str(request.ranks)]
     if request.hostfile:
@@ -128,9 +145,12 @@ def plan(
                 options += ["--bind-to", "none"]
             if here > cores and "mpi_yield_when_idle" not in given:  # its waiting ranks spin
                 options += ["--mca", "mpi_yield_when_idle", "1"]
+        if request.survive:
+            for shows, words in _SURVIVE_OPTIONS.items():
+                options += words if shows not in given else ()
         if request.hostfile or batch:  # MPICH's passes on the whole environment
-            passed = [*added, *(name for name in ("PYTHONPATH",) if name in environ)]
-            options += [word for name in passed for word in ("-x", name)]
+            own = [name for name in (SERVERS, SURVIVE, "PYTHONPATH") if name in environ]
+            options += [word for name in dict.fromkeys([*added, *own]) for word in ("-x", name)]
     rank = [sys.executable, "-m", "parallel_sgd.command_line.rank"]
     return Launch(
         (mpiexec.path, *options, *request.mpiexec_options, *rank, *request.command), added
@@ -162,6 +182,11 @@ def parse(argv: Sequence[str]) -> Request:
         if Path(command[0]).name.startswith("python"):
             hint = "; give the script alone, without the interpreter"
         raise UserError(f"script must exist: {command[0]!r} (in {os.getcwd()}){hint}")
+    if given.servers is not None and given.servers >= given.ranks:
+        raise UserError(
+            f"servers={given.servers} must be less than the number of ranks, {given.ranks}: "
+            "the others train"
+        )
     return Request(
         ranks=given.ranks,
         command=command,
@@ -169,7 +194,19 @@ def parse(argv: Sequence[str]) -> Request:
         mpiexec_options=tuple(given.mpiexec_options),
         mpiexec=given.mpiexec,
         timeout_s=given.timeout_s,
+        servers=given.servers,
+        survive=given.survive,
     )
+
+
+def _require_survival(mpiexec: Mpiexec) -> None:
+    major = (mpiexec.version or "").partition(".")[0]
+    if mpiexec.vendor != OPEN_MPI or (major.isdecimal() and int(major) < 5):
+        found = f"{mpiexec.vendor or 'of an unknown vendor'} {mpiexec.version or ''}".strip()
+        raise UserError(
+            f"--survive needs Open MPI 5 or later: {mpiexec.path} is {found}, which ends the job "
+            "with the first rank that dies"
+        )
 
 
 def _most_ranks_on_a_host(
@@ -207,6 +244,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="hosts, one a line: `host slots=4` or `host:4`; either dialect with either MPI",
     )
+    add(
+        "--servers",
+        type=_server_count,
+        metavar="N",
+        help="the last N of the ranks are parameter servers, for an algorithm that has them; 0: "
+        "every rank serves a part beside training",
+    )
+    add(
+        "--survive",
+        action="store_true",
+        help="a rank that is killed does not end the job, where the program can go on without it "
+        "(a parameter server's workers); an exception still does. Needs Open MPI 5, whose exit "
+        "code then says nothing of ranks that were killed: it is 0 even where all were",
+    )
     add("--timeout-s", type=_seconds, metavar="S", help="end the job after S seconds")
     add(
         "--mpiexec",
@@ -236,6 +287,12 @@ def rank_count(text: str) -> int:
     """The type of the option -n."""
     if not text.isascii() or not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1: {text!r}")
+    return int(text)
+
+
+def _server_count(text: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0: {text!r}")
     return int(text)
 
 

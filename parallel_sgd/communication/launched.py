@@ -14,21 +14,33 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..errors import UserError
+
 __all__ = [
     "REQUESTED_RANKS",
+    "SERVERS",
+    "SURVIVE",
     "is_hydra",
     "launched_local_size",
     "launched_rank",
     "launched_size",
     "launcher_name",
     "launcher_starts",
+    "requested_servers",
     "same_mpi_family",
+    "survives",
     "without_launcher",
     "world_mismatch",
 ]
 
 #: Set by `parallel-sgd run`: the number of ranks that the user asked for.
 REQUESTED_RANKS = "PARALLEL_SGD_RANKS"
+
+#: Set by `parallel-sgd run --servers N`: how many of the ranks, the last ones, serve parameters.
+SERVERS = "PARALLEL_SGD_SERVERS"
+
+#: Set to 1 by `parallel-sgd run --survive`: MPI lets the others go on where a rank has died.
+SURVIVE = "PARALLEL_SGD_SURVIVE"
 
 #: MPI libraries that share MPICH's way of starting (Hydra, PMI).
 _MPICH_FAMILY = ("mpich", "intel", "mvapich", "cray")
@@ -83,7 +95,7 @@ _LAUNCHER_PREFIXES = (
     "PRTE_",
     "SLURM_",
 )
-_LAUNCHER_NAMES = ("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS)
+_LAUNCHER_NAMES = ("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE)
 
 
 def launched_size(environ: Mapping[str, str] | None = None) -> int | None:
@@ -125,6 +137,24 @@ def is_hydra(environ: Mapping[str, str]) -> bool:
     return "PMI_SIZE" in environ and "MPI_LOCALNRANKS" in environ
 
 
+def requested_servers(environ: Mapping[str, str] | None = None) -> int | None:
+    """How many ranks the user wants as parameter servers: the last ones of the world.
+
+    Returns:
+        The number (0: every rank serves a part beside training); None where nothing is said.
+
+    Raises:
+        UserError: what is said is not a whole number, at least 0.
+    """
+    environ = os.environ if environ is None else environ
+    if SERVERS not in environ:
+        return None
+    servers = _number(environ, (SERVERS,))
+    if servers is None:
+        raise UserError(f"{SERVERS}={environ[SERVERS]!r} must be a whole number, at least 0")
+    return servers
+
+
 def world_mismatch(
     world_size: int, vendor: str, environ: Mapping[str, str] | None = None
 ) -> str | None:
@@ -150,6 +180,11 @@ def world_mismatch(
     if requested is not None and requested != world_size:
         return f"{_ranks(requested)} were asked for, but this MPI world has {_ranks(world_size)}"
     return None
+
+
+def survives(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether ranks shall go on where another has died: `parallel-sgd run --survive`."""
+    return (os.environ if environ is None else environ).get(SURVIVE) == "1"
 
 
 def same_mpi_family(one: str, other: str) -> bool:

@@ -15,7 +15,12 @@ from parallel_sgd.command_line.hostfiles import read_hostfile
 from parallel_sgd.command_line.launcher import THREAD_VARIABLES, Launch, Request, parse, plan
 from parallel_sgd.command_line.main import main
 from parallel_sgd.command_line.mpi_runtime import Mpiexec, choose_mpiexec, identify
-from parallel_sgd.communication.launched import without_launcher
+from parallel_sgd.communication.launched import (
+    SERVERS,
+    SURVIVE,
+    requested_servers,
+    without_launcher,
+)
 from parallel_sgd.errors import UserError
 
 OPEN_MPI = Mpiexec("/o/mpiexec", "Open MPI", "5.0.11")
@@ -92,6 +97,102 @@ def test_a_hostfile_reaches_each_mpiexec_in_its_dialect(tmp_path: Path) -> None:
     assert passed == [*THREAD_VARIABLES, "PARALLEL_SGD_RANKS", "PYTHONPATH"]
 
 
+@pytest.fixture
+def hostfile(tmp_path: Path) -> Any:
+    path = tmp_path / "hosts"
+    path.write_text("n0 slots=2\nn1 slots=2\n")
+    return read_hostfile(path)
+
+
+def passed_on(launch: Launch) -> list[str]:
+    """Names of the variables that Open MPI is told to give to ranks on other hosts."""
+    return [value for name, value in pairwise(options(launch)) if name == "-x"]
+
+
+@pytest.mark.parametrize("servers", [0, 1, 3])
+def test_the_ranks_are_told_how_many_of_them_serve(servers: int, hostfile: Any) -> None:
+    launch = planned(MPICH, servers=servers)
+    assert launch.environ[SERVERS] == str(servers)
+    assert f"{SERVERS}={servers} " in launch.line()
+    assert options(launch) == ["-n", "4"]
+    assert requested_servers(launch.environ) == servers
+    assert SERVERS not in passed_on(planned(OPEN_MPI, servers=servers))
+    assert SERVERS in passed_on(planned(OPEN_MPI, servers=servers, hostfile=hostfile))
+    batch = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    assert SERVERS in passed_on(planned(OPEN_MPI, servers=servers, environ=batch))
+
+
+def test_servers_from_the_users_environment_reach_other_hosts_too(hostfile: Any) -> None:
+    launch = planned(OPEN_MPI, environ={SERVERS: "1"}, hostfile=hostfile)
+    assert SERVERS not in launch.environ
+    assert passed_on(launch).count(SERVERS) == 1
+    launch = planned(OPEN_MPI, environ={SERVERS: "1"}, servers=2, hostfile=hostfile)
+    assert launch.environ[SERVERS] == "2"
+    assert passed_on(launch).count(SERVERS) == 1
+    assert SERVERS not in passed_on(planned(OPEN_MPI, hostfile=hostfile))
+
+
+def test_servers_that_nobody_asked_for() -> None:
+    assert SERVERS not in planned(MPICH).environ
+    assert requested_servers({}) is None
+    assert without_launcher({SERVERS: "1", SURVIVE: "1", "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.0", "one", " 1"])
+def test_a_number_of_servers_that_is_none(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SERVERS, text)
+    with pytest.raises(UserError, match=f"{SERVERS}='{text}' must be a whole number, at least 0"):
+        requested_servers()
+    monkeypatch.setenv(SERVERS, "2")
+    assert requested_servers() == 2
+
+
+def test_ranks_that_survive_another(hostfile: Any) -> None:
+    survive = ["--with-ft", "ulfm", "--mca", "coll", "^hcoll,portals4,han,cuda"]
+    launch = planned(OPEN_MPI, cores=4, survive=True)
+    plain = options(planned(OPEN_MPI, cores=4))
+    assert options(launch) == [*plain, *survive]
+    assert launch.environ[SURVIVE] == "1"
+    assert f"{SURVIVE}=1 " in launch.line()
+    assert "'^hcoll,portals4,han,cuda'" in launch.line()
+    assert SURVIVE in passed_on(planned(OPEN_MPI, survive=True, hostfile=hostfile))
+    batch = planned(OPEN_MPI, survive=True, environ={"PBS_NODEFILE": "/var/nodes"})
+    assert options(batch)[2:7] == survive
+    assert SURVIVE not in planned(OPEN_MPI).environ
+
+
+@pytest.mark.parametrize(
+    ("own", "added"),
+    [
+        (("--with-ft", "mpi"), ["--mca", "coll", "^hcoll,portals4,han,cuda"]),
+        (("--mca", "coll", "^han"), ["--with-ft", "ulfm"]),
+        (
+            ("--mca", "coll_hcoll_enable", "0"),
+            ["--with-ft", "ulfm", "--mca", "coll", "^hcoll,portals4,han,cuda"],
+        ),
+    ],
+)
+def test_the_users_own_way_to_survive_wins(own: tuple[str, ...], added: list[str]) -> None:
+    plain = options(planned(OPEN_MPI, cores=4))
+    launch = planned(OPEN_MPI, cores=4, survive=True, mpiexec_options=own)
+    assert options(launch) == [*plain, *added, *own]
+
+
+@pytest.mark.parametrize(
+    ("mpiexec", "shown"),
+    [
+        (MPICH, "/m/mpiexec is MPICH 5.0.2,"),
+        (Mpiexec("/i/mpiexec", "Intel MPI", "2021.9"), "/i/mpiexec is Intel MPI 2021.9,"),
+        (Mpiexec("/o/mpiexec", "Open MPI", "4.1.4"), "/o/mpiexec is Open MPI 4.1.4,"),
+        (Mpiexec("/x/mpiexec", None, None), "/x/mpiexec is of an unknown vendor,"),
+    ],
+)
+def test_survival_needs_open_mpi_5(mpiexec: Mpiexec, shown: str) -> None:
+    with pytest.raises(UserError, match=f"^--survive needs Open MPI 5 or later: {shown}"):
+        planned(mpiexec, survive=True)
+    assert "--with-ft" in options(planned(Mpiexec("/o/mpiexec", "Open MPI", None), survive=True))
+
+
 @pytest.mark.parametrize(
     "environ",
     [
@@ -129,6 +230,12 @@ def test_arguments_after_the_script_are_the_scripts(script: str) -> None:
     request = parse(["-n4", "--timeout-s=2.5", "-m", "package.module", "-n", "7"])
     assert (request.ranks, request.timeout_s) == (4, 2.5)
     assert request.command == ("-m", "package.module", "-n", "7")
+    request = parse(["-n", "5", "--servers", "4", "--survive", script, "--servers", "9"])
+    assert (request.servers, request.survive) == (4, True)
+    assert request.command == (script, "--servers", "9")
+    request = parse(["-n", "1", "--servers=0", script])
+    assert (request.servers, request.survive) == (0, False)
+    assert parse(["-n", "1", script]).servers is None
     request = parse(["-n", "1", "--mpiexec-options=--map-by 'a b'", script])
     assert request.mpiexec_options == ("--map-by", "a b")
 
@@ -149,6 +256,13 @@ def test_arguments_after_the_script_are_the_scripts(script: str) -> None:
         (["run", "-n", "2", "--timeout-s", "0", "train.py"], "--timeout-s.*above 0: '0'"),
         (["run", "-n", "2", "--timeout-s", "nan", "train.py"], "--timeout-s.*'nan'"),
         (["run", "-n", "2", "--mpiexec-options", "'", "train.py"], "--mpiexec-options.*quoted"),
+        (
+            ["run", "-n", "5", "--servers", "5", "train.py"],
+            "servers=5 must be less than the number of ranks, 5: ",
+        ),
+        (["run", "-n", "2", "--servers", "3", "train.py"], "servers=3 must be less .* ranks, 2: "),
+        (["run", "-n", "2", "--servers", "-1", "train.py"], "--servers.*at least 0: '-1'"),
+        (["run", "-n", "2", "--servers", "1.0", "train.py"], "--servers.*whole number.*'1.0'"),
         (["run", "-n", "2", "--colour", "train.py"], "unrecognized arguments: --colour"),
         (["run", "-n", "2", "--mpiexec", "/no/mpiexec", "train.py"], "'/no/mpiexec'"),
         (["fly"], "invalid choice: 'fly'"),
@@ -247,6 +361,8 @@ def test_without_mpi4py(script: str, monkeypatch: pytest.MonkeyPatch, capsys: An
         (["--help"], "show MPI, mpiexec, cores and GPUs"),
         (["--version"], r"parallel-sgd \d"),
         (["run", "--help"], "--hostfile"),
+        (["run", "--help"], "--servers N "),
+        (["run", "--help"], "--survive "),
         (["info", "--help"], "--json"),
     ],
 )

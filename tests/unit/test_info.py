@@ -1,0 +1,205 @@
+"""`parallel-sgd info --servers`: how a model would be placed, and what cannot be asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parallel_sgd import Parameters
+from parallel_sgd.command_line import info
+from parallel_sgd.command_line.main import main
+from parallel_sgd.communication.launched import without_launcher
+from parallel_sgd.training.run_folder import RunFolder
+
+SHAPES = ["W1=784x512", "b1=512", "W2=512x10", "b2=10"]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No launcher, a folder of its own, and no MPI to look for."""
+    for name in set(os.environ) - set(without_launcher(os.environ)):
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(info, "collect", lambda: {"versions": {"python": "3"}})
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["info", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def placed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    return json.loads(told(capsys, "--json", *arguments))["placement"]
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = told(capsys, "--servers", "3", "--shapes", *SHAPES)
+    assert shown == (
+        "versions\n"
+        "  python                3\n"
+        "placement\n"
+        "  rule                  round-robin\n"
+        "  all servers           407,050 values (1.63 MB in float32)\n"
+        "  server 0              2 slices, 134,656 values (0.54 MB in float32), 33.1%\n"
+        "                        W1[0:262], b1\n"
+        "  server 1              2 slices, 139,264 values (0.56 MB in float32), 34.2%\n"
+        "                        W1[262:524], W2\n"
+        "  server 2              2 slices, 133,130 values (0.53 MB in float32), 32.7%\n"
+        "                        W1[524:784], b2\n"
+        "  largest and smallest  139,264 and 133,130 values (1.05 times as many)\n"
+    )
+
+
+def test_a_table_of_servers_with_one_slice_or_none_and_of_many_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = told(capsys, "--servers", "2", "--shapes", "a-long-name=10")
+    assert "  server 0              1 slice, 10 values (0.00 MB in float32), 100.0%\n" in shown
+    assert "  server 1              0 slices, 0 values (0.00 MB in float32), 0.0%\n" in shown
+    assert shown.endswith("  largest and smallest  10 and 0 values\n")
+    names = [f"a-name-to-be-kept-in-one-{i}" for i in range(9)]
+    shown = told(capsys, "--servers", "1", "--shapes", *(f"{name}=1" for name in names))
+    assert all(len(line) <= 100 for line in shown.splitlines())
+    assert re.findall(r"a-name\S*\d", shown) == names
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = placed(capsys, "--servers", "2", "--shapes", *SHAPES[:2])
+    assert found["servers"][0] == {
+        "slices": 2,
+        "values": 201_216,
+        "float32_mb": 0.804864,
+        "share": 201_216 / 401_920,
+        "names": ["W1[0:392]", "b1"],
+    }
+    assert found["servers"][1]["names"] == ["W1[392:784]"]
+    del found["servers"]
+    assert found == {
+        "rule": "round-robin",
+        "values": 401_920,
+        "largest": 201_216,
+        "smallest": 200_704,
+    }
+
+
+def test_options(capsys: pytest.CaptureFixture[str]) -> None:
+    def names(*options: str) -> list[list[str]]:
+        found = placed(capsys, "--servers", "2", "--shapes", *SHAPES, *options)
+        return [each["names"] for each in found["servers"]]
+
+    assert names("--whole-parameters") == [["W1", "W2"], ["b1", "b2"]]
+    assert names("--min-block", "1000000") == names("--whole-parameters")
+    assert names("--min-block", "5")[0] == ["W1[0:392]", "b1[0:256]", "W2[0:256]", "b2[0:5]"]
+    assert names("--placement", "hash") == [["W1[392:784]", "b1", "W2", "b2"], ["W1[0:392]"]]
+    assert names("--placement", "round-robin") == names()
+    again = placed(capsys, "--servers", "1", "--shapes", "w=x=3x4", "--shapes", "b=0")
+    assert again["servers"][0]["names"] == ["w=x", "b"]
+    assert again["values"] == 12
+
+
+def test_a_model_as_train_leaves_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arrays = {"W1": np.ones((784, 512)), "scalar": np.ones(()), "none": np.ones((0, 3))}
+    parameters = Parameters({name: a.astype(np.float32) for name, a in arrays.items()})
+    folder = RunFolder(tmp_path / "run", {})
+    folder.create()
+    folder.write_model(parameters)
+    found = placed(capsys, "--servers", "2", "--model", "run/model.npz")
+    assert [each["names"] for each in found["servers"]] == [
+        ["W1[0:392]", "scalar"],
+        ["W1[392:784]", "none"],
+    ]
+    assert found["values"] == 784 * 512 + 1
+    np.savez_compressed("small.npz", W=np.zeros((3, 4)))
+    assert placed(capsys, "--servers", "1", "--model", "small.npz")["values"] == 12
+
+
+def test_values_are_not_read(capsys: pytest.CaptureFixture[str]) -> None:
+    head = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<f4', 'fortran_order': False, 'shape': "
+    head += b"(1000000, 1000000)}".ljust(118 - len(head) + 9) + b"\n"
+    with zipfile.ZipFile("huge.npz", "w") as archive:
+        archive.writestr("W.npy", head)
+    assert placed(capsys, "--servers", "4", "--model", "huge.npz")["values"] == 10**12
+
+
+class Trap:
+    """Leaves a trace where it is unpickled."""
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (Path("sprung"),)
+
+
+def test_nothing_in_a_file_is_executed(capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("trap.npz", W=np.array([Trap()], object))
+    assert main(["info", "--servers", "2", "--model", "trap.npz"]) == 2
+    assert "trap.npz must hold parameters: 'W' is of object" in capsys.readouterr().err
+    assert not Path("sprung").exists()
+
+
+def test_only_rank_0_speaks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    assert told(capsys, "--servers", "2", "--model", "none.npz") == ""
+
+
+def test_without_servers_it_is_as_before(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys) == "versions\n  python  3\n"
+    assert json.loads(told(capsys, "--json")) == {"versions": {"python": "3"}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        ("--servers 2", "--servers needs the parameters, from one of --model .* and --shapes"),
+        ("--servers 2 --model m.npz --shapes a=1", "--servers needs .* one of --model"),
+        ("--servers 0 --shapes a=1", "servers=0 must be a whole number, at least 1"),
+        ("--servers -1 --shapes a=1", "servers=-1 must be a whole number, at least 1"),
+        ("--servers two --shapes a=1", "--servers: invalid int value: 'two'"),
+        ("--servers", "--servers: expected one argument"),
+        ("--servers 2 --shapes", "--shapes: expected at least one argument"),
+        ("--servers 2 --shapes a", "--shapes: 'a' must be like W1=784x128"),
+        ("--servers 2 --shapes a=", "--shapes: 'a=' must be like"),
+        ("--servers 2 --shapes =3", "--shapes: '=3' must be like"),
+        ("--servers 2 --shapes a=3x", "--shapes: 'a=3x' must be like"),
+        ("--servers 2 --shapes a=-3", "--shapes: 'a=-3' must be like"),
+        ("--servers 2 --shapes a=3,4", "--shapes: 'a=3,4' must be like"),
+        ("--servers 2 --shapes a=٣", "--shapes: 'a=٣' must be like"),
+        ("--servers 2 --shapes a=3 a=4", "--shapes: 'a=4' must name a parameter once"),
+        ("--servers 2 --shapes a=3 --placement x", "placement='x' must be one of 'round-robin', "),
+        ("--servers 2 --shapes a=3 --min-block 0", "min_block=0 must be a whole number"),
+        ("--servers 2 --model none.npz", "none.npz must be a readable file: No such file"),
+        ("--servers 2 --model .", "\\. must be a readable file: Is a directory"),
+        ("--servers 2 --model text.npz", "text.npz must be a well-formed .npz file: File is not"),
+        ("--servers 2 --model short.npz", "short.npz must be a well-formed .npz file: "),
+        ("--servers 2 --model data.npz", "data.npz must hold parameters: 'y' is of int64"),
+        ("--servers 2 --model empty.npz", "empty.npz must hold at least one parameter"),
+        ("--servers 2 --model other.npz", "other.npz must be a well-formed .npz file: "),
+        ("--model m.npz", "--model needs --servers"),
+        ("--shapes a=1", "--shapes needs --servers"),
+        ("--placement hash", "--placement needs --servers"),
+        ("--min-block 3", "--min-block needs --servers"),
+        ("--whole-parameters", "--whole-parameters needs --servers"),
+    ],
+)
+def test_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: str, wrong: str
+) -> None:
+    Path("text.npz").write_text("not a zip file")
+    np.savez("data.npz", x=np.zeros(3), y=np.zeros(3, np.int64))
+    np.savez("empty.npz")
+    with zipfile.ZipFile("short.npz", "w") as archive:
+        archive.writestr("W.npy", b"\x93NUMPY\x01\x00v\x00{'descr'")
+    with zipfile.ZipFile("other.npz", "w") as archive:
+        archive.writestr("readme.txt", b"hello, this is text")
+    assert main(["info", *arguments.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert re.match(f"parallel-sgd: error: .*{wrong}", err), err
