@@ -6,31 +6,42 @@
 1437
 """
 
+from .ahead import with_next
 from .bundled import DIGITS_CLASSES, digits
 from .classes import count_classes
+from .clicks import CLICKS_CLASSES, Clicks, clicks
 from .dataset import Arrays, Dataset, Flattened, Items, Subset, as_dataset, flattened
 from .files import load
 from .library_source import ByteWindows, library_source
+from .ngrams import NGRAM_CLASSES, ORDERS, NGrams, library_ngrams
 from .rank_source import RankSource
 from .source import Source
 from .view import CommunicatorView, LearnerView
 
 __all__ = [
+    "CLICKS_CLASSES",
     "DIGITS_CLASSES",
+    "NGRAM_CLASSES",
+    "ORDERS",
     "Arrays",
     "ByteWindows",
+    "Clicks",
     "CommunicatorView",
     "Dataset",
     "Flattened",
     "Items",
     "LearnerView",
+    "NGrams",
     "RankSource",
     "Source",
     "Subset",
     "as_dataset",
+    "clicks",
     "count_classes",
     "digits",
     "flattened",
+    "library_ngrams",
     "library_source",
     "load",
+    "with_next",
 ]

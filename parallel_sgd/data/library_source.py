@@ -92,6 +92,14 @@ def library_source(
 
     Local: every rank reads the files.
     """
+    train, held_out = library_files(test, seed, most_bytes=most_bytes)
+    return ByteWindows(train, context), ByteWindows(held_out, context)
+
+
+def library_files(
+    test: float = 0.1, seed: int = 0, *, most_bytes: int | None = None
+) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The content of the library's files by path, as (training, test): see `library_source`."""
     fraction = number("test", test, 0, 1)
     room = None if most_bytes is None else integer("most_bytes", most_bytes, 1)
     random = np.random.default_rng((integer("seed", seed, 0), *SPLIT_STREAM))
@@ -110,8 +118,7 @@ def library_source(
                 f"{len(found)} files on either side"
             )
         train, held_out = (
-            ByteWindows({path: (folder / path).read_bytes() for path, _ in part}, context)
-            for part in (training, testing)
+            {path: (folder / path).read_bytes() for path, _ in part} for part in (training, testing)
         )
     except OSError as error:
         raise UserError(

@@ -85,6 +85,8 @@ class RankSource(MinibatchSource):
         Collective at the first minibatch for a learner, when the ranks see that they agree; from
         then on local: the ranks keep step by what they do with the minibatches.
         """
+        if learner.serves:
+            return
         self.meet(learner)
         samples = sum(self._known(learner))
         begin = self._position(learner) // samples if samples else self.epochs
@@ -99,6 +101,8 @@ class RankSource(MinibatchSource):
             number: of the epoch, from 0; one after the other, to evaluate in between.
             learner: as for `minibatches`.
         """
+        if learner.serves:
+            return
         self.meet(learner)
         with expecting(learner):
             yield from self._epoch(number, learner)

@@ -93,6 +93,8 @@ class Source(MinibatchSource):
         Collective at the first minibatch for a learner, when the ranks see that they agree; from
         then on local: the ranks keep step by what they do with the minibatches.
         """
+        if learner.serves:
+            return
         self.meet(learner)
         with expecting(learner):
             for number in range(self._position(learner) // self.samples_per_epoch, self.epochs):
@@ -105,6 +107,8 @@ class Source(MinibatchSource):
             number: of the epoch, from 0; one after the other, to evaluate in between.
             learner: as for `minibatches`.
         """
+        if learner.serves:
+            return
         self.meet(learner)
         with expecting(learner):
             yield from self._epoch(number, learner)

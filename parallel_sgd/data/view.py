@@ -37,6 +37,11 @@ class LearnerView(Protocol):
     def comm(self) -> CommunicatorView: ...
 
     @property
+    def serves(self) -> bool:
+        """Whether this rank has no part in the data: it gets no minibatches."""
+        ...
+
+    @property
     def distributed(self) -> bool:
         """False during the warm start, when every rank gets the same full minibatch."""
         ...

@@ -98,10 +98,10 @@ class Classifier(ABC):
         xp = array_module(self.parameters.flat)
         x = xp.asarray(x, dtype=self.parameters.dtype)
         if x.ndim != 2 or x.shape[1] != self.inputs:
-            raise UserError(f"x must have shape [m, {self.inputs}]: it has {_shape(x)}")
+            raise UserError(f"x must have shape [m, {self.inputs}]: it has {shape_of(x)}")
         y = y if hasattr(y, "dtype") else np.asarray(y)
         if y.ndim != 1:
-            raise UserError(f"y must have shape [m], a label for each x: it has {_shape(y)}")
+            raise UserError(f"y must have shape [m], a label for each x: it has {shape_of(y)}")
         if len(x) != len(y):
             raise UserError(f"x and y must have one length: {len(x)} and {len(y)}")
         if y.dtype.kind not in "iu":
@@ -128,6 +128,6 @@ class Classifier(ABC):
         return float(loss), logits
 
 
-def _shape(array: Array) -> str:
+def shape_of(array: Array) -> str:
     """A minibatch's shape in words that are the same on all ranks, whatever their shares of it."""
     return f"[{', '.join(map(str, ('m', *array.shape[1:])))}]" if array.ndim else "[]"

@@ -46,6 +46,7 @@ class Comm:
 class Learner:
     comm: Comm = field(default_factory=Comm)
     distributed: bool = True
+    serves: bool = False
     samples: int = 0
     expected: tuple | None = None
 
