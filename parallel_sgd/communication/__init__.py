@@ -2,6 +2,17 @@
 
 from .background import InBackground
 from .communicator import TIMEOUT_S, Communicator, checked_timeout
-from .threads import RankFailed, simulate
+from .endpoint import Endpoint, PeerLost
+from .thread_endpoint import RankFailed
+from .threads import simulate
 
-__all__ = ["TIMEOUT_S", "Communicator", "InBackground", "RankFailed", "checked_timeout", "simulate"]
+__all__ = [
+    "TIMEOUT_S",
+    "Communicator",
+    "Endpoint",
+    "InBackground",
+    "PeerLost",
+    "RankFailed",
+    "checked_timeout",
+    "simulate",
+]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..errors import SharedError, UserError
 from ..validation import number
+from .endpoint import Endpoint
 from .launched import launched_size, launcher_name
 
 Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
@@ -121,6 +122,27 @@ class Communicator(ABC):
         Raises:
             SharedError: on all ranks, where MPI does not allow that (no MPI_THREAD_MULTIPLE).
         """
+
+    @abstractmethod
+    def split(self, group: int) -> Communicator:
+        """Those of these ranks that give the same number, in the same order."""
+
+    @abstractmethod
+    def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
+        """This rank's side of messages with some of the others, or with itself.
+
+        Args:
+            peers: whom it hears and talks to.
+            serving: whether it gets requests and replies to them, or makes them. A rank may have
+                one endpoint of each side.
+
+        Local. Make it on a communicator of its own (`duplicate`), in which nobody else has one.
+        """
+
+    @property
+    @abstractmethod
+    def timeout_s(self) -> float:
+        """Longest wait of this rank for others, in seconds. Local."""
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import mpi4py
 import numpy as np
@@ -14,6 +15,7 @@ from ..errors import UserError
 from ..kernels import array_module
 from .abort import install_excepthook
 from .communicator import Array, Communicator, Counts
+from .endpoint import Endpoint
 from .launched import (
     launched_rank,
     launched_size,
@@ -113,6 +115,22 @@ class MpiCommunicator(Communicator):
         )
         name = "Communicator.duplicate()"
         return MpiCommunicator(self._comm, self._watched, name, cuda_aware=self._cuda_aware)
+
+    def split(self, group: int) -> MpiCommunicator:
+        with self._watched("Communicator.split()"):
+            part = cast(MPI.Intracomm, self._comm.Split(group, self.rank))
+        return MpiCommunicator(
+            part, self._watched, "Communicator.split()", cuda_aware=self._cuda_aware
+        )
+
+    def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
+        from .mpi_endpoint import MpiEndpoint
+
+        return MpiEndpoint(self._comm, peers, serving, self._watched)
+
+    @property
+    def timeout_s(self) -> float:
+        return self._watched.timeout_s
 
     @property
     def host(self) -> str:

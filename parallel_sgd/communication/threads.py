@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from ..validation import integer
 from .communicator import TIMEOUT_S, Array, Communicator, Counts, checked_timeout
+from .endpoint import Endpoint
+from .thread_endpoint import Mail, RankFailed, ThreadEndpoint
 
 Result = TypeVar("Result")
 
@@ -25,27 +27,29 @@ class ThreadWorld:
         self.timeout_s = timeout_s
         self.barrier = threading.Barrier(size, timeout=timeout_s)
         self.offers: list[Any] = [None] * size
-        self._duplicates: list[ThreadWorld] = []
+        self.mail = Mail()
+        self._parts: dict[tuple[int, int], ThreadWorld] = {}
         self._lock = threading.Lock()
 
     def communicator(self, rank: int) -> Communicator:
         return ThreadCommunicator(self, rank)
 
-    def duplicate(self, number: int) -> ThreadWorld:
-        """The world that every rank gets at its so many-th duplication, from 0."""
+    def part(self, number: int, group: int, size: int) -> ThreadWorld:
+        """The world of one group that the ranks get at their so many-th parting, from 0."""
         with self._lock:
-            if number == len(self._duplicates):
-                self._duplicates.append(ThreadWorld(self.size, self.timeout_s))
+            if (number, group) not in self._parts:
+                part = self._parts[number, group] = ThreadWorld(size, self.timeout_s)
                 if self.barrier.broken:
-                    self._duplicates[number].abort()
-            return self._duplicates[number]
+                    part.abort()
+            return self._parts[number, group]
 
     def abort(self) -> None:
-        """Let every rank that waits, here or in a duplicate, fail."""
+        """Let every rank that waits, here or in a part of this world, fail."""
         self.barrier.abort()
+        self.mail.abort()
         with self._lock:
-            duplicates = self._duplicates.copy()
-        for world in duplicates:
+            parts = list(self._parts.values())
+        for world in parts:
             world.abort()
 
 
@@ -54,7 +58,7 @@ class ThreadCommunicator(Communicator):
 
     def __init__(self, world: ThreadWorld, rank: int) -> None:
         self._world, self.rank, self.size = world, rank, world.size
-        self._duplications = 0
+        self._partings = 0
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         def take(offers: list[Array]) -> None:
@@ -92,9 +96,23 @@ class ThreadCommunicator(Communicator):
         return items
 
     def duplicate(self) -> Communicator:
-        world = self._world.duplicate(self._duplications)
-        self._duplications += 1
-        return world.communicator(self.rank)
+        return self._part(0, self.size, self.rank)
+
+    def split(self, group: int) -> Communicator:
+        groups = self.allgather_object(group)
+        return self._part(group, groups.count(group), groups[: self.rank].count(group))
+
+    def _part(self, group: int, size: int, rank: int) -> Communicator:
+        world = self._world.part(self._partings, group, size)
+        self._partings += 1
+        return world.communicator(rank)
+
+    def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
+        return ThreadEndpoint(self._world.mail, self.rank, peers, serving, self.timeout_s)
+
+    @property
+    def timeout_s(self) -> float:
+        return self._world.timeout_s
 
     @property
     def host(self) -> str:
@@ -118,10 +136,6 @@ class ThreadCommunicator(Communicator):
             world.abort()
             raise
         return result
-
-
-class RankFailed(RuntimeError):
-    """Another rank of this world of threads has ended with an error, or did not come in time."""
 
 
 def simulate(

@@ -1,0 +1,147 @@
+"""Messages from one rank to another: a header of 16 numbers, and for some of them a body.
+
+Collectives make all ranks wait for each other. A parameter server must not: it takes what comes,
+from whom it comes, and sleeps when nothing does.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+HEADER_LENGTH = 16
+
+Header = npt.NDArray[np.int64]  #: [16], int64
+Bytes = npt.NDArray[np.uint8]
+Result = TypeVar("Result")
+
+
+class Transfer(Protocol):
+    """A body on its way. The array that it is sent from, or received into, belongs to it."""
+
+    def done(self) -> bool:
+        """Whether it has ended; moves it on."""
+        ...
+
+    def wait(self) -> None:
+        """Until it has ended."""
+        ...
+
+
+class PeerLost(Exception):
+    """A rank has died, in an MPI whose other ranks survive that.
+
+    Attributes:
+        peer: its number.
+    """
+
+    def __init__(self, peer: int) -> None:
+        super().__init__(f"rank {peer} is lost")
+        self.peer = peer
+
+
+class Endpoint(ABC):
+    """One side of the messages between this rank and its peers.
+
+    The next header of every peer is always being received (MPI: a receive is posted before it is
+    sent), and is given once by `arrivals`. The next one after it is received from `listen` on. A
+    peer's messages come in their order. Everything here is local.
+
+    Attributes:
+        peers: the ranks at the other side.
+        timeout_s: longest wait for one of them.
+    """
+
+    peers: tuple[int, ...]
+    timeout_s: float
+
+    @abstractmethod
+    def listen(self, peer: int) -> None:
+        """Begin to receive a peer's next header."""
+
+    @abstractmethod
+    def arrivals(self) -> list[tuple[int, Header]]:
+        """Headers that have come since the last call, with their senders; does not wait.
+
+        Raises:
+            PeerLost: a peer has died; from then on it is not listened to.
+        """
+
+    @abstractmethod
+    def receive(self, peer: int, body: Bytes) -> Transfer:
+        """Begin to receive the body that follows a header.
+
+        Args:
+            body: uint8, of just the length that was sent, written.
+        """
+
+    @abstractmethod
+    def discard(self, peer: int) -> None:
+        """Throw away the body that has come with a header which does not say its length."""
+
+    @abstractmethod
+    def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
+        """Begin to send; neither array may be changed before that has ended."""
+
+    @abstractmethod
+    def idle(self, seconds: float) -> None:
+        """Leave the core to others for so long, or until something comes."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop listening: at the end, when nothing more is to come."""
+
+    def watched(self, name: str) -> AbstractContextManager[object]:
+        """Within this `with` block a wait longer than `timeout_s` ends the job."""
+        return nullcontext()
+
+    def until(self, ready: Callable[[], Result | None]) -> Result:
+        """What `ready` returns, as soon as that is something; meanwhile the core is left to others.
+
+        The first tenth of a millisecond is spent asking, since answers often come at once; then
+        this rank sleeps between two questions, longer and longer, to a millisecond at most.
+        """
+        patience = Patience()
+        while (result := ready()) is None:
+            patience.pause(self)
+        return result
+
+
+class Patience:
+    """How long to leave the core to others before asking again whether something has come."""
+
+    ASKED = 40  #: times before the first sleep
+    FIRST_S, LONGEST_S = 2e-5, 1e-3
+
+    def __init__(self) -> None:
+        self._asked, self._sleep_s = 0, self.FIRST_S
+
+    def reset(self) -> None:
+        """Something has come."""
+        self._asked, self._sleep_s = 0, self.FIRST_S
+
+    def pause(self, endpoint: Endpoint) -> None:
+        if self._asked < self.ASKED:
+            self._asked += 1
+            os.sched_yield()
+            return
+        endpoint.idle(self._sleep_s)
+        self._sleep_s = min(1.5 * self._sleep_s, self.LONGEST_S)
+
+
+def as_bytes(array: npt.NDArray[Any]) -> Bytes:
+    """The bytes of a contiguous array, without a copy."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def tags_of(serving: bool) -> tuple[int, int]:
+    """What a side sends with and what it listens to: requests and replies never mix, even where a
+    worker and a server are threads of one rank. A body's tag is its header's and 1."""
+    request, reply = 10, 20
+    return (reply, request) if serving else (request, reply)

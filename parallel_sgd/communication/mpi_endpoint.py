@@ -1,0 +1,127 @@
+"""Messages between ranks of MPI."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from .endpoint import HEADER_LENGTH, Bytes, Endpoint, Header, PeerLost, Transfer, tags_of
+from .watchdog import Watchdog
+
+LOST = {
+    getattr(MPI, name)
+    for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    if hasattr(MPI, name)
+}
+"""Error classes of MPIs whose ranks survive the death of others (ULFM)."""
+
+
+class MpiEndpoint(Endpoint):
+    """Each peer's next header is a persistent receive, which is posted before it is sent.
+
+    Args:
+        comm: for these messages alone.
+        peers: ranks of `comm`.
+        serving: whether this side gets requests and sends replies, or the other way round.
+        watched: bounds every wait.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, peers: Sequence[int], serving: bool, watched: Watchdog
+    ) -> None:
+        self.peers, self.timeout_s = tuple(peers), watched.timeout_s
+        self.watched = watched  # type: ignore[method-assign]
+        self._comm = comm
+        self._out, tag = tags_of(serving)
+        self._in = tag
+        self._headers = np.zeros((len(self.peers), HEADER_LENGTH), np.int64)
+        self._places = {peer: i for i, peer in enumerate(self.peers)}
+        self._requests: list[MPI.Request] = [
+            comm.Recv_init(header, peer, tag)
+            for peer, header in zip(self.peers, self._headers, strict=True)
+        ]
+        for peer in self.peers:
+            self.listen(peer)
+
+    def listen(self, peer: int) -> None:
+        request = self._requests[self._places[peer]]
+        assert isinstance(request, MPI.Prequest)
+        request.Start()
+
+    def arrivals(self) -> list[tuple[int, Header]]:
+        found: list[tuple[int, Header]] = []
+        try:
+            while True:
+                place, came = MPI.Request.Testany(self._requests)
+                if not came or place == MPI.UNDEFINED:
+                    return found
+                found.append((self.peers[place], self._headers[place].copy()))
+        except MPI.Exception as error:
+            if found:  # they come first; the error will be there at the next call
+                return found
+            self._raise_lost(error)
+            raise
+
+    def _raise_lost(self, error: MPI.Exception) -> None:
+        """Find out whose receive has failed, and stop listening to it."""
+        if error.Get_error_class() not in LOST:
+            return
+        for place, request in enumerate(self._requests):
+            try:
+                request.Test()
+            except MPI.Exception:
+                self._requests[place] = MPI.REQUEST_NULL
+                raise PeerLost(self.peers[place]) from error
+
+    def receive(self, peer: int, body: Bytes) -> Transfer:
+        return MpiTransfer(peer, [self._comm.Irecv(body, peer, self._in + 1)], body)
+
+    def discard(self, peer: int) -> None:
+        status = MPI.Status()
+        while self._comm.Iprobe(peer, self._in + 1, status):
+            body = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+            self._comm.Recv(body, peer, self._in + 1)
+
+    def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
+        requests = [self._comm.Isend(header, peer, self._out)]
+        if body is not None:
+            requests.append(self._comm.Isend(body, peer, self._out + 1))
+        return MpiTransfer(peer, requests, (header, body))
+
+    def close(self) -> None:
+        for place, request in enumerate(self._requests):
+            if request != MPI.REQUEST_NULL:
+                request.Cancel()
+                request.Wait()
+                request.Free()
+                self._requests[place] = MPI.REQUEST_NULL
+
+    def idle(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class MpiTransfer:
+    """Requests of one message, with the arrays that they work on."""
+
+    def __init__(self, peer: int, requests: list[MPI.Request], arrays: Any) -> None:
+        self._peer, self._requests, self._arrays = peer, requests, arrays
+
+    def done(self) -> bool:
+        try:
+            return bool(MPI.Request.Testall(self._requests))
+        except MPI.Exception as error:
+            raise self._lost(error) from error
+
+    def wait(self) -> None:
+        try:
+            MPI.Request.Waitall(self._requests)
+        except MPI.Exception as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: MPI.Exception) -> Exception:
+        gone = error.Get_error_class() in LOST | {MPI.ERR_IN_STATUS}
+        return PeerLost(self._peer) if gone else error

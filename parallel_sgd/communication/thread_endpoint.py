@@ -1,0 +1,133 @@
+"""Messages between ranks that are threads of one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from .endpoint import Bytes, Endpoint, Header, Transfer, tags_of
+
+
+class RankFailed(RuntimeError):
+    """Another rank of this world of threads has ended with an error, or did not come in time."""
+
+
+class Mail:
+    """What the ranks of one process have sent and not yet received, by sender, receiver and tag."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.aborted = False
+        self._queues: defaultdict[tuple[int, int, int], deque[Any]] = defaultdict(deque)
+
+    def put(self, key: tuple[int, int, int], array: Bytes | Header) -> None:
+        with self.changed:
+            self._queues[key].append(array.copy())
+            self.changed.notify_all()
+
+    def take(self, key: tuple[int, int, int]) -> Any:
+        """The oldest of them, if there is any."""
+        with self.changed:
+            if self.aborted:
+                raise RankFailed(f"rank {key[1]} waited for a message of a rank that failed")
+            queue = self._queues[key]
+            return queue.popleft() if queue else None
+
+    def abort(self) -> None:
+        with self.changed:
+            self.aborted = True
+            self.changed.notify_all()
+
+
+class ThreadEndpoint(Endpoint):
+    """One thread's side; what it sends is copied, so that a transfer has ended as it begins."""
+
+    def __init__(
+        self, mail: Mail, rank: int, peers: Sequence[int], serving: bool, timeout_s: float
+    ) -> None:
+        self.peers, self.timeout_s = tuple(peers), timeout_s
+        self._mail, self._rank = mail, rank
+        self._out, self._in = tags_of(serving)
+        self._listening = set(self.peers)
+        self._waits_since: tuple[str, float] | None = None
+
+    def listen(self, peer: int) -> None:
+        self._listening.add(peer)
+
+    def arrivals(self) -> list[tuple[int, Header]]:
+        found: list[tuple[int, Header]] = []
+        for peer in sorted(self._listening):
+            header = self._mail.take((peer, self._rank, self._in))
+            if header is not None:
+                self._listening.discard(peer)
+                found.append((peer, header))
+        if not found:
+            self._check_patience()
+        return found
+
+    def receive(self, peer: int, body: Bytes) -> Transfer:
+        return _Received(self, self._mail, (peer, self._rank, self._in + 1), body)
+
+    def discard(self, peer: int) -> None:
+        while self._mail.take((peer, self._rank, self._in + 1)) is not None:
+            pass
+
+    def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
+        if body is not None:
+            self._mail.put((self._rank, peer, self._out + 1), body)
+        self._mail.put((self._rank, peer, self._out), header)
+        return _Sent()
+
+    def close(self) -> None:
+        self._listening.clear()
+
+    def idle(self, seconds: float) -> None:
+        with self._mail.changed:
+            if not self._mail.aborted:
+                self._mail.changed.wait(seconds)
+
+    @contextmanager
+    def watched(self, name: str) -> Iterator[None]:
+        self._waits_since = name, time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since = None
+
+    def _check_patience(self) -> None:
+        if self._waits_since:
+            name, since = self._waits_since
+            if time.monotonic() - since > self.timeout_s:
+                raise RankFailed(f"rank {self._rank} waited in {name} longer than timeout_s")
+
+
+class _Sent:
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+class _Received:
+    def __init__(
+        self, endpoint: ThreadEndpoint, mail: Mail, key: tuple[int, int, int], body: Bytes
+    ) -> None:
+        self._endpoint, self._mail, self._key, self._body = endpoint, mail, key, body
+        self._ended = False
+
+    def done(self) -> bool:
+        if not self._ended:
+            sent = self._mail.take(self._key)
+            if sent is not None:
+                assert sent.size == self._body.size, (sent.size, self._body.size)
+                self._body[...] = sent
+                self._ended = True
+        return self._ended
+
+    def wait(self) -> None:
+        self._endpoint.until(lambda: self.done() or None)
