@@ -97,6 +97,16 @@ def adam_step(
     _adam_step(x, m, v, gradient, *map(x.dtype.type, numbers))
 
 
+def adagrad_step(
+    x: Array, s: Array, gradient: Array, scale: float, lr: float, epsilon: float
+) -> None:
+    _adagrad_step(x, s, gradient, *map(x.dtype.type, (scale, lr, epsilon)))
+
+
+def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) -> None:
+    _compensate_delay(gradient, x, backup, gradient.dtype.type(factor))
+
+
 @compiled
 def _encode_raw(g: Array, r: Array, payload: Array, at: int, byte: int, n: int) -> None:
     out = payload[byte : byte + 4 * n].view(np.float32)
@@ -289,3 +299,19 @@ def _adam_step(
         m[i] += weight1 * (g - m[i])
         v[i] += weight2 * (g * g - v[i])
         x[i] -= lr * m[i] / (np.sqrt(v[i]) + epsilon) + decay * x[i]
+
+
+@compiled
+def _adagrad_step(
+    x: Array, s: Array, gradient: Array, scale: float, lr: float, epsilon: float
+) -> None:
+    for i in range(len(x)):
+        g = scale * gradient[i]
+        s[i] += g * g
+        x[i] -= lr * g / (np.sqrt(s[i]) + epsilon)
+
+
+@compiled
+def _compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) -> None:
+    for i in range(len(x)):
+        gradient[i] += factor * gradient[i] * gradient[i] * (x[i] - backup[i])

@@ -186,6 +186,26 @@ def adam_step(
     x -= real(lr) * m / (np.sqrt(v) + real(epsilon)) + real(decay) * x
 
 
+def adagrad_step(
+    x: Array, s: Array, gradient: Array, scale: float, lr: float, epsilon: float
+) -> None:
+    """g = scale * gradient;  s += g * g;  x -= lr * g / (sqrt(s) + epsilon), in place."""
+    real = x.dtype.type
+    g = real(scale) * gradient
+    s += g * g
+    x -= real(lr) * g / (np.sqrt(s) + real(epsilon))
+
+
+def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) -> None:
+    """gradient += factor * gradient * gradient * (x - backup), in place.
+
+    A first-order guess of the gradient at x, from the one at `backup`, where the worker took it.
+
+    Source: Zheng et al., ICML 2017, eq. 10.
+    """
+    gradient += gradient.dtype.type(factor) * gradient * gradient * (x - backup)
+
+
 def _each(blocks: Blocks, *arrays: Array) -> Iterator[tuple[Array, ...]]:
     """The views of every array that belong to one block; a uint8 array is a payload."""
     starts, offsets = blocks.starts - blocks.starts[0], blocks.offsets - blocks.offsets[0]

@@ -20,6 +20,7 @@ from .algorithms import (
     Algorithm,
     BlockMomentumSGD,
     CNTKBlockMomentumSGD,
+    DataParallelASGD,
     DataParallelSGD,
     DiLoCo,
     ModelAveragingSGD,
@@ -28,19 +29,21 @@ from .algorithms import (
 from .communication import Communicator, simulate
 from .communication.abort import install_excepthook_if_launched
 from .errors import UserError
-from .optimizers import SGD, Adam, MomentumSGD, NesterovSGD, Optimizer
+from .optimizers import SGD, Adagrad, Adam, MomentumSGD, NesterovSGD, Optimizer
 from .parameters import Parameters
 from .training import Checkpoints, Learner, load_checkpoint
 from .version import __version__
 
 __all__ = [
     "SGD",
+    "Adagrad",
     "Adam",
     "Algorithm",
     "BlockMomentumSGD",
     "CNTKBlockMomentumSGD",
     "Checkpoints",
     "Communicator",
+    "DataParallelASGD",
     "DataParallelSGD",
     "DiLoCo",
     "Learner",

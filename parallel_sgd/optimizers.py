@@ -16,7 +16,7 @@ from .errors import UserError
 from .kernels import body
 from .parameters import Parameters
 from .schedules import Schedule, value_at
-from .state import across
+from .state import across, workspace
 from .validation import LARGEST, choice, number, settle, shown
 
 Array = Any  #: a NumPy or CuPy array
@@ -30,11 +30,13 @@ class OptimizerState:
         buffers: vectors of the parameters' layout, by name ("m", "v").
         steps: updates so far.
         samples: seen by all ranks so far: the clock of schedules, blocks and sources.
+        lr_factor: on every learning rate, by whoever gives the next gradient: no training state.
     """
 
     buffers: dict[str, Array] = across("mean", default_factory=dict)
     steps: int = across("most", default=0)
     samples: int = across("same", default=0)
+    lr_factor: float = workspace(default=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +98,13 @@ class Optimizer(ABC):
             raise UserError(f"{error} (the schedule's value after {samples} samples)") from None
 
     def mean_lr(self, state: OptimizerState, samples: int) -> float:
-        """The learning rate for the mean gradient of `samples` samples, now.
+        """The learning rate for the mean gradient of `samples` samples, now, times `lr_factor`.
 
         Raises:
             UserError: as `rate_after`; nothing has changed by then.
         """
-        return self.rate_after(state.samples) * (samples if self.lr is None else 1)
+        rate = self.rate_after(state.samples) * (samples if self.lr is None else 1)
+        return rate * state.lr_factor
 
     @property
     def _given(self) -> tuple[str, float | Schedule]:
@@ -283,10 +286,43 @@ class Adam(Optimizer):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Adagrad(Optimizer):
+    """g = mean gradient;  s += g * g;  x -= lr * g / (sqrt(s) + epsilon)
+
+    Args:
+        epsilon: added to the root of the sum of squares.
+        initial_accumulator: the sum of squares to begin with.
+
+    Source: Duchi et al., JMLR 2011, with a diagonal matrix.
+    """
+
+    epsilon: float = 1e-10
+    initial_accumulator: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        settle(
+            self,
+            epsilon=number("epsilon", self.epsilon, 0),
+            initial_accumulator=number("initial_accumulator", self.initial_accumulator, 0),
+        )
+
+    def init(self, parameters: Parameters) -> OptimizerState:
+        s = parameters.like().flat
+        s.fill(self.initial_accumulator)
+        return OptimizerState({"s": s})
+
+    def step(self, state: OptimizerState, x: Array, gradient: Array, samples: int) -> None:
+        lr = self.mean_lr(state, samples)
+        body(x).adagrad_step(x, state.buffers["s"], gradient, 1 / samples, lr, self.epsilon)
+
+
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": SGD,
     "momentum": MomentumSGD,
     "nesterov": NesterovSGD,
     "adam": Adam,
+    "adagrad": Adagrad,
 }
 """By the names of the command line."""

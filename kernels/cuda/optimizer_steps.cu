@@ -1,6 +1,7 @@
 // The local update rules, in place, for vectors of REAL_BITS = 32 or 64 bits a value.
 //
-// Memory traffic per value, in values: sgd 3 (reads x and g, writes x), momentum 5, adam 7.
+// Memory traffic per value, in values: sgd 3 (reads x and g, writes x), momentum 5, adam 7,
+// adagrad 5, delay compensation 4.
 #include "kernel.h"
 
 // Read first, then compute: the loads of all EACH values are in flight together.
@@ -73,5 +74,46 @@ ELEMENT_KERNEL adam_step(
             v[i] = new_v;
             x[i] = x_[k] - (lr * new_m / (root + epsilon) + decay * x_[k]);
         }
+    }
+}
+
+// g = scale * g;  s += g * g;  x -= lr * g / (sqrt(s) + epsilon).
+ELEMENT_KERNEL adagrad_step(
+    real *__restrict__ x,               // [n], read and written
+    real *__restrict__ s,               // [n], read and written
+    const real *__restrict__ gradient,  // [n]
+    long long n, real scale, real lr, real epsilon)
+{
+    LOAD(x_, x);
+    LOAD(s_, s);
+    LOAD(g_, gradient);
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        const long long i = element(k);
+        const real g = scale * g_[k];
+        const real new_s = s_[k] + g * g;
+        const real root = sqrt(new_s);  // as in adam_step
+        if (i < n) {
+            s[i] = new_s;
+            x[i] = x_[k] - lr * g / (root + epsilon);
+        }
+    }
+}
+
+// g += factor * g * g * (x - backup).
+ELEMENT_KERNEL compensate_delay(
+    real *__restrict__ gradient,      // [n], read and written
+    const real *__restrict__ x,       // [n]
+    const real *__restrict__ backup,  // [n]
+    long long n, real factor)
+{
+    LOAD(g_, gradient);
+    LOAD(x_, x);
+    LOAD(backup_, backup);
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        const long long i = element(k);
+        if (i < n)
+            gradient[i] = g_[k] + factor * g_[k] * g_[k] * (x_[k] - backup_[k]);
     }
 }

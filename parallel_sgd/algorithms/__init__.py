@@ -3,13 +3,15 @@
 from typing import Any
 
 from .algorithm import Algorithm
+from .asynchronous import DataParallelASGD, DataParallelASGDState
 from .block_momentum import BlockMomentumSGD, CNTKBlockMomentumSGD
+from .compressed import CompressedAlgorithm, problem_with
 from .data_parallel import DataParallelSGD, DataParallelState
 from .diloco import DiLoCo
 from .local_updates import LocalUpdates, LocalUpdateState
 from .model_averaging import ModelAveragingSGD
 from .slow_momentum import SlowMo
-from .synchronous import SynchronousAlgorithm, SynchronousState, problem_with
+from .synchronous import SynchronousAlgorithm, SynchronousState
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "data-parallel": DataParallelSGD,
@@ -18,6 +20,7 @@ ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "cntk-block-momentum": CNTKBlockMomentumSGD,
     "slowmo": SlowMo,
     "diloco": DiLoCo,
+    "async": DataParallelASGD,
 }
 """By the names of the command line."""
 
@@ -26,6 +29,9 @@ __all__ = [
     "Algorithm",
     "BlockMomentumSGD",
     "CNTKBlockMomentumSGD",
+    "CompressedAlgorithm",
+    "DataParallelASGD",
+    "DataParallelASGDState",
     "DataParallelSGD",
     "DataParallelState",
     "DiLoCo",

@@ -70,6 +70,37 @@ class Algorithm(ABC, Generic[StateT]):
         Every rank calls it for every minibatch.
         """
 
+    @property
+    def apart(self) -> bool:
+        """Whether ranks go through the data each at its own pace, and meet at the end only."""
+        return False
+
+    def workers(self, comm: Communicator) -> list[int]:
+        """The ranks that train; others only serve them. Collective."""
+        return list(range(comm.size))
+
+    def report(self, state: StateT) -> dict[str, Any] | None:
+        """What else this rank can tell of its training so far, as JSON can hold it. Local."""
+        return None
+
+    def group(self, state: StateT, comm: Communicator) -> Communicator:
+        """The ranks that do what this one does: all, or where some only serve, the workers or the
+        servers. `step` and the rest get these. Local."""
+        return comm
+
+    def serves(self, state: StateT) -> bool:
+        """Whether this rank calls `serve` instead of `step` and `finish`. Local."""
+        return False
+
+    def bind(self, state: StateT, local_step: LocalStep) -> None:
+        """Get to know the optimizer, before anything is asked of the algorithm. Local."""
+
+    def serve(
+        self, state: StateT, parameters: Parameters, local_step: LocalStep, comm: Communicator
+    ) -> None:
+        """Serve the ranks that train until they all have finished, and take the final model."""
+        raise NotImplementedError(f"{type(self).__name__} has no servers")
+
     def finish(
         self, state: StateT, parameters: Parameters, local_step: LocalStep, comm: Communicator
     ) -> None:
@@ -83,6 +114,18 @@ class Algorithm(ABC, Generic[StateT]):
     def wait(self, state: StateT) -> None:
         """Wait for what runs in the background, so that the state is whole; training is not
         affected. Local."""
+
+    def collect(
+        self, state: StateT, parameters: Parameters, local_step: LocalStep, comm: Communicator
+    ) -> None:
+        """Bring into the state what of it is elsewhere, with servers, so that a checkpoint can
+        hold it; training is not affected. Collective where there is such."""
+        self.wait(state)
+
+    def restored(
+        self, state: StateT, parameters: Parameters, local_step: LocalStep, comm: Communicator
+    ) -> None:
+        """Go on from a state that has been put back. Collective where servers must know."""
 
     def meet(self, state: StateT, comm: Communicator) -> None:
         """Find out whether a rank has called `fail`. Collective.

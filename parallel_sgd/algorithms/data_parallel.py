@@ -8,7 +8,8 @@ from typing import ClassVar
 from ..communication import Communicator
 from ..optimizers import LocalStep
 from ..parameters import Parameters
-from .synchronous import SynchronousAlgorithm, SynchronousState, problem_with
+from .compressed import problem_with
+from .synchronous import SynchronousAlgorithm, SynchronousState
 
 DataParallelState = SynchronousState
 

@@ -26,7 +26,8 @@ from ..parameters import Parameters
 from ..state import across, workspace
 from ..validation import choice, integer, number, settle
 from .algorithm import Array
-from .synchronous import SynchronousAlgorithm, SynchronousState, problem_with
+from .compressed import problem_with
+from .synchronous import SynchronousAlgorithm, SynchronousState
 
 InnerState = Literal["keep", "zero", "average"]
 INNER_STATES: tuple[InnerState, ...] = ("keep", "zero", "average")

@@ -1,18 +1,16 @@
-"""What algorithms have in common whose ranks meet in an exchange: quantization, warm start, errors.
+"""What algorithms have in common whose ranks meet in an exchange: residuals, warm start, errors.
 
 `DataParallelSGD` exchanges gradients in every step; the local updates exchange models now and then.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ..communication import Communicator
-from ..compression import GRADIENT_BITS, Codec, HalfPrecision, OneBit, codec_for
 from ..exchange import (
     Exchange,
     FullPrecisionExchange,
@@ -20,15 +18,11 @@ from ..exchange import (
     TwoStageExchange,
     require_float32,
 )
-from ..kernels import body
 from ..optimizers import LocalStep
 from ..parameters import Parameters
 from ..state import workspace
-from ..validation import choice, integer, points, settle
-from .algorithm import Algorithm, Array
-
-LARGEST = 1e30
-"""With few bits. Beyond it the sums of a block could overflow: taken for divergence."""
+from ..validation import integer, settle
+from .compressed import CompressedAlgorithm, problem_with
 
 
 @dataclass(kw_only=True)
@@ -47,55 +41,26 @@ SynchronousStateT = TypeVar("SynchronousStateT", bound=SynchronousState)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SynchronousAlgorithm(Algorithm[SynchronousStateT], ABC):
-    """Options of every exchange.
+class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
+    """Options of every exchange, beside those of `CompressedAlgorithm`.
 
     Args:
-        gradient_bits: 1, 2, 4, 8, 16 or 32 bits a value on the wire, or a mapping from samples to
-            bits: ``{0: 32, 20_000: 1}``. 32 means the parameters' own precision. The residuals
-            stay when the bits change, and enter the next sum.
-        block_size: values that share quantization levels (1 to 8 bits).
-        threshold: "zero" or "mean": how 1 bit splits a block (see `compression.OneBit`).
-        half_format: "float16" or "bfloat16" for 16 bits.
-        error_feedback: whether what a message loses is sent with the next one. Without it few
-            bits do not converge: only to see what it is for.
         distributed_after: train on the whole minibatch on every rank, without exchange, until so
             many samples have been seen (CNTK's warm start); then begin from rank 0's model.
+
+    `gradient_bits` may be a mapping from samples to bits: ``{0: 32, 20_000: 1}``. The residuals
+    stay when the bits change, and enter the next sum.
+
     Raises:
         UserError: an option's value that is not possible.
     """
 
-    gradient_bits: int | Mapping[int, int] = 32
-    block_size: int = 1024
-    threshold: str = "zero"
-    half_format: str = "float16"
-    error_feedback: bool = True
     distributed_after: int = 0
 
     def __post_init__(self) -> None:
-        one_bit = OneBit(block_size=self.block_size, threshold=self.threshold)
-        half = HalfPrecision(format=self.half_format)
-        bits = self.gradient_bits
-        settle(
-            self,
-            gradient_bits=points("gradient_bits", bits, _bits)
-            if isinstance(bits, Mapping)
-            else _bits("gradient_bits", bits),
-            block_size=one_bit.block_size,
-            threshold=one_bit.threshold,
-            half_format=half.format,
-            error_feedback=choice("error_feedback", self.error_feedback, (True, False)),
-            distributed_after=integer("distributed_after", self.distributed_after, 0),
-        )
-
-    def codec(self, bits: int) -> Codec:
-        """The codec that these options mean at so many bits."""
-        return codec_for(
-            bits,
-            block_size=self.block_size,
-            threshold=self.threshold,
-            half_format=self.half_format,
-        )
+        super().__post_init__()
+        after = integer("distributed_after", self.distributed_after, 0)
+        settle(self, distributed_after=after)
 
     def bits_after(self, samples: int) -> int:
         """The bits of an exchange after so many samples. Local."""
@@ -169,29 +134,3 @@ class SynchronousAlgorithm(Algorithm[SynchronousStateT], ABC):
             for array in (parameters.flat, *local_step.state.buffers.values()):
                 comm.broadcast(array)
         return samples
-
-
-def problem_with(vector: Array, bits: int = 32, name: str = "gradient") -> str | None:
-    """Why a vector cannot be exchanged with so many bits; None where it can.
-
-    Full precision takes all that is finite: a sum that overflows shows in the next gradient.
-
-    Local. Cost: reads the vector once.
-    """
-    worst = body(vector).largest_magnitude(vector)
-    if not math.isfinite(worst):
-        return (
-            f"the {name} is not finite: its largest magnitude is {worst}; "
-            "a smaller learning rate may help"
-        )
-    if bits < 32 and worst > vector.dtype.type(LARGEST):
-        return (
-            f"the {name} is too large: its largest magnitude is {worst:.9g}, and at most "
-            f"{LARGEST:g} can be exchanged with gradient_bits={bits}; "
-            "a smaller learning rate may help"
-        )
-    return None
-
-
-def _bits(_: str, value: Any) -> int:
-    return choice("gradient_bits", value, GRADIENT_BITS)

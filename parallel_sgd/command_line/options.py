@@ -18,18 +18,19 @@ def add_fields(parser: argparse.ArgumentParser, title: str, kinds: Mapping[str, 
     Args:
         kinds: dataclasses by the name under which the user chooses among them. A field that
             several have becomes one option; what is not given stays absent from the namespace.
+            A field with `python_only` in its metadata becomes none.
     """
     group = parser.add_argument_group(title)
     known: dict[str, list[str]] = {}
     for choice, kind in kinds.items():
-        for field in fields(kind):
+        for field in (field for field in fields(kind) if not field.metadata.get("python_only")):
             known.setdefault(field.name, []).append(choice)
     for name, choices in known.items():
         kind = kinds[choices[0]]
         annotation = next(str(f.type) for f in fields(kind) if f.name == name)
-        default = next(f.default for f in fields(kind) if f.name == name)
+        defaults = [next(f.default for f in fields(kinds[c]) if f.name == name) for c in choices]
         only = _only(choices, list(kinds))
-        shown = "" if default is None else f" (default: {default})"
+        shown = "" if defaults[0] is None else f" (default: {_each(choices, defaults)})"
         help_text = (only + _help(kind, name) + shown).replace("%", "%%")
         flag = "--" + name.replace("_", "-")
         if annotation == "bool":
@@ -47,6 +48,13 @@ def add_fields(parser: argparse.ArgumentParser, title: str, kinds: Mapping[str, 
                 metavar=_metavar(annotation),
                 help=help_text,
             )
+
+
+def _each(choices: list[str], defaults: list[Any]) -> str:
+    """The default, or where the choices do not agree on one, that of each."""
+    if all(default == defaults[0] for default in defaults):
+        return str(defaults[0])
+    return ", ".join(f"{c} {default}" for c, default in zip(choices, defaults, strict=True))
 
 
 def build(chosen: str, kinds: Mapping[str, type], given: argparse.Namespace) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from ..algorithms import DataParallelSGD, LocalUpdates
+from ..algorithms import DataParallelASGD, DataParallelSGD, LocalUpdates
 from ..training import Progress, RunFolder, Session
 
 
@@ -30,6 +30,7 @@ def print_progress(progress: Progress, epochs: int) -> None:
 def finish(
     folder: RunFolder,
     session: Session,
+    name: str,
     history: list[Progress],
     serial: list[Progress] | None,
     *,
@@ -37,9 +38,10 @@ def finish(
 ) -> None:
     """Write the summary and the picture, and print what a reader wants to know."""
     last, ranks = history[-1], session.comm.size
-    name = ranks_in_words(ranks)
     if not isinstance(session.algorithm, DataParallelSGD):
         name += f", {type(session.algorithm).__name__}"
+    if isinstance(session.algorithm, DataParallelASGD):
+        name += f" ({session.algorithm.mode})"
     bits = getattr(session.algorithm, "gradient_bits", None)
     if bits is not None:
         name += f", {bits} bit" if isinstance(bits, int) else f", bits {dict(bits)}"
@@ -51,9 +53,15 @@ def finish(
             f"{label:{width}s} test loss {row.test_loss:.4f}   "
             f"accuracy {100 * row.test_accuracy:.2f} %   {row.seconds:.2f} s"
         )
+    details = last.details or {}
+    if "workers" in details:
+        _print_workers(details["workers"])
+        print()
     minibatches = -(-len(session.train) // session.minibatch_size) * session.epochs
     full = minibatches * 2 * (ranks - 1) * session.model.parameters.flat.nbytes
-    if last.bytes_sent and session.resume is None:  # else other ranks may have sent some of it
+    if isinstance(session.algorithm, DataParallelASGD):
+        print(f"bytes between workers and servers {last.bytes_sent:,d}")
+    elif last.bytes_sent and session.resume is None:  # else other ranks may have sent some of it
         print(
             f"bytes sent, all ranks    {last.bytes_sent:13,d}; every gradient in 32 bit: "
             f"{full:,d}, {full / last.bytes_sent:.1f} times as much"
@@ -71,5 +79,28 @@ def finish(
     print(f"run folder                {folder.path}")
 
 
-def ranks_in_words(size: int) -> str:
-    return f"{size} rank" if size == 1 else f"{size} ranks"
+def ranks_in_words(size: int, workers: int) -> str:
+    """ "4 ranks", or "4 workers and 1 server" """
+    if workers == size:
+        return _counted(size, "rank")
+    return f"{_counted(workers, 'worker')} and {_counted(size - workers, 'server')}"
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
+def _print_workers(workers: list[dict[str, Any]]) -> None:
+    """Where each worker's time went, and how stale its pushes were."""
+    print(
+        "\nworker   pushes  staleness: mean  most    seconds: compute     wait     wire    apply"
+        "       MB sent, received"
+    )
+    for each in workers:
+        seconds, stale = each["seconds"], [int(s) for s in each["staleness"]]
+        print(
+            f"{each['worker']:6d} {each['pushes']:8d} {each['mean_staleness']:16.2f} "
+            f"{max(stale, default=0):5d} {seconds['compute']:19.2f} {seconds['wait']:8.2f} "
+            f"{seconds['wire']:8.2f} {seconds['apply']:8.2f} "
+            f"{each['bytes_sent'] / 1e6:13.2f}, {each['bytes_received'] / 1e6:.2f}"
+        )

@@ -45,7 +45,7 @@ BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
     "library": (256, library_source),
 }
 
-DEFAULT_LR = {"sgd": 0.3, "momentum": 0.03, "nesterov": 0.03, "adam": 0.001}
+DEFAULT_LR = {"sgd": 0.3, "momentum": 0.03, "nesterov": 0.03, "adam": 0.001, "adagrad": 0.03}
 
 EXAMPLES = """\
 examples:
@@ -185,21 +185,24 @@ def train_on(
 ) -> None:
     """Train as the options say, on the ranks of `comm`. Collective; changes `options`."""
     local_rank = comm.local_rank
+    workers = algorithm.workers(comm)
+    first = comm.rank == workers[0]  # which writes and reports
 
     def prepare() -> tuple[Dataset, Dataset]:
         if options.device == "cuda":
             use_gpu(local_rank)
-        if comm.rank == 0 and not options.no_plot:
+        if first and not options.no_plot:
             require_matplotlib()
         data = _load(options)
         _model(options, data[0])  # refuses options that do not fit
         return data
 
     train, test = comm.together(prepare)
-    algorithm.check_minibatch(options.minibatch_size, comm.size)
+    algorithm.check_minibatch(options.minibatch_size, len(workers))
     described = {
         "parallel_sgd": __version__,
         "ranks": comm.size,
+        "workers": len(workers),
         "host": platform.node(),
         **{name: value for name, value in vars(options).items() if name not in FIELDS},
         "algorithm": describe(algorithm),
@@ -208,7 +211,7 @@ def train_on(
     resumed = comm.together(lambda: resumed_run(options))
     output = options.output or resumed or time.strftime("runs/%Y-%m-%d-%H%M%S")
     output = comm.allgather_object(output)[0]  # one time for all
-    folder = RunFolder(output, described, resumed=bool(resumed)) if comm.rank == 0 else None
+    folder = RunFolder(output, described, resumed=bool(resumed)) if first else None
 
     def session(
         comm: Communicator, algorithm: Algorithm[Any], folder: RunFolder | None, **saving: Any
@@ -228,11 +231,9 @@ def train_on(
             **saving,
         )
 
-    if comm.rank == 0:
-        print(
-            f"{ranks_in_words(comm.size)}, {len(train)} samples\n{algorithm}\n{optimizer}",
-            flush=True,
-        )
+    if first:
+        ranks = ranks_in_words(comm.size, len(workers))
+        print(f"{ranks}, {len(train)} samples\n{algorithm}\n{optimizer}", flush=True)
         if isinstance(algorithm, LocalUpdates):
             samples = len(train) * options.epochs
             print(blocks(algorithm, samples, options.minibatch_size, comm.size), flush=True)
@@ -247,11 +248,12 @@ def train_on(
     )
     history = parallel.run()
     serial = None
-    if comm.rank == 0 and options.compare_serial:
+    if first and options.compare_serial:
         print("serial SGD, same seed:", flush=True)
         serial = session(Communicator.single(), ALGORITHMS["data-parallel"](), None).run()
     if folder:
-        finish(folder, parallel, history, serial, plot=not options.no_plot)
+        name = ranks_in_words(comm.size, len(workers))
+        finish(folder, parallel, name, history, serial, plot=not options.no_plot)
 
 
 def _load(options: argparse.Namespace) -> tuple[Dataset, Dataset]:

@@ -27,12 +27,13 @@ PLAIN = (bool, int, float, str, type(None))
 def capture(learner: Learner) -> Tree:
     """The learner's state as a tree whose arrays are its own, not copies.
 
-    Waits for what runs in the background; training is not affected. Local.
+    Waits for what runs in the background; training is not affected. Collective where servers hold
+    a part of it; else local.
 
     Raises:
         UserError: a state holds something else than `parallel_sgd.state` allows.
     """
-    learner.algorithm.wait(learner.state)
+    learner.algorithm.collect(learner.state, learner.parameters, learner.local_step, learner.comm)
     return {
         "parameters": learner.parameters.flat,
         "optimizer": _captured(learner.local_step.state, "optimizer"),
@@ -44,7 +45,8 @@ def restore(learner: Learner, saved: Tree) -> None:
     """Put a tree, whose arrays are NumPy's, back into a learner.
 
     Arrays of the same shape and dtype are written in place, so that views of them stay valid.
-    Local; `require_fit` has seen to it that nothing can go wrong on the way.
+    `require_fit` has seen to it that nothing can go wrong on the way. Collective where servers hold
+    a part of it; else local.
     """
     learner.algorithm.wait(learner.state)
     learner.expect_nothing()
@@ -52,6 +54,7 @@ def restore(learner: Learner, saved: Tree) -> None:
     _restored(x, saved["parameters"], x)
     _restored(learner.local_step.state, saved["optimizer"], x)
     _restored(learner.state, saved["algorithm"], x)
+    learner.algorithm.restored(learner.state, learner.parameters, learner.local_step, learner.comm)
 
 
 def require_fit(learner: Learner, saved: Tree) -> None:

@@ -13,7 +13,6 @@ files are not as the manifest says, is no checkpoint. Nothing is pickled. Everyt
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -23,9 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..communication import InBackground
+from ..array_files import Fact, HostArray, checksum, flushed, open_arrays, write_arrays
 from ..errors import UserError
-from .captured import HostArray
 
 FORMAT = 1  #: of the folder; another is refused
 
@@ -34,26 +32,11 @@ NAME = re.compile(r"(\d{12,})(?:-(\d+))?")
 PART = re.compile(rf"{NAME.pattern}(\.\d+)?\.part")
 SEAL = ',\n  "sha256": "'
 
-Facts = dict[str, dict[str, Any]]  #: size and checksum of files, by name
+Facts = dict[str, Fact]  #: size and checksum of files, by name
 
 
 class Damaged(UserError):
     """A checkpoint that is not as it was written."""
-
-
-def require_safetensors() -> Any:
-    """The library's module `safetensors.numpy`.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        importlib.import_module("safetensors")
-        return importlib.import_module("safetensors.numpy")
-    except ImportError as error:
-        raise UserError(
-            f"checkpoints need safetensors ({error}): pip install 'parallel_sgd[checkpoint]'"
-        ) from error
 
 
 def write_rank(
@@ -61,11 +44,10 @@ def write_rank(
 ) -> Facts:
     """Write and flush the two files of a rank; returns what the manifest says of them."""
     path = part / f"rank-{rank:05d}.safetensors"
-    require_safetensors().save_file(dict(arrays), path)
-    facts = {path.name: _flushed(path)}
+    facts = {path.name: write_arrays(path, arrays)}
     path = path.with_suffix(".json")
     path.write_text(json.dumps(numbers, indent=1) + "\n")
-    return facts | {path.name: _flushed(path)}
+    return facts | {path.name: flushed(path)}
 
 
 def publish(part: Path, final: Path, manifest: Mapping[str, Any]) -> None:
@@ -74,7 +56,7 @@ def publish(part: Path, final: Path, manifest: Mapping[str, Any]) -> None:
     body = text.removesuffix("\n}") + SEAL
     aside = part / f".{MANIFEST}.part"
     aside.write_text(f'{body}{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n')
-    _flushed(aside)
+    flushed(aside)
     os.replace(aside, part / MANIFEST)
     _flush_folder(part)
     os.rename(part, final)
@@ -134,10 +116,8 @@ class Reader:
         """Raise Damaged where a rank's arrays are not as they were written."""
         name = f"rank-{rank:05d}.safetensors"
         self._verify(name)
-        require_safetensors()
         with self._reading(name):
-            safe_open = importlib.import_module("safetensors").safe_open
-            self._tensors[rank] = safe_open(self.path / name, framework="numpy")
+            self._tensors[rank] = open_arrays(self.path / name)
 
     def arrays(self, rank: int) -> dict[str, HostArray]:
         """All arrays of a rank that has been verified."""
@@ -158,7 +138,7 @@ class Reader:
             size = (self.path / name).stat().st_size
             if size != expected["bytes"]:
                 raise self._damaged(f"{name} has {size} bytes instead of {expected['bytes']}")
-            if _checksum(self.path / name) != expected["sha256"]:
+            if checksum(self.path / name) != expected["sha256"]:
                 raise self._damaged(f"{name} does not match its checksum")
 
     @contextmanager
@@ -237,20 +217,6 @@ def set_aside_after(path: Path) -> None:
         while (aside := later.with_name(f"{later.name}.aside{number or ''}")).exists():
             number += 1
         os.rename(later, aside)
-
-
-def _flushed(path: Path) -> dict[str, Any]:
-    """Bring a file to the disk; its size and checksum."""
-    with path.open("rb") as file:
-        flushing = InBackground(f"flush {path.name}", lambda: os.fsync(file.fileno()))
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
-        flushing.result()
-        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": checksum}
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush_folder(path: Path) -> None:

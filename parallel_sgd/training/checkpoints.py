@@ -12,6 +12,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, cast
 
+from ..array_files import require_safetensors
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, UserError
 from ..validation import integer
@@ -54,7 +55,7 @@ class Checkpoints:
         keep: int = 3,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
-        files.require_safetensors()
+        require_safetensors()
         self.folder = checked_path("folder", folder)
         self.keep = integer("keep", keep, 1)
         self.facts = dict(facts or {})

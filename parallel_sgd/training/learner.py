@@ -32,6 +32,9 @@ class Learner:
     Attributes:
         gradient: of the parameters' layout; fill it with the gradient *summed* over this rank's
             samples before each `step`.
+        world: all ranks.
+        comm: the ranks that do what this one does: all, or where some only serve, the workers or
+            the servers.
         local_step: the optimizer at work; its state holds the clock.
         state: the algorithm's.
         last_samples: of all ranks in the latest step; 0 says that every rank has run dry.
@@ -67,11 +70,13 @@ class Learner:
                 "optimizer": optimizer,
             }
         )
-        self.parameters, self.algorithm, self.comm = parameters, algorithm, comm
+        self.parameters, self.algorithm = parameters, algorithm
         comm.broadcast(parameters.flat)
         self.gradient = parameters.like()
         self.local_step = optimizer.bind(parameters)
         self.state = algorithm.init(parameters, comm)
+        algorithm.bind(self.state, self.local_step)
+        self.world, self.comm = comm, algorithm.group(self.state, comm)
         self.last_samples = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
         self._expected: deque[tuple[int, int]] = deque()
@@ -84,6 +89,17 @@ class Learner:
     @samples.setter
     def samples(self, samples: int) -> None:
         self.local_step.state.samples = samples
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank has no data and takes no steps: `finish` serves until the others have
+        finished. Sources give it nothing. Local."""
+        return self.algorithm.serves(self.state)
+
+    def report(self) -> dict[str, Any] | None:
+        """What the algorithm can tell of this rank's training so far (or of all ranks', after
+        `finish`), as JSON can hold it; None where it has nothing to tell. Local."""
+        return self.algorithm.report(self.state)
 
     @property
     def distributed(self) -> bool:
@@ -132,6 +148,11 @@ class Learner:
 
         Collective: every rank takes every step. What is communicated is the algorithm's affair.
         """
+        if self.serves:
+            raise UserError(
+                f"rank {self.world.rank} is a server and takes no step: call learner.finish() "
+                "there, which serves (sources give it no minibatches)"
+            )
         try:
             samples = integer("samples", samples, 0)
             total = self._told(samples)
@@ -206,5 +227,9 @@ class Learner:
             x[...] = own
 
     def finish(self) -> None:
-        """Complete what is under way, so that all ranks hold the final model. Collective."""
-        self.algorithm.finish(self.state, self.parameters, self.local_step, self.comm)
+        """Complete what is under way, so that all ranks hold the final model. Collective.
+
+        On a rank that only serves it serves, until all others have finished.
+        """
+        end = self.algorithm.serve if self.serves else self.algorithm.finish
+        end(self.state, self.parameters, self.local_step, self.comm)

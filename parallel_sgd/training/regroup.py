@@ -92,7 +92,7 @@ class _Regrouping:
         if all(part is None for part in parts):
             return None
         rule = getattr(self, f"_{meaning}", None) if meaning else None
-        if rule is None or any(part is None for part in parts):
+        if rule is None or (meaning != "same" and any(part is None for part in parts)):
             raise UserError(
                 f"{where} does not say what it means on another number of ranks "
                 "(parallel_sgd.state.across)"

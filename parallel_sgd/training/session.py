@@ -37,7 +37,11 @@ class Progress:
 
     Losses are mean cross-entropies in nats; `train_loss` is the mean over the epoch's minibatches,
     each before its own update. `bytes_sent` is the sum over all ranks, `seconds` counts training
-    without evaluation.
+    without evaluation. `details` is what the algorithm has to tell (`Algorithm.report`).
+
+    Where workers train apart, at their own paces, the rows are the first worker's: the loss of its
+    own part of the data, the test loss of the model that it has just pulled, the bytes that went to
+    it and from it; the last row counts all workers' bytes, and its `details` are of all.
     """
 
     epoch: int
@@ -48,6 +52,7 @@ class Progress:
     learning_rate: float
     bytes_sent: int
     seconds: float
+    details: dict[str, Any] | None = None
 
 
 @dataclass
@@ -57,11 +62,13 @@ class Standing:
     Attributes:
         history: of the epochs that have ended.
         loss: this rank's part of the present epoch's summed loss so far.
+        count: samples in it.
         seconds: of training so far.
     """
 
     history: list[Progress] = field(default_factory=list)
     loss: float = 0.0
+    count: int = 0
     seconds: float = 0.0
 
 
@@ -104,6 +111,8 @@ class Session:
     def run(self) -> list[Progress]:
         """Train, and return the progress after every epoch, the same on all ranks. Collective.
 
+        Ranks that only serve, and where workers train apart all but the first, return no rows.
+
         Raises:
             UserError: on all ranks, if the options disagree, the folder cannot be made, data are
                 bad on any rank, training diverges, a checkpoint cannot be written, or the one to
@@ -120,32 +129,47 @@ class Session:
         )
         saver = comm.together(self._saver)
         learner = Learner(self.model.parameters, self.optimizer, self.algorithm, comm)
+        if learner.serves:
+            learner.finish()
+            return []
         source.meet(learner)
-        self.algorithm.check_minibatch(self.minibatch_size, comm.size)
+        self.algorithm.check_minibatch(self.minibatch_size, learner.comm.size)
         standing, resumed = self._take_up(learner)
         history = standing.history
         told = history[: self.epochs - 1]
-        comm.together(lambda: self._create(told, resumed))  # when all else is known to be right
+        # When all else is known to be right.
+        learner.comm.together(lambda: self._create(told, resumed))
         for epoch in range(len(history), self.epochs):
             self._train_epoch(source, epoch, learner, standing, saver)
-            history.append(self._progress(epoch + 1, learner, standing))
-            standing.loss = 0.0
-            if epoch + 1 < self.epochs:
-                self._tell(history[-1])
-            self._save_epoch(learner, standing, saver)
+            if self._observes(learner):
+                history.append(self._progress(epoch + 1, learner, standing))
+                if epoch + 1 < self.epochs:
+                    self._tell(history[-1], learner)
+            standing.loss, standing.count = 0.0, 0
+            self._save_epoch(epoch + 1, learner, standing, saver)
         if saver:
             saver.wait()
         learner.finish()  # may change the model: the last row is of the final one
-        history[-1] = replace(history[-1], **self._measured(learner))
-        self._tell(history[-1])
+        if self._observes(learner):
+            history[-1] = replace(history[-1], **self._measured(learner))
+            self._tell(history[-1], learner)
         if self.folder:
             self.folder.write_model(self.model.parameters)
         return history
 
-    def _tell(self, progress: Progress) -> None:
+    def _observes(self, learner: Learner) -> bool:
+        """Whether this rank takes part in measuring progress: all do, or the first alone."""
+        return not self.algorithm.apart or learner.comm.rank == 0
+
+    def _observers(self, learner: Learner) -> Communicator:
+        """The ranks that measure progress together."""
+        return Communicator.single() if self.algorithm.apart else learner.comm
+
+    def _tell(self, progress: Progress, learner: Learner) -> None:
         if self.folder:
-            self.folder.append_metrics(asdict(progress))
-        if self.comm.rank == 0:
+            row = {name: value for name, value in asdict(progress).items() if value is not None}
+            self.folder.append_metrics(row)
+        if learner.comm.rank == 0:
             self.report(progress)
 
     def _saver(self) -> Checkpoints | None:
@@ -177,7 +201,7 @@ class Session:
         """Where the session begins, and the checkpoint that says so. Collective."""
         if self.resume is None:
             return Standing(), None
-        facts = self.comm.together(lambda: self._facts)
+        facts = learner.comm.together(lambda: self._facts)
         loaded = load_checkpoint(learner, self.resume, facts=facts)
         extras = loaded.extras
         if not all(isinstance(extra, dict) and "history" in extra for extra in extras):
@@ -188,8 +212,9 @@ class Session:
                 f"epochs={self.epochs} must be at least the {len(history)} that checkpoint "
                 f"{str(loaded.path)!r} has seen"
             )
-        losses = [extra["loss"] for extra in extras[self.comm.rank :: self.comm.size]]
-        return Standing(history, sum(losses), extras[0]["seconds"]), loaded.path
+        mine = extras[learner.comm.rank :: learner.comm.size]
+        loss, count = (sum(extra[name] for extra in mine) for name in ("loss", "count"))
+        return Standing(history, loss, count, extras[0]["seconds"]), loaded.path
 
     def _create(self, history: list[Progress], resumed: Path | None) -> None:
         """Begin to write: from here on what the folder held is replaced."""
@@ -208,17 +233,25 @@ class Session:
         test_loss: float | None = None,
     ) -> None:
         extra = asdict(standing)
-        if self.comm.rank:  # one is enough
+        if learner.comm.rank:  # one is enough
             extra["history"] = []
         saver.save(learner, extra=extra, metric=test_loss)
 
-    def _save_epoch(self, learner: Learner, standing: Standing, saver: Checkpoints | None) -> None:
-        """After an epoch: a checkpoint where one is due, where it is the best, and at the end."""
+    def _save_epoch(
+        self, epochs: int, learner: Learner, standing: Standing, saver: Checkpoints | None
+    ) -> None:
+        """After an epoch: a checkpoint where one is due, where it is the best, and at the end.
+
+        Where workers train apart there is no best one: they do not know the first one's losses.
+        """
+        if saver is None:
+            return
         losses = [progress.test_loss for progress in standing.history]
         before = learner.samples - learner.last_samples
-        last = len(losses) == self.epochs
-        if saver and (last or losses[-1] == min(losses) or self._due(before, learner)):
-            self._save(saver, learner, standing, losses[-1])
+        loss = None if self.algorithm.apart else losses[-1]
+        best = loss is not None and loss == min(losses)
+        if best or epochs == self.epochs or self._due(before, learner):
+            self._save(saver, learner, standing, loss)
 
     def _source(self) -> Source:
         return Source(
@@ -243,8 +276,9 @@ class Session:
         before, begin = standing.seconds, time.perf_counter()
         for x, y in source.epoch(epoch, learner):
             loss = self.model.gradient(x, y, out=learner.gradient)
-            if learner.distributed or self.comm.rank == 0:  # before that all have the same
+            if learner.distributed or learner.comm.rank == 0:  # before that all have the same
                 standing.loss += loss
+                standing.count += len(x)
             seen = learner.samples
             learner.step(samples=len(x))
             standing.seconds = before + time.perf_counter() - begin
@@ -256,8 +290,11 @@ class Session:
         return learner.samples // self.checkpoint_every > before // self.checkpoint_every
 
     def _progress(self, epoch: int, learner: Learner, standing: Standing) -> Progress:
-        learner.meet()
-        loss = sum(self.comm.allgather_object(standing.loss)) / len(self.train)
+        if not self.algorithm.apart:
+            learner.meet()
+        found = self._observers(learner).allgather_object((standing.loss, standing.count))
+        loss, count = (sum(each) for each in zip(*found, strict=True))
+        loss /= max(count, 1)
         self._require_finite("train", loss, learner)
         return Progress(
             epoch=epoch,
@@ -271,29 +308,43 @@ class Session:
     def _measured(self, learner: Learner) -> dict[str, Any]:
         """What can be measured at any time, of the model that all ranks have in common."""
         with learner.shared_model():
-            loss, accuracy = self._evaluate()
+            loss, accuracy = self._evaluate(self._observers(learner))
         self._require_finite("test", loss, learner)
-        sent = sum(self.comm.allgather_object(learner.bytes_sent))
-        return {"test_loss": loss, "test_accuracy": accuracy, "bytes_sent": sent}
+        return {
+            "test_loss": loss,
+            "test_accuracy": accuracy,
+            "bytes_sent": self._bytes_sent(learner),
+            "details": learner.report(),
+        }
 
-    @staticmethod
-    def _require_finite(name: str, loss: float, learner: Learner) -> None:
-        if not math.isfinite(loss):
-            raise SharedError(
-                f"training has diverged: the {name} loss is {loss} after {learner.samples} "
-                "samples; a smaller learning rate may help"
-            )
+    def _bytes_sent(self, learner: Learner) -> int:
+        """By all ranks; where workers train apart, between those that are known and servers."""
+        if not self.algorithm.apart:
+            return sum(learner.comm.allgather_object(learner.bytes_sent))
+        workers = (learner.report() or {}).get("workers", [])
+        return sum(each["bytes_sent"] + each["bytes_received"] for each in workers)
 
-    def _evaluate(self) -> tuple[float, float]:
+    def _require_finite(self, name: str, loss: float, learner: Learner) -> None:
+        if math.isfinite(loss):
+            return
+        problem = (
+            f"training has diverged: the {name} loss is {loss} after {learner.samples} "
+            "samples; a smaller learning rate may help"
+        )
+        if self.algorithm.apart:
+            learner.fail(problem)
+        raise SharedError(problem)
+
+    def _evaluate(self, comm: Communicator) -> tuple[float, float]:
         """Mean loss and accuracy on the test data, of which every rank takes a part."""
-        shares = self.comm.allgather_object(self.comm.together(self._evaluate_part))
+        shares = comm.allgather_object(comm.together(lambda: self._evaluate_part(comm)))
         loss, correct = (sum(share) for share in zip(*shares, strict=True))
         return loss / len(self.test), correct / len(self.test)
 
-    def _evaluate_part(self) -> tuple[float, float]:
+    def _evaluate_part(self, comm: Communicator) -> tuple[float, float]:
         """Summed loss and number of right answers on this rank's part of the test data."""
         dtype, classes = self.model.parameters.dtype, self.model.classes
-        part = np.arange(len(self.test))[self.comm.rank :: self.comm.size]
+        part = np.arange(len(self.test))[comm.rank :: comm.size]
         loss = correct = 0.0
         for first in range(0, len(part), EVALUATED):
             indexes = part[first : first + EVALUATED]

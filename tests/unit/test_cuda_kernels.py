@@ -184,6 +184,9 @@ def test_optimizer_steps(both: Both, n: int, dtype: Any) -> None:
     v = _vector(n, 3, dtype) ** 2
     both("adam_step", x, m, v, gradient, 1 / 3, 1e-3, 0.9, 0.999, 1e-8, 1e-5)
     both("adam_step", x, 0 * m, 0 * v, 0 * gradient, 1.0, 1e-3, 0.9, 0.999, 1e-8, 0.0)
+    both("adagrad_step", x, v, gradient, 1 / 3, 1e-2, 1e-10)
+    both("adagrad_step", x, 0 * v, 0 * gradient, 1.0, 1e-2, 1e-10)
+    both("compensate_delay", gradient, x, m, 0.04)
 
 
 def test_longest_block(both: Both) -> None:

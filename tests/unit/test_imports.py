@@ -24,7 +24,7 @@ FLOORS: list[set[str]] = [
     {"validation"},
     {"parameters"},
     {"communication"},
-    {"compression"},
+    {"array_files", "compression"},
     {"schedules"},
     {"optimizers"},
     {"exchange"},

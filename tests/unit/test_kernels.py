@@ -122,6 +122,9 @@ def test_optimizer_steps(n, dtype):
         both("momentum_step", x, m, g, 0.1, 0.9, 0.37, nesterov)
     both("adam_step", x, m, v, g, 1 / 7, 0.01, 0.9, 0.999, 1e-8, 0.0)
     both("adam_step", x, m, v, g, 1 / 7, 0.01, 0.9, 0.999, 1e-8, 0.003)
+    both("adagrad_step", x, v, g, 1 / 7, 0.01, 1e-10)
+    both("adagrad_step", x, 0 * v, np.where(g < 0, 0, g), 1.0, 0.1, 1e-10)
+    both("compensate_delay", g, x, m, 0.04)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

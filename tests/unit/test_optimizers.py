@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from parallel_sgd import SGD, Adam, MomentumSGD, NesterovSGD, Parameters, UserError
+from parallel_sgd import SGD, Adagrad, Adam, MomentumSGD, NesterovSGD, Parameters, UserError
 from parallel_sgd.optimizers import OPTIMIZERS
 from parallel_sgd.schedules import Cosine, Linear, Schedule, Steps
 
@@ -139,6 +139,53 @@ def test_adam(beta1, decay, epsilon):
     compare(Adam(lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=decay), textbook)
 
 
+@pytest.mark.parametrize("rate", ["lr", "lr_per_sample"])
+@pytest.mark.parametrize("epsilon", [1e-10, 0.1])
+@pytest.mark.parametrize("initial", [0.0, 0.1])
+def test_adagrad(rate, epsilon, initial):
+    s = np.full(N, initial)
+    lr = Linear({0: 0.1, 40: 0.01})
+
+    def textbook(x, g, samples, seen):
+        nonlocal s
+        s = s + g**2
+        factor = lr(seen) * (samples if rate == "lr_per_sample" else 1)
+        return x - factor * g / (np.sqrt(s) + epsilon)
+
+    compare(Adagrad(**{rate: lr}, epsilon=epsilon, initial_accumulator=initial), textbook)
+
+
+def test_adagrad_leaves_alone_what_has_no_gradient_yet():
+    parameters = Parameters({"x": np.ones(3)})
+    step = Adagrad(lr=0.5).bind(parameters)
+    step(np.array([0.0, 1.0, -1e-3]), 1)
+    np.testing.assert_allclose(parameters.flat, [1, 0.5, 1.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS.values())
+@pytest.mark.parametrize("rate", ["lr", "lr_per_sample"])
+def test_a_factor_on_the_learning_rate(kind, rate):
+    """It counts for the steps before which it is set, as the same factor on the rate would."""
+    found, expected = (Parameters({"W": np.linspace(-1, 1, N)}) for _ in range(2))
+    full, half = (kind(**{rate: value}).bind(expected) for value in (0.1, 0.05))
+    ramped = kind(**{rate: 0.1}).bind(found)
+    half.state = full.state  # one state, two rates
+    for i, (gradient, samples) in enumerate(gradients()):
+        ramped.state.lr_factor = 0.5 if i < 3 else 1.0
+        ramped(gradient, samples)
+        (half if i < 3 else full)(gradient, samples)
+    np.testing.assert_allclose(found.flat, expected.flat, rtol=1e-13)
+    assert ramped.lr == 0.1
+
+
+def test_the_factor_on_the_learning_rate_is_no_training_state():
+    state = Adam(lr=1).init(Parameters({"x": np.zeros(2)}))
+    assert state.lr_factor == 1 and "lr_factor" not in repr(state)
+    assert [field.name for field in fields(state) if field.metadata.get("workspace")] == [
+        "lr_factor"
+    ]
+
+
 def test_a_constant_gradient_leads_as_far_with_unit_gain_as_without_momentum():
     """The gain of m over many steps is 1 in the unit-gain form, 1 / (1 - momentum) in the plain."""
     ones = np.ones(4)
@@ -161,7 +208,7 @@ def test_the_bound_step_tells_its_rate():
 
 
 def test_every_optimizer_has_a_name():
-    assert set(OPTIMIZERS.values()) == {SGD, MomentumSGD, NesterovSGD, Adam}
+    assert set(OPTIMIZERS.values()) == {SGD, MomentumSGD, NesterovSGD, Adam, Adagrad}
 
 
 @pytest.mark.parametrize(
@@ -201,6 +248,12 @@ def test_every_optimizer_has_a_name():
         (Adam, {"lr": 1, "epsilon": -1e-8}, "epsilon=-1e-08 must be a finite number, at least 0"),
         (Adam, {"lr": 1, "beta2": None}, "beta2=None must be a finite number"),
         (Adam, {"lr": 1, "epsilon": math.inf}, "epsilon=inf must be a finite number, at least 0"),
+        (Adagrad, {"lr": 1, "epsilon": -1}, "epsilon=-1 must be a finite number, at least 0"),
+        (
+            Adagrad,
+            {"lr": 1, "initial_accumulator": math.nan},
+            "initial_accumulator=nan must be a finite number, at least 0",
+        ),
         (Adam, {"lr": 1, "weight_decay": math.inf}, "weight_decay=inf must be a finite number"),
         (
             Adam,

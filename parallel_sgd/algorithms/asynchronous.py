@@ -1,0 +1,335 @@
+"""Asynchronous SGD: workers push to parameter servers and pull from them, each at its own pace."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, cast
+
+from ..communication import Communicator
+from ..errors import SharedError, UserError
+from ..exchange import require_float32
+from ..kernels import array_module, empty_like
+from ..optimizers import LocalStep
+from ..parameter_server import Client, Connection, WorkerStatistics, form, roles
+from ..parameters import Parameters
+from ..state import across, workspace
+from .algorithm import Array
+from .asynchronous_options import AsynchronousAlgorithm
+from .compressed import problem_with
+from .served_state import ServedState
+
+
+@dataclass(kw_only=True)
+class DataParallelASGDState:
+    """
+    Attributes:
+        base: [n], of the currency "deltas": the model that the local steps began from; else None.
+        gathered: [n], the summed gradients since the last push, where there are several; else None.
+        gathered_samples: of this worker since its last push.
+        period_samples, period_steps: since then, of all workers as far as this one knows.
+        minibatches: of this worker so far: the ramp's clock.
+        residual: float32 [n], what pushes have lost; None in full precision.
+        arrived: [n], the model that a push in the background has brought, or is to bring, back;
+            None where there is none.
+        served: what the servers hold, for checkpoints.
+        connection: to the servers; or this rank as one of them.
+        sending: the push under way, in the background.
+        sent, incoming: [n], what it pushes, and where the model comes in.
+        since: when this worker last had an answer.
+        finished: whether it has left; then `table` has the statistics of all workers.
+    """
+
+    base: Array | None = across("same", default=None)
+    gathered: Array | None = across("sum", default=None)
+    gathered_samples: int = across("share", default=0)
+    period_samples: int = across("same", default=0)
+    period_steps: int = across("same", default=0)
+    minibatches: int = across("most", default=0)
+    residual: Array | None = across("sum", default=None)
+    arrived: Array | None = across("same", default=None)
+    served: ServedState = field(default_factory=ServedState)
+    connection: Connection = workspace()
+    sending: Future[None] | None = workspace(default=None)
+    sent: Array | None = workspace(default=None)
+    incoming: Array | None = workspace(default=None)
+    since: float = workspace(default=0.0)
+    finished: bool = workspace(default=False)
+    table: list[WorkerStatistics] | None = workspace(default=None)
+
+    @property
+    def client(self) -> Client:
+        """This worker's side of the messages."""
+        return self.connection.client
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
+    """Every period a worker pushes what it has found, and pulls the model; nobody waits for all.
+
+        push   gradients:  g_k, summed over the period;  a server steps   x <- optimizer(x, g_k)
+               deltas:     Δ_k = x_pulled - x_k;         a server takes   x <- x - Δ_k
+        pull   x_k <- x
+
+    Every server holds a part of the model (`parallel_sgd.parameter_server.place`). The optimizer
+    given to the learner is that of the servers where gradients are pushed, and every worker's own
+    where deltas are. The servers' clock, by which their learning rate goes, is the samples of all
+    pushes that they have applied; a worker's own clock (`learner.samples`) is how far it has come
+    in the data, in samples of all workers.
+
+    Staleness is the number of times that the model has changed between a worker's pull and its
+    push: `learner.statistics`. With several servers each part of a model has its own version.
+
+    A step within a period is local. At its end: one message and one answer for each server, n
+    values each way in all (a push in `gradient_bits`). `finish` waits for all workers.
+
+    Source: Dean et al., "Large Scale Distributed Deep Networks", NeurIPS 2012 (async); Ho et al.,
+    "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS 2013
+    (bounded); Zheng et al., ICML 2017 (delay compensation); CNTK's DataParallelASGD (deltas, ramp)
+    and PaddlePaddle Fluid (placement, geo).
+    """
+
+    def workers(self, comm: Communicator) -> list[int]:
+        return roles(comm, self.servers, self.role)[0]
+
+    def init(self, parameters: Parameters, comm: Communicator) -> DataParallelASGDState:
+        rules = self.rules
+        require_float32(rules.codec, parameters)
+        group = form(comm, self.servers, self.role)
+        connection = Connection(
+            group,
+            parameters,
+            self.place(parameters, len(group.servers)),
+            rules,
+            self.tables,
+            error_feedback=self.error_feedback,
+            record=self.record,
+            replay=self.replay,
+        )
+        state = DataParallelASGDState(connection=connection)
+        if not group.serves:
+            x = parameters.flat
+            state.base = x.copy() if self.currency == "deltas" else None
+            state.residual = parameters.like().flat if rules.codec.bits < 32 else None
+            if self.pipeline or self.currency == "deltas":
+                state.sent = empty_like(x, x.size)
+            if self.pipeline:
+                state.incoming = empty_like(x, x.size)
+        return state
+
+    def bind(self, state: DataParallelASGDState, local_step: LocalStep) -> None:
+        state.connection.bind(local_step.optimizer)
+
+    def group(self, state: DataParallelASGDState, comm: Communicator) -> Communicator:
+        return state.connection.group.own
+
+    def serves(self, state: DataParallelASGDState) -> bool:
+        return state.connection.group.serves
+
+    def serve(
+        self,
+        state: DataParallelASGDState,
+        parameters: Parameters,
+        local_step: LocalStep,
+        comm: Communicator,
+    ) -> None:
+        if not state.finished:
+            state.finished = True
+            state.connection.serve()
+
+    def step(
+        self,
+        state: DataParallelASGDState,
+        parameters: Parameters,
+        gradient: Parameters,
+        samples: int,
+        local_step: LocalStep,
+        comm: Communicator,
+        total: int | None = None,
+    ) -> int:
+        if state.finished:
+            raise UserError("step() after finish(): this worker has left its servers")
+        client = state.client  # before the model changes: with it a server beside it begins
+        state.since = state.since or time.perf_counter()
+        if total is None:  # only in mode "sync" do workers know of each other
+            total = samples * comm.size if self.apart else self._meet(client, samples)
+        if self.currency == "deltas":
+            local_step.state.lr_factor = self.ramp_factor(state.minibatches)
+            local_step(gradient.flat, samples, total)
+        else:
+            local_step(gradient.flat, 0, total)  # only the clock: servers take the step
+        state.gathered_samples += samples
+        state.period_samples += total
+        state.period_steps += total > 0
+        ends = self.period_ends(state.period_steps, state.period_samples, comm.size)
+        gathered = gradient.flat
+        if self.currency == "gradients" and (state.gathered is not None or not ends):
+            gathered = self._gather(state, gradient.flat)
+        if ends:
+            self._exchange(state, parameters.flat, gathered, comm)
+        state.minibatches += samples > 0
+        return total
+
+    def _gather(self, state: DataParallelASGDState, gradient: Array) -> Array:
+        """The summed gradients of a period with several minibatches, so far."""
+        if state.gathered is None:
+            state.gathered = gradient.copy()
+        else:
+            state.gathered += gradient
+        return state.gathered
+
+    def _exchange(
+        self, state: DataParallelASGDState, x: Array, gathered: Array, comm: Communicator
+    ) -> None:
+        """The end of a period: push, and pull."""
+        client, samples = state.client, state.gathered_samples
+        client.statistics.seconds.compute += time.perf_counter() - state.since
+        self.wait(state)
+        vector = gathered
+        if state.base is not None:
+            vector = array_module(x).subtract(state.base, x, out=state.sent)
+        self._require_sound(state, x, vector, samples, comm)
+        factor = self.ramp_factor(state.minibatches)
+        state.served.forget()
+        if not self.pipeline:
+            client.in_turn(lambda: client.push(vector, state.residual, samples, factor, out=x))
+            if state.base is not None:
+                state.base[...] = x
+        else:
+            self._take(state, x, vector)
+            if state.base is None:
+                cast(Array, state.sent)[...] = vector
+            else:
+                state.base[...] = x
+            state.arrived = state.incoming
+            sent, arrived, residual = state.sent, state.arrived, state.residual
+            state.sending = client.begin(
+                lambda: client.push(sent, residual, samples, factor, out=arrived)
+            )
+        state.gathered_samples = state.period_samples = state.period_steps = 0
+        if state.gathered is not None:
+            state.gathered.fill(0)
+        state.since = time.perf_counter()
+
+    def _require_sound(
+        self,
+        state: DataParallelASGDState,
+        x: Array,
+        vector: Array,
+        samples: int,
+        comm: Communicator,
+    ) -> None:
+        """End training for all where what is to be pushed cannot be."""
+        if not samples:
+            return
+        name = "gradient" if state.base is None else "model"
+        problem = problem_with(vector, cast(int, self.gradient_bits), name)
+        if problem:
+            if state.base is not None:
+                x[...] = state.base
+            self.fail(state, problem, comm)
+
+    def _take(self, state: DataParallelASGDState, x: Array, delta: Array) -> None:
+        """Go on from the model that has arrived, and from the local steps taken meanwhile."""
+        if state.arrived is None:
+            return
+        if state.base is None:
+            x[...] = state.arrived
+        else:
+            array_module(x).subtract(state.arrived, delta, out=x)
+        state.arrived = None
+
+    def finish(
+        self,
+        state: DataParallelASGDState,
+        parameters: Parameters,
+        local_step: LocalStep,
+        comm: Communicator,
+    ) -> None:
+        if state.finished:
+            return
+        x, client = parameters.flat, state.client
+        if state.gathered_samples:
+            gathered = x if state.gathered is None else state.gathered
+            self._exchange(state, x, gathered, comm)
+        self.wait(state)
+        state.table = client.in_turn(lambda: client.leave(out=x))
+        state.finished = True
+        client.close()
+        state.connection.end()
+        if state.base is not None:
+            state.base[...] = x
+        state.arrived = None
+
+    def shared_model(self, state: DataParallelASGDState, parameters: Parameters) -> Array:
+        return parameters.flat if state.base is None else state.base
+
+    def wait(self, state: DataParallelASGDState) -> None:
+        sending, state.sending = state.sending, None
+        if sending is not None:
+            sending.result()
+
+    def meet(self, state: DataParallelASGDState, comm: Communicator) -> None:
+        if not state.finished:
+            self._meet(state.client, 0)
+
+    @staticmethod
+    def _meet(client: Client, samples: int) -> int:
+        """Wait for all workers, through a server; the sum of their samples."""
+        return client.in_turn(lambda: client.meet(samples))
+
+    def fail(self, state: DataParallelASGDState, problem: str, comm: Communicator) -> NoReturn:
+        if state.finished:
+            raise SharedError(problem)
+        text, client = f"{problem} (on rank {state.connection.group.world.rank})", state.client
+        client.in_turn(lambda: client.fail(text))
+        raise SharedError(text)
+
+    def collect(
+        self,
+        state: DataParallelASGDState,
+        parameters: Parameters,
+        local_step: LocalStep,
+        comm: Communicator,
+    ) -> None:
+        self.wait(state)
+        if not state.finished:
+            client, x = state.client, parameters.flat
+            buffers = len(local_step.state.buffers) if state.base is None else 0
+            client.in_turn(lambda: state.served.collect(client, x, buffers, comm))
+
+    def restored(
+        self,
+        state: DataParallelASGDState,
+        parameters: Parameters,
+        local_step: LocalStep,
+        comm: Communicator,
+    ) -> None:
+        client = state.client
+        if not state.served.fits(comm):  # of another number of workers: all begin from the servers'
+            state.served.take_over(parameters.flat, comm)
+            state.arrived = None
+            if state.base is not None:
+                state.base[...] = parameters.flat
+        pulled = parameters.flat if state.arrived is None else state.arrived
+        compensates = self.delay_compensation > 0
+        client.in_turn(lambda: state.served.put_back(client, pulled if compensates else None, comm))
+
+    def weight(self, state: DataParallelASGDState) -> int:
+        return int(state.connection.group.own.rank == 0)
+
+    def report(self, state: DataParallelASGDState) -> dict[str, Any] | None:
+        """This worker's statistics; after `finish` those of all, and what they sum up to."""
+        if self.serves(state):
+            return None
+        own = state.connection.group.own.rank
+        found = state.table or [state.client.statistics]
+        names = range(len(found)) if state.table else [own]
+        rows = [{"worker": k, **each.as_dict()} for k, each in zip(names, found, strict=True)]
+        return {"workers": rows}
+
+    def bytes_sent(self, state: DataParallelASGDState) -> int:
+        if self.serves(state):
+            return state.connection.bytes_served
+        return state.client.statistics.bytes_sent + state.connection.bytes_served

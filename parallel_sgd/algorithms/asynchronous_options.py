@@ -1,0 +1,206 @@
+"""The options of asynchronous SGD, and what follows from them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from ..errors import UserError
+from ..parameter_server import (
+    CURRENCIES,
+    DISPATCH,
+    MERGES,
+    MODES,
+    ROLES,
+    Currency,
+    Embedding,
+    Merge,
+    Mode,
+    Placement,
+    Role,
+    Rules,
+    place,
+)
+from ..parameters import Parameters
+from ..validation import choice, integer, number, settle, shown
+from .algorithm import StateT
+from .compressed import CompressedAlgorithm
+
+RAMPS = ("staircase", "linear")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsynchronousAlgorithm(CompressedAlgorithm[StateT]):
+    """Options of workers and parameter servers, beside those of `CompressedAlgorithm`.
+
+    Args:
+        servers: how many ranks serve, the last ones; 0: all, each in a thread beside its training.
+            None: as `parallel-sgd run --servers` says, or one.
+        role: "worker" or "server" for this rank, where each is started apart (``mpiexec -n 1 …
+            --role server : -n 4 … --role worker``); "auto": by `servers`.
+        mode: "async": a push is applied and answered at once; "bounded": answered when no worker
+            is more than `staleness` pushes behind; "sync": all pushes of a round are merged,
+            applied as one, and answered; "geo": async, with averaged deltas.
+        staleness: of mode "bounded".
+        currency: what is pushed: "gradients", or "deltas" of local steps; the default is gradients,
+            and deltas in mode "geo".
+        merge: "sum": every push counts in full; "mean": the pushes of K workers count for one (in
+            mode "sync" weighted by samples, elsewhere by 1/K). The default is "mean" in the modes
+            "sync" and "geo", and else "sum".
+        sync_period: samples of each worker in a period (on average, where they are uneven; 256 if
+            neither is given).
+        sync_steps: minibatches in a period.
+        pipeline: push and pull in the background while the next period is computed; the model is
+            one period older.
+        delay_compensation: the factor λ of DC-ASGD: g + λ g² (x - x_pulled) in place of the mean
+            gradient g; 0: none.
+        ramp_coefficient: with ramp_minibatches: the learning rate begins at so much of itself, more
+            than 0.
+        ramp_minibatches: of a worker. The factor is min(1, a (⌊s/m⌋ + 1)) after s minibatches for
+            a = ramp_coefficient, m = ramp_minibatches; 0: no ramp.
+        ramp: "staircase" for that, or "linear" for min(1, a + (1 - a) s/m).
+        placement: "round-robin" or "hash", or a function of a slice's label, its number, and the
+            number of servers that returns a server.
+        slice_parameters: False keeps each parameter whole.
+        min_block: a parameter is cut into slices of no fewer values.
+        tables: distributed embedding tables (`Embedding`).
+        record: a folder for the order in which every server answers.
+        replay: a folder of such; the servers answer in that order, so that a run repeats bit for
+            bit, also in `parallel-sgd simulate`.
+    """
+
+    servers: int | None = None
+    role: Role = field(default="auto", repr=False, compare=False)
+    mode: Mode = "async"
+    staleness: int = 4
+    currency: Currency | None = None
+    merge: Merge | None = None
+    sync_period: int | None = None
+    sync_steps: int | None = None
+    pipeline: bool = False
+    delay_compensation: float = 0.0
+    ramp_coefficient: float = 0.1
+    ramp_minibatches: int = 0
+    ramp: str = "staircase"
+    placement: str | Callable[[str, int, int], int] = "round-robin"
+    slice_parameters: bool = True
+    min_block: int = 8192
+    tables: tuple[Embedding, ...] = field(default=(), metadata={"python_only": True})
+    record: str | None = None
+    replay: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.gradient_bits, Mapping):
+            bits = shown(dict(self.gradient_bits))
+            raise UserError(f"gradient_bits={bits} must be one number for {type(self).__name__}")
+        mode = choice("mode", self.mode, MODES)
+        deltas_only = mode == "geo"
+        currency = self.currency or ("deltas" if deltas_only else "gradients")
+        currency = choice("currency", currency, CURRENCIES)
+        if deltas_only and currency != "deltas":
+            raise UserError(f"currency={currency!r} must be 'deltas' with mode='geo'")
+        merge = choice(
+            "merge", self.merge or ("mean" if mode in ("sync", "geo") else "sum"), MERGES
+        )
+        compensation = number("delay_compensation", self.delay_compensation, 0)
+        if compensation and (currency == "deltas" or mode == "sync"):
+            raise UserError(
+                f"delay_compensation={compensation:g} needs pushed gradients that are stale; here "
+                f"mode={mode!r} and currency={currency!r}"
+            )
+        if self.sync_period is not None and self.sync_steps is not None:
+            raise UserError(
+                f"sync_period={self.sync_period} and sync_steps={self.sync_steps}: at most one of "
+                "them may be given"
+            )
+        if self.record is not None and self.replay is not None:
+            raise UserError(
+                f"record={self.record!r} and replay={self.replay!r}: at most one of them may be "
+                "given"
+            )
+        period = 256 if self.sync_period is None else self.sync_period
+        servers = None if self.servers is None else integer("servers", self.servers, 0)
+        settle(
+            self,
+            servers=servers,
+            role=choice("role", self.role, ROLES),
+            mode=mode,
+            staleness=integer("staleness", self.staleness, 0),
+            currency=currency,
+            merge=choice("merge", merge, MERGES),
+            sync_period=None if self.sync_steps is not None else integer("sync_period", period, 1),
+            sync_steps=self.sync_steps and integer("sync_steps", self.sync_steps, 1),
+            pipeline=choice("pipeline", self.pipeline, (False, True)),
+            delay_compensation=compensation,
+            ramp_coefficient=_coefficient(self.ramp_coefficient),
+            ramp_minibatches=integer("ramp_minibatches", self.ramp_minibatches, 0),
+            ramp=choice("ramp", self.ramp, RAMPS),
+            placement=self.placement
+            if callable(self.placement)
+            else choice("placement", self.placement, tuple(DISPATCH)),
+            slice_parameters=choice("slice_parameters", self.slice_parameters, (True, False)),
+            min_block=integer("min_block", self.min_block, 1),
+            tables=_tables(self.tables),
+        )
+
+    @property
+    def apart(self) -> bool:
+        """Whether workers go through the data each at its own pace."""
+        return self.mode != "sync"
+
+    def period_ends(self, steps: int, samples: int, workers: int) -> bool:
+        """Whether a period ends with so many minibatches, and samples of all workers."""
+        if self.sync_steps is not None:
+            return steps >= self.sync_steps
+        assert self.sync_period is not None
+        return samples >= self.sync_period * workers
+
+    def ramp_factor(self, minibatches: int) -> float:
+        """Of the learning rate, after so many minibatches of a worker."""
+        a, m = self.ramp_coefficient, self.ramp_minibatches
+        if m == 0:
+            return 1.0
+        if self.ramp == "linear":
+            return min(1.0, a + (1 - a) * minibatches / m)
+        return min(1.0, a * (minibatches // m + 1))
+
+    def place(self, parameters: Parameters, servers: int) -> Placement:
+        """Which server holds which part of a model. Local."""
+        return place(
+            parameters.shapes,
+            servers,
+            dispatch=self.placement,
+            slice_parameters=self.slice_parameters,
+            min_block=self.min_block,
+        )
+
+    @property
+    def rules(self) -> Rules:
+        """What becomes of pushes."""
+        return Rules(
+            mode=self.mode,
+            currency=cast(Currency, self.currency),
+            merge=cast(Merge, self.merge),
+            staleness=self.staleness,
+            delay_compensation=self.delay_compensation,
+            codec=self.codec(cast(int, self.gradient_bits)),
+        )
+
+
+def _coefficient(value: Any) -> float:
+    coefficient = number("ramp_coefficient", value, 0, most=1)
+    if coefficient == 0:
+        raise UserError("ramp_coefficient=0 must be more than 0")
+    return coefficient
+
+
+def _tables(tables: Any) -> tuple[Embedding, ...]:
+    if not isinstance(tables, Sequence) or not all(isinstance(each, Embedding) for each in tables):
+        raise UserError(f"tables={shown(tables)} must be a sequence of Embedding")
+    names = [each.name for each in tables]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"tables: two of them have the name {name!r}")
+    return tuple(tables)

@@ -1,0 +1,91 @@
+"""What algorithms have in common that may send fewer bits than a value has."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..compression import GRADIENT_BITS, Codec, HalfPrecision, OneBit, codec_for
+from ..kernels import body
+from ..validation import choice, points, settle
+from .algorithm import Algorithm, Array
+
+LARGEST = 1e30
+"""With few bits. Beyond it the sums of a block could overflow: taken for divergence."""
+
+StateT = TypeVar("StateT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedAlgorithm(Algorithm[StateT], ABC):
+    """Options of everything that is sent.
+
+    Args:
+        gradient_bits: 1, 2, 4, 8, 16 or 32 bits a value on the wire, or where the algorithm allows
+            it a mapping from samples to bits: ``{0: 32, 20_000: 1}``. 32 means the parameters' own
+            precision.
+        block_size: values that share quantization levels (1 to 8 bits).
+        threshold: "zero" or "mean": how 1 bit splits a block (see `compression.OneBit`).
+        half_format: "float16" or "bfloat16" for 16 bits.
+        error_feedback: whether what a message loses is sent with the next one. Without it few
+            bits do not converge: only to see what it is for.
+    """
+
+    gradient_bits: int | Mapping[int, int] = 32
+    block_size: int = 1024
+    threshold: str = "zero"
+    half_format: str = "float16"
+    error_feedback: bool = True
+
+    def __post_init__(self) -> None:
+        one_bit = OneBit(block_size=self.block_size, threshold=self.threshold)
+        half = HalfPrecision(format=self.half_format)
+        bits = self.gradient_bits
+        settle(
+            self,
+            gradient_bits=points("gradient_bits", bits, _bits)
+            if isinstance(bits, Mapping)
+            else _bits("gradient_bits", bits),
+            block_size=one_bit.block_size,
+            threshold=one_bit.threshold,
+            half_format=half.format,
+            error_feedback=choice("error_feedback", self.error_feedback, (True, False)),
+        )
+
+    def codec(self, bits: int) -> Codec:
+        """The codec that these options mean at so many bits."""
+        return codec_for(
+            bits,
+            block_size=self.block_size,
+            threshold=self.threshold,
+            half_format=self.half_format,
+        )
+
+
+def problem_with(vector: Array, bits: int = 32, name: str = "gradient") -> str | None:
+    """Why a vector cannot be exchanged with so many bits; None where it can.
+
+    Full precision takes all that is finite: a sum that overflows shows in the next gradient.
+
+    Local. Cost: reads the vector once.
+    """
+    worst = body(vector).largest_magnitude(vector)
+    if not math.isfinite(worst):
+        return (
+            f"the {name} is not finite: its largest magnitude is {worst}; "
+            "a smaller learning rate may help"
+        )
+    if bits < 32 and worst > vector.dtype.type(LARGEST):
+        return (
+            f"the {name} is too large: its largest magnitude is {worst:.9g}, and at most "
+            f"{LARGEST:g} can be exchanged with gradient_bits={bits}; "
+            "a smaller learning rate may help"
+        )
+    return None
+
+
+def _bits(_: str, value: Any) -> int:
+    return choice("gradient_bits", value, GRADIENT_BITS)

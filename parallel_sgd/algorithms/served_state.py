@@ -1,0 +1,100 @@
+"""What parameter servers hold, as a part of the workers' state: for checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..communication import Communicator
+from ..kernels import array_module
+from ..parameter_server import COUNTERS, Client, Kind
+from ..parameter_server.client import Ask
+from ..parameter_server.wire import Message
+from ..state import across
+from .algorithm import Array
+
+Counters = npt.NDArray[np.int64]
+
+
+@dataclass
+class ServedState:
+    """
+    Attributes:
+        vectors: [1 + buffers, n], the model, and the optimizer's buffers in the order of their
+            names, whichever server held which part: on worker 0 after `collect`, else None.
+        counters: int64 [servers, 3 + 3 workers]: of each server its version, the optimizer's steps,
+            its samples; then each worker's clock, pushes that changed the model, and the version
+            that it pulled (`ServedModel.state`). All zeros before `collect`.
+    """
+
+    vectors: Array | None = across("same", default=None)
+    counters: Counters | None = across("same", default=None)
+
+    def forget(self) -> None:
+        """Training goes on, and this is not true any more."""
+        self.vectors = self.counters = None
+
+    def collect(self, client: Client, x: Array, buffers: int, comm: Communicator) -> None:
+        """Fetch it: of the moment when all workers have called this. Collective.
+
+        Args:
+            x: [n], the model, for its size and dtype.
+            buffers: how many the servers' optimizer has.
+        """
+        client.meet()
+        counters = None
+        if comm.rank == 0:
+            self.vectors = array_module(x).empty((1 + buffers, x.size), x.dtype)
+            answers = [answer.body for answer in client.ask_all(Kind.PULL_STATE)]
+            rows = []
+            for part, body in zip(client.parts, answers, strict=True):
+                for i, vector in enumerate(self.vectors):
+                    values = body[i * part.bytes : (i + 1) * part.bytes].view(x.dtype)
+                    part.put(values, vector)
+                rows.append(body[len(self.vectors) * part.bytes :].copy().view(np.int64))
+            counters = np.stack(rows)
+        self.counters = cast(Counters, comm.allgather_object(counters)[0])
+
+    def fits(self, comm: Communicator) -> bool:
+        """Whether it is of as many workers."""
+        return self.counters is None or self.counters.shape[1] == COUNTERS + 3 * comm.size
+
+    def take_over(self, x: Array, comm: Communicator) -> None:
+        """Make it one of these workers, who all begin anew from the model that servers held: x."""
+        assert self.counters is not None and self.vectors is not None
+        counters = np.zeros((len(self.counters), COUNTERS + 3 * comm.size), np.int64)
+        counters[:, 1:COUNTERS] = self.counters[:, 1:COUNTERS]
+        self.counters = counters
+        x[...] = self.vectors[0]
+
+    def put_back(self, client: Client, pulled: Array | None, comm: Communicator) -> None:
+        """Give it back to servers, of which there may be another number. Collective.
+
+        Args:
+            pulled: [n], what this worker had pulled, where servers must know.
+        """
+        if self.counters is None:
+            return
+        counters = self.counters
+        if len(counters) != client.servers:
+            counters = np.tile(counters[:1], (client.servers, 1))
+        if comm.rank == 0:
+            assert self.vectors is not None
+            vectors = [v if array_module(v) is np else v.get() for v in self.vectors]
+            asks = []
+            for server, part in enumerate(client.parts):
+                arrays = [part.cut(vector) for vector in vectors] + [counters[server]]
+                body = np.concatenate([array.view(np.uint8) for array in arrays])
+                message = Message(kind=Kind.PUSH_STATE, body=body.nbytes)
+                asks.append(Ask(server, message, body))
+            client.ask(asks)
+        comm.barrier()
+        workers = (counters.shape[1] - COUNTERS) // 3
+        client.clock = int(counters[0, COUNTERS + comm.rank])
+        client.versions = counters[:, COUNTERS + 2 * workers + comm.rank].tolist()
+        if pulled is not None:
+            client.push_backup(pulled)
+        self.forget()

@@ -1,0 +1,37 @@
+"""Servers that keep the model, and workers that push gradients and pull parameters."""
+
+from .client import Client
+from .connection import Connection
+from .embedding import Embedding
+from .group import ROLES, Group, Role, form, roles
+from .placement import DISPATCH, Placement, Slice, place
+from .served import COUNTERS, CURRENCIES, MERGES, MODES, Currency, Merge, Mode, Rules, ServedModel
+from .statistics import Seconds, WorkerStatistics
+from .wire import Kind
+
+__all__ = [
+    "COUNTERS",
+    "CURRENCIES",
+    "DISPATCH",
+    "MERGES",
+    "MODES",
+    "ROLES",
+    "Client",
+    "Connection",
+    "Currency",
+    "Embedding",
+    "Group",
+    "Kind",
+    "Merge",
+    "Mode",
+    "Placement",
+    "Role",
+    "Rules",
+    "Seconds",
+    "ServedModel",
+    "Slice",
+    "WorkerStatistics",
+    "form",
+    "place",
+    "roles",
+]

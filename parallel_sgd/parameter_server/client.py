@@ -1,0 +1,262 @@
+"""A worker's side: pushes and pulls, to all servers at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..communication import Endpoint, PeerLost
+from ..communication.endpoint import Header, as_bytes
+from ..errors import SharedError, UserError
+from ..kernels import array_module, finish_on_device, on_device
+from .parts import Part
+from .statistics import LENGTH, NANO, WorkerStatistics, unpacked_statistics
+from .wire import Kind, Message, unpacked
+
+Array = Any  #: a NumPy or CuPy array
+HostArray = npt.NDArray[Any]
+Result = TypeVar("Result")
+
+
+@dataclass
+class Ask:
+    """A request to one server, and where the body of its answer goes.
+
+    Attributes:
+        server: its number.
+        into: uint8, of the answer's length; None where that is not known before.
+    """
+
+    server: int
+    message: Message
+    body: HostArray | None = None
+    into: HostArray | None = None
+
+
+@dataclass
+class Answer:
+    """A server's answer."""
+
+    message: Message
+    body: HostArray
+
+
+class Client:
+    """Asks servers, and waits for their answers.
+
+    Args:
+        endpoint: to the servers, whose ranks are its peers in the order of their numbers.
+        parts: of the model, for each server.
+        own_rank: what is sent to it is not counted.
+        check: raises if there is a reason not to wait any longer.
+
+    Requests are made one after the other, in the order of the program, also those that a thread
+    makes in the background (`begin`).
+
+    Raises, from every method that asks:
+        SharedError: a worker has failed (`fail`), as all others are told too.
+        UserError: a server has refused a request, or is lost.
+
+    Everything here is local.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, parts: Sequence[Part], own_rank: int, check: Callable[[], None]
+    ) -> None:
+        self._endpoint, self.parts, self._check = endpoint, tuple(parts), check
+        self._ranks, self._own_rank = endpoint.peers, own_rank
+        self._came: dict[int, Header] = {}
+        self._thread: ThreadPoolExecutor | None = None
+        self.clock = 0  #: pushes so far, also those without samples
+        self.versions = [0] * len(self._ranks)  #: of the model that this worker has, by server
+        self.samples = 0  #: seen by all workers, as the servers last said
+        self.statistics = WorkerStatistics()
+
+    @property
+    def servers(self) -> int:
+        """How many there are."""
+        return len(self._ranks)
+
+    def begin(self, work: Callable[[], Result]) -> Future[Result]:
+        """Do something in the background that asks servers; what is asked later waits for it."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "to servers")
+        return self._thread.submit(work)
+
+    def in_turn(self, work: Callable[[], Result]) -> Result:
+        """Do something that asks servers, after all that was begun before."""
+        return work() if self._thread is None else self._thread.submit(work).result()
+
+    def push(
+        self, vector: Array, residual: Array | None, samples: int, factor: float, out: Array
+    ) -> None:
+        """Push a vector, and pull the model that results.
+
+        Args:
+            vector: [n], what is pushed; not changed.
+            residual: float32 [n], of a lossy codec: updated.
+            samples: that are in `vector`; where there are none it is not sent.
+            factor: of the learning rate.
+            out: [n], written; may be the model itself, but not `vector`.
+        """
+        begin = time.perf_counter()
+        self.clock += 1
+        asks = []
+        with on_device(vector):
+            for server, part in enumerate(self.parts):
+                body = part.encoded(vector, residual) if samples else None
+                message = self._push_message(server, samples, factor, body)
+                asks.append(Ask(server, message, body, part.into(out)))
+            answers = self.ask(asks)
+            for part in self.parts:
+                part.take(out)
+            finish_on_device(out)
+        self._pulled(answers)
+        self._account(answers, time.perf_counter() - begin, samples)
+
+    def _push_message(
+        self, server: int, samples: int, factor: float, body: HostArray | None
+    ) -> Message:
+        return Message(
+            kind=Kind.PUSH,
+            clock=self.clock,
+            version=self.versions[server],
+            samples=samples,
+            body=0 if body is None else body.nbytes,
+            factor=factor,
+        )
+
+    def pull(self, out: Array) -> None:
+        """Pull the model into [n]."""
+        with on_device(out):
+            answers = self.ask(
+                Ask(server, Message(kind=Kind.PULL), into=part.into(out))
+                for server, part in enumerate(self.parts)
+            )
+            for part in self.parts:
+                part.take(out)
+            finish_on_device(out)
+        self._pulled(answers)
+
+    def _pulled(self, answers: list[Answer]) -> None:
+        self.versions = [answer.message.version for answer in answers]
+        self.samples = answers[0].message.samples
+        self.statistics.version = self.versions[0]
+
+    def _account(self, answers: list[Answer], seconds: float, samples: int) -> None:
+        messages, spent = [answer.message for answer in answers], self.statistics.seconds
+        waited = max(message.queued_ns + message.held_ns for message in messages) / NANO
+        applied = max(message.applied_ns for message in messages) / NANO
+        spent.wait += waited
+        spent.apply += applied
+        spent.wire += max(0.0, seconds - waited - applied)
+        if samples:
+            self.statistics.pushes += 1
+            self.statistics.samples += samples
+            self.statistics.count(max(message.staleness for message in messages))
+
+    def meet(self, samples: int = 0) -> int:
+        """Wait until all workers that have not left are here; the sum of their samples."""
+        message = Message(kind=Kind.MEET, samples=samples)
+        return self.ask([Ask(0, message)])[0].message.samples
+
+    def leave(self, out: Array) -> list[WorkerStatistics]:
+        """Say that no push will come, wait until all workers have said so, pull the last model.
+
+        Returns:
+            The statistics of all workers.
+        """
+        own = as_bytes(self.statistics.packed())
+        message = Message(kind=Kind.LEAVE, clock=self.clock, body=own.nbytes)
+        with on_device(out):
+            answers = self.ask(Ask(server, message, own) for server in range(self.servers))
+            for part, answer in zip(self.parts, answers, strict=True):
+                n = part.bytes
+                part.into(out)[...] = answer.body[:n]
+                part.take(out)
+            finish_on_device(out)
+        self.samples = answers[0].message.samples
+        self.versions = [answer.message.version for answer in answers]
+        table = answers[0].body[self.parts[0].bytes :].copy().view(np.int64)
+        return [unpacked_statistics(numbers) for numbers in table.reshape(-1, LENGTH)]
+
+    def fail(self, problem: str) -> None:
+        """Tell all servers, and through them all workers, why training cannot go on.
+
+        Raises:
+            SharedError: always.
+        """
+        text = np.frombuffer(problem.encode(), np.uint8)
+        message = Message(kind=Kind.FAIL, body=text.nbytes)
+        self.ask(Ask(server, message, text) for server in range(self.servers))
+
+    def push_backup(self, pulled: Array) -> None:
+        """Tell servers the model [n] that this worker has, for delay compensation."""
+        on_host = pulled if array_module(pulled) is np else pulled.get()
+        bodies = [as_bytes(part.cut(on_host)) for part in self.parts]
+        self.ask(
+            Ask(server, Message(kind=Kind.PUSH_BACKUP, body=body.nbytes), body)
+            for server, body in enumerate(bodies)
+        )
+
+    def close(self) -> None:
+        """Nothing more is asked."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+        self._endpoint.close()
+
+    def ask_all(self, kind: Kind, body: HostArray | None = None) -> list[Answer]:
+        """Ask every server the same."""
+        message = Message(kind=kind, body=0 if body is None else body.nbytes)
+        return self.ask(Ask(server, message, body) for server in range(self.servers))
+
+    def ask(self, asks: Iterable[Ask]) -> list[Answer]:
+        """Send requests to several servers at once, and wait for all answers, in their order."""
+        asks = list(asks)
+        sending = []
+        for ask in asks:
+            rank, body = self._ranks[ask.server], ask.body
+            body = None if body is None or body.nbytes == 0 else body
+            sending.append(self._endpoint.send(rank, ask.message.packed(), body))
+            self.statistics.bytes_sent += ask.message.body * (rank != self._own_rank)
+        try:
+            answers = [self._answer(self._ranks[ask.server], ask.into) for ask in asks]
+            for transfer in sending:
+                transfer.wait()
+        except PeerLost as error:
+            raise UserError(f"the server on rank {error.peer} is lost") from None
+        for kind, raised in ((Kind.FAILED, SharedError), (Kind.REFUSED, UserError)):
+            for answer in answers:
+                if answer.message.kind == kind:
+                    raise raised(answer.body.tobytes().decode())
+        return answers
+
+    def _answer(self, rank: int, into: HostArray | None) -> Answer:
+        while True:
+            with self._endpoint.watched(f"an answer of the server on rank {rank}"):
+                message = unpacked(self._endpoint.until(lambda: self._header_of(rank)))
+                self._endpoint.listen(rank)
+                if message.kind == Kind.WAIT:  # a sign of life: the time begins anew
+                    continue
+                if into is None or message.kind in (Kind.FAILED, Kind.REFUSED):
+                    into = np.empty(message.body, np.uint8)
+                assert len(into) == message.body, (message, len(into))
+                self.statistics.bytes_received += message.body * (rank != self._own_rank)
+                if message.body:
+                    self._endpoint.receive(rank, into).wait()
+                return Answer(message, into)
+
+    def _header_of(self, rank: int) -> Header | None:
+        for sender, header in self._endpoint.arrivals():
+            self._came[sender] = header
+        if rank not in self._came:
+            self._check()
+            return None
+        return self._came.pop(rank)

@@ -1,0 +1,135 @@
+"""The part of a worker's vectors that one server keeps: cut out, encoded, and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..communication.endpoint import as_bytes
+from ..compression import Codec
+from ..kernels import array_module, empty_like
+from ..parameters import Parameters
+
+Array = Any  #: a NumPy or CuPy array
+HostArray = npt.NDArray[Any]
+
+
+class Part:
+    """
+    Args:
+        runs: (start, stop) of the part's values in the flat vector, in their order.
+        shapes: of the part's slices.
+        parameters: the model.
+        codec: of what is pushed.
+        error_feedback: False forgets what the codec loses.
+
+    Where the part is one run of a NumPy vector nothing is copied. Local.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[tuple[int, int]],
+        shapes: Mapping[str, tuple[int, ...]],
+        parameters: Parameters,
+        codec: Codec,
+        *,
+        error_feedback: bool = True,
+    ) -> None:
+        flat = parameters.flat
+        self._runs, self._codec, self._error_feedback = tuple(runs), codec, error_feedback
+        self._on_host = array_module(flat) is np
+        ends = list(accumulate(stop - start for start, stop in runs))
+        self._ends = ends
+        values = ends[-1] if ends else 0
+        self.bytes = values * parameters.dtype.itemsize  #: of the part, in full precision
+        whole = len(self._runs) == 1
+        self._cut = None if whole else empty_like(flat, values)
+        self._blocks = codec.blocks(layout(shapes, parameters.dtype))
+        lossy = codec.bits < 32
+        self._cut_residual = empty_like(flat, values) if lossy and not whole else None
+        payload = int(self._blocks.offsets[-1])
+        self._payload = empty_like(flat, payload, np.uint8) if lossy else None
+        self._staged = whole and self._on_host
+        self._pushed = None if self._on_host else _pinned(flat, payload)
+        self._pulled = None if self._staged else _host(flat, self.bytes)
+
+    def encoded(self, vector: Array, residual: Array | None) -> HostArray:
+        """The part of a vector [n] as it is sent: uint8, in host memory, valid until the next call.
+
+        Args:
+            vector: not changed.
+            residual: float32 [n], updated; None where the codec loses nothing.
+        """
+        part = self._of(vector, self._cut)
+        if self._payload is None:
+            return self._to_host(part.view(np.uint8))
+        assert residual is not None
+        lost = self._of(residual, self._cut_residual)
+        self._codec.encode(self._blocks, part, lost, self._payload)
+        if not self._error_feedback:
+            lost.fill(0)
+        if self._cut_residual is not None:
+            self._put(lost, residual)
+        return self._to_host(self._payload)
+
+    def into(self, out: Array) -> HostArray:
+        """Where a pulled part is to be received: uint8; `take` then puts it into `out` [n]."""
+        if self._pulled is None:
+            ((start, stop),) = self._runs
+            return as_bytes(out[start:stop])
+        return self._pulled
+
+    def take(self, out: Array) -> None:
+        """Put what `into` has received where it belongs in `out` [n]."""
+        if self._pulled is None:
+            return
+        values = self._pulled.view(out.dtype)
+        if self._on_host:
+            self._put(values, out)
+        else:
+            self._put(array_module(out).asarray(values), out)
+
+    def cut(self, vector: HostArray) -> HostArray:
+        """A copy of the part of a vector [n] in host memory."""
+        pieces = [vector[start:stop] for start, stop in self._runs]
+        return np.concatenate(pieces) if pieces else vector[:0].copy()
+
+    def _of(self, vector: Array, cut: Array | None) -> Array:
+        if cut is None:
+            ((start, stop),) = self._runs
+            return vector[start:stop]
+        for (start, stop), end in zip(self._runs, self._ends, strict=True):
+            cut[end - (stop - start) : end] = vector[start:stop]
+        return cut
+
+    def _put(self, values: Array, out: Array) -> None:
+        for (start, stop), end in zip(self._runs, self._ends, strict=True):
+            out[start:stop] = values[end - (stop - start) : end]
+
+    def put(self, values: HostArray, out: Array) -> None:
+        """Put a part in host memory where it belongs in `out` [n]."""
+        self._put(values if self._on_host else array_module(out).asarray(values), out)
+
+    def _to_host(self, array: Array) -> HostArray:
+        if self._pushed is None:
+            return array  # type: ignore[no-any-return]
+        array.get(out=self._pushed)
+        return self._pushed
+
+
+def layout(shapes: Mapping[str, tuple[int, ...]], dtype: npt.DTypeLike) -> Parameters:
+    """Zeros of a part's layout; of an empty one, where a server has nothing to keep."""
+    return Parameters({name: np.zeros(s, dtype) for name, s in (shapes or {"none": (0,)}).items()})
+
+
+def _host(flat: Array, size: int) -> HostArray:
+    return np.empty(size, np.uint8) if array_module(flat) is np else _pinned(flat, size)
+
+
+def _pinned(flat: Array, size: int) -> HostArray:
+    memory = array_module(flat).cuda.alloc_pinned_memory(max(size, 1))
+    return np.frombuffer(memory, np.uint8, size)

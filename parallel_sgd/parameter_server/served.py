@@ -1,0 +1,271 @@
+"""One server's part of the model: how pushes change it, and when a worker may go on.
+
+A push is the sum of a worker's gradients since its pull, or what its local steps have subtracted
+from the model since. With K workers, n_k samples in a push and N in a round of them:
+
+    async, bounded, geo   every push at once           x <- step(x, g_k / n_k)    or    x - Δ_k
+    sync                  one push of every worker     x <- step(x, sum g_k / N)  or    x - sum n_k / N Δ_k
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..compression import Codec, FullPrecision
+from ..errors import UserError
+from ..kernels import body, empty_like
+from ..optimizers import SGD, LocalStep, Optimizer
+from ..parameters import Parameters
+
+Array = npt.NDArray[Any]
+Mode = Literal["async", "bounded", "sync", "geo"]
+Currency = Literal["gradients", "deltas"]
+Merge = Literal["sum", "mean"]
+
+MODES: tuple[Mode, ...] = ("async", "bounded", "sync", "geo")
+CURRENCIES: tuple[Currency, ...] = ("gradients", "deltas")
+MERGES: tuple[Merge, ...] = ("sum", "mean")
+
+COUNTERS = 3  #: numbers in `ServedModel.counters` before those of each worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What becomes of pushes; see `DataParallelASGD` for the meaning of each.
+
+    Attributes:
+        staleness: in mode "bounded", the clocks that a worker may lead the slowest by.
+        delay_compensation: the factor λ; 0 where there is none.
+        codec: of pushes.
+    """
+
+    mode: Mode
+    currency: Currency
+    merge: Merge
+    staleness: int
+    delay_compensation: float
+    codec: Codec
+
+
+@dataclass
+class Push:
+    """What a worker has pushed: [n], summed over its samples where it is a gradient."""
+
+    vector: Array
+    samples: int
+    factor: float
+
+
+class ServedModel:
+    """One server's part of the model, its optimizer, and every worker's clock.
+
+    Args:
+        initial: the part [n] with its layout: where training begins. It is changed from then on.
+        optimizer: for gradients.
+        rules: what becomes of pushes.
+        workers: how many there are.
+
+    Attributes:
+        version: how often the model has been changed.
+        clocks: of each worker: its pushes, also those without samples.
+        pushes: of each worker: its pushes that have changed the model.
+        pulled: of each worker: the version that it was last given.
+
+    Local. Memory for n values: the model and the optimizer's state; with a lossy codec 4 n bytes;
+    in mode "sync" a copy of every worker's push; with delay compensation a copy for every worker.
+    """
+
+    def __init__(
+        self, initial: Parameters, optimizer: Optimizer, rules: Rules, workers: int
+    ) -> None:
+        self.parameters, self.rules = initial, rules
+        # Where deltas are pushed the optimizer is the workers'; here only its clock is needed.
+        self.local_step = LocalStep(
+            SGD(lr=0.0) if rules.currency == "deltas" else optimizer, initial
+        )
+        _compile(self.local_step.optimizer, initial)
+        self.version = 0
+        self.clocks = [0] * workers
+        self.pushes = [0] * workers
+        self.pulled = [0] * workers
+        self.live = set(range(workers))
+        self._backups = [initial.flat.copy() for _ in range(workers * self._compensates)]
+        self._blocks = rules.codec.blocks(initial)
+        self._round: dict[int, Push | None] = {}
+        lossy = not isinstance(rules.codec, FullPrecision)
+        self._decoded: Array | None = empty_like(self.x, self.x.size) if lossy else None
+
+    @property
+    def x(self) -> Array:
+        """The part [n]."""
+        return cast(Array, self.parameters.flat)
+
+    @property
+    def samples(self) -> int:
+        """In all pushes that have changed the model: the clock of the server's learning rate."""
+        return self.local_step.samples
+
+    @property
+    def push_bytes(self) -> int:
+        """Bytes of an encoded push."""
+        return int(self._blocks.offsets[-1])
+
+    @property
+    def _compensates(self) -> bool:
+        return self.rules.delay_compensation > 0
+
+    def push(self, worker: int, payload: Array, samples: int, factor: float) -> int:
+        """Take in a push; returns its staleness: how often the model has changed since the pull.
+
+        Args:
+            worker: its number, from 0.
+            payload: uint8, encoded; changed. Empty where there are no samples.
+            samples: in the push.
+            factor: of the learning rate.
+        """
+        staleness = self.version - self.pulled[worker]
+        self.clocks[worker] += 1
+        push = Push(self._decode(payload), samples, factor) if samples else None
+        if self.rules.mode == "sync":
+            if push and self._decoded is push.vector:
+                push.vector = push.vector.copy()
+            self._round[worker] = push
+            self._end_round()
+        elif push:
+            self._apply(worker, push)
+        return staleness
+
+    def _decode(self, payload: Array) -> Array:
+        if self._decoded is None:
+            return cast(Array, payload.view(self.x.dtype))
+        self.rules.codec.decode(self._blocks, payload, self._decoded, add=False)
+        return self._decoded
+
+    def _apply(self, worker: int, push: Push) -> None:
+        """Change the model by one worker's push."""
+        mean = 1 / len(self.clocks) if self.rules.merge == "mean" else 1.0
+        if self.rules.currency == "deltas":
+            self._subtract(push.vector, mean, push.samples)
+        else:
+            if self._compensates:
+                factor = self.rules.delay_compensation / push.samples
+                body(self.x).compensate_delay(push.vector, self.x, self._backups[worker], factor)
+            if mean != 1:
+                push.vector *= push.vector.dtype.type(mean)
+            self._step(push.vector, push.samples, push.factor)
+        self.version += 1
+        self.pushes[worker] += 1
+
+    def _end_round(self) -> None:
+        """Change the model by the round, once every worker that trains has pushed."""
+        if not self.live <= self._round.keys():
+            return
+        pushed = {k: push for k, push in sorted(self._round.items()) if push}
+        self._round = {}
+        if not pushed:
+            return
+        samples = sum(push.samples for push in pushed.values())
+        total = next(iter(pushed.values())).vector
+        for k, push in pushed.items():
+            weight = self._weight(push, samples)
+            if weight != 1:
+                push.vector *= push.vector.dtype.type(weight)
+            if push.vector is not total:
+                total += push.vector
+            self.pushes[k] += 1
+        if self.rules.currency == "deltas":
+            self._subtract(total, 1.0, samples)
+        else:
+            self._step(total, samples, max(push.factor for push in pushed.values()))
+        self.version += 1
+
+    def _weight(self, push: Push, samples: int) -> float:
+        """Of a push in its round, as `_step` divides by the samples of the round."""
+        if self.rules.currency == "deltas":
+            return push.samples / samples if self.rules.merge == "mean" else 1.0
+        return 1.0 if self.rules.merge == "mean" else samples / push.samples
+
+    def _subtract(self, delta: Array, weight: float, samples: int) -> None:
+        body(self.x).sgd_step(self.x, delta, weight)
+        self.local_step(delta, 0, samples)
+
+    def _step(self, gradient: Array, samples: int, factor: float) -> None:
+        self.local_step.state.lr_factor = factor
+        self.local_step(gradient, samples)
+
+    def may_go_on(self, worker: int) -> bool:
+        """Whether a worker that has pushed may have its answer."""
+        if self.rules.mode == "sync":
+            return worker not in self._round
+        if self.rules.mode == "bounded":
+            slowest = min((self.clocks[k] for k in self.live), default=self.clocks[worker])
+            return self.clocks[worker] - slowest <= self.rules.staleness
+        return True
+
+    def give(self, worker: int) -> Array:
+        """The part [n] as it is now, for a worker that pulls it."""
+        self.pulled[worker] = self.version
+        if self._compensates:
+            self._backups[worker][...] = self.x
+        return self.x
+
+    def leave(self, worker: int) -> None:
+        """A worker pushes no more: the others no longer wait for it."""
+        self.live.discard(worker)
+        if self.rules.mode == "sync":
+            self._end_round()
+
+    def state(self) -> Array:
+        """The part, the optimizer's buffers in the order of their names, and the counters: uint8.
+
+        Between two rounds. With `set_state` all that a checkpoint needs, but for the models that
+        workers have pulled.
+        """
+        if self._round:
+            raise UserError("the model is in the midst of a round: let all workers meet first")
+        buffers = self.local_step.state.buffers
+        arrays = [self.x, *(buffers[name] for name in sorted(buffers)), self._counters()]
+        return np.concatenate([array.view(np.uint8) for array in arrays])
+
+    def _counters(self) -> Array:
+        optimizer = self.local_step.state
+        counters = [self.version, optimizer.steps, optimizer.samples]
+        return np.array([*counters, *self.clocks, *self.pushes, *self.pulled], np.int64)
+
+    @property
+    def state_bytes(self) -> int:
+        """Length of `state`."""
+        vectors = 1 + len(self.local_step.state.buffers)
+        return vectors * self.x.nbytes + 8 * (COUNTERS + 3 * len(self.clocks))
+
+    def set_state(self, state: Array) -> None:
+        """The inverse of `state`."""
+        buffers, n = self.local_step.state.buffers, self.x.nbytes
+        for i, array in enumerate([self.x, *(buffers[name] for name in sorted(buffers))]):
+            array[...] = state[i * n : (i + 1) * n].view(array.dtype)
+        counters = state[(1 + len(buffers)) * n :].copy().view(np.int64).tolist()
+        optimizer, workers = self.local_step.state, len(self.clocks)
+        self.version, optimizer.steps, optimizer.samples = counters[:COUNTERS]
+        rest = counters[COUNTERS:]
+        self.clocks, self.pushes = rest[:workers], rest[workers : 2 * workers]
+        self.pulled = rest[2 * workers :]
+
+    def set_backup(self, worker: int, pulled: Array) -> None:
+        """The model [n] as a worker had pulled it, after `set_state`.
+
+        Raises:
+            UserError: nothing needs it.
+        """
+        if not self._compensates:
+            raise UserError("no server keeps what workers pulled without delay_compensation")
+        self._backups[worker][...] = pulled.view(self.x.dtype)
+
+
+def _compile(rule: Optimizer, parameters: Parameters) -> None:
+    """Have the rule's kernel ready: the first push should not wait for it."""
+    few = Parameters({"few": parameters.flat[:0].copy()})
+    LocalStep(rule, few)(few.flat, 1)

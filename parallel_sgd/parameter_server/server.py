@@ -1,0 +1,417 @@
+"""A server's loop: takes what workers send, changes the model, answers; until all have left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..communication import Endpoint, PeerLost
+from ..communication.endpoint import Patience, Transfer, as_bytes
+from ..errors import SharedError, UserError
+from ..kernels import memory
+from .order import Order
+from .served import ServedModel
+from .statistics import LENGTH
+from .tables import ServedTables
+from .wire import Kind, Malformed, Message, unpacked
+
+Array = npt.NDArray[Any]
+
+SIGNS_OF_LIFE = 4  #: for each `timeout_s`, to workers whose answer is kept back
+LARGEST_BODY = 1 << 40
+
+
+@dataclass
+class Request:
+    """What a worker has asked for.
+
+    Attributes:
+        came: when all of it was here; `begun`, `ended`: when the server worked on it.
+        told: when the worker last heard from the server.
+    """
+
+    worker: int
+    message: Message
+    body: Array
+    transfer: Transfer | None
+    came: float = 0.0
+    begun: float = 0.0
+    ended: float = 0.0
+    staleness: int = 0
+    told: float = 0.0
+
+
+class Server:
+    """Serves one part of the model, and of every table, to all workers.
+
+    Args:
+        endpoint: to the workers, whose ranks are its peers in the order of their numbers.
+        model: the part.
+        tables: the parts of the embedding tables.
+        order: in which requests are handled.
+        survives: whether to go on without workers that die or hang.
+
+    `serve` is all there is to do with one. Local.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        model: ServedModel,
+        tables: ServedTables,
+        order: Order,
+        *,
+        survives: bool = False,
+    ) -> None:
+        self._endpoint, self.model, self._tables = endpoint, model, tables
+        self._order, self._survives = order, survives
+        self._ranks: Sequence[int] = endpoint.peers
+        self._worker_of = {rank: worker for worker, rank in enumerate(self._ranks)}
+        self._live = set(range(len(self._ranks)))
+        self.lost: list[int] = []  #: workers that have died or hung
+        self.bytes_sent = 0  #: to workers, in answers
+        self._coming: list[Request] = []  # whose bodies are under way
+        self._ready: deque[Request] = deque()
+        self._kept: dict[int, Request] = {}  # whose answers are kept back, by worker
+        self._sending: list[Transfer] = []  # answers, some of them out of the model itself
+        self._bodies = [np.empty(0, np.uint8)] * len(self._ranks)  # grown as they are needed
+        self._heard = [time.monotonic()] * len(self._ranks)
+        self._statistics = np.zeros((len(self._ranks), LENGTH), np.int64)
+        self._problem: str | None = None
+        self._told: set[int] = set()  # workers that know of it
+        self._gone: set[int] = set()  # workers that have their last answer
+        self._looked = time.monotonic()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End `serve` soon, whatever workers do: for a server whose workers are gone."""
+        self._stopped = True
+
+    def serve(self) -> None:
+        """Answer requests until every worker has left.
+
+        Raises:
+            SharedError: a worker has failed; all others know.
+            UserError: a worker has not been heard of for the endpoint's `timeout_s`, or all are
+                lost.
+        """
+        patience = Patience()
+        while self._live - self._gone - self._told and not self._stopped:
+            try:
+                if self._move():
+                    patience.reset()
+                elif self._coming or self._sending:
+                    os.sched_yield()
+                else:
+                    patience.pause(self._endpoint)
+                self._look_after_workers()
+            except PeerLost as error:
+                self._lose(self._worker_of[error.peer], "has died")
+        self._finish_sending()
+        self._tables.wait()
+        self._order.close()
+        self._endpoint.close()
+        if self._problem:
+            raise SharedError(self._problem)
+        if not self._live:
+            raise UserError("all workers are lost")
+
+    def _move(self) -> bool:
+        """Do what can be done without waiting; whether there was anything."""
+        arrivals = self._endpoint.arrivals()
+        for rank, header in arrivals:
+            self._begin(self._worker_of[rank], header)
+        here = [request for request in self._coming if request.transfer and request.transfer.done()]
+        for request in here:
+            self._coming.remove(request)
+            self._arrived(request)
+        handled = self._handle_next()
+        saved = self._tables.written()
+        for worker, text in saved:
+            self._answer(self._kept.pop(worker), Kind.TEXT, text)
+        self._sending = [transfer for transfer in self._sending if not transfer.done()]
+        return bool(arrivals or here or handled or saved)
+
+    def _begin(self, worker: int, header: Array) -> None:
+        """A header is here: check it, and receive the body."""
+        self._heard[worker] = time.monotonic()
+        rank = self._ranks[worker]
+        try:
+            message = unpacked(header)
+            if message.body > LARGEST_BODY:
+                raise Malformed(f"body={message.body} of a message must be at most {LARGEST_BODY}")
+            if message.kind >= Kind.MODEL:
+                raise Malformed(f"a worker cannot send {message.kind.name}")
+        except Malformed as error:
+            self._endpoint.discard(rank)
+            broken = Request(worker, Message(kind=Kind.PULL), np.empty(0, np.uint8), None)
+            self._refuse(broken, error)
+            return
+        body = self._bodies[worker]
+        if len(body) < message.body:
+            body = self._bodies[worker] = memory.empty(message.body, np.dtype(np.uint8))
+        body = body[: message.body]
+        transfer = self._endpoint.receive(rank, body) if message.body else None
+        request = Request(worker, message, body, transfer)
+        if transfer:
+            self._coming.append(request)
+        else:
+            self._arrived(request)
+
+    def _arrived(self, request: Request) -> None:
+        request.came = time.perf_counter()
+        self._ready.append(request)
+
+    def _handle_next(self) -> bool:
+        """Handle the request whose turn it is, if it is here."""
+        turn = self._order.next()
+        request = next((r for r in self._ready if turn is None or r.worker == turn), None)
+        if request is None:
+            return False
+        self._ready.remove(request)
+        self._order.answered(request.worker)
+        request.begun = time.perf_counter()
+        if self._problem and request.message.kind != Kind.FAIL:
+            self._tell_problem(request)
+            return True
+        try:
+            HANDLERS[request.message.kind](self, request)
+        except UserError as error:
+            self._refuse(request, error)
+        return True
+
+    def _handle_push(self, request: Request) -> None:
+        worker, message, model = request.worker, request.message, self.model
+        self._check_push(request)
+        self._finish_sending()  # which may be reading the model
+        request.staleness = model.push(worker, request.body, message.samples, message.factor)
+        self._keep(request)
+        self._release()
+
+    def _check_push(self, request: Request) -> None:
+        """See that a push is the next one of this worker, and of this model."""
+        worker, message, model = request.worker, request.message, self.model
+        expected = {
+            "clock": (message.clock, model.clocks[worker] + 1),
+            "version": (message.version, model.pulled[worker]),
+            "body": (message.body, model.push_bytes if message.samples else 0),
+        }
+        for name, (given, required) in expected.items():
+            if given != required:
+                raise Malformed(f"{name}={given} of this push must be {required}")
+        if worker not in self._live:
+            raise Malformed("it has left")
+
+    def _handle_pull(self, request: Request) -> None:
+        self._give_model(request)
+
+    def _give_model(self, request: Request, kind: Kind = Kind.MODEL) -> None:
+        x = self.model.give(request.worker)
+        self._answer(request, kind, as_bytes(x))
+
+    def _keep(self, request: Request) -> None:
+        request.ended = request.told = time.perf_counter()
+        self._kept[request.worker] = request
+
+    def _release(self) -> None:
+        """Answer those that need not wait any more."""
+        for worker, request in sorted(self._kept.items()):
+            if request.message.kind == Kind.PUSH and self.model.may_go_on(worker):
+                del self._kept[worker]
+                self._give_model(request)
+        self._end_meeting(Kind.MEET)
+        self._end_meeting(Kind.LEAVE)
+
+    def _end_meeting(self, kind: Kind) -> None:
+        """Where all that have not left are at a meeting, or all have left, answer them."""
+        waiting = {k: r for k, r in sorted(self._kept.items()) if r.message.kind == kind}
+        rest = self._live if kind == Kind.LEAVE else self.model.live
+        if not waiting or not rest <= waiting.keys():
+            return
+        total = sum(request.message.samples for request in waiting.values())
+        last = np.concatenate([as_bytes(self.model.x), as_bytes(self._statistics)])
+        for worker, request in waiting.items():
+            del self._kept[worker]
+            if kind == Kind.MEET:
+                self._answer(request, Kind.DONE, samples=total)
+            else:
+                self._gone.add(worker)
+                self._answer(request, Kind.FINAL, last)
+
+    def _handle_meet(self, request: Request) -> None:
+        self._keep(request)
+        self._release()
+
+    def _handle_leave(self, request: Request) -> None:
+        if request.message.body != self._statistics[0].nbytes:
+            raise Malformed(f"body={request.message.body} of the statistics is not possible")
+        self._statistics[request.worker] = request.body.view(np.int64)
+        self.model.leave(request.worker)
+        self._keep(request)
+        self._release()
+
+    def _handle_fail(self, request: Request) -> None:
+        self._problem = self._problem or request.body.tobytes().decode(errors="replace")
+        self._tell_problem(request)
+        for worker in list(self._kept):
+            self._tell_problem(self._kept.pop(worker))
+
+    def _tell_problem(self, request: Request) -> None:
+        self._told.add(request.worker)
+        self._answer(request, Kind.FAILED, _text(self._problem or ""))
+
+    def _handle_pull_state(self, request: Request) -> None:
+        self._answer(request, Kind.STATE, self.model.state())
+
+    def _handle_push_state(self, request: Request) -> None:
+        if request.message.body != self.model.state_bytes:
+            raise Malformed(
+                f"body={request.message.body} of the state must be {self.model.state_bytes}"
+            )
+        self._finish_sending()
+        self.model.set_state(request.body)
+        self._answer(request, Kind.DONE)
+
+    def _handle_push_backup(self, request: Request) -> None:
+        if request.message.body != self.model.x.nbytes:
+            raise Malformed(f"body={request.message.body} must be {self.model.x.nbytes}")
+        self.model.set_backup(request.worker, request.body)
+        self._answer(request, Kind.DONE)
+
+    def _handle_pull_rows(self, request: Request) -> None:
+        rows = self._tables.pull(request.message, request.body)
+        self._answer(request, Kind.ROWS, as_bytes(rows))
+
+    def _handle_push_rows(self, request: Request) -> None:
+        self._tables.push(request.message, request.body)
+        self._answer(request, Kind.DONE)
+
+    def _handle_save_tables(self, request: Request) -> None:
+        self._tables.save(request.worker, request.body.tobytes().decode())
+        self._keep(request)  # until `written` says so
+
+    def _handle_load_tables(self, request: Request) -> None:
+        self._tables.load(request.body.tobytes().decode())
+        self._answer(request, Kind.DONE)
+
+    def _handle_count_tables(self, request: Request) -> None:
+        self._answer(request, Kind.STATE, as_bytes(self._tables.counts()))
+
+    def _refuse(self, request: Request, error: UserError) -> None:
+        self._answer(request, Kind.REFUSED, _text(str(error)))
+
+    def _answer(
+        self,
+        request: Request,
+        kind: Kind,
+        body: Array | None = None,
+        *,
+        samples: int | None = None,
+    ) -> None:
+        """Begin to send an answer, and listen to the worker again."""
+        now, worker = time.perf_counter(), request.worker
+        request.begun = request.begun or now
+        request.ended = request.ended or now
+        message = Message(
+            kind=kind,
+            clock=self.model.clocks[worker],
+            version=self.model.version,
+            samples=self.model.samples if samples is None else samples,
+            body=0 if body is None else body.nbytes,
+            staleness=request.staleness,
+            queued_ns=_ns(request.begun - request.came) if request.came else 0,
+            applied_ns=_ns(request.ended - request.begun),
+            held_ns=_ns(now - request.ended),
+        )
+        rank = self._ranks[worker]
+        self._endpoint.listen(rank)
+        body = None if body is not None and body.nbytes == 0 else body
+        self._sending.append(self._endpoint.send(rank, message.packed(), body))
+        self.bytes_sent += message.body
+
+    def _finish_sending(self) -> None:
+        """Before the model changes: answers may be on their way out of its memory."""
+        with self._endpoint.watched("answers to workers"):
+            for transfer in self._sending:
+                transfer.wait()
+        self._sending.clear()
+
+    def _look_after_workers(self) -> None:
+        """Now and then: signs of life to those who wait, and a look for those who give none."""
+        now, every = time.monotonic(), self._endpoint.timeout_s / SIGNS_OF_LIFE
+        if now - self._looked < every / 4:
+            return
+        self._looked = now
+        for worker, request in self._kept.items():
+            self._heard[worker] = now
+            if time.perf_counter() - request.told > every:
+                request.told = time.perf_counter()
+                wait = Message(kind=Kind.WAIT).packed()
+                self._sending.append(self._endpoint.send(self._ranks[worker], wait))
+        for request in self._ready:
+            self._heard[request.worker] = now
+        for worker in self._live - self._gone - self._told:
+            if now - self._heard[worker] > self._endpoint.timeout_s:
+                self._missing(worker)
+
+    def _missing(self, worker: int) -> None:
+        if self._survives:
+            self._lose(worker, f"has been silent for {self._endpoint.timeout_s:g} s")
+            return
+        raise UserError(
+            f"a server has not heard of the worker on rank {self._ranks[worker]} for "
+            f"timeout_s={self._endpoint.timeout_s:g} s: it has stopped, left without "
+            "learner.finish(), or is busy with something else; ending the job"
+        )
+
+    def _lose(self, worker: int, why: str) -> None:
+        """Go on without a worker."""
+        if worker in self._gone:
+            return
+        self._live.discard(worker)
+        self.lost.append(worker)
+        self._kept.pop(worker, None)
+        self._coming = [r for r in self._coming if r.worker != worker]
+        self._ready = deque(r for r in self._ready if r.worker != worker)
+        print(
+            f"parallel_sgd: the worker on rank {self._ranks[worker]} {why}: going on with "
+            f"{len(self._live)} others",
+            file=sys.stderr,
+            flush=True,
+        )
+        self._finish_sending()
+        self.model.leave(worker)
+        self._release()
+
+
+HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
+    Kind.PUSH: Server._handle_push,
+    Kind.PULL: Server._handle_pull,
+    Kind.PULL_ROWS: Server._handle_pull_rows,
+    Kind.PUSH_ROWS: Server._handle_push_rows,
+    Kind.PULL_STATE: Server._handle_pull_state,
+    Kind.PUSH_STATE: Server._handle_push_state,
+    Kind.PUSH_BACKUP: Server._handle_push_backup,
+    Kind.SAVE_TABLES: Server._handle_save_tables,
+    Kind.LOAD_TABLES: Server._handle_load_tables,
+    Kind.COUNT_TABLES: Server._handle_count_tables,
+    Kind.MEET: Server._handle_meet,
+    Kind.LEAVE: Server._handle_leave,
+    Kind.FAIL: Server._handle_fail,
+}
+
+
+def _text(text: str) -> Array:
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def _ns(seconds: float) -> int:
+    return max(0, round(seconds * 1e9))

@@ -1,0 +1,108 @@
+"""What a worker of a parameter server can tell: how stale its pushes were, where its time went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+LARGEST_STALENESS = 255  #: larger ones are counted as this one
+NANO = 1_000_000_000
+
+Array = npt.NDArray[np.int64]
+
+
+@dataclass
+class Seconds:
+    """Where a worker's time went.
+
+    Attributes:
+        compute: outside of the exchanges: gradients, local steps, reading data.
+        wait: in exchanges, for other workers' requests, and for those that this one must not lead.
+        wire: in exchanges, encoding and decoding, and on the way to servers and back.
+        apply: in exchanges, while a server changed its model.
+
+    Of several servers the slowest counts. With `pipeline` exchanges run beside the computation.
+    """
+
+    compute: float = 0.0
+    wait: float = 0.0
+    wire: float = 0.0
+    apply: float = 0.0
+
+
+@dataclass
+class WorkerStatistics:
+    """
+    Attributes:
+        pushes: that have changed the model.
+        samples: in them.
+        version: of the model (server 0's), as this worker last pulled it.
+        bytes_sent, bytes_received: to and from servers on other ranks.
+        staleness: how many of its pushes met a model that had been changed so often since its pull
+            (on the server where that was most; 255 means 255 or more).
+        seconds: where its time went.
+    """
+
+    pushes: int = 0
+    samples: int = 0
+    version: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+    seconds: Seconds = field(default_factory=Seconds)
+
+    def count(self, staleness: int) -> None:
+        self.staleness[min(staleness, LARGEST_STALENESS)] += 1
+
+    @property
+    def mean_staleness(self) -> float:
+        pushes = self.staleness.total()
+        return sum(s * n for s, n in self.staleness.items()) / pushes if pushes else 0.0
+
+    @property
+    def largest_staleness(self) -> int:
+        return max(self.staleness, default=0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "pushes": self.pushes,
+            "samples": self.samples,
+            "version": self.version,
+            "bytes_sent": self.bytes_sent,
+            "bytes_received": self.bytes_received,
+            "staleness": {str(s): n for s, n in sorted(self.staleness.items())},
+            "mean_staleness": round(self.mean_staleness, 4),
+            "seconds": {f.name: round(getattr(self.seconds, f.name), 4) for f in SECONDS},
+        }
+
+    def packed(self) -> Array:
+        """As a message holds it: int64 [`LENGTH`]."""
+        numbers = np.zeros(LENGTH, np.int64)
+        numbers[: len(COUNTED)] = [getattr(self, name) for name in COUNTED]
+        numbers[len(COUNTED) : HISTOGRAM] = [
+            round(NANO * getattr(self.seconds, f.name)) for f in SECONDS
+        ]
+        for staleness, count in self.staleness.items():
+            numbers[HISTOGRAM + staleness] = count
+        return numbers
+
+
+SECONDS = fields(Seconds)
+COUNTED = ("pushes", "samples", "version", "bytes_sent", "bytes_received")
+HISTOGRAM = len(COUNTED) + len(SECONDS)
+LENGTH = HISTOGRAM + LARGEST_STALENESS + 1
+
+
+def unpacked_statistics(numbers: Array) -> WorkerStatistics:
+    """The inverse of `WorkerStatistics.packed`."""
+    first, histogram = numbers[:HISTOGRAM].tolist(), numbers[HISTOGRAM:].tolist()
+    return WorkerStatistics(
+        **dict(zip(COUNTED, first, strict=False)),
+        staleness=Counter({s: n for s, n in enumerate(histogram) if n}),
+        seconds=Seconds(*(each / NANO for each in first[len(COUNTED) :])),
+    )

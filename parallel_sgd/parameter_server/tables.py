@@ -1,0 +1,138 @@
+"""One server's parts of all embedding tables: requests checked, carried out, and kept in files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..array_files import open_arrays, write_arrays
+from ..communication import InBackground
+from ..errors import UserError
+from .embedding import Embedding
+from .rows import RowTable
+from .wire import Malformed, Message
+
+Array = npt.NDArray[Any]
+
+COUNTS = ("rows", "bytes", "pending", "evicted")
+
+
+class ServedTables:
+    """
+    Args:
+        options: of each table, in the order of their numbers.
+        server, servers: this server's number, and how many there are.
+
+    Local.
+    """
+
+    def __init__(self, options: Sequence[Embedding], server: int, servers: int) -> None:
+        self._options, self._server, self._servers = tuple(options), server, servers
+        self._tables = [RowTable(each) for each in options]
+        self._writing: dict[int, InBackground[Array]] = {}
+
+    def pull(self, message: Message, body: Array) -> Array:
+        """The rows of the ids in `body`: float32 [count, width].
+
+        Raises:
+            UserError: there is no such table, or the ids are not possible.
+        """
+        table, options = self._table(message)
+        self._require_bytes(message, 8 * message.count)
+        rows = np.empty((message.count, options.width), np.float32)
+        table.pull(body.view(np.int64), rows)
+        return rows
+
+    def push(self, message: Message, body: Array) -> None:
+        """Change the rows of ids by their gradients: `body` holds the ids, then float32 rows.
+
+        Raises:
+            UserError: as `pull`.
+        """
+        table, options = self._table(message)
+        self._require_bytes(message, (8 + 4 * options.width) * message.count)
+        ids = body[: 8 * message.count].view(np.int64)
+        gradient = body[8 * message.count :].view(np.float32).reshape(-1, options.width)
+        if not np.isfinite(gradient).all():
+            raise UserError(f"the gradient of rows of table {options.name!r} is not finite")
+        table.push(ids, gradient, message.samples, message.factor)
+
+    def _table(self, message: Message) -> tuple[RowTable, Embedding]:
+        if message.table >= len(self._tables):
+            known = ", ".join(f"{i}: {each.name!r}" for i, each in enumerate(self._options))
+            raise Malformed(f"table={message.table} is not known; there are {known or 'none'}")
+        return self._tables[message.table], self._options[message.table]
+
+    def _require_bytes(self, message: Message, required: int) -> None:
+        if message.body != required:
+            name = self._options[message.table].name
+            raise Malformed(
+                f"body={message.body} of {message.kind.name} with {message.count} ids of table "
+                f"{name!r} must be {required}: has the worker another width?"
+            )
+
+    def counts(self) -> Array:
+        """int64 [tables, 4]: see `COUNTS`."""
+        found = [[len(t), t.nbytes, t.pending, t.evicted] for t in self._tables]
+        return np.array(found, np.int64).reshape(-1, len(COUNTS))
+
+    def save(self, worker: int, folder: str) -> None:
+        """Begin to write all rows to a file in `folder`; `written` tells when it is done.
+
+        Cost in the foreground: a copy of all rows.
+        """
+        contents = {
+            f"{number}.{name}": array
+            for number, table in enumerate(self._tables)
+            for name, array in table.contents().items()
+        }
+        path = Path(folder, f"tables-{self._server:05d}.safetensors")
+
+        def write() -> Array:
+            text = json.dumps({path.name: write_arrays(path, contents)})
+            return np.frombuffer(text.encode(), np.uint8)
+
+        self._writing[worker] = InBackground(f"tables of server {self._server}", write)
+
+    def written(self) -> list[tuple[int, Array]]:
+        """Workers whose `save` is done, with size and checksum of the file as JSON.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        done = [worker for worker, writing in self._writing.items() if writing.done]
+        return [(worker, self._writing.pop(worker).result()) for worker in done]
+
+    def wait(self) -> None:
+        """Until everything is written."""
+        for writing in self._writing.values():
+            writing.result()
+
+    def load(self, folder: str) -> None:
+        """Take up the rows that are this server's, from the files of any number of servers.
+
+        Raises:
+            UserError: there are none, or one cannot be read.
+        """
+        paths = sorted(Path(folder).glob("tables-*.safetensors"))
+        if not paths:
+            raise UserError(f"checkpoint {folder!r} has no embedding tables")
+        from .rows import server_of
+
+        tables = [RowTable(each) for each in self._options]
+        for path in paths:
+            try:
+                file = open_arrays(path)
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            except Exception as error:
+                raise UserError(f"{str(path)!r} cannot be read: {error}") from error
+            for number, table in enumerate(tables):
+                prefix = f"{number}."
+                own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+                table.add(own, lambda ids: server_of(ids, self._servers) == self._server)
+        self._tables = tables

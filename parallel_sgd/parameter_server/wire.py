@@ -1,0 +1,126 @@
+"""The form of a message: 16 int64, of which one is a seal, before a body of plain numbers.
+
+Nothing is pickled, and nothing is believed: a server checks every field before it acts on it.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+
+from ..communication.endpoint import HEADER_LENGTH, Header
+from ..errors import UserError
+
+SEAL = 0x5053_4744_0001  #: of this form of header; another form has another
+MASK = (1 << 63) - 1
+
+
+class Kind(IntEnum):
+    """What a message asks for, or answers."""
+
+    # requests of workers
+    PUSH = 1  #: body: an encoded vector. Answer: MODEL
+    PULL = 2  #: Answer: MODEL
+    PULL_ROWS = 3  #: body: ids. Answer: ROWS
+    PUSH_ROWS = 4  #: body: ids, and a gradient row of each. Answer: DONE
+    PULL_STATE = 5  #: Answer: STATE
+    PUSH_STATE = 6  #: body: as STATE's. Answer: DONE
+    PUSH_BACKUP = 7  #: body: the model as this worker pulled it. Answer: DONE
+    SAVE_TABLES = 8  #: body: the path of a folder. Answer: TEXT, once the files are written
+    LOAD_TABLES = 9  #: body: the path of a folder. Answer: DONE
+    COUNT_TABLES = 10  #: Answer: STATE, int64 counts of every table
+    MEET = 11  #: samples of this worker. Answer: DONE with all workers', when all have come
+    LEAVE = 12  #: no more pushes; body: this worker's statistics. Answer: FINAL, when all left
+    FAIL = 13  #: a problem of this worker; body: text. Answer: FAILED
+    # answers of servers
+    MODEL = 32
+    ROWS = 33
+    STATE = 34
+    DONE = 35
+    TEXT = 36
+    FINAL = 37  #: body: the model, then the statistics of all workers
+    WAIT = 38  #: the answer will come; this is a sign of life
+    REFUSED = 39  #: body: text. The request has changed nothing
+    FAILED = 40  #: body: text. Training has failed for all
+
+
+class Malformed(UserError):
+    """A message that is not as it must be."""
+
+
+@dataclass(kw_only=True)
+class Message:
+    """A header's fields.
+
+    Attributes:
+        kind: of the message.
+        table: number of an embedding table, from 0.
+        clock: pushes of this worker so far, this one included.
+        version: of the model: in a request the one that it was last answered with, in an answer
+            the server's.
+        samples: in a push, those of its gradient; in an answer, those seen by all workers.
+        body: bytes that follow.
+        count: of ids.
+        factor: of the learning rate, for this push.
+        staleness: updates between this worker's pull and its push.
+        queued_ns, applied_ns, held_ns: how long the server let the request wait for others', worked
+            on it, and kept back the answer.
+    """
+
+    kind: Kind
+    table: int = 0
+    clock: int = 0
+    version: int = 0
+    samples: int = 0
+    body: int = 0
+    count: int = 0
+    factor: float = 1.0
+    staleness: int = 0
+    queued_ns: int = 0
+    applied_ns: int = 0
+    held_ns: int = 0
+
+    def packed(self) -> Header:
+        header = np.zeros(HEADER_LENGTH, np.int64)
+        values = [getattr(self, name) for name in NAMES]
+        values[FACTOR] = struct.unpack("q", struct.pack("d", self.factor))[0]
+        header[1 : 1 + len(NAMES)] = values
+        header[0] = _seal(header)
+        return header
+
+
+NAMES = tuple(field.name for field in fields(Message))
+FACTOR = NAMES.index("factor")
+
+
+def unpacked(header: Header) -> Message:
+    """The fields of a header.
+
+    Raises:
+        Malformed: it is none of this form, or damaged.
+    """
+    if len(header) != HEADER_LENGTH or header[0] != _seal(header):
+        raise Malformed("a message's header is damaged, or of another version of parallel_sgd")
+    values = dict(zip(NAMES, header[1:].tolist(), strict=False))
+    if values["kind"] not in set(Kind):
+        raise Malformed(f"kind={values['kind']} of a message is not known")
+    kind = Kind(values.pop("kind"))
+    factor = struct.unpack("d", struct.pack("q", values.pop("factor")))[0]
+    if not 0 <= factor < math.inf:
+        raise Malformed(f"factor={factor} of a message must be a finite number, at least 0")
+    for name, value in values.items():
+        if value < 0:
+            raise Malformed(f"{name}={value} of a message must not be negative")
+    return Message(kind=kind, factor=factor, **values)
+
+
+def _seal(header: Header) -> int:
+    """Depends on every other number of the header."""
+    seal = SEAL
+    for number in header[1:].tolist():
+        seal = (31 * seal + number) & MASK
+    return seal
