@@ -42,6 +42,7 @@ def main() -> None:
         model.gradient(some_x, some_y, out=learner.gradient, coming=coming)
         learner.step(samples=len(some_x))
     seconds = time.perf_counter() - begin
+    learner.meet()  # until all workers are done
     if first:  # before `finish`: then the servers leave
         print(f"after {seconds:.1f} s {model.evaluate(x, y)[0]:.4f}", flush=True)
     learner.finish()

@@ -46,6 +46,7 @@ def main() -> None:
         model.gradient(some_x, some_y, out=learner.gradient, coming=coming)
         learner.step(samples=len(some_x))
     seconds = time.perf_counter() - begin
+    learner.meet()  # until all workers are done
     if first:  # before `finish`: then the servers leave
         loss, accuracy = model.evaluate(x, y)
         print(f"after {seconds:.1f} s {loss:.4f}, {100 * accuracy:.1f} % right", flush=True)

@@ -29,6 +29,7 @@ __all__ = [
     "finish_on_device",
     "on_device",
     "payload_offsets",
+    "row_kernels",
 ]
 
 Array = Any  #: a NumPy or CuPy array
@@ -62,6 +63,11 @@ def finish_on_device(array: Array) -> None:
 def body(array: Array) -> Any:
     """The kernels for an array: module `cuda` for CuPy, `cpu` for NumPy."""
     return _load("cpu" if array_module(array) is np else "cuda")
+
+
+def row_kernels() -> Any:
+    """The kernels for rows that are found by ids: module `rows`, for NumPy arrays only."""
+    return _load("rows")
 
 
 @cache

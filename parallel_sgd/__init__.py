@@ -30,6 +30,7 @@ from .communication import Communicator, simulate
 from .communication.abort import install_excepthook_if_launched
 from .errors import UserError
 from .optimizers import SGD, Adagrad, Adam, MomentumSGD, NesterovSGD, Optimizer
+from .parameter_server import Embedding
 from .parameters import Parameters
 from .training import Checkpoints, Learner, load_checkpoint
 from .version import __version__
@@ -46,6 +47,7 @@ __all__ = [
     "DataParallelASGD",
     "DataParallelSGD",
     "DiLoCo",
+    "Embedding",
     "Learner",
     "ModelAveragingSGD",
     "MomentumSGD",

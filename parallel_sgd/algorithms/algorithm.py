@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
@@ -78,6 +79,23 @@ class Algorithm(ABC, Generic[StateT]):
     def workers(self, comm: Communicator) -> list[int]:
         """The ranks that train; others only serve them. Collective."""
         return list(range(comm.size))
+
+    def tables_of(self, state: StateT) -> Mapping[str, Any]:
+        """Embedding tables that are distributed over servers, by name. Local."""
+        return {}
+
+    def write_elsewhere(self, state: StateT, folder: str) -> dict[str, Any]:
+        """Have others write what they hold of the state that was collected, in a folder.
+
+        Returns:
+            Size and checksum of every file, by name.
+
+        Called by the first rank, in the background of its training.
+        """
+        return {}
+
+    def read_elsewhere(self, state: StateT, folder: str) -> None:
+        """Have others read what they have written. Called by the first rank."""
 
     def report(self, state: StateT) -> dict[str, Any] | None:
         """What else this rank can tell of its training so far, as JSON can hold it. Local."""

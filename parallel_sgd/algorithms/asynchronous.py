@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
@@ -12,7 +13,14 @@ from ..errors import SharedError, UserError
 from ..exchange import require_float32
 from ..kernels import array_module, empty_like
 from ..optimizers import LocalStep
-from ..parameter_server import Client, Connection, WorkerStatistics, form, roles
+from ..parameter_server import (
+    Client,
+    Connection,
+    RemoteTable,
+    WorkerStatistics,
+    form,
+    roles,
+)
 from ..parameters import Parameters
 from ..state import across, workspace
 from .algorithm import Array
@@ -35,9 +43,11 @@ class DataParallelASGDState:
             None where there is none.
         served: what the servers hold, for checkpoints.
         connection: to the servers; or this rank as one of them.
+        tables: this worker's side of the embedding tables.
         sending: the push under way, in the background.
         sent, incoming: [n], what it pushes, and where the model comes in.
-        since: when this worker last had an answer.
+        since, blocked: when this worker's last exchange ended, and how long it had been in
+            exchanges by then, in seconds.
         finished: whether it has left; then `table` has the statistics of all workers.
     """
 
@@ -51,10 +61,12 @@ class DataParallelASGDState:
     arrived: Array | None = across("same", default=None)
     served: ServedState = field(default_factory=ServedState)
     connection: Connection = workspace()
+    tables: dict[str, RemoteTable] = workspace()
     sending: Future[None] | None = workspace(default=None)
     sent: Array | None = workspace(default=None)
     incoming: Array | None = workspace(default=None)
     since: float = workspace(default=0.0)
+    blocked: float = workspace(default=0.0)
     finished: bool = workspace(default=False)
     table: list[WorkerStatistics] | None = workspace(default=None)
 
@@ -107,7 +119,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
             record=self.record,
             replay=self.replay,
         )
-        state = DataParallelASGDState(connection=connection)
+        state = DataParallelASGDState(connection=connection, tables=connection.remote_tables())
         if not group.serves:
             x = parameters.flat
             state.base = x.copy() if self.currency == "deltas" else None
@@ -150,7 +162,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
     ) -> int:
         if state.finished:
             raise UserError("step() after finish(): this worker has left its servers")
-        client = state.client  # before the model changes: with it a server beside it begins
+        client = state.client
         state.since = state.since or time.perf_counter()
         if total is None:  # only in mode "sync" do workers know of each other
             total = samples * comm.size if self.apart else self._meet(client, samples)
@@ -162,6 +174,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         state.gathered_samples += samples
         state.period_samples += total
         state.period_steps += total > 0
+        client.factor = self.ramp_factor(state.minibatches + 1)  # for the next minibatch's rows
         ends = self.period_ends(state.period_steps, state.period_samples, comm.size)
         gathered = gradient.flat
         if self.currency == "gradients" and (state.gathered is not None or not ends):
@@ -184,7 +197,8 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
     ) -> None:
         """The end of a period: push, and pull."""
         client, samples = state.client, state.gathered_samples
-        client.statistics.seconds.compute += time.perf_counter() - state.since
+        blocked = client.blocked_s - state.blocked
+        client.statistics.seconds.compute += time.perf_counter() - state.since - blocked
         self.wait(state)
         vector = gathered
         if state.base is not None:
@@ -210,7 +224,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         state.gathered_samples = state.period_samples = state.period_steps = 0
         if state.gathered is not None:
             state.gathered.fill(0)
-        state.since = time.perf_counter()
+        state.since, state.blocked = time.perf_counter(), client.blocked_s
 
     def _require_sound(
         self,
@@ -271,7 +285,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
             sending.result()
 
     def meet(self, state: DataParallelASGDState, comm: Communicator) -> None:
-        if not state.finished:
+        if not state.finished and not self.serves(state):
             self._meet(state.client, 0)
 
     @staticmethod
@@ -328,6 +342,15 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         names = range(len(found)) if state.table else [own]
         rows = [{"worker": k, **each.as_dict()} for k, each in zip(names, found, strict=True)]
         return {"workers": rows}
+
+    def tables_of(self, state: DataParallelASGDState) -> Mapping[str, RemoteTable]:
+        return state.tables
+
+    def write_elsewhere(self, state: DataParallelASGDState, folder: str) -> dict[str, Any]:
+        return state.connection.write_tables(folder)
+
+    def read_elsewhere(self, state: DataParallelASGDState, folder: str) -> None:
+        state.connection.load_tables(folder)
 
     def bytes_sent(self, state: DataParallelASGDState) -> int:
         if self.serves(state):

@@ -56,6 +56,9 @@ class ServedState:
                     part.put(values, vector)
                 rows.append(body[len(self.vectors) * part.bytes :].copy().view(np.int64))
             counters = np.stack(rows)
+            clocks = counters[:, COUNTERS : COUNTERS + comm.size]
+            assert (clocks == clocks[0]).all(), f"servers disagree on workers' pushes: {clocks}"
+            client.ask_all(Kind.COPY_TABLES)
         self.counters = cast(Counters, comm.allgather_object(counters)[0])
 
     def fits(self, comm: Communicator) -> bool:

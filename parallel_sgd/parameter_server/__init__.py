@@ -5,6 +5,7 @@ from .connection import Connection
 from .embedding import Embedding
 from .group import ROLES, Group, Role, form, roles
 from .placement import DISPATCH, Placement, Slice, place
+from .remote_table import RemoteTable
 from .served import COUNTERS, CURRENCIES, MERGES, MODES, Currency, Merge, Mode, Rules, ServedModel
 from .statistics import Seconds, WorkerStatistics
 from .wire import Kind
@@ -25,6 +26,7 @@ __all__ = [
     "Merge",
     "Mode",
     "Placement",
+    "RemoteTable",
     "Role",
     "Rules",
     "Seconds",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -73,9 +74,12 @@ class Client:
         self._ranks, self._own_rank = endpoint.peers, own_rank
         self._came: dict[int, Header] = {}
         self._thread: ThreadPoolExecutor | None = None
+        self._asking = threading.Lock()
         self.clock = 0  #: pushes so far, also those without samples
         self.versions = [0] * len(self._ranks)  #: of the model that this worker has, by server
         self.samples = 0  #: seen by all workers, as the servers last said
+        self.factor = 1.0  #: of the learning rate, for pushes of rows
+        self.blocked_s = 0.0  #: that `in_turn` has taken
         self.statistics = WorkerStatistics()
 
     @property
@@ -87,11 +91,19 @@ class Client:
         """Do something in the background that asks servers; what is asked later waits for it."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "to servers")
-        return self._thread.submit(work)
+        return self._thread.submit(self._alone, work)
 
     def in_turn(self, work: Callable[[], Result]) -> Result:
         """Do something that asks servers, after all that was begun before."""
-        return work() if self._thread is None else self._thread.submit(work).result()
+        begin = time.perf_counter()
+        try:
+            return self._alone(work) if self._thread is None else self.begin(work).result()
+        finally:
+            self.blocked_s += time.perf_counter() - begin
+
+    def _alone(self, work: Callable[[], Result]) -> Result:
+        with self._asking:
+            return work()
 
     def push(
         self, vector: Array, residual: Array | None, samples: int, factor: float, out: Array
@@ -118,7 +130,11 @@ class Client:
                 part.take(out)
             finish_on_device(out)
         self._pulled(answers)
-        self._account(answers, time.perf_counter() - begin, samples)
+        self.spend(answers, time.perf_counter() - begin)
+        if samples:
+            self.statistics.pushes += 1
+            self.statistics.samples += samples
+            self.statistics.count(max(answer.message.staleness for answer in answers))
 
     def _push_message(
         self, server: int, samples: int, factor: float, body: HostArray | None
@@ -149,17 +165,14 @@ class Client:
         self.samples = answers[0].message.samples
         self.statistics.version = self.versions[0]
 
-    def _account(self, answers: list[Answer], seconds: float, samples: int) -> None:
+    def spend(self, answers: list[Answer], seconds: float) -> None:
+        """Account for the time of an exchange: what of it was on the wire, and what was not."""
         messages, spent = [answer.message for answer in answers], self.statistics.seconds
-        waited = max(message.queued_ns + message.held_ns for message in messages) / NANO
-        applied = max(message.applied_ns for message in messages) / NANO
+        waited = max((m.queued_ns + m.held_ns for m in messages), default=0) / NANO
+        applied = max((m.applied_ns for m in messages), default=0) / NANO
         spent.wait += waited
         spent.apply += applied
         spent.wire += max(0.0, seconds - waited - applied)
-        if samples:
-            self.statistics.pushes += 1
-            self.statistics.samples += samples
-            self.statistics.count(max(message.staleness for message in messages))
 
     def meet(self, samples: int = 0) -> int:
         """Wait until all workers that have not left are here; the sum of their samples."""

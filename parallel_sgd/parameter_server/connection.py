@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import json
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -21,11 +25,16 @@ from .group import Group
 from .order import AnyOrder, Order, RecordedOrder, ReplayedOrder
 from .parts import Part, layout
 from .placement import Placement
+from .remote_table import RemoteTable
 from .served import Rules, ServedModel
 from .server import Server
 from .tables import ServedTables
+from .wire import Kind
 
 Array = Any  #: a NumPy or CuPy array
+
+ASKED_EVERY_S = 0.05  #: whether tables are written
+ENDED_AFTER_S = 5.0  #: at the latest, a server that is stopped
 
 
 class Connection:
@@ -39,8 +48,7 @@ class Connection:
         error_feedback: as for the exchanges.
         record, replay: folders of orders; None: neither.
 
-    Where every rank does both, its server is a thread that starts as its worker first asks for
-    something. Local.
+    Local.
     """
 
     def __init__(
@@ -74,19 +82,50 @@ class Connection:
         ]
 
     def bind(self, optimizer: Optimizer) -> None:
-        """The optimizer of this rank's server, before anything else is asked of it."""
+        """The optimizer of this rank's server; where every rank serves, its thread begins."""
         self._optimizer = optimizer
+        if self.group.shared:
+            self._thread = ServerThread(self._server())
+            weakref.finalize(self, self._thread.stop)
 
     @property
     def client(self) -> Client:
-        """This worker's side; with the first use its own server begins, where it has one."""
+        """This worker's side."""
         if self._client is None:
-            if self.group.shared:
-                self._thread = ServerThread(self._server())
-                weakref.finalize(self, self._thread.stop)
             endpoint = self.group.messages.endpoint(self.group.servers, serving=False)
             self._client = Client(endpoint, self.parts, self.group.world.rank, self._check)
         return self._client
+
+    def remote_tables(self) -> dict[str, RemoteTable]:
+        """This rank's side of the embedding tables, by name."""
+        client = None if self.group.serves else lambda: self.client
+        return {
+            options.name: RemoteTable(options, number, client)
+            for number, options in enumerate(self._tables)
+        }
+
+    def write_tables(self, folder: str) -> dict[str, Any]:
+        """Have servers write the rows that `ServedState.collect` has found, while training goes on.
+
+        Returns:
+            Size and checksum of every file, by name.
+        """
+        if not self._tables:
+            return {}
+        client, facts = self.client, dict[str, Any]()
+        path = np.frombuffer(folder.encode(), np.uint8)
+        client.in_turn(lambda: client.ask_all(Kind.WRITE_TABLES, path))
+        while len(facts) < client.servers:
+            time.sleep(ASKED_EVERY_S)
+            for answer in client.in_turn(lambda: client.ask_all(Kind.ASK_WRITTEN)):
+                facts.update(json.loads(answer.body.tobytes() or b"{}"))
+        return facts
+
+    def load_tables(self, folder: str) -> None:
+        """Have servers take up the rows that any number of servers have written."""
+        if self._tables:
+            client, path = self.client, np.frombuffer(folder.encode(), np.uint8)
+            client.in_turn(lambda: client.ask_all(Kind.LOAD_TABLES, path))
 
     def _check(self) -> None:
         if self._thread is not None:
@@ -138,13 +177,17 @@ class Connection:
             self.bytes_served = self._thread.server.bytes_sent
 
 
+_running: WeakSet[ServerThread] = WeakSet()
+
+
 class ServerThread:
-    """A server beside a worker."""
+    """A server beside a worker; it ends with all workers, or when nobody has a use for it."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+        _running.add(self)
         self._thread.start()
 
     def _run(self) -> None:
@@ -159,9 +202,22 @@ class ServerThread:
             raise self._error
 
     def join(self) -> None:
+        """Until it has ended; raise what has ended it."""
         self._thread.join()
         self.check()
 
     def stop(self) -> None:
         """Nobody needs it any more."""
         self.server.stop()
+
+    def end(self) -> None:
+        """Stop it, and wait a little for that."""
+        self.stop()
+        self._thread.join(ENDED_AFTER_S)
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Of learners that have not finished: no thread may be in MPI while it ends."""
+    for running in list(_running):
+        running.end()

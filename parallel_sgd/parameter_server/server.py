@@ -115,7 +115,8 @@ class Server:
                 self._look_after_workers()
             except PeerLost as error:
                 self._lose(self._worker_of[error.peer], "has died")
-        self._finish_sending()
+        if not self._stopped:
+            self._finish_sending()
         self._tables.wait()
         self._order.close()
         self._endpoint.close()
@@ -134,11 +135,8 @@ class Server:
             self._coming.remove(request)
             self._arrived(request)
         handled = self._handle_next()
-        saved = self._tables.written()
-        for worker, text in saved:
-            self._answer(self._kept.pop(worker), Kind.TEXT, text)
         self._sending = [transfer for transfer in self._sending if not transfer.done()]
-        return bool(arrivals or here or handled or saved)
+        return bool(arrivals or here or handled)
 
     def _begin(self, worker: int, header: Array) -> None:
         """A header is here: check it, and receive the body."""
@@ -294,9 +292,16 @@ class Server:
         self._tables.push(request.message, request.body)
         self._answer(request, Kind.DONE)
 
-    def _handle_save_tables(self, request: Request) -> None:
-        self._tables.save(request.worker, request.body.tobytes().decode())
-        self._keep(request)  # until `written` says so
+    def _handle_copy_tables(self, request: Request) -> None:
+        self._tables.copy()
+        self._answer(request, Kind.DONE)
+
+    def _handle_write_tables(self, request: Request) -> None:
+        self._tables.write(request.body.tobytes().decode())
+        self._answer(request, Kind.DONE)
+
+    def _handle_ask_written(self, request: Request) -> None:
+        self._answer(request, Kind.TEXT, _text(self._tables.written()))
 
     def _handle_load_tables(self, request: Request) -> None:
         self._tables.load(request.body.tobytes().decode())
@@ -400,7 +405,9 @@ HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.PULL_STATE: Server._handle_pull_state,
     Kind.PUSH_STATE: Server._handle_push_state,
     Kind.PUSH_BACKUP: Server._handle_push_backup,
-    Kind.SAVE_TABLES: Server._handle_save_tables,
+    Kind.COPY_TABLES: Server._handle_copy_tables,
+    Kind.WRITE_TABLES: Server._handle_write_tables,
+    Kind.ASK_WRITTEN: Server._handle_ask_written,
     Kind.LOAD_TABLES: Server._handle_load_tables,
     Kind.COUNT_TABLES: Server._handle_count_tables,
     Kind.MEET: Server._handle_meet,

@@ -42,6 +42,7 @@ class WorkerStatistics:
         samples: in them.
         version: of the model (server 0's), as this worker last pulled it.
         bytes_sent, bytes_received: to and from servers on other ranks.
+        rows_pulled, rows_pushed: of embedding tables, different ones in each minibatch.
         staleness: how many of its pushes met a model that had been changed so often since its pull
             (on the server where that was most; 255 means 255 or more).
         seconds: where its time went.
@@ -52,6 +53,8 @@ class WorkerStatistics:
     version: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+    rows_pulled: int = 0
+    rows_pushed: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
     seconds: Seconds = field(default_factory=Seconds)
 
@@ -70,11 +73,7 @@ class WorkerStatistics:
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return {
-            "pushes": self.pushes,
-            "samples": self.samples,
-            "version": self.version,
-            "bytes_sent": self.bytes_sent,
-            "bytes_received": self.bytes_received,
+            **{name: getattr(self, name) for name in COUNTED},
             "staleness": {str(s): n for s, n in sorted(self.staleness.items())},
             "mean_staleness": round(self.mean_staleness, 4),
             "seconds": {f.name: round(getattr(self.seconds, f.name), 4) for f in SECONDS},
@@ -93,7 +92,15 @@ class WorkerStatistics:
 
 
 SECONDS = fields(Seconds)
-COUNTED = ("pushes", "samples", "version", "bytes_sent", "bytes_received")
+COUNTED = (
+    "pushes",
+    "samples",
+    "version",
+    "bytes_sent",
+    "bytes_received",
+    "rows_pulled",
+    "rows_pushed",
+)
 HISTOGRAM = len(COUNTED) + len(SECONDS)
 LENGTH = HISTOGRAM + LARGEST_STALENESS + 1
 

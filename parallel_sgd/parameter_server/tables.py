@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ..array_files import open_arrays, write_arrays
 from ..communication import InBackground
 from ..errors import UserError
 from .embedding import Embedding
-from .rows import RowTable
+from .rows import RowTable, server_of
 from .wire import Malformed, Message
 
 Array = npt.NDArray[Any]
@@ -34,7 +35,8 @@ class ServedTables:
     def __init__(self, options: Sequence[Embedding], server: int, servers: int) -> None:
         self._options, self._server, self._servers = tuple(options), server, servers
         self._tables = [RowTable(each) for each in options]
-        self._writing: dict[int, InBackground[Array]] = {}
+        self._copy: dict[str, Array] | None = None
+        self._writing: InBackground[str] | None = None
 
     def pull(self, message: Message, body: Array) -> Array:
         """The rows of the ids in `body`: float32 [count, width].
@@ -81,37 +83,46 @@ class ServedTables:
         found = [[len(t), t.nbytes, t.pending, t.evicted] for t in self._tables]
         return np.array(found, np.int64).reshape(-1, len(COUNTS))
 
-    def save(self, worker: int, folder: str) -> None:
-        """Begin to write all rows to a file in `folder`; `written` tells when it is done.
-
-        Cost in the foreground: a copy of all rows.
-        """
-        contents = {
+    def copy(self) -> None:
+        """Keep a copy of all rows as they are now, in place of the one before."""
+        self._copy = {
             f"{number}.{name}": array
             for number, table in enumerate(self._tables)
             for name, array in table.contents().items()
         }
-        path = Path(folder, f"tables-{self._server:05d}.safetensors")
 
-        def write() -> Array:
-            text = json.dumps({path.name: write_arrays(path, contents)})
-            return np.frombuffer(text.encode(), np.uint8)
-
-        self._writing[worker] = InBackground(f"tables of server {self._server}", write)
-
-    def written(self) -> list[tuple[int, Array]]:
-        """Workers whose `save` is done, with size and checksum of the file as JSON.
+    def write(self, folder: str) -> None:
+        """Begin to write the copy to a file in `folder`; `written` tells when it is there.
 
         Raises:
-            OSError: it could not be written.
+            UserError: there is no copy, or one is still being written.
         """
-        done = [worker for worker, writing in self._writing.items() if writing.done]
-        return [(worker, self._writing.pop(worker).result()) for worker in done]
+        if self._copy is None or (self._writing and not self._writing.done):
+            raise Malformed("there is no copy of the tables, or it is being written already")
+        path, copy = Path(folder, f"tables-{self._server:05d}.safetensors"), self._copy
+        self._copy = None
+        name = f"tables of server {self._server}"
+        self._writing = InBackground(
+            name, lambda: json.dumps({path.name: write_arrays(path, copy)})
+        )
+
+    def written(self) -> str:
+        """Size and checksum of the file by its name, as JSON; empty while it is being written.
+
+        Raises:
+            UserError: it could not be written.
+        """
+        if self._writing is None or not self._writing.done:
+            return ""
+        try:
+            return self._writing.result()
+        except OSError as error:
+            raise UserError(f"embedding tables cannot be written: {error}") from error
 
     def wait(self) -> None:
-        """Until everything is written."""
-        for writing in self._writing.values():
-            writing.result()
+        """Until nothing is being written."""
+        while self._writing and not self._writing.done:
+            time.sleep(0.01)
 
     def load(self, folder: str) -> None:
         """Take up the rows that are this server's, from the files of any number of servers.
@@ -122,8 +133,6 @@ class ServedTables:
         paths = sorted(Path(folder).glob("tables-*.safetensors"))
         if not paths:
             raise UserError(f"checkpoint {folder!r} has no embedding tables")
-        from .rows import server_of
-
         tables = [RowTable(each) for each in self._options]
         for path in paths:
             try:

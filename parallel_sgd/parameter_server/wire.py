@@ -30,12 +30,14 @@ class Kind(IntEnum):
     PULL_STATE = 5  #: Answer: STATE
     PUSH_STATE = 6  #: body: as STATE's. Answer: DONE
     PUSH_BACKUP = 7  #: body: the model as this worker pulled it. Answer: DONE
-    SAVE_TABLES = 8  #: body: the path of a folder. Answer: TEXT, once the files are written
-    LOAD_TABLES = 9  #: body: the path of a folder. Answer: DONE
-    COUNT_TABLES = 10  #: Answer: STATE, int64 counts of every table
-    MEET = 11  #: samples of this worker. Answer: DONE with all workers', when all have come
-    LEAVE = 12  #: no more pushes; body: this worker's statistics. Answer: FINAL, when all left
-    FAIL = 13  #: a problem of this worker; body: text. Answer: FAILED
+    COPY_TABLES = 8  #: keep a copy of all rows as they are now. Answer: DONE
+    WRITE_TABLES = 9  #: begin to write the copy; body: the path of a folder. Answer: DONE
+    ASK_WRITTEN = 10  #: Answer: TEXT, empty until all is written
+    LOAD_TABLES = 11  #: body: the path of a folder. Answer: DONE
+    COUNT_TABLES = 12  #: Answer: STATE, int64 counts of every table
+    MEET = 13  #: samples of this worker. Answer: DONE with all workers', when all have come
+    LEAVE = 14  #: no more pushes; body: this worker's statistics. Answer: FINAL, when all left
+    FAIL = 15  #: a problem of this worker; body: text. Answer: FAILED
     # answers of servers
     MODEL = 32
     ROWS = 33

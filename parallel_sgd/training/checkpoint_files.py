@@ -130,6 +130,12 @@ class Reader:
             array: HostArray = self._tensors[rank].get_tensor(name)
         return array
 
+    def verify_others(self) -> None:
+        """Raise Damaged where a file that is no rank's is not as it was written."""
+        for name in self.files:
+            if not name.startswith("rank-"):
+                self._verify(name)
+
     def _verify(self, name: str) -> None:
         expected = self.files.get(name)
         with self._reading(name):
@@ -161,6 +167,7 @@ def require_whole(path: Path) -> None:
     for rank in range(manifest["ranks"]):
         reader.numbers(rank)
         reader.verify(rank)
+    reader.verify_others()
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from numbers import Real
 from pathlib import Path
@@ -109,8 +109,11 @@ class Checkpoints:
         apart = self._communicator(learner.comm) if background else None
         comm = apart or learner.comm
 
+        def elsewhere(folder: Path) -> files.Facts:
+            return learner.algorithm.write_elsewhere(learner.state, str(folder.resolve()))
+
         def write() -> Path:
-            return self._write(comm, problem, arrays, numbers, manifest)
+            return self._write(comm, problem, arrays, numbers, manifest, elsewhere)
 
         if apart is None:
             self._written = write()
@@ -168,6 +171,7 @@ class Checkpoints:
         arrays: Mapping[str, HostArray],
         numbers: Mapping[str, Any],
         manifest: dict[str, Any],
+        elsewhere: Callable[[Path], files.Facts],
     ) -> Path:
         """Write, on all ranks, what has been captured. Collective on `comm`."""
         path = None
@@ -183,6 +187,9 @@ class Checkpoints:
         written, problem = self._attempt(lambda: files.write_rank(part, comm.rank, arrays, numbers))
         if problem and not part.exists():
             problem += f" (rank {comm.rank} on {comm.host}: do all ranks share this folder?)"
+        if comm.rank == 0 and not problem:
+            more, problem = self._attempt(lambda: elsewhere(part))
+            written = {**written, **(more or {})}
         everyone = comm.allgather_object((written or {}, problem))
         if comm.rank == 0:
             manifest["files"] = {k: v for theirs, _ in everyone for k, v in theirs.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -95,6 +95,11 @@ class Learner:
         """Whether this rank has no data and takes no steps: `finish` serves until the others have
         finished. Sources give it nothing. Local."""
         return self.algorithm.serves(self.state)
+
+    @property
+    def tables(self) -> Mapping[str, Any]:
+        """The embedding tables that the algorithm distributes over servers, by name. Local."""
+        return self.algorithm.tables_of(self.state)
 
     def report(self) -> dict[str, Any] | None:
         """What the algorithm can tell of this rank's training so far (or of all ranks', after

@@ -21,6 +21,17 @@ from .run_folder import CHECKPOINTS
 FREE = {"lr", "lr_per_sample"}
 """Options of the optimizer that may be others when training goes on."""
 
+FREE_OF_ALGORITHMS = {
+    "servers",
+    "role",
+    "placement",
+    "slice_parameters",
+    "min_block",
+    "record",
+    "replay",
+}
+"""The same of the algorithm: who holds what, and what is only looked at."""
+
 Result = TypeVar("Result")
 
 
@@ -74,7 +85,10 @@ def load_checkpoint(
     sizes = comm.allgather_object(stripe_sizes(learner))
     read, problem, damaged = None, None, False
     try:
-        read = _read(learner, Reader(at, manifest["files"]), manifest["ranks"], sizes)
+        reader = Reader(at, manifest["files"])
+        if comm.rank == 0:
+            reader.verify_others()
+        read = _read(learner, reader, manifest["ranks"], sizes)
     except UserError as error:
         problem, damaged = str(error), isinstance(error, Damaged)
     if any(comm.allgather_object(damaged)) and not single:
@@ -84,6 +98,9 @@ def load_checkpoint(
     assert read is not None
     tree, sent, extras = read
     restore(learner, tree)
+    if comm.rank == 0:
+        learner.algorithm.read_elsewhere(learner.state, str(at.resolve()))
+    comm.barrier()
     learner.bytes_sent = sent
     same = manifest["ranks"] == comm.size
     if same:
@@ -166,7 +183,7 @@ def _difference(path: Path, manifest: Mapping[str, Any], wanted: Mapping[str, An
         saved, own = manifest[what], wanted[what]
         if saved["name"] != own["name"]:
             return f"{start} {what}: {saved['name']}, not {own['name']}"
-        free = FREE if what == "optimizer" else set()
+        free = FREE if what == "optimizer" else FREE_OF_ALGORITHMS
         for name in dict.fromkeys([*saved["options"], *own["options"]]):
             values = [each["options"].get(name, "nothing") for each in (saved, own)]
             if name not in free and values[0] != values[1]:

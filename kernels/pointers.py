@@ -1,0 +1,72 @@
+"""Loads, stores and prefetches at plain addresses, for kernels whose data lies in many pieces.
+
+Nothing here checks anything, and nothing keeps the memory alive: callers hold its arrays. Numba's
+cache does not watch this file: after a change, touch `slots.py` and `rows.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_BYTE, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+
+
+@intrinsic
+def address_of(context: Any, array: Any) -> Any:
+    """Where an array's data begins, as int64."""
+
+    def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
+        data = c.make_array(signature.args[0])(c, builder, values[0]).data
+        return builder.ptrtoint(data, _I64)
+
+    return types.int64(array), generate
+
+
+@intrinsic
+def get_int(context: Any, address: Any) -> Any:
+    """The int64 at an address."""
+
+    def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.load(builder.inttoptr(values[0], _I64.as_pointer()), typ=_I64)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic
+def set_int(context: Any, address: Any, value: Any) -> Any:
+    """Store an int64 at an address."""
+
+    def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
+        builder.store(values[1], builder.inttoptr(values[0], _I64.as_pointer()))
+        return c.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def floats_at(context: Any, address: Any) -> Any:
+    """An address as a pointer to float32, which `numba.carray` makes an array of."""
+
+    def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], ir.FloatType().as_pointer())
+
+    return types.CPointer(types.float32)(types.int64), generate
+
+
+@intrinsic
+def prefetch(context: Any, address: Any) -> Any:
+    """Begin to load the cache line at an address, whatever is there."""
+
+    def generate(c: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _I32, _I32, _I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        place = builder.inttoptr(values[0], _BYTE.as_pointer())
+        builder.call(function, [place, _I32(0), _I32(3), _I32(1)])  # to read, keep, data
+        return c.get_dummy_value()
+
+    return types.void(types.int64), generate

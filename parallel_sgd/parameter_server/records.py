@@ -1,0 +1,131 @@
+"""Records found by their ids, in memory that grows without ever being copied as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UserError
+from ..kernels import memory, row_kernels
+
+Array = npt.NDArray[Any]
+
+MOST_LOAD = 0.75  #: of the slots
+GROWTH = 1.25  #: of the slots: between 0.6 and 0.75 of them are taken
+FEWEST = 64  #: records that there is room for
+MOST = 2**31 - 2
+
+
+class Records:
+    """A map from int64 ids to records of one dtype. Local; one thread at a time.
+
+    Records lie in chunks of `memory.LARGE` bytes. While there is but one, it grows by doubling;
+    later every other one is as large, so that growing moves nothing. Slots are made anew from the
+    records, after the old ones are gone.
+    """
+
+    def __init__(self, counters: tuple[str, ...], vectors: tuple[str, ...] = (), width: int = 0):
+        """
+        Args:
+            counters: names of the int64 that a record holds beside its id: "pushed", "steps".
+            vectors: names of its vectors of `width` float32; the first, if any, is "values".
+        """
+        self._kernels = row_kernels()
+        self.names = ("id", *counters, *vectors)
+        formats = ["<i8"] * (1 + len(counters)) + [("<f4", (width,))] * len(vectors)
+        sizes = [np.dtype(form).itemsize for form in formats]
+        offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+        size = -(-sum(sizes) // 8) * 8
+        self.dtype: np.dtype[Any] = np.dtype(
+            {"names": self.names, "formats": formats, "offsets": offsets, "itemsize": size}
+        )
+        at = dict(zip(self.names, offsets, strict=True))
+        self._offsets = [at.get(name, -1) for name in ("pushed", "steps", "values")]
+        self._width = width
+        self._shift = (-(-memory.LARGE // size) - 1).bit_length()
+        self._chunks: list[Array] = []
+        self._slots = memory.zeros(0, np.uint64)
+        self.count = 0
+        self._make_room(1)
+
+    def find(self, ids: Array) -> Array:
+        """int32 [m]: the number of each id's record, or -1."""
+        rows = np.empty(len(ids), np.int32)
+        self._kernels.find(self._slots, self.layout, ids, rows)
+        return rows
+
+    def insert(self, ids: Array, rows: Array, clock: int) -> None:
+        """Give every id a record where `rows`, as of `find`, has -1; but for its values."""
+        self._make_room(self.count + int(np.count_nonzero(rows < 0)))
+        arguments = (self._slots, self.layout, ids, rows, self.count, clock)
+        self.count = self._kernels.insert(*arguments)
+
+    def sweep(self, oldest: int, least_steps: int = 0) -> int:
+        """Forget records that were not pushed since, or too seldom; returns how many."""
+        left = self._kernels.sweep(self.layout, self.count, oldest, least_steps)
+        forgotten = self.count - int(left)
+        if forgotten:
+            self.count = int(left)
+            del self._chunks[max(1, -(-self.count >> self._shift)) :]
+            self._settle_layout()
+            self._make_slots(int(GROWTH / MOST_LOAD * self.count))
+        return forgotten
+
+    def column(self, name: str) -> Array:
+        """A compact copy of one field of all records."""
+        field = self.dtype[name]
+        out = np.empty((self.count, *field.shape), field.base)
+        for number, chunk in enumerate(self._chunks):
+            part = out[number << self._shift :]
+            part[: len(chunk)] = chunk[name][: len(part)]
+        return out
+
+    def set(self, rows: Array, fields: dict[str, Array]) -> None:
+        """Put values into records.
+
+        Args:
+            rows: int32 [m], the records' numbers.
+            fields: arrays [m, ...] by the names of the fields.
+        """
+        for number in np.unique(rows >> self._shift):
+            here = np.flatnonzero(rows >> self._shift == number)
+            places = rows[here] & ((1 << self._shift) - 1)
+            for name, values in fields.items():
+                self._chunks[number][name][places] = values[here]
+
+    @property
+    def nbytes(self) -> int:
+        return self._slots.nbytes + sum(chunk.nbytes for chunk in self._chunks)
+
+    def _make_room(self, count: int) -> None:
+        """For so many records, in chunks and slots."""
+        if count > MOST:
+            raise UserError(f"{count} rows on one server: at most {MOST} are possible")
+        whole = 1 << self._shift
+        if len(self._chunks) <= 1:
+            room = len(self._chunks[0]) if self._chunks else 0
+            if room < min(count, whole):
+                grown = self._new_chunk(min(whole, max(FEWEST, 1 << (count - 1).bit_length())))
+                grown[: self.count] = self._chunks[0][: self.count] if self._chunks else 0
+                self._chunks = [grown]
+        while len(self._chunks) * whole < count and len(self._chunks[0]) == whole:
+            self._chunks.append(self._new_chunk(whole))
+        self._settle_layout()
+        if count > MOST_LOAD * len(self._slots):
+            self._make_slots(int(max(count / MOST_LOAD, GROWTH * len(self._slots))) + 1)
+
+    def _new_chunk(self, size: int) -> Array:
+        return memory.empty(size * self.dtype.itemsize, np.uint8).view(self.dtype)
+
+    def _make_slots(self, size: int) -> None:
+        self._slots = memory.zeros(0, np.uint64)  # the old ones go first
+        self._slots = memory.zeros(max(size, 2 * FEWEST), np.uint64)
+        self._kernels.index(self._slots, self.layout, self.count)
+
+    def _settle_layout(self) -> None:
+        """Say where the chunks are now; they must stay as long as kernels are told so."""
+        places = np.array([chunk.ctypes.data for chunk in self._chunks])
+        size = self.dtype.itemsize
+        self.layout = self._kernels.Layout(places, self._shift, size, *self._offsets, self._width)

@@ -1,0 +1,188 @@
+"""A worker's side of an embedding table: rows by ids, wherever they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..communication.endpoint import as_bytes
+from ..errors import UserError
+from ..kernels import row_kernels
+from .client import Ask, Client
+from .embedding import Embedding
+from .wire import Kind, Message
+
+Ids = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.float32]
+
+
+@dataclass
+class _Spread:
+    """Different ids, sorted by the servers that hold them.
+
+    Attributes:
+        ids: int64 [u]; those of server s from `starts[s]` to `starts[s + 1]`.
+        inverse: int32 [m], where each of the ids that were asked for is in them.
+    """
+
+    ids: Ids
+    starts: list[int]
+    inverse: npt.NDArray[np.int32]
+
+
+class RemoteTable:
+    """The rows of a distributed embedding table (`Embedding`): of int64 ids, float32 [width] each.
+
+    Only the different ones of the ids travel, and the sum of their gradients. A row exists from its
+    first push on; before, it has its initial values, which depend on the table's seed and the id.
+    Rows are trained as they are pushed, whatever the mode of the model is.
+
+    Args:
+        options: of the table.
+        number: of the table, from 0.
+        client: the worker's, made at its first use; None on a rank that is no worker.
+
+    Local. Cost: for each server that holds some of the rows, a message and an answer.
+    """
+
+    def __init__(
+        self, options: Embedding, number: int, client: Callable[[], Client] | None
+    ) -> None:
+        self.options, self._number, self._client = options, number, client
+        self._kernels = row_kernels()
+        self._coming: tuple[Ids, Future[Rows]] | None = None
+
+    @property
+    def width(self) -> int:
+        """Values in a row."""
+        return self.options.width
+
+    def rows(self, ids: Ids) -> Rows:
+        """The rows of ids.
+
+        Args:
+            ids: int64 [...], at least 0, each as often as you like.
+        Returns:
+            float32 [..., width], the caller's own; those that were prefetched, where `prefetch` was
+            last called with these ids.
+        Raises:
+            UserError: ids that are not possible.
+        """
+        flat = self._checked(ids)
+        coming, self._coming = self._coming, None
+        client = self._worker()
+        if coming is not None:
+            found = coming[1].result()
+            if np.array_equal(coming[0], flat):
+                return found.reshape(*ids.shape, self.width)
+        return client.in_turn(lambda: self._pull(client, flat)).reshape(*ids.shape, self.width)
+
+    def prefetch(self, ids: Ids) -> None:
+        """Begin to pull, in the background, what the next `rows` will ask for.
+
+        Args:
+            ids: as for `rows`; copied.
+        """
+        flat, client = self._checked(ids).copy(), self._worker()
+        self._coming = flat, client.begin(lambda: self._pull(client, flat))
+
+    def push(self, ids: Ids, gradient: Rows, samples: int) -> None:
+        """Have rows trained by the table's optimizer.
+
+        Args:
+            ids: int64 [...], at least 0; the gradients of one that occurs several times are summed.
+            gradient: float32 [..., width], summed over the samples; not changed.
+            samples: that it is of, at least 1.
+        Raises:
+            UserError: ids or a gradient that are not possible, or not finite.
+        """
+        flat, client = self._checked(ids), self._worker()
+        if gradient.shape != (*ids.shape, self.width) or gradient.dtype != np.float32:
+            raise UserError(
+                f"gradient{list(gradient.shape)} of {gradient.dtype} for rows of table "
+                f"{self.options.name!r} must be float32{[*ids.shape, self.width]}"
+            )
+        rows = np.ascontiguousarray(gradient).reshape(-1, self.width)
+        client.in_turn(lambda: self._push(client, flat, rows, samples))
+
+    def counts(self) -> dict[str, int]:
+        """How many rows the servers hold, the bytes of memory that they take, the ids that have
+        been pushed but have no row yet, and the rows that were forgotten."""
+        client = self._worker()
+        answers = client.in_turn(lambda: client.ask_all(Kind.COUNT_TABLES))
+        tables = sum(answer.body.view(np.int64).reshape(-1, 4) for answer in answers)
+        names = ("rows", "bytes", "pending", "evicted")
+        return dict(zip(names, np.asarray(tables)[self._number].tolist(), strict=True))
+
+    def _worker(self) -> Client:
+        if self._client is None:
+            raise UserError(
+                f"table {self.options.name!r}: a rank that only serves cannot ask for rows"
+            )
+        return self._client()
+
+    def _checked(self, ids: Any) -> Ids:
+        if not isinstance(ids, np.ndarray) or ids.dtype != np.int64:
+            kind = f"an array of {ids.dtype}" if isinstance(ids, np.ndarray) else type(ids).__name__
+            raise UserError(
+                f"ids of table {self.options.name!r} must be a NumPy array of int64, not {kind}"
+            )
+        flat: Ids = np.ascontiguousarray(ids).reshape(-1)
+        if flat.size and flat.min() < 0:
+            at = int(np.argmax(flat < 0))
+            raise UserError(
+                f"ids of table {self.options.name!r} must be at least 0: number {at} is {flat[at]}"
+            )
+        return flat
+
+    def _spread(self, client: Client, ids: Ids) -> _Spread:
+        distinct, inverse = self._kernels.unique(ids)
+        if client.servers == 1:
+            return _Spread(distinct, [0, len(distinct)], inverse)
+        order, starts = self._kernels.partition(distinct, client.servers)
+        place = np.empty(len(order), np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        return _Spread(distinct[order], starts.tolist(), place[inverse])
+
+    def _pull(self, client: Client, ids: Ids) -> Rows:
+        begin, spread = time.perf_counter(), self._spread(client, ids)
+        rows = np.empty((len(spread.ids), self.width), np.float32)
+        asks = []
+        for server in range(client.servers):
+            first, end = spread.starts[server : server + 2]
+            if first < end:
+                message = self._message(Kind.PULL_ROWS, end - first, 8 * (end - first))
+                asks.append(
+                    Ask(server, message, as_bytes(spread.ids[first:end]), as_bytes(rows[first:end]))
+                )
+        answers = client.ask(asks)
+        out = np.empty((len(ids), self.width), np.float32)
+        self._kernels.take_rows(rows, spread.inverse, out)
+        client.statistics.rows_pulled += len(rows)
+        client.spend(answers, time.perf_counter() - begin)
+        return out
+
+    def _push(self, client: Client, ids: Ids, gradient: Rows, samples: int) -> None:
+        begin, spread = time.perf_counter(), self._spread(client, ids)
+        total = np.empty((len(spread.ids), self.width), np.float32)
+        self._kernels.sum_rows(spread.inverse, gradient, total)
+        asks = []
+        for server in range(client.servers):
+            first, end = spread.starts[server : server + 2]
+            if first < end:
+                body = np.concatenate([as_bytes(spread.ids[first:end]), as_bytes(total[first:end])])
+                message = self._message(Kind.PUSH_ROWS, end - first, body.nbytes)
+                message.samples, message.factor = samples, client.factor
+                asks.append(Ask(server, message, body))
+        answers = client.ask(asks)
+        client.statistics.rows_pushed += len(total)
+        client.spend(answers, time.perf_counter() - begin)
+
+    def _message(self, kind: Kind, count: int, body: int) -> Message:
+        return Message(kind=kind, table=self._number, count=count, body=body)

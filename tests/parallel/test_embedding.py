@@ -1,0 +1,170 @@
+"""Embedding tables over MPI and over threads: rows are what one dictionary of rows would hold."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+from parallel_sgd import (
+    SGD,
+    Adagrad,
+    Adam,
+    DataParallelASGD,
+    Embedding,
+    Learner,
+    Parameters,
+    UserError,
+    load_checkpoint,
+)
+from parallel_sgd.parameter_server.rows import RowTable
+from parallel_sgd.training import Checkpoints
+
+WIDTH = 5
+SPACE = 10**11
+
+
+def learner_on(comm, *tables, servers=None, **options):
+    parameters = Parameters({"W": np.arange(6, dtype=np.float32).reshape(2, 3)})
+    if servers is None:
+        servers = min(1, comm.size - 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        algorithm = DataParallelASGD(servers=servers, sync_steps=1, tables=tables, **options)
+        return Learner(parameters, SGD(lr=0.1), algorithm, comm)
+
+
+def server_counts(comm):
+    """Some on ranks of their own, and one on every rank."""
+    return range(max(1, comm.size - 1)) if comm.size < 4 else (1, 3, 0)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(lr=0.5), Adagrad(lr=0.1), Adam(lr=0.01)])
+def test_rows_are_those_of_one_table(on_ranks, optimizer):
+    """Workers push one after the other; a table in this process is pushed the same."""
+    table = Embedding(name="t", width=WIDTH, optimizer=optimizer, seed=3)
+
+    def body(comm, servers):
+        learner = learner_on(comm, table, servers=servers)
+        if not learner.serves:
+            workers = learner.comm
+            remote, known = learner.tables["t"], RowTable(table)
+            random = np.random.default_rng(7)
+            for step in range(4 * workers.size):
+                ids = random.integers(0, SPACE, (3, 4))
+                ids[0, 1] = ids[2, 3] = ids[1, 1]
+                ids[1, 2] = step % 3
+                gradient = random.standard_normal((3, 4, WIDTH)).astype(np.float32)
+                if step % workers.size == workers.rank:
+                    remote.push(ids, gradient, samples=2)
+                distinct, inverse = np.unique(ids.reshape(-1), return_inverse=True)
+                summed = np.zeros((len(distinct), WIDTH), np.float32)
+                np.add.at(summed, inverse.reshape(-1), gradient.reshape(-1, WIDTH))
+                known.push(distinct, summed, 2)
+                workers.barrier()
+                found = remote.rows(ids)
+                expected = np.empty((ids.size, WIDTH), np.float32)
+                known.pull(ids.reshape(-1), expected)
+                assert np.allclose(found.reshape(-1, WIDTH), expected, rtol=1e-5, atol=1e-6)
+                workers.barrier()
+            assert remote.counts()["rows"] == len(known)
+        learner.finish()
+        return learner.serves
+
+    def on_all(comm):
+        for servers in server_counts(comm):
+            serves = comm.allgather_object(body(comm, servers))
+            assert sum(serves) == (servers if comm.size > 1 else 0)
+        return comm.size
+
+    assert len(on_ranks(on_all)) in (1, 2, 3, 4)
+
+
+def test_prefetched_rows_are_those_of_before(on_ranks):
+    def body(comm):
+        learner = learner_on(comm, Embedding(name="t", width=2, optimizer=SGD(lr=1.0)))
+        if not learner.serves:
+            rows, ids = learner.tables["t"], np.array([10 * comm.rank + 5, 10 * comm.rank + 6])
+            before = rows.rows(ids)
+            rows.prefetch(ids)
+            rows.push(ids, np.ones((2, 2), np.float32), samples=1)
+            assert np.array_equal(rows.rows(ids), before)
+            assert np.allclose(rows.rows(ids), before - 1)
+            rows.prefetch(ids)  # and then others are asked for
+            assert np.array_equal(rows.rows(ids[:1]), (before - 1)[:1])
+        learner.finish()
+
+    on_ranks(body)
+
+
+def test_checkpoints_hold_rows_on_any_number_of_servers(on_ranks, tmp_path):
+    table = Embedding(name="t", width=WIDTH, optimizer=Adagrad(lr=0.1), entry_count=2)
+
+    def body(comm):
+        folder = comm.allgather_object(str(tmp_path))[0]
+        ids = np.arange(40) * 97
+        gradient = np.random.default_rng(5).standard_normal((40, WIDTH)).astype(np.float32)
+        learner = learner_on(comm, table, servers=max(0, comm.size - 1))
+        path, checkpoints = None, Checkpoints(folder)
+        found = versions = None
+        if not learner.serves:
+            rows = learner.tables["t"]
+            for _ in range(2):
+                rows.push(ids[:30], gradient[:30], samples=1)
+            rows.push(ids, gradient, samples=1)
+            learner.gradient.flat[:] = 1 + comm.rank
+            learner.step(1)
+            checkpoints.save(learner)
+            rows.push(ids, gradient, samples=1)  # not in it any more
+            path = checkpoints.wait()
+            found, versions = rows.rows(ids), learner.parameters.flat.copy()
+        learner.finish()
+        path, found, x = comm.allgather_object((path, found, versions))[0]
+        for servers in range(comm.size):
+            learner = learner_on(comm, table, servers=servers)
+            if not learner.serves and learner.comm.size == 1:
+                load_checkpoint(learner, path)
+                rows = learner.tables["t"]
+                assert np.array_equal(learner.parameters.flat, x)
+                assert rows.counts()["rows"] == 30
+                assert rows.counts()["pending"] == 10
+                rows.push(ids, gradient, samples=1)
+                assert np.array_equal(rows.rows(ids), found)
+            learner.finish()
+
+    on_ranks(body)
+
+
+def test_bad_ids_and_gradients_are_refused_and_the_server_goes_on(on_ranks):
+    def body(comm):
+        learner = learner_on(comm, Embedding(name="t", width=3))
+        rows = learner.tables["t"]
+        ids = np.array([1, 2])
+        if learner.serves:
+            with pytest.raises(UserError, match="only serves"):
+                rows.rows(ids)
+        else:
+            good = np.ones((2, 3), np.float32)
+            for wrong, problem in (
+                (np.array([4, -7]), "must be at least 0: number 1 is -7"),
+                (np.array([1.0, 2.0]), "int64, not an array of float64"),
+                (np.array([1, 2], np.int32), "int64, not an array of int32"),
+                ([1, 2], "int64, not list"),
+            ):
+                with pytest.raises(UserError, match=problem):
+                    rows.rows(wrong)
+                with pytest.raises(UserError, match=problem):
+                    rows.push(wrong, good, samples=1)
+            for gradient in (np.ones((2, 4), np.float32), np.ones((3, 3), np.float32), np.ones(6)):
+                with pytest.raises(UserError, match=r"must be float32\[2, 3\]"):
+                    rows.push(ids, gradient, samples=1)
+            with pytest.raises(UserError, match="'t' is not finite"):
+                rows.push(ids, good * np.nan, samples=1)
+            assert rows.counts()["rows"] == 0
+            learner.comm.barrier()
+            rows.push(ids, good, samples=1)
+            assert rows.counts()["rows"] == 2
+        learner.finish()
+
+    on_ranks(body)
