@@ -163,7 +163,8 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         if state.finished:
             raise UserError("step() after finish(): this worker has left its servers")
         client = state.client
-        state.since = state.since or time.perf_counter()
+        if not state.since:
+            state.since, state.blocked = time.perf_counter(), client.blocked_s
         if total is None:  # only in mode "sync" do workers know of each other
             total = samples * comm.size if self.apart else self._meet(client, samples)
         if self.currency == "deltas":

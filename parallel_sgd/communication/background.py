@@ -6,11 +6,10 @@ import atexit
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
-from weakref import WeakSet
 
 Result = TypeVar("Result")
 
-_running: WeakSet[InBackground[Any]] = WeakSet()
+_running: set[InBackground[Any]] = set()
 
 
 class InBackground(Generic[Result]):
@@ -29,18 +28,23 @@ class InBackground(Generic[Result]):
         self._function = function
         self._result: Result | None = None
         self._error: BaseException | None = None
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         _running.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # there are too many
+            _running.discard(self)
+            raise
 
     @property
     def done(self) -> bool:
         """Whether `result` would return, or raise, at once."""
-        return not self._thread.is_alive()
+        return self._ended.is_set()
 
     def result(self) -> Result:
         """Wait for the function's end; what it returned."""
-        self._thread.join()
+        self._ended.wait()
         if self._error is not None:
             raise self._error
         return cast(Result, self._result)
@@ -50,10 +54,14 @@ class InBackground(Generic[Result]):
             self._result = self._function()
         except BaseException as error:  # raised where somebody waits for the result
             self._error = error
+        finally:
+            self._ended.set()
+            _running.discard(self)
 
 
 @atexit.register
 def _wait_for_all() -> None:
     """Python's own exit handlers run before MPI_Finalize, in which no thread may still be."""
-    for background in list(_running):
-        background._thread.join()
+    while _running:  # one may begin another
+        for background in _running.copy():
+            background._ended.wait()

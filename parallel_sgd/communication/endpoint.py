@@ -97,6 +97,13 @@ class Endpoint(ABC):
     def close(self) -> None:
         """Stop listening: at the end, when nothing more is to come."""
 
+    def leave_lost(self, *, silent: bool = False) -> None:  # noqa: B027
+        """Peers are missing: see that the program can end without them all the same.
+
+        Args:
+            silent: some of them are not dead, and this rank has to end the job for them.
+        """
+
     def watched(self, name: str) -> AbstractContextManager[object]:
         """Within this `with` block a wait longer than `timeout_s` ends the job."""
         return nullcontext()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +21,9 @@ LOST = {
     if hasattr(MPI, name)
 }
 """Error classes of MPIs whose ranks survive the death of others (ULFM)."""
+
+GRACE_S = 10.0
+"""How long ranks may take after a server's end, where silent ones keep the job from ending."""
 
 
 class MpiEndpoint(Endpoint):
@@ -38,6 +44,8 @@ class MpiEndpoint(Endpoint):
         self._comm = comm
         self._out, tag = tags_of(serving)
         self._in = tag
+        self._lost: set[int] = set()
+        self._failed: list[int] = []  # those of them that nobody has been told of
         self._headers = np.zeros((len(self.peers), HEADER_LENGTH), np.int64)
         self._places = {peer: i for i, peer in enumerate(self.peers)}
         self._requests: list[MPI.Request] = [
@@ -48,6 +56,8 @@ class MpiEndpoint(Endpoint):
             self.listen(peer)
 
     def listen(self, peer: int) -> None:
+        if peer in self._lost:
+            return
         request = self._requests[self._places[peer]]
         assert isinstance(request, MPI.Prequest)
         request.Start()
@@ -58,24 +68,25 @@ class MpiEndpoint(Endpoint):
             while True:
                 place, came = MPI.Request.Testany(self._requests)
                 if not came or place == MPI.UNDEFINED:
-                    return found
+                    break
                 found.append((self.peers[place], self._headers[place].copy()))
         except MPI.Exception as error:
-            if found:  # they come first; the error will be there at the next call
-                return found
-            self._raise_lost(error)
-            raise
+            self._note_failed(error)
+        if not found and self._failed:
+            raise PeerLost(self._failed.pop())
+        return found
 
-    def _raise_lost(self, error: MPI.Exception) -> None:
-        """Find out whose receive has failed, and stop listening to it."""
+    def _note_failed(self, error: MPI.Exception) -> None:
+        """Find out who has died, and stop listening to them."""
         if error.Get_error_class() not in LOST:
-            return
-        for place, request in enumerate(self._requests):
-            try:
-                request.Test()
-            except MPI.Exception:
-                self._requests[place] = MPI.REQUEST_NULL
-                raise PeerLost(self.peers[place]) from error
+            raise error
+        failed = self._comm.Get_failed()
+        self._comm.Ack_failed(failed.size)
+        ranks = failed.Translate_ranks(None, self._comm.group)
+        for peer in self._places.keys() & set(ranks) - self._lost:
+            self._lost.add(peer)
+            self._failed.append(peer)
+            self._requests[self._places[peer]] = MPI.REQUEST_NULL
 
     def receive(self, peer: int, body: Bytes) -> Transfer:
         return MpiTransfer(peer, [self._comm.Irecv(body, peer, self._in + 1)], body)
@@ -100,8 +111,29 @@ class MpiEndpoint(Endpoint):
                 request.Free()
                 self._requests[place] = MPI.REQUEST_NULL
 
+    def leave_lost(self, *, silent: bool = False) -> None:
+        atexit.register(_end_silent if silent else _end_now)
+
     def idle(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def _end_now() -> None:
+    """End the process without MPI_Finalize, which hangs where ranks are missing."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _end_silent() -> None:
+    """End the whole job, a while after this rank: mpiexec would wait for silent ranks forever."""
+    time.sleep(GRACE_S)
+    print(
+        "parallel_sgd: all is done but for ranks that were silent: ending the job",
+        file=sys.stderr,
+        flush=True,
+    )
+    MPI.COMM_WORLD.Abort(1)
 
 
 class MpiTransfer:

@@ -196,6 +196,8 @@ class Client:
             finish_on_device(out)
         self.samples = answers[0].message.samples
         self.versions = [answer.message.version for answer in answers]
+        if any(answer.message.count for answer in answers):
+            self._endpoint.leave_lost()
         table = answers[0].body[self.parts[0].bytes :].copy().view(np.int64)
         return [unpacked_statistics(numbers) for numbers in table.reshape(-1, LENGTH)]
 

@@ -19,7 +19,7 @@ from ..errors import SharedError, UserError
 from ..kernels import memory
 from .order import Order
 from .served import ServedModel
-from .statistics import LENGTH
+from .statistics import LENGTH, WorkerStatistics
 from .tables import ServedTables
 from .wire import Kind, Malformed, Message, unpacked
 
@@ -77,6 +77,8 @@ class Server:
         self._worker_of = {rank: worker for worker, rank in enumerate(self._ranks)}
         self._live = set(range(len(self._ranks)))
         self.lost: list[int] = []  #: workers that have died or hung
+        self._silent = False  # whether one of them may be alive
+        self._dead: list[int] = []  # those of whom sending has told
         self.bytes_sent = 0  #: to workers, in answers
         self._coming: list[Request] = []  # whose bodies are under way
         self._ready: deque[Request] = deque()
@@ -114,9 +116,13 @@ class Server:
                     patience.pause(self._endpoint)
                 self._look_after_workers()
             except PeerLost as error:
-                self._lose(self._worker_of[error.peer], "has died")
+                self._dead.append(error.peer)
+            while self._dead:
+                self._lose(self._worker_of[self._dead.pop()], "has died")
         if not self._stopped:
             self._finish_sending()
+        if self.lost:
+            self._endpoint.leave_lost(silent=self._silent)
         self._tables.wait()
         self._order.close()
         self._endpoint.close()
@@ -135,7 +141,7 @@ class Server:
             self._coming.remove(request)
             self._arrived(request)
         handled = self._handle_next()
-        self._sending = [transfer for transfer in self._sending if not transfer.done()]
+        self._sending = [transfer for transfer in self._sending if not self._sent(transfer)]
         return bool(arrivals or here or handled)
 
     def _begin(self, worker: int, header: Array) -> None:
@@ -332,6 +338,7 @@ class Server:
             samples=self.model.samples if samples is None else samples,
             body=0 if body is None else body.nbytes,
             staleness=request.staleness,
+            count=len(self.lost),
             queued_ns=_ns(request.begun - request.came) if request.came else 0,
             applied_ns=_ns(request.ended - request.begun),
             held_ns=_ns(now - request.ended),
@@ -346,8 +353,18 @@ class Server:
         """Before the model changes: answers may be on their way out of its memory."""
         with self._endpoint.watched("answers to workers"):
             for transfer in self._sending:
-                transfer.wait()
+                self._sent(transfer, wait=True)
         self._sending.clear()
+
+    def _sent(self, transfer: Transfer, *, wait: bool = False) -> bool:
+        """Whether an answer has been sent, or cannot be any more."""
+        try:
+            if wait:
+                transfer.wait()
+            return wait or transfer.done()
+        except PeerLost as error:
+            self._dead.append(error.peer)
+            return True
 
     def _look_after_workers(self) -> None:
         """Now and then: signs of life to those who wait, and a look for those who give none."""
@@ -369,6 +386,7 @@ class Server:
 
     def _missing(self, worker: int) -> None:
         if self._survives:
+            self._silent = True
             self._lose(worker, f"has been silent for {self._endpoint.timeout_s:g} s")
             return
         raise UserError(
@@ -379,10 +397,11 @@ class Server:
 
     def _lose(self, worker: int, why: str) -> None:
         """Go on without a worker."""
-        if worker in self._gone:
+        if worker in self._gone or worker in self.lost:
             return
         self._live.discard(worker)
         self.lost.append(worker)
+        self._statistics[worker] = WorkerStatistics(pushes=self.model.pushes[worker]).packed()
         self._kept.pop(worker, None)
         self._coming = [r for r in self._coming if r.worker != worker]
         self._ready = deque(r for r in self._ready if r.worker != worker)

@@ -16,7 +16,7 @@ from ..communication.endpoint import HEADER_LENGTH, Header
 from ..errors import UserError
 
 SEAL = 0x5053_4744_0001  #: of this form of header; another form has another
-MASK = (1 << 63) - 1
+PRIME = (1 << 61) - 1  # so that every flipped bit changes the seal, the highest one too
 
 
 class Kind(IntEnum):
@@ -66,7 +66,7 @@ class Message:
             the server's.
         samples: in a push, those of its gradient; in an answer, those seen by all workers.
         body: bytes that follow.
-        count: of ids.
+        count: of ids; in an answer, of workers that are lost.
         factor: of the learning rate, for this push.
         staleness: updates between this worker's pull and its push.
         queued_ns, applied_ns, held_ns: how long the server let the request wait for others', worked
@@ -124,5 +124,5 @@ def _seal(header: Header) -> int:
     """Depends on every other number of the header."""
     seal = SEAL
     for number in header[1:].tolist():
-        seal = (31 * seal + number) & MASK
+        seal = (31 * seal + number) % PRIME
     return seal

@@ -268,6 +268,21 @@ def test_tables_work_in_several_threads_at_once():
     assert results == {seed: work(seed) for seed in range(4)}
 
 
+def test_a_table_taken_up_goes_on_like_the_one_before():
+    """Also where cold rows are still there, because it is not yet time to look for them."""
+    old = RowTable(Embedding(name="t", width=1, optimizer=SGD(lr=1), evict_after=100))
+    one = np.ones((1, 1), np.float32)
+    for number, samples in ((1, 10), (2, 90), (2, 20)):  # looked for at 100; 1 is 110 old at 120
+        old.push(np.array([number]), one, samples)
+    new = RowTable(old.options)
+    new.add(old.contents(), lambda ids: ids >= 0)
+    for table in (old, new):
+        table.push(np.array([1]), one, 4)
+        table.push(np.array([2]), one, 4)
+        assert (len(table), table.evicted) == (2, 0)
+    assert all(map(np.array_equal, old.contents().values(), new.contents().values()))
+
+
 def test_contents_without_clocks_count_as_pushed_now():
     plain = Embedding(name="t", width=2)
     old, new = RowTable(plain), RowTable(replace(plain, evict_after=10, entry_count=2))
