@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import ENVIRONMENT, SECONDS, TIMEOUT_S, TRAIN, finished, start
+from jobs import ENVIRONMENT, TIMEOUT_S, TRAIN, finished, start, trainings
 
 OPTIONS = [
     *["--algorithm", "block-momentum", "--block-samples", "640", "--gradient-bits", "1"],
@@ -69,6 +69,7 @@ def metrics(run: str) -> list[dict[str, float]]:
     return [{name: row[name] for name in row if name != "seconds"} for row in rows]
 
 
+@pytest.mark.any_mpi
 def test_a_killed_job_goes_on_as_if_nothing_had_been(folder: Path) -> None:
     """Killed twice; the same model and the same metrics as without."""
     code, output = run("--output", "whole")
@@ -110,20 +111,20 @@ def test_other_ranks_and_what_is_refused(folder: Path) -> None:
     data[len(data) // 2] ^= 1
     file.unlink()
     file.write_bytes(data)
-    for arguments, expected in (
-        (["--resume", "run"], f"{newest}' is damaged: {file.name} .*instead: '{earlier}'"),
-        (["--resume", str(earlier), "--seed", "1"], "its seed was 0, and is 1"),
-    ):
-        before = everything_in("run")
-        started = time.monotonic()
-        code, output = run(*arguments)
-        assert time.monotonic() - started < SECONDS
-        assert code != 0, output
-        for rank in range(3):
-            (line,) = re.findall(rf"^\[rank {rank}\] (.*)$", output, re.MULTILINE)
-            assert re.match(f"parallel-sgd: error: .*{expected}", line), line
-        assert "Traceback" not in output
-        assert everything_in("run") == before
+    refused = {
+        ("--resume", "run"): f"{newest}' is damaged: {file.name} .*instead: '{earlier}'",
+        ("--resume", str(earlier), "--seed", "1"): "its seed was 0, and is 1",
+    }
+    before = everything_in("run")
+    ends = trainings(folder, *([*OPTIONS, *arguments] for arguments in refused), ranks=3)
+    assert everything_in("run") == before
+    for by_rank, expected in zip(ends, refused.values(), strict=True):
+        for rank, end in enumerate(by_rank):
+            assert end.code != 0
+            assert end.shared
+            assert re.fullmatch(
+                rf"\[rank {rank}\] parallel-sgd: error: .*{expected}.*\n", end.said
+            ), end.said
 
 
 def everything_in(run: str) -> dict[str, bytes]:
@@ -197,6 +198,7 @@ print(partial, step)
 '''
 
 
+@pytest.mark.any_mpi
 def test_a_program_killed_while_it_writes(folder: Path) -> None:
     """30 times, at random moments of a loop that does nothing else."""
     Path("killed.py").write_text(KILLED)

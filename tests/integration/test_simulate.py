@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import TRAIN, finished
+from jobs import finished, trainings
 
 
 @pytest.fixture(autouse=True)
@@ -15,30 +15,46 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "--gradient-bits 1",
-        "--algorithm block-momentum --sync-period 150 --gradient-bits 1 --overlap-samples 100",
-        "--algorithm diloco --sync-steps 20 --optimizer adam",
-    ],
-)
-def test_threads_train_the_model_that_ranks_of_mpi_train(folder: Path, options: str) -> None:
-    arguments = [*options.split(), "--hidden", "32", "--epochs", "3", "--no-plot", "--output"]
-    models = []
-    for name, start in (("threads", ["simulate"]), ("mpi", ["run"])):
-        script = [] if name == "threads" else [TRAIN]
-        code, output = finished(*start, "-n", "3", *script, *arguments, name)
-        assert code == 0, output
-        assert "3 ranks" in output
-        with np.load(folder / name / "model.npz", allow_pickle=False) as model:
-            models.append({key: model[key] for key in model})
-    threads, mpi = models
+OPTIONS = [
+    "--gradient-bits 1",
+    "--algorithm block-momentum --sync-period 150 --gradient-bits 1 --overlap-samples 100",
+    "--algorithm diloco --sync-steps 20 --optimizer adam",
+]
+
+
+def line(number: int) -> list[str]:
+    usual = ["--hidden", "32", "--epochs", "3", "--no-plot", "--output", str(number)]
+    return [*OPTIONS[number].split(), *usual]
+
+
+def model_of(run: Path) -> dict[str, np.ndarray]:
+    with np.load(run / "model.npz", allow_pickle=False) as model:
+        return {key: model[key] for key in model}
+
+
+@pytest.fixture(scope="module")
+def by_mpi(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
+    """The models that ranks of MPI train with each of the options, all in one start."""
+    folder, numbers = tmp_path_factory.mktemp("mpi"), range(len(OPTIONS))
+    ends = trainings(folder, *map(line, numbers), ranks=3)
+    assert all(end.code == 0 for by_rank in ends for end in by_rank), ends
+    return [model_of(folder / str(number)) for number in numbers]
+
+
+@pytest.mark.parametrize("number", range(len(OPTIONS)), ids=OPTIONS)
+def test_threads_train_the_model_that_ranks_of_mpi_train(
+    folder: Path, by_mpi: list[dict[str, np.ndarray]], number: int
+) -> None:
+    code, output = finished("simulate", "-n", "3", *line(number))
+    assert code == 0, output
+    assert "3 ranks" in output
+    threads, mpi = model_of(folder / str(number)), by_mpi[number]
     assert threads.keys() == mpi.keys()
     for key in threads:
         assert np.array_equal(threads[key], mpi[key]), key
 
 
+@pytest.mark.any_mpi
 def test_more_ranks_than_cores(folder: Path) -> None:
     code, output = finished(
         *["simulate", "-n", "64", "--algorithm", "model-averaging", "--sync-steps", "5"],
@@ -48,6 +64,7 @@ def test_more_ranks_than_cores(folder: Path) -> None:
     assert output.startswith("64 ranks, 1438 samples")
 
 
+@pytest.mark.any_mpi
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -67,6 +84,7 @@ def test_bad_input_is_one_line(arguments: str, expected: str) -> None:
     assert output.splitlines()[-1].startswith("parallel-sgd: error: ")
 
 
+@pytest.mark.any_mpi
 def test_help_shows_the_options_of_training() -> None:
     code, output = finished("simulate", "--help")
     assert code == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import ENVIRONMENT, SECONDS, TIMEOUT_S, TRAIN, finished
+from jobs import ENVIRONMENT, SECONDS, TIMEOUT_S, TRAIN, End, finished, trainings
 
 RANKS = 4
 
@@ -53,6 +53,7 @@ def test_one_bit_training_is_as_good_as_serial(folder: Path) -> None:
     assert not list((folder / "run").glob(".*"))
 
 
+@pytest.mark.any_mpi
 def test_data_files_and_a_rank_with_nothing_to_do(folder: Path) -> None:
     """Three samples in a minibatch for four ranks, and a last minibatch of one."""
     random = np.random.default_rng(0)
@@ -69,6 +70,7 @@ def test_data_files_and_a_rank_with_nothing_to_do(folder: Path) -> None:
     assert not (folder / "run" / "loss.png").exists()
 
 
+@pytest.mark.any_mpi
 def test_images_are_flattened(folder: Path) -> None:
     np.savez("images.npz", x=np.ones((30, 4, 4)), y=np.arange(30) % 3)
     code, output = on_ranks("--data", "images.npz", "--epochs", "1", "--no-plot", "--output", "run")
@@ -80,14 +82,14 @@ def test_images_are_flattened(folder: Path) -> None:
     assert options["optimizer"] == {"name": "SGD", "lr": 0.3, "lr_per_sample": None}
 
 
+@pytest.mark.any_mpi
 def test_training_loss_across_the_end_of_a_warm_start(folder: Path) -> None:
     """Until then every rank has the whole minibatch, whose loss counts once."""
-    losses = {}
-    for after in ("0", "700", "1438"):
-        code, output = on_ranks(
-            *["--distributed-after", after, "--epochs", "1", "--no-plot", "--output", after],
-        )
-        assert code == 0, output
+    ends, losses = ("0", "700", "1438"), {}
+    short = ("--epochs", "1", "--no-plot")
+    lines = [["--distributed-after", after, *short, "--output", after] for after in ends]
+    trainings(folder, *lines, ranks=RANKS)
+    for after in ends:
         metrics = json.loads((folder / after / "metrics.jsonl").read_text())
         losses[after] = metrics["train_loss"]
     assert losses["700"] == pytest.approx(losses["0"], rel=1e-3)
@@ -102,76 +104,116 @@ FOUND_IN_TRAINING = (
 )
 
 
-def bad_files() -> None:
+def bad_files(folder: Path) -> None:
     """Every data file that the table of bad input names."""
     x, y = np.ones((40, 3), np.float32), np.arange(40) % 4
-    np.savez("good.npz", x=x, y=y)
-    np.savez("labels.npz", x=x, y=np.where(y == 3, 17, y))
-    np.savez("negative.npz", x=x, y=y - 1)
-    np.savez("huge.npz", x=x, y=np.where(np.arange(40) == 7, 10**9, y))
-    np.savez("nan.npz", x=np.where(np.arange(40)[:, None] == 30, np.nan, x), y=y)
-    np.savez("lengths.npz", x=x[:-1], y=y)
-    np.savez("objects.npz", x=np.array([{}] * 40, dtype=object), y=y)
-    Path("cut.npz").write_bytes(Path("good.npz").read_bytes()[:200])
-    Path("text.npz").write_text("no zip file")
+    np.savez(folder / "good.npz", x=x, y=y)
+    np.savez(folder / "labels.npz", x=x, y=np.where(y == 3, 17, y))
+    np.savez(folder / "negative.npz", x=x, y=y - 1)
+    np.savez(folder / "huge.npz", x=x, y=np.where(np.arange(40) == 7, 10**9, y))
+    np.savez(folder / "nan.npz", x=np.where(np.arange(40)[:, None] == 30, np.nan, x), y=y)
+    np.savez(folder / "lengths.npz", x=x[:-1], y=y)
+    np.savez(folder / "objects.npz", x=np.array([{}] * 40, dtype=object), y=y)
+    (folder / "cut.npz").write_bytes((folder / "good.npz").read_bytes()[:200])
+    (folder / "text.npz").write_text("no zip file")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ("--gradient-bits 3", "gradient_bits=3 must be one of 1, 2, 4, 8, 16, 32"),
-        ("--gradient-bits one", "gradient_bits='one' must be a whole number"),
-        ("--gradient-bits 1000:1", "gradient_bits={1000: 1} must begin at 0 samples"),
-        ("--algorithm magic", "invalid choice: 'magic'"),
-        ("--gradient-bit-count 1", "unrecognized arguments: --gradient-bit-count"),
-        ("--momentum 0.5", "momentum=0.5 is not an option of sgd"),
-        ("--optimizer momentum --momentum 1.5", "momentum=1.5 must be"),
-        ("--lr -1", "lr=-1.0 must be a finite number"),
-        ("--block-size 0", "block_size=0 must be a whole number from 1"),
-        ("--threshold middle", "threshold='middle' must be 'zero' or 'mean'"),
-        ("--epochs 0", "epochs=0 must be"),
-        ("--timeout-s inf", "timeout_s=inf must be a finite number"),
-        ("--resume", "expected one argument"),
-        ("--resume missing", "checkpoint 'missing' must be a folder"),
-        (
-            "--algorithm block-momentum --block-samples 32",
-            "block_samples=32 must be at least a min",
-        ),
-        (
-            "--algorithm model-averaging --merge-weight 0.5",
-            "merge_weight=0.5 needs overlap_samples",
-        ),
-        ("--algorithm slowmo --sync-steps 4 --sync-period 9", "at most one of block_samples, sync"),
-        ("--epochs 1 --gradient 1", "unrecognized arguments: --gradient"),
-        ("--model softmax --hidden 7", "hidden=[7]: a softmax model has no hidden layers"),
-        ("--gradient-bits 0:1,0:2", "'0:1,0:2' must give each number of samples once"),
-        ("--data missing.npz", "missing.npz: there is no such data file"),
-        ("--data cut.npz", "cut.npz is not a well-formed .npz file"),
-        ("--data text.npz", "text.npz is not a well-formed .npz file"),
-        ("--data lengths.npz", "lengths.npz: x and y must have one length: 39 and 40"),
-        ("--data objects.npz", "objects.npz: x must hold plain numbers"),
-        ("--data labels.npz --classes 4", "labels.npz: y[3] = 17"),
-        ("--data huge.npz", "huge.npz: y[7] = 1000000000"),
-        ("--data negative.npz", "negative.npz: y[0] = -1"),
-        ("--data nan.npz --test 0.1", "nan.npz: x[30]"),
-        ("--data good.npz --lr 1e38 --epochs 50", "smaller learning rate"),
-        ("--data good.npz --lr 1e38 --epochs 9 --algorithm slowmo", "smaller learning rate"),
-        ("--output good.npz", "output='good.npz'"),
-    ],
-)
-def test_bad_input_is_one_line_on_every_rank(arguments: str, expected: str, folder: Path) -> None:
-    bad_files()
-    before = {path.name for path in folder.iterdir()}
-    started = time.monotonic()
-    target = [] if "--output" in arguments else ["--output", "run"]
-    code, output = on_ranks(*arguments.split(), "--no-plot", *target, ranks=3)
-    assert time.monotonic() - started < SECONDS
-    assert code != 0, output
+BAD_INPUT = [
+    ("--gradient-bits 3", "gradient_bits=3 must be one of 1, 2, 4, 8, 16, 32"),
+    ("--gradient-bits one", "gradient_bits='one' must be a whole number"),
+    ("--gradient-bits 1000:1", "gradient_bits={1000: 1} must begin at 0 samples"),
+    ("--algorithm magic", "invalid choice: 'magic'"),
+    ("--gradient-bit-count 1", "unrecognized arguments: --gradient-bit-count"),
+    ("--momentum 0.5", "momentum=0.5 is not an option of sgd"),
+    ("--optimizer momentum --momentum 1.5", "momentum=1.5 must be"),
+    ("--lr -1", "lr=-1.0 must be a finite number"),
+    ("--block-size 0", "block_size=0 must be a whole number from 1"),
+    ("--threshold middle", "threshold='middle' must be 'zero' or 'mean'"),
+    ("--epochs 0", "epochs=0 must be"),
+    ("--timeout-s inf", "timeout_s=inf must be a finite number"),
+    ("--resume", "expected one argument"),
+    ("--resume missing", "checkpoint 'missing' must be a folder"),
+    (
+        "--algorithm block-momentum --block-samples 32",
+        "block_samples=32 must be at least a min",
+    ),
+    (
+        "--algorithm model-averaging --merge-weight 0.5",
+        "merge_weight=0.5 needs overlap_samples",
+    ),
+    ("--algorithm slowmo --sync-steps 4 --sync-period 9", "at most one of block_samples, sync"),
+    ("--epochs 1 --gradient 1", "unrecognized arguments: --gradient"),
+    ("--model softmax --hidden 7", "hidden=[7]: a softmax model has no hidden layers"),
+    ("--gradient-bits 0:1,0:2", "'0:1,0:2' must give each number of samples once"),
+    ("--data missing.npz", "missing.npz: there is no such data file"),
+    ("--data cut.npz", "cut.npz is not a well-formed .npz file"),
+    ("--data text.npz", "text.npz is not a well-formed .npz file"),
+    ("--data lengths.npz", "lengths.npz: x and y must have one length: 39 and 40"),
+    ("--data objects.npz", "objects.npz: x must hold plain numbers"),
+    ("--data labels.npz --classes 4", "labels.npz: y[3] = 17"),
+    ("--data huge.npz", "huge.npz: y[7] = 1000000000"),
+    ("--data negative.npz", "negative.npz: y[0] = -1"),
+    ("--data nan.npz --test 0.1", "nan.npz: x[30]"),
+    ("--data good.npz --lr 1e38 --epochs 50", "smaller learning rate"),
+    ("--data good.npz --lr 1e38 --epochs 9 --algorithm slowmo", "smaller learning rate"),
+    ("--output good.npz", "output='good.npz'"),
+]
+
+
+def bad_line(number: int) -> list[str]:
+    """The whole command line of a row of the table, with a folder of its own for the results."""
+    arguments = BAD_INPUT[number][0].split()
+    target = [] if "--output" in arguments else ["--output", f"run-{number}"]
+    return [*arguments, "--no-plot", *target]
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[End]]]:
+    """How every rank has refused every row of the table, all in one start."""
+    folder = tmp_path_factory.mktemp("bad-input")
+    bad_files(folder)
+    return folder, trainings(folder, *map(bad_line, range(len(BAD_INPUT))), ranks=3)
+
+
+def one_line_each(output: str, expected: str) -> None:
+    """Every one of three ranks has said one line, of what is wrong."""
     for rank in range(3):
         (line,) = re.findall(rf"^\[rank {rank}\] (.*)$", output, re.MULTILINE)
         assert line.startswith("parallel-sgd: error: "), line
         assert expected in line
     assert "Traceback" not in output
+
+
+@pytest.mark.any_mpi
+@pytest.mark.parametrize("number", range(len(BAD_INPUT)), ids=[row[0] for row in BAD_INPUT])
+def test_bad_input_is_one_line_on_every_rank(
+    refusals: tuple[Path, list[list[End]]], number: int
+) -> None:
+    folder, ends = refusals
+    arguments, expected = BAD_INPUT[number]
+    one_line_each("".join(end.said for end in ends[number]), expected)
+    run = f"run-{number}"
+    for end in ends[number]:
+        assert end.code != 0
+        assert end.shared, "a rank may end the job before the others have said it"
+        assert end.written == ([run] if arguments in FOUND_IN_TRAINING else [])
+    assert not (folder / run / "model.npz").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--gradient-bits 3", "--data labels.npz --classes 4", FOUND_IN_TRAINING[1]],
+    ids=["option", "data", "training"],
+)
+def test_bad_input_ends_the_job(arguments: str, folder: Path) -> None:
+    """As above, but for real: one of each kind."""
+    bad_files(folder)
+    before = {path.name for path in folder.iterdir()}
+    started = time.monotonic()
+    code, output = on_ranks(*arguments.split(), "--no-plot", "--output", "run", ranks=3)
+    assert time.monotonic() - started < SECONDS
+    assert code != 0, output
+    one_line_each(output, dict(BAD_INPUT)[arguments])
     written = {path.name for path in folder.iterdir()} - before
     assert written == ({"run"} if arguments in FOUND_IN_TRAINING else set())
     assert not (folder / "run" / "model.npz").exists()
@@ -231,38 +273,38 @@ def test_a_program_may_end_while_something_runs_in_the_background(folder: Path) 
     assert [path.name for path in Path("checkpoints").glob("0*[0-9]")]
 
 
-@pytest.mark.parametrize(
-    ("option", "values", "fact"),
-    [
-        ("--seed", (1, 0), "seed"),
-        ("--epochs", (2, 3), "epochs"),
-        ("--minibatch-size", (64, 32), "minibatch_size"),
-        ("--test", (0.2, 0.3), "samples"),
-    ],
-)
-def test_ranks_with_other_options_are_named(
-    folder: Path, option: str, values: tuple[float, float], fact: str
-) -> None:
+OTHER_OPTIONS = {
+    "--seed": (1, 0, "seed"),
+    "--epochs": (2, 3, "epochs"),
+    "--minibatch-size": (64, 32, "minibatch_size"),
+    "--test": (0.2, 0.3, "samples"),
+}
+
+
+@pytest.mark.any_mpi
+def test_ranks_with_other_options_are_named(folder: Path) -> None:
     """One rank was started with another command line, as `mpiexec … : …` can do."""
-    Path("script.py").write_text(
-        "import sys\n"
-        "from parallel_sgd.command_line.train import main\n"
-        "from parallel_sgd.communication.launched import launched_rank\n"
-        f"value = {values!r}[launched_rank() == 1]\n"
-        f"main(['--no-plot', '--output', 'run', {option!r}, str(value)])\n"
-    )
-    code, output = on_ranks(ranks=3, script="script.py")
-    assert code != 0
-    assert "Traceback" not in output
-    assert len(re.findall(rf"error: .*{fact}.* must be the same on all ranks", output)) == 3, output
-    assert not (folder / "run").exists()
+    lines = []
+    for option, (usual, other, _) in OTHER_OPTIONS.items():
+        values = [str(usual), str(other), str(usual)]
+        lines.append([["--no-plot", "--output", "run", option, value] for value in values])
+    ends = trainings(folder, *lines, ranks=3)
+    for (_, _, fact), by_rank in zip(OTHER_OPTIONS.values(), ends, strict=True):
+        for end in by_rank:
+            assert end.code != 0
+            assert end.shared
+            assert end.written == []
+            assert "Traceback" not in end.said
+            said = re.findall(rf"error: .*{fact}.* must be the same on all ranks", end.said)
+            assert len(said) == 1, end.said
 
 
 def test_a_deadlock_ends_with_a_reason(folder: Path) -> None:
     """Rank 0 never comes to the second exchange; the others say so and end the job."""
     Path("script.py").write_text(
         "import time, numpy as np, parallel_sgd as psgd\n"
-        "comm = psgd.Communicator.world(timeout_s=3)\n"
+        "psgd.Communicator.world().barrier()\n"
+        "comm = psgd.Communicator.world(timeout_s=1)\n"
         "assert comm.size == 3\n"
         "comm.barrier()\n"
         "if comm.rank == 0:\n"
@@ -274,7 +316,7 @@ def test_a_deadlock_ends_with_a_reason(folder: Path) -> None:
     code, output = on_ranks(ranks=3, script="script.py")
     assert time.monotonic() - started < SECONDS
     assert code != 0
-    assert re.search(r"\[rank [12]\] parallel_sgd: waited more than timeout_s=3 s", output)
+    assert re.search(r"\[rank [12]\] parallel_sgd: waited more than timeout_s=1 s", output)
 
 
 def test_plain_python_is_one_rank(folder: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from parallel_sgd import SGD, Adam, MomentumSGD, NesterovSGD, Parameters
 from parallel_sgd.compression import codec_for
@@ -89,3 +91,12 @@ class Recorder:
     def total(self, n: int) -> Array:
         """The sum of all that was applied, in float64."""
         return np.sum([gradient for gradient, _ in self.applied], axis=0, dtype=float, initial=0)
+
+
+def few_ranks_but(kept: Iterable[str], names: Iterable[str]) -> list[Any]:
+    """For `parametrize`: all names, marked `few_ranks` but for those to be kept."""
+    kept, names = set(kept), list(names)
+    assert kept <= set(names)
+    return [
+        name if name in kept else pytest.param(name, marks=pytest.mark.few_ranks) for name in names
+    ]

@@ -48,6 +48,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if under_mpi and collection_path.name.endswith("mutations.py") else None
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Nor what is not about ranks: it would be the same on each of them, and without MPI."""
+    if not config.getoption("with_mpi", False):
+        return
+    alone = [item for item in items if "on_ranks" not in getattr(item, "fixturenames", ())]
+    config.hook.pytest_deselected(items=alone)
+    items[:] = [item for item in items if item not in alone]
+
+
 @pytest.fixture
 def on_ranks(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:
     """Runs a body on all ranks and returns what it returned on each."""
@@ -104,6 +113,11 @@ def say(where: str, text: str) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Only rank 0 prints pytest's report; the others speak where it would miss something."""
+    config.addinivalue_line(
+        "markers",
+        "few_ranks: as many ranks as it takes on MPI are three; `make test` has four on threads "
+        "alone",
+    )
     if not config.getoption("with_mpi", False):
         return
     # Ranks that clean up one folder of old `tmp_path`s at the same time stumble over each other.

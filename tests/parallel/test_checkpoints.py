@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import BLOCK_SIZE, OPTIMIZERS, gradient_of, samples_of, zeros
+from cases import BLOCK_SIZE, OPTIMIZERS, few_ranks_but, gradient_of, samples_of, zeros
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
@@ -100,7 +100,11 @@ def test_every_algorithm_is_here() -> None:
     assert {type(algorithm) for algorithm, _ in CASES.values()} == set(ALGORITHMS.values())
 
 
-@pytest.mark.parametrize("case", CASES)
+#: In the largest world of MPI: residuals, the clock of a warm start, a block under way.
+EVERYWHERE = ("1 bit, warm start", "averaging, 1 bit", "DiLoCo, overlap, 1 bit")
+
+
+@pytest.mark.parametrize("case", few_ranks_but(EVERYWHERE, CASES))
 def test_going_on_is_as_never_having_stopped(case, on_ranks, tmp_path):
     """Saved after every step of a run, and gone on with from each of them, by other learners."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from cases import few_ranks_but
 
 from parallel_sgd import (
     Adam,
@@ -106,7 +107,11 @@ CONFORMING = {
 }
 
 
-@pytest.mark.parametrize("name", CONFORMING)
+#: In the largest world of MPI: one of each way in which ranks communicate.
+EVERYWHERE = ("data-parallel, 1 bit", "block momentum", "DiLoCo, overlap")
+
+
+@pytest.mark.parametrize("name", few_ranks_but(EVERYWHERE, CONFORMING))
 def test_algorithms_conform(on_ranks, name):
     algorithm, options = CONFORMING[name]
 
