@@ -131,7 +131,9 @@ class AsynchronousAlgorithm(CompressedAlgorithm[StateT]):
             currency=currency,
             merge=choice("merge", merge, MERGES),
             sync_period=None if self.sync_steps is not None else integer("sync_period", period, 1),
-            sync_steps=self.sync_steps and integer("sync_steps", self.sync_steps, 1),
+            sync_steps=None
+            if self.sync_steps is None
+            else integer("sync_steps", self.sync_steps, 1),
             pipeline=choice("pipeline", self.pipeline, (False, True)),
             delay_compensation=compensation,
             ramp_coefficient=_coefficient(self.ramp_coefficient),

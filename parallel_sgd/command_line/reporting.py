@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from ..algorithms import DataParallelASGD, DataParallelSGD, LocalUpdates
@@ -72,7 +71,7 @@ def finish(
         curves["test, serial SGD"] = [(p.samples, p.test_loss) for p in serial]
     if plot:
         folder.write_loss_curves(curves)
-    summary: dict[str, Any] = {label: asdict(row) for label, row in rows.items()}
+    summary: dict[str, Any] = {label: row.as_dict() for label, row in rows.items()}
     if session.resume is None:
         summary["bytes_in_32_bit"] = full
     folder.write_json("summary.json", summary)

@@ -3,8 +3,9 @@
 from .checkpoints import Checkpoints
 from .learner import Learner
 from .loading import LoadedCheckpoint, load_checkpoint
+from .progress import Progress
 from .run_folder import CHECKPOINTS, RunFolder, require_matplotlib
-from .session import Progress, Session
+from .session import Session
 
 __all__ = [
     "CHECKPOINTS",

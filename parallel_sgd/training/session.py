@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,51 +24,10 @@ from .checkpoint_files import set_aside_after
 from .checkpoints import Checkpoints
 from .learner import Learner
 from .loading import load_checkpoint
+from .progress import Observer, Progress, Standing
 from .run_folder import RunFolder
 
 FINGERPRINTED = 256  #: samples by which data are told from others
-EVALUATED = 4096  #: samples that are read at a time to evaluate
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where training stands after an epoch; a line of metrics.jsonl.
-
-    Losses are mean cross-entropies in nats; `train_loss` is the mean over the epoch's minibatches,
-    each before its own update. `bytes_sent` is the sum over all ranks, `seconds` counts training
-    without evaluation. `details` is what the algorithm has to tell (`Algorithm.report`).
-
-    Where workers train apart, at their own paces, the rows are the first worker's: the loss of its
-    own part of the data, the test loss of the model that it has just pulled, the bytes that went to
-    it and from it; the last row counts all workers' bytes, and its `details` are of all.
-    """
-
-    epoch: int
-    samples: int
-    train_loss: float
-    test_loss: float
-    test_accuracy: float
-    learning_rate: float
-    bytes_sent: int
-    seconds: float
-    details: dict[str, Any] | None = None
-
-
-@dataclass
-class Standing:
-    """Where a session stands between two minibatches: its part of a checkpoint.
-
-    Attributes:
-        history: of the epochs that have ended.
-        loss: this rank's part of the present epoch's summed loss so far.
-        count: samples in it.
-        seconds: of training so far.
-    """
-
-    history: list[Progress] = field(default_factory=list)
-    loss: float = 0.0
-    count: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,14 +93,14 @@ class Session:
         source.meet(learner)
         self.algorithm.check_minibatch(self.minibatch_size, learner.comm.size)
         standing, resumed = self._take_up(learner)
-        history = standing.history
+        observer, history = Observer(learner, self.model, self.test), standing.history
         told = history[: self.epochs - 1]
         # When all else is known to be right.
         learner.comm.together(lambda: self._create(told, resumed))
         for epoch in range(len(history), self.epochs):
             self._train_epoch(source, epoch, learner, standing, saver)
-            if self._observes(learner):
-                history.append(self._progress(epoch + 1, learner, standing))
+            if observer.observes:
+                history.append(observer.progress(epoch + 1, standing))
                 if epoch + 1 < self.epochs:
                     self._tell(history[-1], learner)
             standing.loss, standing.count = 0.0, 0
@@ -150,25 +108,16 @@ class Session:
         if saver:
             saver.wait()
         learner.finish()  # may change the model: the last row is of the final one
-        if self._observes(learner):
-            history[-1] = replace(history[-1], **self._measured(learner))
+        if observer.observes:
+            history[-1] = replace(history[-1], **observer.measured())
             self._tell(history[-1], learner)
         if self.folder:
             self.folder.write_model(self.model.parameters)
-        return history
-
-    def _observes(self, learner: Learner) -> bool:
-        """Whether this rank takes part in measuring progress: all do, or the first alone."""
-        return not self.algorithm.apart or learner.comm.rank == 0
-
-    def _observers(self, learner: Learner) -> Communicator:
-        """The ranks that measure progress together."""
-        return Communicator.single() if self.algorithm.apart else learner.comm
+        return history if observer.observes else []
 
     def _tell(self, progress: Progress, learner: Learner) -> None:
         if self.folder:
-            row = {name: value for name, value in asdict(progress).items() if value is not None}
-            self.folder.append_metrics(row)
+            self.folder.append_metrics(progress.as_dict())
         if learner.comm.rank == 0:
             self.report(progress)
 
@@ -220,7 +169,7 @@ class Session:
         """Begin to write: from here on what the folder held is replaced."""
         if self.folder is None:
             return
-        self.folder.create([asdict(progress) for progress in history])
+        self.folder.create([progress.as_dict() for progress in history])
         here = self.checkpoints and Path(self.checkpoints).resolve()
         if resumed and resumed.resolve().parent == here:
             set_aside_after(resumed)
@@ -288,68 +237,3 @@ class Session:
     def _due(self, before: int, learner: Learner) -> bool:
         """Whether a checkpoint has come due since so many samples."""
         return learner.samples // self.checkpoint_every > before // self.checkpoint_every
-
-    def _progress(self, epoch: int, learner: Learner, standing: Standing) -> Progress:
-        if not self.algorithm.apart:
-            learner.meet()
-        found = self._observers(learner).allgather_object((standing.loss, standing.count))
-        loss, count = (sum(each) for each in zip(*found, strict=True))
-        loss /= max(count, 1)
-        self._require_finite("train", loss, learner)
-        return Progress(
-            epoch=epoch,
-            samples=learner.samples,
-            train_loss=loss,
-            learning_rate=learner.local_step.lr,
-            seconds=round(standing.seconds, 4),
-            **self._measured(learner),
-        )
-
-    def _measured(self, learner: Learner) -> dict[str, Any]:
-        """What can be measured at any time, of the model that all ranks have in common."""
-        with learner.shared_model():
-            loss, accuracy = self._evaluate(self._observers(learner))
-        self._require_finite("test", loss, learner)
-        return {
-            "test_loss": loss,
-            "test_accuracy": accuracy,
-            "bytes_sent": self._bytes_sent(learner),
-            "details": learner.report(),
-        }
-
-    def _bytes_sent(self, learner: Learner) -> int:
-        """By all ranks; where workers train apart, between those that are known and servers."""
-        if not self.algorithm.apart:
-            return sum(learner.comm.allgather_object(learner.bytes_sent))
-        workers = (learner.report() or {}).get("workers", [])
-        return sum(each["bytes_sent"] + each["bytes_received"] for each in workers)
-
-    def _require_finite(self, name: str, loss: float, learner: Learner) -> None:
-        if math.isfinite(loss):
-            return
-        problem = (
-            f"training has diverged: the {name} loss is {loss} after {learner.samples} "
-            "samples; a smaller learning rate may help"
-        )
-        if self.algorithm.apart:
-            learner.fail(problem)
-        raise SharedError(problem)
-
-    def _evaluate(self, comm: Communicator) -> tuple[float, float]:
-        """Mean loss and accuracy on the test data, of which every rank takes a part."""
-        shares = comm.allgather_object(comm.together(lambda: self._evaluate_part(comm)))
-        loss, correct = (sum(share) for share in zip(*shares, strict=True))
-        return loss / len(self.test), correct / len(self.test)
-
-    def _evaluate_part(self, comm: Communicator) -> tuple[float, float]:
-        """Summed loss and number of right answers on this rank's part of the test data."""
-        dtype, classes = self.model.parameters.dtype, self.model.classes
-        part = np.arange(len(self.test))[comm.rank :: comm.size]
-        loss = correct = 0.0
-        for first in range(0, len(part), EVALUATED):
-            indexes = part[first : first + EVALUATED]
-            x, y = self.test.read(indexes, dtype=dtype, classes=classes)
-            mean_loss, accuracy = self.model.evaluate(x, y)
-            loss += mean_loss * len(indexes)
-            correct += round(accuracy * len(indexes))
-        return loss, correct

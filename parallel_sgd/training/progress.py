@@ -1,0 +1,153 @@
+"""How far training has come: measured by all ranks together, or by the first one alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..communication import Communicator
+from ..data import Dataset
+from ..errors import SharedError
+from ..models import Classifier
+from .learner import Learner
+
+EVALUATED = 4096  #: samples that are read at a time to evaluate
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands after an epoch; a line of metrics.jsonl.
+
+    Losses are mean cross-entropies in nats; `train_loss` is the mean over the epoch's minibatches,
+    each before its own update. `bytes_sent` is the sum over all ranks, `seconds` counts training
+    without evaluation. `details` is what the algorithm has to tell (`Algorithm.report`).
+
+    Where workers train apart, at their own paces, the rows are the first worker's: the loss of its
+    own part of the data, the test loss of the model that it has just pulled, the bytes that went to
+    it and from it; the last row counts all workers' bytes, and its `details` are of all.
+    """
+
+    epoch: int
+    samples: int
+    train_loss: float
+    test_loss: float
+    test_accuracy: float
+    learning_rate: float
+    bytes_sent: int
+    seconds: float
+    details: dict[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON can hold it, without details where there are none."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass
+class Standing:
+    """Where a session stands between two minibatches: its part of a checkpoint.
+
+    Attributes:
+        history: of the epochs that have ended.
+        loss: this rank's part of the present epoch's summed loss so far.
+        count: samples in it.
+        seconds: of training so far.
+    """
+
+    history: list[Progress] = field(default_factory=list)
+    loss: float = 0.0
+    count: int = 0
+    seconds: float = 0.0
+
+
+class Observer:
+    """Measures the progress of a learner.
+
+    Args:
+        learner: of ranks that train. Where they train apart, at their own paces, only the first of
+            them is observed, and nobody waits for it.
+        model: the learner's.
+        test: the data that it is measured on.
+    """
+
+    def __init__(self, learner: Learner, model: Classifier, test: Dataset) -> None:
+        self.learner, self.model, self.test = learner, model, test
+        self.apart = learner.algorithm.apart
+        self.comm = Communicator.single() if self.apart else learner.comm
+        self.observes = not self.apart or learner.comm.rank == 0  #: this rank
+
+    def progress(self, epoch: int, standing: Standing) -> Progress:
+        """The row after an epoch. Collective, where workers are not apart.
+
+        Raises:
+            SharedError: training has diverged; where workers are apart, on all of them.
+        """
+        learner = self.learner
+        if not self.apart:
+            learner.meet()
+        found = self.comm.allgather_object((standing.loss, standing.count))
+        loss, count = (sum(each) for each in zip(*found, strict=True))
+        loss /= max(count, 1)
+        self._require_finite("train", loss)
+        return Progress(
+            epoch=epoch,
+            samples=learner.samples,
+            train_loss=loss,
+            learning_rate=learner.local_step.lr,
+            seconds=round(standing.seconds, 4),
+            **self.measured(),
+        )
+
+    def measured(self) -> dict[str, Any]:
+        """What can be measured at any time, of the model that all ranks have in common.
+
+        Collective, and raises, as `progress`.
+        """
+        learner = self.learner
+        with learner.shared_model():
+            loss, accuracy = self._evaluate()
+        self._require_finite("test", loss)
+        details = learner.report()
+        if self.apart:  # what is known here, both ways
+            workers = (details or {}).get("workers", [])
+            sent = sum(each["bytes_sent"] + each["bytes_received"] for each in workers)
+        else:
+            sent = sum(self.comm.allgather_object(learner.bytes_sent))
+        return {
+            "test_loss": loss,
+            "test_accuracy": accuracy,
+            "bytes_sent": sent,
+            "details": details,
+        }
+
+    def _require_finite(self, name: str, loss: float) -> None:
+        if math.isfinite(loss):
+            return
+        problem = (
+            f"training has diverged: the {name} loss is {loss} after {self.learner.samples} "
+            "samples; a smaller learning rate may help"
+        )
+        if self.apart:
+            self.learner.fail(problem)
+        raise SharedError(problem)
+
+    def _evaluate(self) -> tuple[float, float]:
+        """Mean loss and accuracy on the test data, of which every rank takes a part."""
+        shares = self.comm.allgather_object(self.comm.together(self._evaluate_part))
+        loss, correct = (sum(share) for share in zip(*shares, strict=True))
+        return loss / len(self.test), correct / len(self.test)
+
+    def _evaluate_part(self) -> tuple[float, float]:
+        """Summed loss and number of right answers on this rank's part of the test data."""
+        dtype, classes = self.model.parameters.dtype, self.model.classes
+        part = np.arange(len(self.test))[self.comm.rank :: self.comm.size]
+        loss = correct = 0.0
+        for first in range(0, len(part), EVALUATED):
+            indexes = part[first : first + EVALUATED]
+            x, y = self.test.read(indexes, dtype=dtype, classes=classes)
+            mean_loss, accuracy = self.model.evaluate(x, y)
+            loss += mean_loss * len(indexes)
+            correct += round(accuracy * len(indexes))
+        return loss, correct
