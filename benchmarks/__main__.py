@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from parallel_sgd import UserError
 
@@ -16,6 +17,7 @@ NAMES = {
     "equivalence": "4 ranks at 1 bit against serial SGD on digits, paired seeds",
     "convergence": "all algorithms on K logical ranks against serial SGD, paired seeds",
     "checkpoints": "writing a checkpoint against a plain write, and what training pays for it",
+    "parameter-server": "pushes, pulls and embedding rows against a bare loop of MPI",
     "gpu": "CUDA kernels against a device-to-device copy; needs a GPU",
 }
 
@@ -24,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, help_text in NAMES.items():
-        module = import_module(f".{name}", __package__)
+        module = _module(name)
         command = commands.add_parser(
             name,
             help=help_text,
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(command)
     options = parser.parse_args(argv)
     try:
-        report = import_module(f".{options.name}", __package__).main(options)
+        report = _module(options.name).main(options)
         report.print()
         if options.json:
             report.write(options.json)
@@ -46,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"benchmarks: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _module(name: str) -> Any:
+    return import_module(f".{name.replace('-', '_')}", __package__)
 
 
 if __name__ == "__main__":

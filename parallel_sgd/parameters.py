@@ -62,6 +62,14 @@ class Parameters(Mapping[str, Array]):
         if values is not self._flat:  # as after `p.flat += g`
             self._flat[...] = values  # another array would leave the views behind
 
+    def move_to(self, flat: Array) -> None:
+        """Copy the values into another vector [n] of this dtype, and lay all views over that.
+
+        The vector before stays as it is, for whoever is still reading it.
+        """
+        flat[...] = self._flat
+        self._set_flat(flat)
+
     def __getitem__(self, name: str) -> Array:
         return self._views[name]
 

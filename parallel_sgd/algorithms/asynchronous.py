@@ -116,9 +116,8 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
             rules,
             self.tables,
             error_feedback=self.error_feedback,
-            record=self.record,
-            replay=self.replay,
         )
+        comm.together(lambda: connection.open_order(self.record, self.replay))
         state = DataParallelASGDState(connection=connection, tables=connection.remote_tables())
         if not group.serves:
             x = parameters.flat

@@ -124,7 +124,7 @@ class Patience:
     """How long to leave the core to others before asking again whether something has come."""
 
     ASKED = 40  #: times before the first sleep
-    FIRST_S, LONGEST_S = 2e-5, 1e-3
+    FIRST_S, LONGER, LONGEST_S = 2e-5, 1.1, 1e-3
 
     def __init__(self) -> None:
         self._asked, self._sleep_s = 0, self.FIRST_S
@@ -139,7 +139,7 @@ class Patience:
             os.sched_yield()
             return
         endpoint.idle(self._sleep_s)
-        self._sleep_s = min(1.5 * self._sleep_s, self.LONGEST_S)
+        self._sleep_s = min(self.LONGER * self._sleep_s, self.LONGEST_S)
 
 
 def as_bytes(array: npt.NDArray[Any]) -> Bytes:

@@ -98,9 +98,9 @@ class MpiEndpoint(Endpoint):
             self._comm.Recv(body, peer, self._in + 1)
 
     def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
-        requests = [self._comm.Isend(header, peer, self._out)]
-        if body is not None:
-            requests.append(self._comm.Isend(body, peer, self._out + 1))
+        # The body first: with its header it is here too, and `discard` finds it.
+        requests = [] if body is None else [self._comm.Isend(body, peer, self._out + 1)]
+        requests.append(self._comm.Isend(header, peer, self._out))
         return MpiTransfer(peer, requests, (header, body))
 
     def close(self) -> None:

@@ -46,7 +46,6 @@ class Connection:
         rules: of pushes.
         tables: the embedding tables.
         error_feedback: as for the exchanges.
-        record, replay: folders of orders; None: neither.
 
     Local.
     """
@@ -60,12 +59,10 @@ class Connection:
         tables: Sequence[Embedding],
         *,
         error_feedback: bool,
-        record: str | None,
-        replay: str | None,
     ) -> None:
         self.group, self._rules, self._tables = group, rules, tuple(tables)
         self._placement, self._parameters = placement, parameters
-        self._record, self._replay = record, replay
+        self._order: Order = AnyOrder()
         self._optimizer: Optimizer | None = None
         self._thread: ServerThread | None = None
         self._client: Client | None = None
@@ -80,6 +77,20 @@ class Connection:
             )
             for server in range(len(group.servers))
         ]
+
+    def open_order(self, record: str | None, replay: str | None) -> None:
+        """Where this rank serves: keep the order of its answers in a folder, or take it from one.
+
+        Raises:
+            UserError: nothing is recorded there, or for others; or the folder cannot be made.
+        """
+        if not self.group.serves and not self.group.shared:
+            return
+        numbers = self.group.server, len(self.group.servers), len(self.group.workers)
+        if replay is not None:
+            self._order = ReplayedOrder(replay, *numbers)
+        elif record is not None:
+            self._order = RecordedOrder(record, *numbers)
 
     def bind(self, optimizer: Optimizer) -> None:
         """The optimizer of this rank's server; where every rank serves, its thread begins."""
@@ -139,16 +150,11 @@ class Connection:
         on_host = flat if array_module(flat) is np else flat.get()
         initial = layout(self._placement.shapes(server), self._parameters.dtype)
         initial.flat = self.parts[server].cut(on_host)
-        order: Order = AnyOrder()
-        if self._replay is not None:
-            order = ReplayedOrder(self._replay, server, servers, workers)
-        elif self._record is not None:
-            order = RecordedOrder(self._record, server, servers, workers)
         return Server(
             group.messages.endpoint(group.workers, serving=True),
             ServedModel(initial, self._optimizer, self._rules, workers),
             ServedTables(self._tables, server, servers),
-            order,
+            self._order,
             survives=survives(),
         )
 

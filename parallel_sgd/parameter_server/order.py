@@ -52,13 +52,19 @@ class RecordedOrder(AnyOrder):
     Args:
         folder: made if there is none.
         server, servers, workers: this server's number, and how many there are of both.
+    Raises:
+        UserError: it cannot be written to.
     """
 
     def __init__(self, folder: str, server: int, servers: int, workers: int) -> None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
         path = _path(folder, server)
-        path.with_suffix(".json").write_text(json.dumps({"servers": servers, "workers": workers}))
-        self._file = path.open("wb")
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            counts = {"servers": servers, "workers": workers}
+            path.with_suffix(".json").write_text(json.dumps(counts))
+            self._file = path.open("wb")
+        except OSError as error:
+            raise UserError(f"record={folder!r} must be a folder to write to: {error}") from None
         self._unwritten: list[int] = []
 
     def answered(self, worker: int) -> None:

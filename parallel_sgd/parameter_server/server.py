@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..communication import Endpoint, PeerLost
 from ..communication.endpoint import Patience, Transfer, as_bytes
 from ..errors import SharedError, UserError
-from ..kernels import memory
+from ..kernels import empty_like, memory
 from .order import Order
 from .served import ServedModel
 from .statistics import LENGTH, WorkerStatistics
@@ -83,7 +83,8 @@ class Server:
         self._coming: list[Request] = []  # whose bodies are under way
         self._ready: deque[Request] = deque()
         self._kept: dict[int, Request] = {}  # whose answers are kept back, by worker
-        self._sending: list[Transfer] = []  # answers, some of them out of the model itself
+        self._sending: list[tuple[Transfer, Array | None]] = []  # answers, and their bodies
+        self._memory = [model.x]  # vectors that the model has been in
         self._bodies = [np.empty(0, np.uint8)] * len(self._ranks)  # grown as they are needed
         self._heard = [time.monotonic()] * len(self._ranks)
         self._statistics = np.zeros((len(self._ranks), LENGTH), np.int64)
@@ -141,7 +142,7 @@ class Server:
             self._coming.remove(request)
             self._arrived(request)
         handled = self._handle_next()
-        self._sending = [transfer for transfer in self._sending if not self._sent(transfer)]
+        self._sending = [each for each in self._sending if not self._sent(each[0])]
         return bool(arrivals or here or handled)
 
     def _begin(self, worker: int, header: Array) -> None:
@@ -195,7 +196,7 @@ class Server:
     def _handle_push(self, request: Request) -> None:
         worker, message, model = request.worker, request.message, self.model
         self._check_push(request)
-        self._finish_sending()  # which may be reading the model
+        self._let_go_of_model()
         request.staleness = model.push(worker, request.body, message.samples, message.factor)
         self._keep(request)
         self._release()
@@ -217,9 +218,25 @@ class Server:
     def _handle_pull(self, request: Request) -> None:
         self._give_model(request)
 
+    def _let_go_of_model(self) -> None:
+        """Before the model changes: answers may still be on their way out of its memory.
+
+        Nobody waits for them. The model goes on in a copy, in memory that it has been in before
+        and that has been read to its end, where there is such.
+        """
+        self._sending = [each for each in self._sending if not self._sent(each[0])]
+        read = {id(body) for _, body in self._sending}
+        if id(self.model.x) not in read:
+            return
+        free = next((vector for vector in self._memory if id(vector) not in read), None)
+        if free is None:
+            free = empty_like(self.model.x, self.model.x.size)
+            self._memory.append(free)
+        self.model.parameters.move_to(free)
+
     def _give_model(self, request: Request, kind: Kind = Kind.MODEL) -> None:
         x = self.model.give(request.worker)
-        self._answer(request, kind, as_bytes(x))
+        self._answer(request, kind, as_bytes(x), of=x)
 
     def _keep(self, request: Request) -> None:
         request.ended = request.told = time.perf_counter()
@@ -258,6 +275,7 @@ class Server:
         if request.message.body != self._statistics[0].nbytes:
             raise Malformed(f"body={request.message.body} of the statistics is not possible")
         self._statistics[request.worker] = request.body.view(np.int64)
+        self._let_go_of_model()
         self.model.leave(request.worker)
         self._keep(request)
         self._release()
@@ -280,7 +298,7 @@ class Server:
             raise Malformed(
                 f"body={request.message.body} of the state must be {self.model.state_bytes}"
             )
-        self._finish_sending()
+        self._let_go_of_model()
         self.model.set_state(request.body)
         self._answer(request, Kind.DONE)
 
@@ -326,8 +344,12 @@ class Server:
         body: Array | None = None,
         *,
         samples: int | None = None,
+        of: Array | None = None,
     ) -> None:
-        """Begin to send an answer, and listen to the worker again."""
+        """Begin to send an answer, and listen to the worker again.
+
+        `of`: the vector whose memory the body is, where it is not the answer's own.
+        """
         now, worker = time.perf_counter(), request.worker
         request.begun = request.begun or now
         request.ended = request.ended or now
@@ -346,13 +368,13 @@ class Server:
         rank = self._ranks[worker]
         self._endpoint.listen(rank)
         body = None if body is not None and body.nbytes == 0 else body
-        self._sending.append(self._endpoint.send(rank, message.packed(), body))
+        self._sending.append((self._endpoint.send(rank, message.packed(), body), of))
         self.bytes_sent += message.body
 
     def _finish_sending(self) -> None:
-        """Before the model changes: answers may be on their way out of its memory."""
+        """Wait until all answers are on their way."""
         with self._endpoint.watched("answers to workers"):
-            for transfer in self._sending:
+            for transfer, _ in self._sending:
                 self._sent(transfer, wait=True)
         self._sending.clear()
 
@@ -377,7 +399,7 @@ class Server:
             if time.perf_counter() - request.told > every:
                 request.told = time.perf_counter()
                 wait = Message(kind=Kind.WAIT).packed()
-                self._sending.append(self._endpoint.send(self._ranks[worker], wait))
+                self._sending.append((self._endpoint.send(self._ranks[worker], wait), None))
         for request in self._ready:
             self._heard[request.worker] = now
         for worker in self._live - self._gone - self._told:
@@ -411,7 +433,7 @@ class Server:
             file=sys.stderr,
             flush=True,
         )
-        self._finish_sending()
+        self._let_go_of_model()
         self.model.leave(worker)
         self._release()
 

@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks import convergence
+from benchmarks import convergence, parameter_server
 from benchmarks.convergence.contenders import CONTENDERS, gain
 from benchmarks.convergence.runs import Runs, read
 from benchmarks.convergence.study import RATES, Climb, Plan, study
@@ -17,7 +17,8 @@ from benchmarks.convergence.summary import Summary
 from benchmarks.convergence.tasks import POINTS, TASKS
 from benchmarks.convergence.training import Run, train
 from benchmarks.statistics import bootstrap_interval, compare
-from parallel_sgd import UserError
+from parallel_sgd import Parameters, UserError
+from parallel_sgd.compression import OneBit
 
 
 def test_the_interval_of_equal_values_is_that_value():
@@ -156,3 +157,68 @@ def test_options_become_a_plan():
     options = parser.parse_args(["--quick", "--task", "bytes", "--ranks", "8", "16"])
     assert convergence.plan_of(options) == Plan(["bytes"], 3, 1, [8, 16], 8)
     assert convergence.plan_of(parser.parse_args([])) == Plan(["digits", "bytes"])
+
+
+def test_a_push_in_1_bit_has_the_bytes_that_the_benchmark_expects():
+    values = 1 << 14
+    blocks = OneBit().blocks(Parameters({"W": np.zeros((values // 1024, 1024), np.float32)}))
+    assert blocks.offsets[-1] == parameter_server.dense.pushed_bytes(values)
+
+
+def test_the_benchmark_of_rows_asks_for_rows_of_the_table_in_another_order():
+    ids = parameter_server.sparse.all_ids(1000)
+    assert len(set(ids.tolist())) == len(ids)
+    batches = parameter_server.sparse.random_batches(ids, 100, seed=1)
+    first, second = next(batches), next(batches)
+    assert len(first) == 100 and set(first) <= set(ids) and not set(first) & set(second)
+    assert first.tolist() != ids[:100].tolist()
+
+
+def test_the_report_on_parameter_servers(monkeypatch):
+    modes = {"alike": 40.0, "slow": 30.0, "slowest": 10.0, "staleness": 2.0}
+    cases = [f"{count} {kind}" for count in (1, 2) for kind in ("pull", "push", "both")]
+    rows = {"pull": 2e6, "push": 1e6}
+    found = {
+        "dense": {
+            "updates": {
+                "bare": 1000.0,
+                "bare, step": 800.0,
+                "bare, 1 bit": 2000.0,
+                "learner, 1": 720.0,
+                "learner, 2": 900.0,
+                "client": 760.0,
+                "learner, 1 bit": 1000.0,
+            },
+            "bytes": {"32": 4 << 20, "1": 139264},
+            "step_s": 0.00025,
+            "where": {"wire": 0.001},
+        },
+        "slow_worker": dict.fromkeys(("async", "bounded", "sync", "geo"), modes),
+        "sparse": {
+            "random": rows,
+            "table": rows,
+            "bytes": 160.0,
+            "bare": dict.fromkeys(cases, 4e6),
+            "served": dict.fromkeys(cases, 2e6),
+        },
+    }
+    sections = []
+
+    def on_ranks(ranks, module, options):
+        name = module.removeprefix("parameter_server.")
+        sections.append(name)
+        assert options["rounds"] >= 1 and options["seconds"] > 0
+        return found[name]
+
+    monkeypatch.setattr(parameter_server, "on_ranks", on_ranks)
+    parser = argparse.ArgumentParser()
+    parameter_server.add_arguments(parser)
+    report = parameter_server.main(parser.parse_args(["--servers", "2"]))
+    assert sections == ["dense", "slow_worker", "sparse"]
+    ratios = {row.name: row.ratio for row in report.rows}
+    assert len(ratios) == len(report.rows)  # or bars of the figure would lie on each other
+    assert ratios["learner.step, 32 bit, beside sum"] == pytest.approx(0.9)
+    assert ratios["learner.step, 32 bit, 2 servers"] == pytest.approx(1.25)
+    assert ratios["memory of the server's table, a row"] == pytest.approx(1.25)
+    parameter_server.main(parser.parse_args(["--only", "slow-worker"]))
+    assert sections[3:] == ["slow_worker"]

@@ -1,0 +1,203 @@
+"""Rows of an embedding table, pulled and pushed: the table alone, and one server for some workers.
+
+Ids are random over 10**11, and drawn from those that the table has, in another order than the one
+in which they came. The limits: as many rows read and written at random in one large array, and a
+bare loop of MPI that moves the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameters
+from parallel_sgd.communication.watchdog import ended_if_longer_than
+from parallel_sgd.parameter_server import Embedding
+from parallel_sgd.parameter_server.rows import RowTable
+
+from .bare import Exchange, bare_server, bare_worker, quiet_barrier, rate
+
+Array = npt.NDArray[Any]
+
+WORKERS = 2
+WIDTH = 16
+ROW = 4 * WIDTH  #: bytes of its values
+ID, HEADER = 8, 128
+DIFFERENT = 10**11
+MOST_BATCHES = 50
+KINDS = ("pull", "push", "both")
+TABLE = Embedding(name="rows", width=WIDTH)
+
+
+def measure(
+    comm: Communicator, touched: int, batch: int, rounds: int, seconds: float
+) -> dict[str, Any]:
+    """What each rank runs: two workers and a server.
+
+    Returns:
+        "random": rows a second that this memory reads and writes; "table": those of a `RowTable`
+        in the same process, and its bytes a row; "served", "bare": rows a second of all workers, by
+        their number and "pull", "push" or "both" (each row pulled and pushed), medians over the
+        rounds; "bytes": of the server's table, a row.
+    """
+    limit = 300 + touched / 1e5 + 5 * 20 * (rounds + 1) * (seconds + 1)
+    with ended_if_longer_than(limit, comm.rank, "the benchmark of rows"):
+        found: dict[str, Any] = {}
+        if comm.rank == WORKERS:
+            found["random"] = _random_access(touched, batch, rounds)
+            found["table"] = _table(touched, batch, rounds)
+        quiet_barrier()
+        found["bare"] = _medians(
+            rounds, lambda count, kind: _bare(comm, count, kind, batch, seconds)
+        )
+        served, nbytes = _served(comm, touched, batch, rounds, seconds)
+        everyone = comm.allgather_object(found | {"served": served, "bytes": nbytes})
+    rates = {
+        name: {case: sum(each[name][case] for each in everyone[:WORKERS]) for case in found["bare"]}
+        for name in ("bare", "served")
+    }
+    rows = {name: rate * batch for name, rate in rates["bare"].items()}
+    return {
+        **everyone[WORKERS],
+        "bare": rows,
+        "served": {name: rate * batch for name, rate in rates["served"].items()},
+        "bytes": everyone[0]["bytes"],
+    }
+
+
+def all_ids(touched: int) -> Array:
+    """The ids of the table, in the order in which they come: the same on every rank."""
+    ids = np.unique(np.random.default_rng(0).integers(DIFFERENT, size=touched))
+    return np.random.default_rng(1).permutation(ids)
+
+
+def random_batches(ids: Array, batch: int, seed: int) -> Iterator[Array]:
+    """Minibatches of ids in another order, again and again: all different, but for chance."""
+    order = np.random.default_rng(seed).permutation(len(ids))[: MOST_BATCHES * batch]
+    return cycle([ids[some] for some in np.split(order, range(batch, len(order), batch))][:-1])
+
+
+def _speed(call: Callable[[Array], object], batches: Iterator[Array], rounds: int) -> float:
+    """Rows a second: the median over minibatches."""
+    times = []
+    for i in range(10 * rounds + 1):
+        ids = next(batches)
+        begin = time.perf_counter()
+        call(ids)
+        if i > 0:
+            times.append((time.perf_counter() - begin) / len(ids))
+    return 1 / statistics.median(times)
+
+
+def _random_access(touched: int, batch: int, rounds: int) -> dict[str, float]:
+    """Rows a second that NumPy reads from a large array, or changes in it."""
+    memory, out = (np.ones((n, WIDTH), np.float32) for n in (touched, batch))
+    batches = random_batches(np.arange(touched), batch, seed=1)
+
+    def read(rows: Array) -> None:
+        np.take(memory, rows, axis=0, out=out, mode="clip")
+
+    def change(rows: Array) -> None:
+        read(rows)
+        memory[rows] = np.add(out, 1, out=out)
+
+    return {"pull": _speed(read, batches, rounds), "push": _speed(change, batches, rounds)}
+
+
+def _table(touched: int, batch: int, rounds: int) -> dict[str, float]:
+    """A table without a server."""
+    ids, gradient = all_ids(touched), np.full((batch, WIDTH), 1e-3, np.float32)
+    before, table = _resident(), RowTable(TABLE)
+    begin = time.perf_counter()
+    for first in range(0, len(ids), batch):
+        some = ids[first : first + batch]
+        table.push(some, gradient[: len(some)], 1)
+    filled = len(table) / (time.perf_counter() - begin)
+    resident = (_resident() - before) / len(table)
+    out, batches = np.empty_like(gradient), random_batches(ids, batch, seed=1)
+    return {
+        "fill": filled,
+        "pull": _speed(lambda ids: table.pull(ids, out), batches, rounds),
+        "push": _speed(lambda ids: table.push(ids, gradient, 1), batches, rounds),
+        "bytes": table.nbytes / len(table),
+        "resident": resident,
+    }
+
+
+def _resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _medians(rounds: int, case: Callable[[int, str], float]) -> dict[str, float]:
+    """This rank's rates by "workers kind", interleaved over the rounds."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        for count in range(1, WORKERS + 1):
+            for kind in KINDS:
+                found[f"{count} {kind}"].append(case(count, kind))
+    return {name: statistics.median(each) for name, each in found.items()}
+
+
+def _bare(comm: Communicator, count: int, kind: str, batch: int, seconds: float) -> float:
+    exchanges = []
+    if kind != "push":
+        exchanges.append(Exchange(ID * batch, ROW * batch))
+    if kind != "pull":
+        exchanges.append(Exchange((ID + ROW) * batch, HEADER))
+    quiet_barrier()
+    active = comm.split(int(comm.rank < count))
+    if comm.rank < count:
+        return bare_worker(active, WORKERS, exchanges, seconds)
+    if comm.rank == WORKERS:
+        bare_server(count, exchanges)
+    return 0.0
+
+
+def _served(
+    comm: Communicator, touched: int, batch: int, rounds: int, seconds: float
+) -> tuple[dict[str, float], float]:
+    """A worker's minibatches a second, and the server's bytes a row."""
+    from mpi4py import MPI
+
+    model = Parameters({"w": np.zeros(1, np.float32)})
+    algorithm = DataParallelASGD(servers=1, sync_steps=1, tables=(TABLE,))
+    learner = Learner(model, SGD(lr=0.1), algorithm, comm)
+    among = MPI.COMM_WORLD.Split(int(learner.serves), comm.rank)
+    if learner.serves:
+        learner.finish()
+        return {}, 0.0
+    table, ids = learner.tables[TABLE.name], all_ids(touched)
+    gradient = np.full((batch, WIDTH), 1e-3, np.float32)
+    for first in range(comm.rank * batch, len(ids), WORKERS * batch):
+        some = ids[first : first + batch]
+        table.push(some, gradient[: len(some)], 1)
+    batches = random_batches(ids, batch, seed=1 + comm.rank)
+
+    def step(kind: str) -> None:
+        some = next(batches)
+        if kind != "push":
+            table.rows(some)
+        if kind != "pull":
+            table.push(some, gradient, 1)
+
+    def case(count: int, kind: str) -> float:
+        quiet_barrier(among)
+        active = learner.comm.split(int(comm.rank < count))
+        return rate(active, partial(step, kind), seconds) if comm.rank < count else 0.0
+
+    served = _medians(rounds, case)
+    quiet_barrier(among)
+    counts = table.counts()
+    learner.finish()
+    return served, counts["bytes"] / counts["rows"]

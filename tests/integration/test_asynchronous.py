@@ -1,0 +1,195 @@
+"""Parameter servers as users run them: roles, replay, resumption, bad options, lost ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jobs import ENVIRONMENT, ROOT, TIMEOUT_S, TRAIN, finished, trainings
+
+from parallel_sgd.command_line.mpi_runtime import bound_mpi
+
+USUAL = ["--algorithm", "async", "--sync-steps", "1", "--no-plot", "--hidden", "32"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def model_of(run: str) -> dict[str, np.ndarray]:
+    with np.load(Path(run, "model.npz"), allow_pickle=False) as model:
+        return {key: model[key] for key in model}
+
+
+def rows_of(run: str) -> list[dict]:
+    return [json.loads(line) for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_is_recorded_and_replayed_by_threads() -> None:
+    options = [*USUAL, "--epochs", "3", "--min-block", "200", "--gradient-bits", "4"]
+    code, output = finished(
+        *["run", "-n", "4", "--servers", "2", TRAIN, *options],
+        *["--output", "run", "--record", "order"],
+    )
+    assert code == 0, output
+    assert "2 workers and 2 servers" in output
+    rows = rows_of("run")
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert [each["worker"] for each in rows[0]["details"]["workers"]] == [0]
+    workers = rows[-1]["details"]["workers"]
+    assert [each["worker"] for each in workers] == [0, 1]
+    assert sum(each["samples"] for each in workers) == 3 * 1438
+    for each in workers:
+        assert sum(each["staleness"].values()) == each["pushes"] == 3 * 23
+        assert min(each["seconds"].values()) >= 0
+        assert re.search(rf"^ +{each['worker']} +{each['pushes']} ", output, re.MULTILINE)
+    code, output = finished(
+        *["simulate", "-n", "4", *options, "--servers", "2"],
+        *["--output", "again", "--replay", "order"],
+    )
+    assert code == 0, output
+    found, expected = model_of("again"), model_of("run")
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    again = rows_of("again")[-1]["details"]["workers"]
+    assert [each["staleness"] for each in again] == [each["staleness"] for each in workers]
+
+
+def test_it_goes_on_with_other_servers_and_workers() -> None:
+    options = [*USUAL, "--optimizer", "momentum", "--checkpoint-every", "1000"]
+    start = ["run", "-n", "3", "--servers", "1", TRAIN, *options, "--epochs", "2"]
+    code, output = finished(*start, "--output", "run")
+    assert code == 0, output
+    for ranks, servers in ((4, 2), (4, 1)):
+        code, output = finished(
+            *["run", "-n", str(ranks), "--servers", str(servers), TRAIN, *options],
+            *["--epochs", "4", "--resume", "run", "--output", f"on-{ranks}-{servers}"],
+        )
+        assert code == 0, output
+        rows = rows_of(f"on-{ranks}-{servers}")
+        assert [row["samples"] for row in rows] == [1438 * epoch for epoch in (1, 2, 3, 4)]
+        assert rows[2]["test_loss"] < rows[0]["test_loss"]
+
+
+BAD: list[tuple[str, str]] = [
+    ("--servers 3", "servers=3 must be less than the number of ranks, 3"),
+    ("--servers -1", "servers=-1 must be a whole number, at least 0"),
+    ("--mode fast", "mode='fast' must be one of 'async', 'bounded', 'sync', 'geo'"),
+    ("--mode geo --currency gradients", "currency='gradients' must be 'deltas' with mode='geo'"),
+    ("--merge product", "merge='product' must be 'sum' or 'mean'"),
+    ("--placement modulo", "placement='modulo' must be 'round-robin' or 'hash'"),
+    ("--staleness -1", "staleness=-1 must be a whole number, at least 0"),
+    ("--mode sync --delay-compensation 0.1", "delay_compensation=0.1 needs pushed gradients"),
+    ("--ramp-coefficient 0", "ramp_coefficient=0 must be more than 0"),
+    ("--gradient-bits 0:32,100:1", "gradient_bits={0: 32, 100: 1} must be one number"),
+    ("--sync-period 3", "sync_period=3 and sync_steps=1: at most one of them may be given"),
+    ("--role worker", "role='worker' on all ranks: there must be workers and servers"),
+    ("--replay nothing", "replay='nothing': no order of server 0"),
+    ("--record a --replay b", "record='a' and replay='b': at most one of them may be given"),
+    ("--record /proc/nothing", "record='/proc/nothing' must be a folder to write to"),
+]
+
+
+@pytest.mark.any_mpi
+def test_bad_options_are_refused_by_all_ranks(folder: Path) -> None:
+    lines = [[*USUAL, "--servers", "1", *line.split()] for line, _ in BAD]
+    ends = trainings(folder, *lines, ranks=3)
+    for (line, problem), by_rank in zip(BAD, ends, strict=True):
+        said = [end.said for end in by_rank]
+        assert any(problem in text for text in said), (line, said)
+        assert all(end.code != 0 for end in by_rank if end.said), line
+
+
+@pytest.mark.any_mpi
+def test_training_that_diverges_ends_workers_and_servers() -> None:
+    code, output = finished("run", "-n", "3", TRAIN, *USUAL, "--lr", "1e30", "--output", "run")
+    assert code != 0
+    assert "is not finite" in output or "has diverged" in output or "too large" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.any_mpi
+def test_roles_of_programs_that_are_started_apart() -> None:
+    mpiexec = str(Path(sys.executable).with_name("mpiexec"))
+    train = [sys.executable, TRAIN, *USUAL, "--epochs", "2", "--output", "run"]
+    done = subprocess.run(
+        [mpiexec, "-n", "1", *train, "--role", "server", ":", "-n", "2", *train, "--role=worker"],
+        env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
+        timeout=TIMEOUT_S,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 workers and 1 server" in done.stdout
+    assert [row["epoch"] for row in rows_of("run")] == [1, 2]
+
+
+LOSING = """
+import os, signal, sys, time
+import numpy as np
+import parallel_sgd as psgd
+
+comm = psgd.Communicator.world(timeout_s=float(sys.argv[1]))
+parameters = psgd.Parameters({"W": np.zeros(3, np.float32)})
+algorithm = psgd.DataParallelASGD(sync_steps=1)
+learner = psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm)
+if not learner.serves:
+    for step in range(40):
+        if comm.rank == 1 and step == 10 and sys.argv[2] != "nothing":
+            os.kill(os.getpid(), getattr(signal, sys.argv[2]))
+        learner.gradient.flat[:] = 1
+        learner.step(1)
+        if sys.argv[2] == "nothing" and comm.rank:
+            time.sleep(0.1)  # while worker 0 waits in `finish`, longer than the time limit
+learner.finish()
+if not learner.serves:
+    pushes = [each["pushes"] for each in learner.report()["workers"]]
+    print("final", parameters.flat[0], pushes, flush=True)
+"""
+
+
+def lose(folder: Path, how: str, timeout_s: float, *options: str) -> tuple[int, str]:
+    (folder / "losing.py").write_text(LOSING)
+    return finished("run", "-n", "4", *options, "losing.py", str(timeout_s), how)
+
+
+def test_a_worker_that_is_killed_leaves_the_others_at_work_where_mpi_allows(folder: Path) -> None:
+    code, output = lose(folder, "SIGKILL", 30, "--survive")
+    if bound_mpi(initialize=False)["vendor"].startswith("MPICH"):
+        assert code != 0
+        assert "--survive needs Open MPI" in output
+        return
+    assert "the worker on rank 1 has died: going on with 2 others" in output
+    assert output.count("final -90.0 [40, 10, 40]") == 2
+
+
+@pytest.mark.any_mpi
+def test_a_worker_that_is_killed_or_silent_ends_the_job(folder: Path) -> None:
+    code, _ = lose(folder, "SIGKILL", 30)
+    assert code != 0
+    code, output = lose(folder, "SIGSTOP", 2)
+    assert code != 0
+    assert "a server has not heard of the worker on rank 1 for timeout_s=2 s" in output
+
+
+@pytest.mark.any_mpi
+def test_workers_that_have_finished_may_wait_longer_than_the_time_limit(folder: Path) -> None:
+    code, output = lose(folder, "nothing", 1.5)
+    assert code == 0, output
+    assert output.count("final -120.0 [40, 40, 40]") == 3
+
+
+@pytest.mark.any_mpi
+def test_the_example_learns_clicks() -> None:
+    code, output = finished("run", "-n", "3", "--servers", "1", str(ROOT / "examples/clicks.py"))
+    assert code == 0, output
+    found = re.search(r"^after [\d.]+ s ([\d.]+)", output, re.MULTILINE)
+    assert found
+    assert 0.4348 < float(found[1]) < 0.54
