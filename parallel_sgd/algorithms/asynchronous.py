@@ -11,7 +11,7 @@ from typing import Any, NoReturn, cast
 from ..communication import Communicator
 from ..errors import SharedError, UserError
 from ..exchange import require_float32
-from ..kernels import array_module, empty_like
+from ..kernels import array_module, empty_like, finish_on_device
 from ..optimizers import LocalStep
 from ..parameter_server import (
     Client,
@@ -131,6 +131,8 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
 
     def bind(self, state: DataParallelASGDState, local_step: LocalStep) -> None:
         state.connection.bind(local_step.optimizer)
+        if not self.serves(state):
+            state.client.factor = self.ramp_factor(0)
 
     def group(self, state: DataParallelASGDState, comm: Communicator) -> Communicator:
         return state.connection.group.own
@@ -217,6 +219,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
             else:
                 state.base[...] = x
             state.arrived = state.incoming
+            finish_on_device(x)
             sent, arrived, residual = state.sent, state.arrived, state.residual
             state.sending = client.begin(
                 lambda: client.push(sent, residual, samples, factor, out=arrived)
@@ -321,6 +324,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         comm: Communicator,
     ) -> None:
         client = state.client
+        client.factor = self.ramp_factor(state.minibatches)
         if not state.served.fits(comm):  # of another number of workers: all begin from the servers'
             state.served.take_over(parameters.flat, comm)
             state.arrived = None

@@ -44,28 +44,25 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
         raise UserError(problem)
     watched = Watchdog(timeout_s, MPI.COMM_WORLD.rank, _end_job_from_another_thread)
     name = "Communicator.world()"
-    return MpiCommunicator(MPI.COMM_WORLD, watched, name, cuda_aware=cuda_aware)
+    with watched(name):
+        own = MPI.COMM_WORLD.Dup()
+    return MpiCommunicator(own, watched, cuda_aware=cuda_aware)
 
 
 class MpiCommunicator(Communicator):
-    """Ranks of an MPI communicator, which is duplicated so that no messages can mix.
+    """Ranks of an MPI communicator.
 
     Args:
-        comm: an mpi4py intracommunicator.
-        watched: bounds every wait in a collective, this one too.
-        waits_in: what to call this one.
+        comm: an mpi4py intracommunicator that nobody else uses, so that no messages can mix.
+        watched: bounds every wait in a collective.
         cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory.
 
-    Collective.
+    Local.
     """
 
-    def __init__(
-        self, comm: MPI.Intracomm, watched: Watchdog, waits_in: str, *, cuda_aware: bool = False
-    ) -> None:
-        self.rank, self.size = comm.rank, comm.size
+    def __init__(self, comm: MPI.Intracomm, watched: Watchdog, *, cuda_aware: bool = False) -> None:
+        self.rank, self.size, self._comm = comm.rank, comm.size, comm
         self._cuda_aware, self._watched = cuda_aware, watched
-        with watched(waits_in):
-            self._comm = comm.Dup()
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         own = receive[sum(counts[: self.rank]) :][: counts[self.rank]]
@@ -113,15 +110,14 @@ class MpiCommunicator(Communicator):
             else "MPI must let several threads communicate at once (MPI_THREAD_MULTIPLE) to do so "
             f"while training goes on; this {MPI.get_vendor()[0]} gives level {level}"
         )
-        name = "Communicator.duplicate()"
-        return MpiCommunicator(self._comm, self._watched, name, cuda_aware=self._cuda_aware)
+        with self._watched("Communicator.duplicate()"):
+            own = self._comm.Dup()
+        return MpiCommunicator(own, self._watched, cuda_aware=self._cuda_aware)
 
     def split(self, group: int) -> MpiCommunicator:
         with self._watched("Communicator.split()"):
-            part = cast(MPI.Intracomm, self._comm.Split(group, self.rank))
-        return MpiCommunicator(
-            part, self._watched, "Communicator.split()", cuda_aware=self._cuda_aware
-        )
+            own = cast(MPI.Intracomm, self._comm.Split(group, self.rank))
+        return MpiCommunicator(own, self._watched, cuda_aware=self._cuda_aware)
 
     def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
         from .mpi_endpoint import MpiEndpoint

@@ -28,6 +28,9 @@ Array = npt.NDArray[Any]
 SIGNS_OF_LIFE = 4  #: for each `timeout_s`, to workers whose answer is kept back
 LARGEST_BODY = 1 << 40
 
+LOOKING = {Kind.ASK_WRITTEN, Kind.COUNT_TABLES}
+"""What changes nothing and is asked by the clock: it may come at any time, also in a replay."""
+
 
 @dataclass
 class Request:
@@ -178,11 +181,13 @@ class Server:
     def _handle_next(self) -> bool:
         """Handle the request whose turn it is, if it is here."""
         turn = self._order.next()
-        request = next((r for r in self._ready if turn is None or r.worker == turn), None)
+        may = (r for r in self._ready if turn in (None, r.worker) or r.message.kind in LOOKING)
+        request = next(may, None)
         if request is None:
             return False
         self._ready.remove(request)
-        self._order.answered(request.worker)
+        if request.message.kind not in LOOKING:
+            self._order.answered(request.worker)
         request.begun = time.perf_counter()
         if self._problem and request.message.kind != Kind.FAIL:
             self._tell_problem(request)

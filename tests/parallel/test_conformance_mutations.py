@@ -7,12 +7,13 @@ import wrong_conduct
 import wrong_results
 from wrong_results import RANKS, RanksDiffer
 
-from parallel_sgd import DataParallelSGD, DiLoCo, ModelAveragingSGD, MomentumSGD
+from parallel_sgd import DataParallelASGD, DataParallelSGD, DiLoCo, ModelAveragingSGD, MomentumSGD
 from parallel_sgd.testing import CHECKS, check_algorithm
 
 DATA_PARALLEL = DataParallelSGD()
 AVERAGING = ModelAveragingSGD(sync_steps=3)
 DILOCO = DiLoCo(sync_steps=3)
+ROUNDS = DataParallelASGD(mode="sync", servers=0, sync_steps=1)
 
 FAULTS = [*wrong_results.FAULTS, *wrong_conduct.FAULTS]
 
@@ -39,10 +40,12 @@ def test_every_check_catches_something():
     assert {check for _, checks in FAULTS for check in checks} == set(CHECKS)
 
 
+@pytest.mark.filterwarnings("ignore:servers=0")
 def test_the_faultless_pass():
     check_algorithm(DATA_PARALLEL, ranks=(RANKS,), optimizer=MomentumSGD(lr=0.1))
     check_algorithm(AVERAGING, ranks=(RANKS,))
     check_algorithm(DILOCO, ranks=(RANKS,), exceptions={"serial": "the outer momentum"})
+    check_algorithm(ROUNDS, ranks=(RANKS,))
 
 
 def test_a_message_names_step_value_and_identity():
