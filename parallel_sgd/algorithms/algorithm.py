@@ -66,7 +66,8 @@ class Algorithm(ABC, Generic[StateT]):
                 told; None: only communication can tell. For algorithms that do not communicate in
                 every step; the others may find out for themselves.
         Returns:
-            The samples of all ranks in this minibatch; 0 says that every rank has run dry.
+            The samples of all ranks in this minibatch, as far as this one knows; 0 says that every
+            rank has run dry, or where they train apart that this one has.
 
         Every rank calls it for every minibatch.
         """

@@ -91,7 +91,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
     in the data, in samples of all workers.
 
     Staleness is the number of times that the model has changed between a worker's pull and its
-    push: `learner.statistics`. With several servers each part of a model has its own version.
+    push: `learner.report()`. With several servers each part of a model has its own version.
 
     A step within a period is local. At its end: one message and one answer for each server, n
     values each way in all (a push in `gradient_bits`). `finish` waits for all workers.
@@ -330,9 +330,11 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
             state.arrived = None
             if state.base is not None:
                 state.base[...] = parameters.flat
-        pulled = parameters.flat if state.arrived is None else state.arrived
-        compensates = self.delay_compensation > 0
-        client.in_turn(lambda: state.served.put_back(client, pulled if compensates else None, comm))
+        models: list[Array] = []
+        if self.delay_compensation:
+            latest = parameters.flat if state.arrived is None else state.arrived
+            models = [parameters.flat, latest] if self.pipeline else [latest]
+        client.in_turn(lambda: state.served.put_back(client, models, comm))
 
     def weight(self, state: DataParallelASGDState) -> int:
         return int(state.connection.group.own.rank == 0)

@@ -36,38 +36,44 @@ class AsynchronousAlgorithm(CompressedAlgorithm[StateT]):
 
     Args:
         servers: how many ranks serve, the last ones; 0: all, each in a thread beside its training.
-            None: as `parallel-sgd run --servers` says, or one.
+            If not given: as `parallel-sgd run --servers` says, or one.
         role: "worker" or "server" for this rank, where each is started apart (``mpiexec -n 1 …
             --role server : -n 4 … --role worker``); "auto": by `servers`.
-        mode: "async": a push is applied and answered at once; "bounded": answered when no worker
-            is more than `staleness` pushes behind; "sync": all pushes of a round are merged,
-            applied as one, and answered; "geo": async, with averaged deltas.
-        staleness: of mode "bounded".
-        currency: what is pushed: "gradients", or "deltas" of local steps; the default is gradients,
-            and deltas in mode "geo".
-        merge: "sum": every push counts in full; "mean": the pushes of K workers count for one (in
-            mode "sync" weighted by samples, elsewhere by 1/K). The default is "mean" in the modes
+        mode: "async": a push is applied and answered at once; "bounded": applied at once, and
+            answered when its worker is at most `staleness` pushes ahead of the slowest; "sync": one
+            push of every worker is merged with the others', applied as one, and answered; "geo":
+            as async, for deltas that are averaged.
+        staleness: how many pushes a worker may be ahead of the slowest, with mode "bounded".
+        currency: what is pushed: "gradients", which the servers' optimizer applies, or "deltas",
+            what a worker's own optimizer has changed; gradients if not given, and with "geo"
+            deltas.
+        merge: "sum": every push counts in full, so that K workers go K times as far with as many
+            samples: lower the learning rate; "mean": the pushes of K workers count for one (in mode
+            "sync" weighted by samples, elsewhere by 1/K each). If not given, "mean" in the modes
             "sync" and "geo", and else "sum".
-        sync_period: samples of each worker in a period (on average, where they are uneven; 256 if
-            neither is given).
+        sync_period: samples of each worker in a period (on average, where they are uneven). Give
+            at most one of the two; 256 if none is given.
         sync_steps: minibatches in a period.
-        pipeline: push and pull in the background while the next period is computed; the model is
-            one period older.
-        delay_compensation: the factor λ of DC-ASGD: g + λ g² (x - x_pulled) in place of the mean
-            gradient g; 0: none.
-        ramp_coefficient: with ramp_minibatches: the learning rate begins at so much of itself, more
-            than 0.
-        ramp_minibatches: of a worker. The factor is min(1, a (⌊s/m⌋ + 1)) after s minibatches for
-            a = ramp_coefficient, m = ramp_minibatches; 0: no ramp.
-        ramp: "staircase" for that, or "linear" for min(1, a + (1 - a) s/m).
-        placement: "round-robin" or "hash", or a function of a slice's label, its number, and the
-            number of servers that returns a server.
-        slice_parameters: False keeps each parameter whole.
-        min_block: a parameter is cut into slices of no fewer values.
+        pipeline: push and pull in the background while the next period is computed; what is pulled
+            is one period older.
+        delay_compensation: the factor λ of DC-ASGD: a gradient g of a model x_then that is x by now
+            counts as g + λ g² (x - x_then). For gradients that are applied one by one; 0: none.
+        ramp_coefficient: with ramp_minibatches, and more than 0: the part of the learning rate that
+            training begins with.
+        ramp_minibatches: of a worker, after which the learning rate is raised by another such part
+            (ramp "staircase"), or is whole (ramp "linear"); 0: it is whole from the start.
+        ramp: "staircase": after s minibatches the factor is min(1, a (⌊s/m⌋ + 1)); "linear":
+            min(1, a + (1 - a) s/m); a = ramp_coefficient, m = ramp_minibatches.
+        placement: which server gets a slice of the model: "round-robin", or "hash" of its name. In
+            Python also a function of its name, its number, and the number of servers.
+        slice_parameters: whether parameters are cut into slices, and not kept whole.
+        min_block: a parameter is cut into no more slices than it has so many values.
         tables: distributed embedding tables (`Embedding`).
-        record: a folder for the order in which every server answers.
-        replay: a folder of such; the servers answer in that order, so that a run repeats bit for
-            bit, also in `parallel-sgd simulate`.
+        record: a folder, to which every server writes the order in which it answers workers.
+        replay: a folder that was recorded: servers answer in the same order, so that the run
+            repeats bit for bit, also in `parallel-sgd simulate`.
+
+    Of `gradient_bits`, one number: of pushes; what is pulled has full precision.
     """
 
     servers: int | None = None
@@ -87,8 +93,8 @@ class AsynchronousAlgorithm(CompressedAlgorithm[StateT]):
     slice_parameters: bool = True
     min_block: int = 8192
     tables: tuple[Embedding, ...] = field(default=(), metadata={"python_only": True})
-    record: str | None = None
-    replay: str | None = None
+    record: str | None = field(default=None, metadata={"metavar": "FOLDER"})
+    replay: str | None = field(default=None, metadata={"metavar": "FOLDER"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,6 +193,7 @@ class AsynchronousAlgorithm(CompressedAlgorithm[StateT]):
             merge=cast(Merge, self.merge),
             staleness=self.staleness,
             delay_compensation=self.delay_compensation,
+            pipeline=self.pipeline,
             codec=self.codec(cast(int, self.gradient_bits)),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from ..communication import Communicator
 from ..kernels import array_module
-from ..parameter_server import COUNTERS, Client, Kind
+from ..parameter_server import COUNTERS, OF_EACH_WORKER, Client, Kind
 from ..parameter_server.client import Ask
 from ..parameter_server.wire import Message
 from ..state import across
@@ -25,9 +26,11 @@ class ServedState:
     Attributes:
         vectors: [1 + buffers, n], the model, and the optimizer's buffers in the order of their
             names, whichever server held which part: on worker 0 after `collect`, else None.
-        counters: int64 [servers, 3 + 3 workers]: of each server its version, the optimizer's steps,
-            its samples; then each worker's clock, pushes that changed the model, and the version
-            that it pulled (`ServedModel.state`). All zeros before `collect`.
+        counters: int64 [servers, 3 + 4 workers]: of each server its version, the optimizer's steps,
+            its samples; then each worker's clock, pushes that changed the model, the version that
+            it pulled, and the one that its next push is of (`ServedModel.state`).
+
+    Both are None but between `collect` and the next push.
     """
 
     vectors: Array | None = across("same", default=None)
@@ -63,21 +66,23 @@ class ServedState:
 
     def fits(self, comm: Communicator) -> bool:
         """Whether it is of as many workers."""
-        return self.counters is None or self.counters.shape[1] == COUNTERS + 3 * comm.size
+        return (
+            self.counters is None or self.counters.shape[1] == COUNTERS + OF_EACH_WORKER * comm.size
+        )
 
     def take_over(self, x: Array, comm: Communicator) -> None:
         """Make it one of these workers, who all begin anew from the model that servers held: x."""
         assert self.counters is not None and self.vectors is not None
-        counters = np.zeros((len(self.counters), COUNTERS + 3 * comm.size), np.int64)
+        counters = np.zeros((len(self.counters), COUNTERS + OF_EACH_WORKER * comm.size), np.int64)
         counters[:, 1:COUNTERS] = self.counters[:, 1:COUNTERS]
         self.counters = counters
         x[...] = self.vectors[0]
 
-    def put_back(self, client: Client, pulled: Array | None, comm: Communicator) -> None:
+    def put_back(self, client: Client, models: Sequence[Array], comm: Communicator) -> None:
         """Give it back to servers, of which there may be another number. Collective.
 
         Args:
-            pulled: [n], what this worker had pulled, where servers must know.
+            models: [n] each, what this worker's next pushes are of, where servers must know.
         """
         if self.counters is None:
             return
@@ -95,9 +100,8 @@ class ServedState:
                 asks.append(Ask(server, message, body))
             client.ask(asks)
         comm.barrier()
-        workers = (counters.shape[1] - COUNTERS) // 3
         client.clock = int(counters[0, COUNTERS + comm.rank])
-        client.versions = counters[:, COUNTERS + 2 * workers + comm.rank].tolist()
-        if pulled is not None:
-            client.push_backup(pulled)
+        client.versions = counters[:, COUNTERS + 2 * comm.size + comm.rank].tolist()
+        if models:
+            client.push_backup(models)
         self.forget()

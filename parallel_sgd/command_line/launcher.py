@@ -255,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
         "--survive",
         action="store_true",
         help="a rank that is killed does not end the job, where the program can go on without it "
-        "(a parameter server's workers); an exception still does. Needs Open MPI 5, whose exit "
+        "(a parameter server's workers). Needs Open MPI 5, whose exit "
         "code then says nothing of ranks that were killed: it is 0 even where all were",
     )
     add("--timeout-s", type=_seconds, metavar="S", help="end the job after S seconds")

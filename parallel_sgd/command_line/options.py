@@ -30,8 +30,11 @@ def add_fields(parser: argparse.ArgumentParser, title: str, kinds: Mapping[str, 
         annotation = next(str(f.type) for f in fields(kind) if f.name == name)
         defaults = [next(f.default for f in fields(kinds[c]) if f.name == name) for c in choices]
         only = _only(choices, list(kinds))
+        metavar = next(f.metadata.get("metavar") for f in fields(kind) if f.name == name)
         shown = "" if defaults[0] is None else f" (default: {_each(choices, defaults)})"
-        help_text = (only + _help(kind, name) + shown).replace("%", "%%")
+        texts = {c: _help(kinds[c], name) for c in choices}
+        others = [f"; {c}: {text}" for c, text in texts.items() if text != texts[choices[0]]]
+        help_text = (only + texts[choices[0]] + "".join(others) + shown).replace("%", "%%")
         flag = "--" + name.replace("_", "-")
         if annotation == "bool":
             group.add_argument(
@@ -45,7 +48,7 @@ def add_fields(parser: argparse.ArgumentParser, title: str, kinds: Mapping[str, 
                 flag,
                 type=_reader(name, annotation),
                 default=argparse.SUPPRESS,
-                metavar=_metavar(annotation),
+                metavar=metavar or _metavar(annotation),
                 help=help_text,
             )
 
@@ -131,7 +134,9 @@ def _expected(annotation: str) -> str:
 def _metavar(annotation: str) -> str:
     if "Mapping" in annotation or "Schedule" in annotation:
         return "X | S:X,..."
-    return {"int": "N", "str": "NAME"}.get(annotation.removesuffix(" | None"), "X")
+    if "float" in annotation.split(" | "):
+        return "X"
+    return "N" if "int" in annotation.split(" | ") else "NAME"
 
 
 def _only(choices: list[str], kinds: list[str]) -> str:

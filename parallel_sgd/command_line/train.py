@@ -51,6 +51,7 @@ EXAMPLES = """\
 examples:
   parallel-sgd run -n 4 train.py --gradient-bits 1 --compare-serial
   mpiexec -hostfile hosts python train.py --optimizer momentum --lr 0:0.1,50000:0.01
+  parallel-sgd run -n 5 --servers 1 train.py --algorithm async --sync-period 64 --lr 0.1
   parallel-sgd run -n 4 train.py --checkpoint-every 10000 --output run
   parallel-sgd run -n 2 train.py --checkpoint-every 10000 --resume run
   mpiexec -n 8 python train.py --data train.npz --hidden 512 512 --gradient-bits 0:32,20000:1

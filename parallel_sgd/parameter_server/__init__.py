@@ -6,7 +6,18 @@ from .embedding import Embedding
 from .group import ROLES, Group, Role, form, roles
 from .placement import DISPATCH, Placement, Slice, place
 from .remote_table import RemoteTable
-from .served import COUNTERS, CURRENCIES, MERGES, MODES, Currency, Merge, Mode, Rules, ServedModel
+from .served import (
+    COUNTERS,
+    CURRENCIES,
+    MERGES,
+    MODES,
+    OF_EACH_WORKER,
+    Currency,
+    Merge,
+    Mode,
+    Rules,
+    ServedModel,
+)
 from .statistics import Seconds, WorkerStatistics
 from .wire import Kind
 
@@ -16,6 +27,7 @@ __all__ = [
     "DISPATCH",
     "MERGES",
     "MODES",
+    "OF_EACH_WORKER",
     "ROLES",
     "Client",
     "Connection",

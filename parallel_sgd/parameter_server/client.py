@@ -211,10 +211,12 @@ class Client:
         message = Message(kind=Kind.FAIL, body=text.nbytes)
         self.ask(Ask(server, message, text) for server in range(self.servers))
 
-    def push_backup(self, pulled: Array) -> None:
-        """Tell servers the model [n] that this worker has, for delay compensation."""
-        on_host = pulled if array_module(pulled) is np else pulled.get()
-        bodies = [as_bytes(part.cut(on_host)) for part in self.parts]
+    def push_backup(self, models: Sequence[Array]) -> None:
+        """Tell servers the models [n] that this worker's next pushes are of."""
+        on_host = [model if array_module(model) is np else model.get() for model in models]
+        bodies = [
+            np.concatenate([as_bytes(part.cut(model)) for model in on_host]) for part in self.parts
+        ]
         self.ask(
             Ask(server, Message(kind=Kind.PUSH_BACKUP, body=body.nbytes), body)
             for server, body in enumerate(bodies)

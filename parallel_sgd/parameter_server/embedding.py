@@ -27,8 +27,8 @@ class Embedding:
         initial_scale: rows begin uniform in (-initial_scale, initial_scale); 0: with zeros.
         entry_count: an id gets a row with its so-many-th push. Pushes before that one are counted
             and dropped.
-        evict_after: rows that were not pushed for so many samples, by the server's clock, are
-            forgotten, and so are counts; None: never.
+        evict_after: rows that were not pushed for so many samples are forgotten, and so are counts;
+            None: never. The clock is that of the table's part on a server: samples of pushes there.
     """
 
     name: str

@@ -30,7 +30,8 @@ MODES: tuple[Mode, ...] = ("async", "bounded", "sync", "geo")
 CURRENCIES: tuple[Currency, ...] = ("gradients", "deltas")
 MERGES: tuple[Merge, ...] = ("sum", "mean")
 
-COUNTERS = 3  #: numbers in `ServedModel.counters` before those of each worker
+COUNTERS = 3  #: numbers in `ServedModel.state` before those of each worker
+OF_EACH_WORKER = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class Rules:
     Attributes:
         staleness: in mode "bounded", the clocks that a worker may lead the slowest by.
         delay_compensation: the factor λ; 0 where there is none.
+        pipeline: a push is of the model that its worker was given before the latest.
         codec: of pushes.
     """
 
@@ -48,6 +50,7 @@ class Rules:
     merge: Merge
     staleness: int
     delay_compensation: float
+    pipeline: bool
     codec: Codec
 
 
@@ -74,6 +77,7 @@ class ServedModel:
         clocks: of each worker: its pushes, also those without samples.
         pushes: of each worker: its pushes that have changed the model.
         pulled: of each worker: the version that it was last given.
+        based: of each worker: the version that its next push is of.
 
     Local. Memory for n values: the model and the optimizer's state; with a lossy codec 4 n bytes;
     in mode "sync" a copy of every worker's push; with delay compensation a copy for every worker.
@@ -92,8 +96,11 @@ class ServedModel:
         self.clocks = [0] * workers
         self.pushes = [0] * workers
         self.pulled = [0] * workers
+        self.based = [0] * workers
         self.live = set(range(workers))
-        self._backups = [initial.flat.copy() for _ in range(workers * self._compensates)]
+        # Of each worker: the models that its next push, and the one after it, are of.
+        backups = (1 + rules.pipeline) * self._compensates
+        self._backups = [[initial.flat.copy() for _ in range(backups)] for _ in range(workers)]
         self._blocks = rules.codec.blocks(initial)
         self._round: dict[int, Push | None] = {}
         lossy = not isinstance(rules.codec, FullPrecision)
@@ -119,7 +126,7 @@ class ServedModel:
         return self.rules.delay_compensation > 0
 
     def push(self, worker: int, payload: Array, samples: int, factor: float) -> int:
-        """Take in a push; returns its staleness: how often the model has changed since the pull.
+        """Take in a push; returns its staleness: how often the model that it is of has changed.
 
         Args:
             worker: its number, from 0.
@@ -127,7 +134,7 @@ class ServedModel:
             samples: in the push.
             factor: of the learning rate.
         """
-        staleness = self.version - self.pulled[worker]
+        staleness = self.version - self.based[worker]
         self.clocks[worker] += 1
         push = Push(self._decode(payload), samples, factor) if samples else None
         if self.rules.mode == "sync":
@@ -153,7 +160,8 @@ class ServedModel:
         else:
             if self._compensates:
                 factor = self.rules.delay_compensation / push.samples
-                body(self.x).compensate_delay(push.vector, self.x, self._backups[worker], factor)
+                backup = self._backups[worker][0]
+                body(self.x).compensate_delay(push.vector, self.x, backup, factor)
             if mean != 1:
                 push.vector *= push.vector.dtype.type(mean)
             self._step(push.vector, push.samples, push.factor)
@@ -187,7 +195,8 @@ class ServedModel:
         """Of a push in its round, as `_step` divides by the samples of the round."""
         if self.rules.currency == "deltas":
             return push.samples / samples if self.rules.merge == "mean" else 1.0
-        return 1.0 if self.rules.merge == "mean" else samples / push.samples
+        per_sample = self.local_step.optimizer.lr is None  # such a rate knows no mean
+        return 1.0 if per_sample or self.rules.merge == "mean" else samples / push.samples
 
     def _subtract(self, delta: Array, weight: float, samples: int) -> None:
         body(self.x).sgd_step(self.x, delta, weight)
@@ -208,9 +217,12 @@ class ServedModel:
 
     def give(self, worker: int) -> Array:
         """The part [n] as it is now, for a worker that pulls it."""
+        self.based[worker] = self.pulled[worker] if self.rules.pipeline else self.version
         self.pulled[worker] = self.version
         if self._compensates:
-            self._backups[worker][...] = self.x
+            backups = self._backups[worker]
+            backups.append(backups.pop(0))
+            backups[-1][...] = self.x
         return self.x
 
     def leave(self, worker: int) -> None:
@@ -234,13 +246,15 @@ class ServedModel:
     def _counters(self) -> Array:
         optimizer = self.local_step.state
         counters = [self.version, optimizer.steps, optimizer.samples]
-        return np.array([*counters, *self.clocks, *self.pushes, *self.pulled], np.int64)
+        for of_each_worker in (self.clocks, self.pushes, self.pulled, self.based):
+            counters += of_each_worker
+        return np.array(counters, np.int64)
 
     @property
     def state_bytes(self) -> int:
         """Length of `state`."""
         vectors = 1 + len(self.local_step.state.buffers)
-        return vectors * self.x.nbytes + 8 * (COUNTERS + 3 * len(self.clocks))
+        return vectors * self.x.nbytes + 8 * (COUNTERS + OF_EACH_WORKER * len(self.clocks))
 
     def set_state(self, state: Array) -> None:
         """The inverse of `state`."""
@@ -251,18 +265,25 @@ class ServedModel:
         optimizer, workers = self.local_step.state, len(self.clocks)
         self.version, optimizer.steps, optimizer.samples = counters[:COUNTERS]
         rest = counters[COUNTERS:]
-        self.clocks, self.pushes = rest[:workers], rest[workers : 2 * workers]
-        self.pulled = rest[2 * workers :]
+        self.clocks, self.pushes, self.pulled, self.based = (
+            rest[i * workers : (i + 1) * workers] for i in range(OF_EACH_WORKER)
+        )
 
-    def set_backup(self, worker: int, pulled: Array) -> None:
-        """The model [n] as a worker had pulled it, after `set_state`.
+    def set_backup(self, worker: int, models: Array) -> None:
+        """What a worker's next pushes are of, after `set_state`: a model [n], or with pipeline two.
 
         Raises:
-            UserError: nothing needs it.
+            UserError: nothing needs it, or it is of another length.
         """
-        if not self._compensates:
+        backups = self._backups[worker]
+        if not backups:
             raise UserError("no server keeps what workers pulled without delay_compensation")
-        self._backups[worker][...] = pulled.view(self.x.dtype)
+        if models.nbytes != len(backups) * self.x.nbytes:
+            raise UserError(
+                f"{models.nbytes} bytes of models must be {len(backups) * self.x.nbytes}"
+            )
+        for backup, model in zip(backups, models.reshape(len(backups), -1), strict=True):
+            backup[...] = model.view(self.x.dtype)
 
 
 def _compile(rule: Optimizer, parameters: Parameters) -> None:

@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 SIGNS_OF_LIFE = 4  #: for each `timeout_s`, to workers whose answer is kept back
 LARGEST_BODY = 1 << 40
 
-LOOKING = {Kind.ASK_WRITTEN, Kind.COUNT_TABLES}
+LOOKING = {Kind.WRITE_TABLES, Kind.ASK_WRITTEN, Kind.COUNT_TABLES}
 """What changes nothing and is asked by the clock: it may come at any time, also in a replay."""
 
 
@@ -308,8 +308,6 @@ class Server:
         self._answer(request, Kind.DONE)
 
     def _handle_push_backup(self, request: Request) -> None:
-        if request.message.body != self.model.x.nbytes:
-            raise Malformed(f"body={request.message.body} must be {self.model.x.nbytes}")
         self.model.set_backup(request.worker, request.body)
         self._answer(request, Kind.DONE)
 
@@ -326,14 +324,14 @@ class Server:
         self._answer(request, Kind.DONE)
 
     def _handle_write_tables(self, request: Request) -> None:
-        self._tables.write(request.body.tobytes().decode())
+        self._tables.write(request.body.tobytes().decode(errors="replace"))
         self._answer(request, Kind.DONE)
 
     def _handle_ask_written(self, request: Request) -> None:
         self._answer(request, Kind.TEXT, _text(self._tables.written()))
 
     def _handle_load_tables(self, request: Request) -> None:
-        self._tables.load(request.body.tobytes().decode())
+        self._tables.load(request.body.tobytes().decode(errors="replace"))
         self._answer(request, Kind.DONE)
 
     def _handle_count_tables(self, request: Request) -> None:
@@ -433,8 +431,8 @@ class Server:
         self._coming = [r for r in self._coming if r.worker != worker]
         self._ready = deque(r for r in self._ready if r.worker != worker)
         print(
-            f"parallel_sgd: the worker on rank {self._ranks[worker]} {why}: going on with "
-            f"{len(self._live)} others",
+            f"parallel_sgd: the worker on rank {self._ranks[worker]} {why}: "
+            f"{len(self._live)} of {len(self._ranks)} workers are left",
             file=sys.stderr,
             flush=True,
         )

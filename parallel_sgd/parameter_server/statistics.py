@@ -20,7 +20,7 @@ class Seconds:
     """Where a worker's time went.
 
     Attributes:
-        compute: outside of the exchanges: gradients, local steps, reading data.
+        compute: outside of the exchanges: gradients, local steps, reading data, evaluating.
         wait: in exchanges, for other workers' requests, and for those that this one must not lead.
         wire: in exchanges, encoding and decoding, and on the way to servers and back.
         apply: in exchanges, while a server changed its model.
@@ -43,8 +43,8 @@ class WorkerStatistics:
         version: of the model (server 0's), as this worker last pulled it.
         bytes_sent, bytes_received: to and from servers on other ranks.
         rows_pulled, rows_pushed: of embedding tables, different ones in each minibatch.
-        staleness: how many of its pushes met a model that had been changed so often since its pull
-            (on the server where that was most; 255 means 255 or more).
+        staleness: how many of its pushes met a model that had been changed so often since the one
+            that they are of (on the server where that was most; 255 means 255 or more).
         seconds: where its time went.
     """
 

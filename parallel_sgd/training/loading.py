@@ -63,8 +63,8 @@ def load_checkpoint(
     """Put a checkpoint's state into a learner: it goes on bit for bit as if it had never stopped.
 
     Args:
-        learner: of the same model, optimizer and algorithm with the same options (only the learning
-            rate may be another). Its arrays are written in place.
+        learner: of the same model, optimizer and algorithm with the same options (but the learning
+            rate, and what says where servers keep what). Its arrays are written in place.
         path: a checkpoint; or the folder of checkpoints, or of a run, whose newest is taken.
         facts: as for `Checkpoints`.
     Raises:

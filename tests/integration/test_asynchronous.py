@@ -166,7 +166,7 @@ def test_a_worker_that_is_killed_leaves_the_others_at_work_where_mpi_allows(fold
         assert code != 0
         assert "--survive needs Open MPI" in output
         return
-    assert "the worker on rank 1 has died: going on with 2 others" in output
+    assert "the worker on rank 1 has died: 2 of 3 workers are left" in output
     assert output.count("final -90.0 [40, 10, 40]") == 2
 
 
