@@ -51,7 +51,7 @@ class DataParallelASGDState:
         finished: whether it has left; then `table` has the statistics of all workers.
     """
 
-    base: Array | None = across("same", default=None)
+    base: Array | None = across("mean", default=None)
     gathered: Array | None = across("sum", default=None)
     gathered_samples: int = across("share", default=0)
     period_samples: int = across("same", default=0)
@@ -109,10 +109,12 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         rules = self.rules
         require_float32(rules.codec, parameters)
         group = form(comm, self.servers, self.role)
+        placement = comm.together(lambda: self.place(parameters, len(group.servers)))
+        comm.require_agreement({"placement": placement.servers})
         connection = Connection(
             group,
             parameters,
-            self.place(parameters, len(group.servers)),
+            placement,
             rules,
             self.tables,
             error_feedback=self.error_feedback,
@@ -182,7 +184,8 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         if self.currency == "gradients" and (state.gathered is not None or not ends):
             gathered = self._gather(state, gradient.flat)
         if ends:
-            self._exchange(state, parameters.flat, gathered, comm)
+            factor = self.ramp_factor(state.minibatches)
+            self._exchange(state, parameters.flat, gathered, factor, comm)
         state.minibatches += samples > 0
         return total
 
@@ -195,7 +198,12 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         return state.gathered
 
     def _exchange(
-        self, state: DataParallelASGDState, x: Array, gathered: Array, comm: Communicator
+        self,
+        state: DataParallelASGDState,
+        x: Array,
+        gathered: Array,
+        factor: float,
+        comm: Communicator,
     ) -> None:
         """The end of a period: push, and pull."""
         client, samples = state.client, state.gathered_samples
@@ -206,7 +214,6 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         if state.base is not None:
             vector = array_module(x).subtract(state.base, x, out=state.sent)
         self._require_sound(state, x, vector, samples, comm)
-        factor = self.ramp_factor(state.minibatches)
         state.served.forget()
         if not self.pipeline:
             client.in_turn(lambda: client.push(vector, state.residual, samples, factor, out=x))
@@ -269,7 +276,8 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         x, client = parameters.flat, state.client
         if state.gathered_samples:
             gathered = x if state.gathered is None else state.gathered
-            self._exchange(state, x, gathered, comm)
+            factor = self.ramp_factor(state.minibatches - 1)  # of the last one
+            self._exchange(state, x, gathered, factor, comm)
         self.wait(state)
         state.table = client.in_turn(lambda: client.leave(out=x))
         state.finished = True
@@ -326,10 +334,15 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         client = state.client
         client.factor = self.ramp_factor(state.minibatches)
         if not state.served.fits(comm):  # of another number of workers: all begin from the servers'
-            state.served.take_over(parameters.flat, comm)
-            state.arrived = None
-            if state.base is not None:
-                state.base[...] = parameters.flat
+            workers = state.served.workers
+            state.served.take_over(comm)
+            model, state.arrived = state.served.model, None
+            if state.base is None:
+                parameters.flat[...] = model
+            else:  # with what they had gone on from theirs, as far as it counts
+                share = workers / comm.size if self.merge == "sum" else 1.0
+                state.base[...] = model + share * (parameters.flat - state.base)
+                parameters.flat[...], state.base[...] = state.base, model
         models: list[Array] = []
         if self.delay_compensation:
             latest = parameters.flat if state.arrived is None else state.arrived
@@ -337,7 +350,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         client.in_turn(lambda: state.served.put_back(client, models, comm))
 
     def weight(self, state: DataParallelASGDState) -> int:
-        return int(state.connection.group.own.rank == 0)
+        return 1 if state.base is None else state.gathered_samples
 
     def report(self, state: DataParallelASGDState) -> dict[str, Any] | None:
         """This worker's statistics; after `finish` those of all, and what they sum up to."""

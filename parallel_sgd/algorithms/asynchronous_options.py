@@ -145,9 +145,7 @@ class AsynchronousAlgorithm(CompressedAlgorithm[StateT]):
             ramp_coefficient=_coefficient(self.ramp_coefficient),
             ramp_minibatches=integer("ramp_minibatches", self.ramp_minibatches, 0),
             ramp=choice("ramp", self.ramp, RAMPS),
-            placement=self.placement
-            if callable(self.placement)
-            else choice("placement", self.placement, tuple(DISPATCH)),
+            placement=_placement(self.placement),
             slice_parameters=choice("slice_parameters", self.slice_parameters, (True, False)),
             min_block=integer("min_block", self.min_block, 1),
             tables=_tables(self.tables),
@@ -196,6 +194,33 @@ class AsynchronousAlgorithm(CompressedAlgorithm[StateT]):
             pipeline=self.pipeline,
             codec=self.codec(cast(int, self.gradient_bits)),
         )
+
+
+class PlacementFunction:
+    """A user's function, named alike on all ranks; what it says must agree too."""
+
+    def __init__(self, function: Callable[[str, int, int], int]) -> None:
+        self.function: Callable[[str, int, int], int] = function
+
+    def __call__(self, label: str, number: int, servers: int) -> int:
+        return self.function(label, number, servers)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlacementFunction) and other.function == self.function
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __repr__(self) -> str:
+        return str(getattr(self.function, "__qualname__", type(self.function).__qualname__))
+
+
+def _placement(given: Any) -> str | PlacementFunction:
+    if isinstance(given, PlacementFunction):
+        return given
+    if callable(given):
+        return PlacementFunction(given)
+    return choice("placement", given, tuple(DISPATCH))
 
 
 def _coefficient(value: Any) -> float:

@@ -70,13 +70,24 @@ class ServedState:
             self.counters is None or self.counters.shape[1] == COUNTERS + OF_EACH_WORKER * comm.size
         )
 
-    def take_over(self, x: Array, comm: Communicator) -> None:
-        """Make it one of these workers, who all begin anew from the model that servers held: x."""
+    @property
+    def workers(self) -> int:
+        """How many there were."""
+        assert self.counters is not None
+        return (len(self.counters[0]) - COUNTERS) // OF_EACH_WORKER
+
+    @property
+    def model(self) -> Array:
+        """The model [n]."""
+        assert self.vectors is not None
+        return self.vectors[0]
+
+    def take_over(self, comm: Communicator) -> None:
+        """Make it one of these workers, who all begin anew from the model that servers held."""
         assert self.counters is not None and self.vectors is not None
         counters = np.zeros((len(self.counters), COUNTERS + OF_EACH_WORKER * comm.size), np.int64)
         counters[:, 1:COUNTERS] = self.counters[:, 1:COUNTERS]
         self.counters = counters
-        x[...] = self.vectors[0]
 
     def put_back(self, client: Client, models: Sequence[Array], comm: Communicator) -> None:
         """Give it back to servers, of which there may be another number. Collective.

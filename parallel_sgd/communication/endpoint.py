@@ -82,6 +82,11 @@ class Endpoint(ABC):
         """
 
     @abstractmethod
+    def body_here(self, peer: int) -> int:
+        """The length of the next body, which comes just before its header; 0 where there is none,
+        or it is not known yet."""
+
+    @abstractmethod
     def discard(self, peer: int) -> None:
         """Throw away the body that has come with a header which does not say its length."""
 

@@ -91,6 +91,10 @@ class MpiEndpoint(Endpoint):
     def receive(self, peer: int, body: Bytes) -> Transfer:
         return MpiTransfer(peer, [self._comm.Irecv(body, peer, self._in + 1)], body)
 
+    def body_here(self, peer: int) -> int:
+        status = MPI.Status()
+        return status.Get_count(MPI.BYTE) if self._comm.Iprobe(peer, self._in + 1, status) else 0
+
     def discard(self, peer: int) -> None:
         status = MPI.Status()
         while self._comm.Iprobe(peer, self._in + 1, status):

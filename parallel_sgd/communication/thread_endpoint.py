@@ -37,6 +37,12 @@ class Mail:
             queue = self._queues[key]
             return queue.popleft() if queue else None
 
+    def length_of_next(self, key: tuple[int, int, int]) -> int:
+        """Of the oldest of them; 0 where there is none."""
+        with self.changed:
+            queue = self._queues[key]
+            return len(queue[0]) if queue else 0
+
     def abort(self) -> None:
         with self.changed:
             self.aborted = True
@@ -71,6 +77,9 @@ class ThreadEndpoint(Endpoint):
 
     def receive(self, peer: int, body: Bytes) -> Transfer:
         return _Received(self, self._mail, (peer, self._rank, self._in + 1), body)
+
+    def body_here(self, peer: int) -> int:
+        return self._mail.length_of_next((peer, self._rank, self._in + 1))
 
     def discard(self, peer: int) -> None:
         while self._mail.take((peer, self._rank, self._in + 1)) is not None:

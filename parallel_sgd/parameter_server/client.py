@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,7 @@ class Client:
         self._came: dict[int, Header] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._asking = threading.Lock()
+        self._problem: str | None = None  # why training cannot go on
         self.clock = 0  #: pushes so far, also those without samples
         self.versions = [0] * len(self._ranks)  #: of the model that this worker has, by server
         self.samples = 0  #: seen by all workers, as the servers last said
@@ -207,9 +208,7 @@ class Client:
         Raises:
             SharedError: always.
         """
-        text = np.frombuffer(problem.encode(), np.uint8)
-        message = Message(kind=Kind.FAIL, body=text.nbytes)
-        self.ask(Ask(server, message, text) for server in range(self.servers))
+        self.ask_all(Kind.FAIL, np.frombuffer(problem.encode(), np.uint8))
 
     def push_backup(self, models: Sequence[Array]) -> None:
         """Tell servers the models [n] that this worker's next pushes are of."""
@@ -235,40 +234,69 @@ class Client:
         return self.ask(Ask(server, message, body) for server in range(self.servers))
 
     def ask(self, asks: Iterable[Ask]) -> list[Answer]:
-        """Send requests to several servers at once, and wait for all answers, in their order."""
+        """Send requests to several servers at once, and wait for all answers, in their order.
+
+        Where one of them is no answer to the request, no body of the others is put anywhere.
+        """
         asks = list(asks)
+        if self._problem is not None:
+            raise SharedError(self._problem)
+        try:
+            answers = self._exchange(asks)
+        except PeerLost as error:
+            raise UserError(f"the server on rank {error.peer} is lost") from None
+        texts = {
+            kind: [each.body.tobytes().decode() for each in answers if each.message.kind == kind]
+            for kind in (Kind.FAILED, Kind.REFUSED)
+        }
+        if texts[Kind.FAILED]:
+            self._problem = texts[Kind.FAILED][0]
+            failed = [each.message.kind == Kind.FAILED for each in answers]
+            self._spread({ask.server for ask, known in zip(asks, failed, strict=True) if known})
+            raise SharedError(self._problem)
+        if texts[Kind.REFUSED]:
+            raise UserError(texts[Kind.REFUSED][0])
+        return answers
+
+    def _spread(self, known: set[int]) -> None:
+        """Tell the servers that do not know yet why training cannot go on: they wait for that."""
+        text = np.frombuffer((self._problem or "").encode(), np.uint8)
+        message = Message(kind=Kind.FAIL, body=text.nbytes)
+        rest = [server for server in range(self.servers) if server not in known]
+        self._exchange([Ask(server, message, text) for server in rest])
+
+    def _exchange(self, asks: list[Ask]) -> list[Answer]:
         sending = []
         for ask in asks:
             rank, body = self._ranks[ask.server], ask.body
             body = None if body is None or body.nbytes == 0 else body
             sending.append(self._endpoint.send(rank, ask.message.packed(), body))
             self.statistics.bytes_sent += ask.message.body * (rank != self._own_rank)
-        try:
-            answers = [self._answer(self._ranks[ask.server], ask.into) for ask in asks]
-            for transfer in sending:
+        messages = [self._answer_of(self._ranks[ask.server]) for ask in asks]
+        sound = not any(message.kind in (Kind.FAILED, Kind.REFUSED) for message in messages)
+        answers, coming = [], []
+        for ask, message in zip(asks, messages, strict=True):
+            rank = self._ranks[ask.server]
+            own = not sound or ask.into is None
+            body = np.empty(message.body, np.uint8) if own else cast(HostArray, ask.into)
+            assert len(body) == message.body, (message, len(body))
+            self.statistics.bytes_received += message.body * (rank != self._own_rank)
+            if message.body:
+                coming.append(self._endpoint.receive(rank, body))
+            answers.append(Answer(message, body))
+        with self._endpoint.watched("messages to and from servers"):
+            for transfer in [*coming, *sending]:
                 transfer.wait()
-        except PeerLost as error:
-            raise UserError(f"the server on rank {error.peer} is lost") from None
-        for kind, raised in ((Kind.FAILED, SharedError), (Kind.REFUSED, UserError)):
-            for answer in answers:
-                if answer.message.kind == kind:
-                    raise raised(answer.body.tobytes().decode())
         return answers
 
-    def _answer(self, rank: int, into: HostArray | None) -> Answer:
+    def _answer_of(self, rank: int) -> Message:
+        """The header of a server's answer."""
         while True:
             with self._endpoint.watched(f"an answer of the server on rank {rank}"):
                 message = unpacked(self._endpoint.until(lambda: self._header_of(rank)))
-                self._endpoint.listen(rank)
-                if message.kind == Kind.WAIT:  # a sign of life: the time begins anew
-                    continue
-                if into is None or message.kind in (Kind.FAILED, Kind.REFUSED):
-                    into = np.empty(message.body, np.uint8)
-                assert len(into) == message.body, (message, len(into))
-                self.statistics.bytes_received += message.body * (rank != self._own_rank)
-                if message.body:
-                    self._endpoint.receive(rank, into).wait()
-                return Answer(message, into)
+            self._endpoint.listen(rank)
+            if message.kind != Kind.WAIT:  # that is a sign of life: the time begins anew
+                return message
 
     def _header_of(self, rank: int) -> Header | None:
         for sender, header in self._endpoint.arrivals():

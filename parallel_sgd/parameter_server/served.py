@@ -257,11 +257,19 @@ class ServedModel:
         return vectors * self.x.nbytes + 8 * (COUNTERS + OF_EACH_WORKER * len(self.clocks))
 
     def set_state(self, state: Array) -> None:
-        """The inverse of `state`."""
+        """The inverse of `state`.
+
+        Raises:
+            UserError: in the midst of a round, or it is no state.
+        """
+        if self._round:
+            raise UserError("the model is in the midst of a round: let all workers meet first")
         buffers, n = self.local_step.state.buffers, self.x.nbytes
+        counters = state[(1 + len(buffers)) * n :].copy().view(np.int64).tolist()
+        if min(counters) < 0:
+            raise UserError(f"the counters of a state must not be negative: {counters}")
         for i, array in enumerate([self.x, *(buffers[name] for name in sorted(buffers))]):
             array[...] = state[i * n : (i + 1) * n].view(array.dtype)
-        counters = state[(1 + len(buffers)) * n :].copy().view(np.int64).tolist()
         optimizer, workers = self.local_step.state, len(self.clocks)
         self.version, optimizer.steps, optimizer.samples = counters[:COUNTERS]
         rest = counters[COUNTERS:]

@@ -26,8 +26,6 @@ from .wire import Kind, Malformed, Message, unpacked
 Array = npt.NDArray[Any]
 
 SIGNS_OF_LIFE = 4  #: for each `timeout_s`, to workers whose answer is kept back
-LARGEST_BODY = 1 << 40
-
 LOOKING = {Kind.WRITE_TABLES, Kind.ASK_WRITTEN, Kind.COUNT_TABLES}
 """What changes nothing and is asked by the clock: it may come at any time, also in a replay."""
 
@@ -154,25 +152,33 @@ class Server:
         rank = self._ranks[worker]
         try:
             message = unpacked(header)
-            if message.body > LARGEST_BODY:
-                raise Malformed(f"body={message.body} of a message must be at most {LARGEST_BODY}")
+            here = self._endpoint.body_here(rank)
+            if here not in (message.body, 0):
+                raise Malformed(f"body={message.body} of this message must be {here}")
             if message.kind >= Kind.MODEL:
                 raise Malformed(f"a worker cannot send {message.kind.name}")
+            body = self._body(worker, message.body)
         except Malformed as error:
             self._endpoint.discard(rank)
             broken = Request(worker, Message(kind=Kind.PULL), np.empty(0, np.uint8), None)
             self._refuse(broken, error)
             return
-        body = self._bodies[worker]
-        if len(body) < message.body:
-            body = self._bodies[worker] = memory.empty(message.body, np.dtype(np.uint8))
-        body = body[: message.body]
         transfer = self._endpoint.receive(rank, body) if message.body else None
         request = Request(worker, message, body, transfer)
         if transfer:
             self._coming.append(request)
         else:
             self._arrived(request)
+
+    def _body(self, worker: int, size: int) -> Array:
+        """Memory for a body; a worker's next one takes it over."""
+        body = self._bodies[worker]
+        if len(body) < size:
+            try:
+                body = self._bodies[worker] = memory.empty(size, np.dtype(np.uint8))
+            except MemoryError:
+                raise Malformed(f"body={size} is more than there is memory for") from None
+        return body[:size]
 
     def _arrived(self, request: Request) -> None:
         request.came = time.perf_counter()

@@ -19,6 +19,9 @@ SEAL = 0x5053_4744_0001  #: of this form of header; another form has another
 PRIME = (1 << 61) - 1  # so that every flipped bit changes the seal, the highest one too
 
 
+LARGEST = 1 << 53  #: of every number but the factor
+
+
 class Kind(IntEnum):
     """What a message asks for, or answers."""
 
@@ -115,8 +118,8 @@ def unpacked(header: Header) -> Message:
     if not 0 <= factor < math.inf:
         raise Malformed(f"factor={factor} of a message must be a finite number, at least 0")
     for name, value in values.items():
-        if value < 0:
-            raise Malformed(f"{name}={value} of a message must not be negative")
+        if not 0 <= value < LARGEST:
+            raise Malformed(f"{name}={value} of a message must be from 0 to {LARGEST - 1}")
     return Message(kind=kind, factor=factor, **values)
 
 

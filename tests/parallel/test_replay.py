@@ -1,0 +1,132 @@
+"""An asynchronous run is repeated bit for bit from the order in which its servers answered."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from served_training import (
+    asynchronous,
+    few_samples_of,
+    finished,
+    learner_of,
+    put_gradient,
+    servers_of,
+)
+
+from parallel_sgd import Communicator, MomentumSGD, UserError, simulate
+
+RUNS = {
+    "async": {},
+    "async, beside": {"servers": 0, "gradient_bits": 1, "block_size": 16},
+    "bounded": {"mode": "bounded", "staleness": 1},
+    "geo, period": {"mode": "geo", "sync_steps": 2},
+    "pipeline": {"pipeline": True},
+    "sync": {"mode": "sync"},
+    "compensated, 2 servers": {"servers": 2, "delay_compensation": 0.1},
+}
+
+every_run = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.filterwarnings("ignore:servers=0"))
+        if "beside" in name
+        else name
+        for name in RUNS
+    ],
+)
+
+Outcome = tuple[bytes, list[Any]]
+
+
+def run(comm: Communicator, folder: str, name: str, *, seed: int, replays: bool) -> Outcome:
+    """The final model, and every worker's pushes by staleness; its own speed by `seed`."""
+    options = dict(RUNS[name])
+    servers = options.pop("servers", servers_of(comm, apart=True))
+    options["servers"] = min(servers, comm.size - 1)
+    options["replay" if replays else "record"] = folder
+    dtype = np.float32 if "gradient_bits" in options else np.float64
+    learner = learner_of(comm, asynchronous(**options), MomentumSGD(lr=0.05), dtype)
+    if not learner.serves:
+        rank = learner.comm.rank
+        random = np.random.default_rng([25, seed, rank])
+        for step in range(8):
+            if random.random() < 0.5:
+                time.sleep(random.random() * 2e-3)
+            m = few_samples_of(rank, step)
+            put_gradient(learner, step, m)
+            learner.step(samples=m)
+            if step == 3:
+                learner.meet()
+    final = finished(comm, learner)
+    table = learner.state.table
+    seen = [] if table is None else [(each.pushes, dict(each.staleness)) for each in table]
+    return final.tobytes(), seen
+
+
+def one_folder(comm: Communicator, tmp_path: Any) -> str:
+    """Rank 0's, on all ranks."""
+    return str(comm.allgather_object(str(tmp_path / "orders"))[0])
+
+
+@every_run
+def test_a_run_is_repeated(on_ranks, tmp_path, name):
+    """Whatever the speed of every worker is then; also one of MPI."""
+
+    def body(comm):
+        folder = one_folder(comm, tmp_path)
+        outcome = run(comm, folder, name, seed=0, replays=False)
+        everywhere = comm.allgather_object(outcome)  # servers have written their orders by now
+        if comm.rank == 0:
+            for seed in (1, 2):
+                again = partial(run, folder=folder, name=name, seed=seed, replays=True)
+                assert simulate(comm.size, again, timeout_s=20) == everywhere
+        comm.barrier()
+        if name == "async":  # where they came from
+            assert run(comm, folder, name, seed=3, replays=True) == outcome
+
+    on_ranks(body)
+
+
+def test_another_order_is_another_run(tmp_path):
+    """So that it is the order that repeats the run, and not luck."""
+    play = partial(run, folder=str(tmp_path), name="async", seed=0)
+    simulate(3, partial(play, replays=False))
+    path = tmp_path / "order-of-server-0.i4"
+    order, finals = np.fromfile(path, "<i4"), []
+    for first in ([0] * 4 + [1] * 4, [1] * 4 + [0] * 4):  # three pushes, and they meet
+        assert sorted(order[:8].tolist()) == sorted(first)
+        order[:8] = first
+        order.tofile(path)
+        finals.append(simulate(3, partial(play, replays=True))[0])
+    assert finals[0] != finals[1]
+    assert finals[0][1] != finals[1][1]
+
+
+def test_another_number_of_ranks_is_refused(tmp_path):
+    play = partial(run, folder=str(tmp_path), name="async", seed=0)
+    simulate(3, partial(play, replays=False))
+    message = r"^replay='.*' is of 2 workers and 1 servers, but here are 1 and 1 \(on rank 1\)$"
+    with pytest.raises(UserError, match=message):
+        simulate(2, partial(play, replays=True), timeout_s=5)
+
+
+def test_an_order_that_was_never_recorded(tmp_path):
+    with pytest.raises(UserError, match=r"^replay='.*': no order of server 0"):
+        simulate(
+            2,
+            partial(run, folder=str(tmp_path), name="async", seed=0, replays=True),
+            timeout_s=5,
+        )
+
+
+@pytest.mark.filterwarnings("ignore:servers=0")
+def test_a_server_beside_a_worker_refuses_too(tmp_path):
+    play = partial(run, folder=str(tmp_path), name="async, beside", seed=0)
+    simulate(3, partial(play, replays=False))
+    message = r"^replay='.*' is of 3 workers and 3 servers, but here are 2 and 2 \(on ranks 0, 1\)$"
+    with pytest.raises(UserError, match=message):
+        simulate(2, partial(play, replays=True), timeout_s=5)
