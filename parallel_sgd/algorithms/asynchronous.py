@@ -296,7 +296,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
             sending.result()
 
     def meet(self, state: DataParallelASGDState, comm: Communicator) -> None:
-        if not state.finished and not self.serves(state):
+        if not self.serves(state):
             self._meet(state.client, 0)
 
     @staticmethod
@@ -319,10 +319,11 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         comm: Communicator,
     ) -> None:
         self.wait(state)
-        if not state.finished:
-            client, x = state.client, parameters.flat
-            buffers = len(local_step.state.buffers) if state.base is None else 0
-            client.in_turn(lambda: state.served.collect(client, x, buffers, comm))
+        if state.finished:  # there are no servers any more
+            return
+        client, x = state.client, parameters.flat
+        buffers = len(local_step.state.buffers) if state.base is None else 0
+        client.in_turn(lambda: state.served.collect(client, x, buffers, comm))
 
     def restored(
         self,

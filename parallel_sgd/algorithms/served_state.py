@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..communication import Communicator
+from ..errors import UserError
 from ..kernels import array_module
 from ..parameter_server import COUNTERS, OF_EACH_WORKER, Client, Kind
 from ..parameter_server.client import Ask
@@ -48,21 +49,29 @@ class ServedState:
             buffers: how many the servers' optimizer has.
         """
         client.meet()
-        counters = None
+        counters, problem = None, None
         if comm.rank == 0:
-            self.vectors = array_module(x).empty((1 + buffers, x.size), x.dtype)
-            answers = [answer.body for answer in client.ask_all(Kind.PULL_STATE)]
-            rows = []
-            for part, body in zip(client.parts, answers, strict=True):
-                for i, vector in enumerate(self.vectors):
-                    values = body[i * part.bytes : (i + 1) * part.bytes].view(x.dtype)
-                    part.put(values, vector)
-                rows.append(body[len(self.vectors) * part.bytes :].copy().view(np.int64))
-            counters = np.stack(rows)
-            clocks = counters[:, COUNTERS : COUNTERS + comm.size]
-            assert (clocks == clocks[0]).all(), f"servers disagree on workers' pushes: {clocks}"
-            client.ask_all(Kind.COPY_TABLES)
+            try:
+                counters = self._fetch(client, x, buffers, comm.size)
+            except UserError as error:  # which the others would wait for
+                problem = str(error)
+        comm.raise_together(problem)
         self.counters = cast(Counters, comm.allgather_object(counters)[0])
+
+    def _fetch(self, client: Client, x: Array, buffers: int, workers: int) -> Counters:
+        """Take the vectors; the counters."""
+        self.vectors = array_module(x).empty((1 + buffers, x.size), x.dtype)
+        rows = []
+        answers = [answer.body for answer in client.ask_all(Kind.PULL_STATE)]
+        for part, body in zip(client.parts, answers, strict=True):
+            for i, vector in enumerate(self.vectors):
+                part.put(body[i * part.bytes : (i + 1) * part.bytes].view(x.dtype), vector)
+            rows.append(body[len(self.vectors) * part.bytes :].copy().view(np.int64))
+        counters = np.stack(rows)
+        clocks = counters[:, COUNTERS : COUNTERS + workers]
+        assert (clocks == clocks[0]).all(), f"servers disagree on workers' pushes: {clocks}"
+        client.ask_all(Kind.COPY_TABLES)
+        return counters
 
     def fits(self, comm: Communicator) -> bool:
         """Whether it is of as many workers."""
@@ -94,9 +103,11 @@ class ServedState:
 
         Args:
             models: [n] each, what this worker's next pushes are of, where servers must know.
+        Raises:
+            UserError: it has not been collected.
         """
         if self.counters is None:
-            return
+            raise UserError("a state of after learner.finish() lacks what servers held")
         counters = self.counters
         if len(counters) != client.servers:
             counters = np.tile(counters[:1], (client.servers, 1))

@@ -29,10 +29,9 @@ def add_saving_options(parser: argparse.ArgumentParser) -> None:
         "--resume",
         metavar="FOLDER",
         help="go on from the newest checkpoint in the folder of a run, or from the one given. Give "
-        "the other options as before; learning rate, epochs and the number of ranks and servers may "
-        "change. "
-        "Without --output the run goes on in its own folder, where checkpoints after that one are "
-        "renamed (.aside)",
+        "the other options as before; learning rate, epochs, the numbers of ranks and of servers "
+        "may change. Without --output the run goes on in its own folder, where checkpoints after "
+        "that one are renamed (.aside)",
     )
 
 

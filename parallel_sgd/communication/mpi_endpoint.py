@@ -145,19 +145,20 @@ class MpiTransfer:
 
     def __init__(self, peer: int, requests: list[MPI.Request], arrays: Any) -> None:
         self._peer, self._requests, self._arrays = peer, requests, arrays
+        self._statuses = [MPI.Status() for _ in requests]
 
     def done(self) -> bool:
         try:
-            return bool(MPI.Request.Testall(self._requests))
+            return bool(MPI.Request.Testall(self._requests, self._statuses))
         except MPI.Exception as error:
             raise self._lost(error) from error
 
     def wait(self) -> None:
         try:
-            MPI.Request.Waitall(self._requests)
+            MPI.Request.Waitall(self._requests, self._statuses)
         except MPI.Exception as error:
             raise self._lost(error) from error
 
     def _lost(self, error: MPI.Exception) -> Exception:
-        gone = error.Get_error_class() in LOST | {MPI.ERR_IN_STATUS}
-        return PeerLost(self._peer) if gone else error
+        found = {error.Get_error_class(), *(status.Get_error() for status in self._statuses)}
+        return PeerLost(self._peer) if found & LOST else error

@@ -25,6 +25,11 @@ def expecting(learner: LearnerView) -> Iterator[None]:
         raise
 
 
+def without_data(learner: LearnerView) -> bool:
+    """Whether a learner's rank only serves the others."""
+    return bool(getattr(learner, "serves", False))
+
+
 class MinibatchSource:
     """Base of the sources; each says in its own docstring what the arguments are."""
 

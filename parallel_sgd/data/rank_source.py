@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .minibatches import MinibatchSource, expecting
+from .minibatches import MinibatchSource, expecting, without_data
 from .order import IndexArray, epoch_order, share
 from .validation import Array, DType
 from .view import LearnerView
@@ -85,7 +85,7 @@ class RankSource(MinibatchSource):
         Collective at the first minibatch for a learner, when the ranks see that they agree; from
         then on local: the ranks keep step by what they do with the minibatches.
         """
-        if learner.serves:
+        if without_data(learner):
             return
         self.meet(learner)
         samples = sum(self._known(learner))
@@ -101,7 +101,7 @@ class RankSource(MinibatchSource):
             number: of the epoch, from 0; one after the other, to evaluate in between.
             learner: as for `minibatches`.
         """
-        if learner.serves:
+        if without_data(learner):
             return
         self.meet(learner)
         with expecting(learner):

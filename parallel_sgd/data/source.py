@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .minibatches import MinibatchSource, expecting
+from .minibatches import MinibatchSource, expecting, without_data
 from .order import epoch_order, share
 from .validation import Array, DType
 from .view import LearnerView
@@ -93,7 +93,7 @@ class Source(MinibatchSource):
         Collective at the first minibatch for a learner, when the ranks see that they agree; from
         then on local: the ranks keep step by what they do with the minibatches.
         """
-        if learner.serves:
+        if without_data(learner):
             return
         self.meet(learner)
         with expecting(learner):
@@ -107,7 +107,7 @@ class Source(MinibatchSource):
             number: of the epoch, from 0; one after the other, to evaluate in between.
             learner: as for `minibatches`.
         """
-        if learner.serves:
+        if without_data(learner):
             return
         self.meet(learner)
         with expecting(learner):

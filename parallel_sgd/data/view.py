@@ -30,16 +30,12 @@ class CommunicatorView(Protocol):
 class LearnerView(Protocol):
     """The learner as a source sees it; anything with these attributes will do.
 
-    It and its communicator must admit weak references.
+    It and its communicator must admit weak references. One that has a true attribute `serves` has
+    no part in the data: it gets no minibatches.
     """
 
     @property
     def comm(self) -> CommunicatorView: ...
-
-    @property
-    def serves(self) -> bool:
-        """Whether this rank has no part in the data: it gets no minibatches."""
-        ...
 
     @property
     def distributed(self) -> bool:

@@ -75,12 +75,14 @@ class Client:
         self._came: dict[int, Header] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._asking = threading.Lock()
+        self._owner = threading.get_ident()
+        self._closed = False
         self._problem: str | None = None  # why training cannot go on
         self.clock = 0  #: pushes so far, also those without samples
         self.versions = [0] * len(self._ranks)  #: of the model that this worker has, by server
         self.samples = 0  #: seen by all workers, as the servers last said
         self.factor = 1.0  #: of the learning rate, for pushes of rows
-        self.blocked_s = 0.0  #: that `in_turn` has taken
+        self.blocked_s = 0.0  #: that `in_turn` has taken of this thread's time
         self.statistics = WorkerStatistics()
 
     @property
@@ -100,7 +102,8 @@ class Client:
         try:
             return self._alone(work) if self._thread is None else self.begin(work).result()
         finally:
-            self.blocked_s += time.perf_counter() - begin
+            if threading.get_ident() == self._owner:  # others do not keep training from going on
+                self.blocked_s += time.perf_counter() - begin
 
     def _alone(self, work: Callable[[], Result]) -> Result:
         with self._asking:
@@ -223,6 +226,7 @@ class Client:
 
     def close(self) -> None:
         """Nothing more is asked."""
+        self._closed = True
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
@@ -241,10 +245,18 @@ class Client:
         asks = list(asks)
         if self._problem is not None:
             raise SharedError(self._problem)
+        if self._closed:
+            raise UserError(
+                "the servers have left with learner.finish(): save, load, evaluate and ask for "
+                "rows before it"
+            )
         try:
-            answers = self._exchange(asks)
+            return self._sound(asks, self._exchange(asks))
         except PeerLost as error:
             raise UserError(f"the server on rank {error.peer} is lost") from None
+
+    def _sound(self, asks: list[Ask], answers: list[Answer]) -> list[Answer]:
+        """The answers, where they answer the requests."""
         texts = {
             kind: [each.body.tobytes().decode() for each in answers if each.message.kind == kind]
             for kind in (Kind.FAILED, Kind.REFUSED)

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..communication.endpoint import as_bytes
 from ..communication.launched import survives
+from ..errors import UserError
 from ..kernels import array_module
 from ..optimizers import Optimizer
 from ..parameters import Parameters
@@ -101,7 +102,16 @@ class Connection:
 
     @property
     def client(self) -> Client:
-        """This worker's side."""
+        """This worker's side.
+
+        Raises:
+            UserError: this rank only serves.
+        """
+        if self.group.serves:
+            raise UserError(
+                f"rank {self.group.world.rank} is a server: all it can do is learner.finish(), "
+                "which serves"
+            )
         if self._client is None:
             endpoint = self.group.messages.endpoint(self.group.servers, serving=False)
             self._client = Client(endpoint, self.parts, self.group.world.rank, self._check)
@@ -126,10 +136,15 @@ class Connection:
         client, facts = self.client, dict[str, Any]()
         path = np.frombuffer(folder.encode(), np.uint8)
         client.in_turn(lambda: client.ask_all(Kind.WRITE_TABLES, path))
-        while len(facts) < client.servers:
+        texts = [""]
+        while not all(texts):
             time.sleep(ASKED_EVERY_S)
-            for answer in client.in_turn(lambda: client.ask_all(Kind.ASK_WRITTEN)):
-                facts.update(json.loads(answer.body.tobytes() or b"{}"))
+            answers = client.in_turn(lambda: client.ask_all(Kind.ASK_WRITTEN))
+            texts = [answer.body.tobytes().decode() for answer in answers]
+        for text in texts:
+            facts.update(json.loads(text))
+        if "problem" in facts:
+            raise UserError(facts["problem"])
         return facts
 
     def load_tables(self, folder: str) -> None:

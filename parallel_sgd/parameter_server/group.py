@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..communication import Communicator
-from ..communication.launched import SERVERS, requested_servers
+from ..communication.launched import requested_servers
 from ..errors import SharedError
 
 Role = Literal["auto", "worker", "server"]
@@ -102,6 +102,3 @@ def form(world: Communicator, servers: int | None, role: Role) -> Group:
         warnings.warn(GIL, stacklevel=2)
     own = world.split(int(world.rank not in workers))
     return Group(world, tuple(workers), tuple(serving), own, world.duplicate())
-
-
-__all__ = ["GIL", "ROLES", "SERVERS", "Group", "Role", "form", "roles"]

@@ -28,6 +28,10 @@ class Order(Protocol):
         """A worker's request has been handled."""
         ...
 
+    def write(self) -> None:
+        """Bring what is recorded to the file."""
+        ...
+
     def close(self) -> None:
         """Nothing more comes."""
         ...
@@ -40,6 +44,9 @@ class AnyOrder:
         return None
 
     def answered(self, worker: int) -> None:
+        pass
+
+    def write(self) -> None:
         pass
 
     def close(self) -> None:
@@ -70,15 +77,17 @@ class RecordedOrder(AnyOrder):
     def answered(self, worker: int) -> None:
         self._unwritten.append(worker)
         if len(self._unwritten) == FLUSHED:
-            self._write()
+            self.write()
+
+    def write(self) -> None:
+        if self._unwritten:
+            self._file.write(np.array(self._unwritten, "<i4").tobytes())
+            self._file.flush()
+            self._unwritten.clear()
 
     def close(self) -> None:
-        self._write()
+        self.write()
         self._file.close()
-
-    def _write(self) -> None:
-        self._file.write(np.array(self._unwritten, "<i4").tobytes())
-        self._unwritten.clear()
 
 
 class ReplayedOrder(AnyOrder):

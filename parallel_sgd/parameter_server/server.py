@@ -107,6 +107,17 @@ class Server:
             UserError: a worker has not been heard of for the endpoint's `timeout_s`, or all are
                 lost.
         """
+        try:
+            self._serve()
+        finally:
+            self._order.close()
+            self._endpoint.close()
+        if self._problem:
+            raise SharedError(self._problem)
+        if not self._live:
+            raise UserError("all workers are lost")
+
+    def _serve(self) -> None:
         patience = Patience()
         while self._live - self._gone - self._told and not self._stopped:
             try:
@@ -126,12 +137,6 @@ class Server:
         if self.lost:
             self._endpoint.leave_lost(silent=self._silent)
         self._tables.wait()
-        self._order.close()
-        self._endpoint.close()
-        if self._problem:
-            raise SharedError(self._problem)
-        if not self._live:
-            raise UserError("all workers are lost")
 
     def _move(self) -> bool:
         """Do what can be done without waiting; whether there was anything."""
@@ -181,7 +186,7 @@ class Server:
         return body[:size]
 
     def _arrived(self, request: Request) -> None:
-        request.came = time.perf_counter()
+        request.came = request.told = time.perf_counter()
         self._ready.append(request)
 
     def _handle_next(self) -> bool:
@@ -200,7 +205,7 @@ class Server:
             return True
         try:
             HANDLERS[request.message.kind](self, request)
-        except UserError as error:
+        except (UserError, MemoryError) as error:
             self._refuse(request, error)
         return True
 
@@ -343,8 +348,8 @@ class Server:
     def _handle_count_tables(self, request: Request) -> None:
         self._answer(request, Kind.STATE, as_bytes(self._tables.counts()))
 
-    def _refuse(self, request: Request, error: UserError) -> None:
-        self._answer(request, Kind.REFUSED, _text(str(error)))
+    def _refuse(self, request: Request, error: Exception) -> None:
+        self._answer(request, Kind.REFUSED, _text(str(error) or type(error).__name__))
 
     def _answer(
         self,
@@ -403,14 +408,14 @@ class Server:
         if now - self._looked < every / 4:
             return
         self._looked = now
-        for worker, request in self._kept.items():
-            self._heard[worker] = now
+        self._order.write()
+        for request in [*self._kept.values(), *self._ready]:  # these, in a replay
+            self._heard[request.worker] = now
             if time.perf_counter() - request.told > every:
                 request.told = time.perf_counter()
                 wait = Message(kind=Kind.WAIT).packed()
-                self._sending.append((self._endpoint.send(self._ranks[worker], wait), None))
-        for request in self._ready:
-            self._heard[request.worker] = now
+                sending = self._endpoint.send(self._ranks[request.worker], wait)
+                self._sending.append((sending, None))
         for worker in self._live - self._gone - self._told:
             if now - self._heard[worker] > self._endpoint.timeout_s:
                 self._missing(worker)

@@ -107,17 +107,14 @@ class ServedTables:
         )
 
     def written(self) -> str:
-        """Size and checksum of the file by its name, as JSON; empty while it is being written.
-
-        Raises:
-            UserError: it could not be written.
-        """
+        """Size and checksum of the file by its name, as JSON, or the "problem" that there was;
+        empty while it is being written."""
         if self._writing is None or not self._writing.done:
             return ""
         try:
             return self._writing.result()
-        except OSError as error:
-            raise UserError(f"embedding tables cannot be written: {error}") from error
+        except Exception as error:  # of the file system, or safetensors' own
+            return json.dumps({"problem": f"embedding tables cannot be written: {error}"})
 
     def wait(self) -> None:
         """Until nothing is being written."""

@@ -17,9 +17,7 @@ from ..errors import UserError
 
 SEAL = 0x5053_4744_0001  #: of this form of header; another form has another
 PRIME = (1 << 61) - 1  # so that every flipped bit changes the seal, the highest one too
-
-
-LARGEST = 1 << 53  #: of every number but the factor
+LARGEST = 1 << 53  #: above every number but the factor
 
 
 class Kind(IntEnum):

@@ -85,17 +85,20 @@ class Checkpoints:
             UserError: on all ranks, if any of them has failed, or this checkpoint or the one before
                 it, written in the background, could not be written. The earlier ones are untouched.
 
-        Collective. Waits until the checkpoint before is written. Cost in the foreground: a copy of
+        Collective; on a rank that only serves it does nothing, since the workers save what servers
+        hold. Waits until the checkpoint before is written. Cost in the foreground: a copy of
         the state, whose memory is kept for the next one; on the disk the state of every rank.
         """
+        if learner.serves:
+            return
         learner.meet()  # a rank that has failed would be waited for below
         self.wait()
         numbers: dict[str, Any] = {}
         arrays: dict[str, HostArray] = {}
         problem = None
         try:
+            tree, live = flatten(capture(learner))  # collective: before what may fail on one rank
             metric = None if metric is None else _metric(metric)
-            tree, live = flatten(capture(learner))
             arrays = self._copies.of(live)
             numbers = {
                 "state": tree,

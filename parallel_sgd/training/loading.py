@@ -69,19 +69,22 @@ def load_checkpoint(
         facts: as for `Checkpoints`.
     Raises:
         UserError: on all ranks, naming what is missing, damaged, or different; then nothing of the
-            learner has changed.
+            learner has changed (but where servers cannot read their embedding tables).
 
     On another number of ranks than wrote it, training goes on by the rules of `parallel_sgd.state`:
     models and optimizer states become their mean by samples, sums of residuals are kept, the
     samples of the present block are divided anew.
 
-    Collective. Cost: every rank reads its own files twice (once for the checksum), and holds their
-    arrays in memory; on another number of ranks it reads the files of all.
+    Collective; a rank that only serves has nothing to take up. Cost: every rank reads its own files
+    twice (once for the checksum), and holds their arrays in memory; on another number of ranks it
+    reads the files of all.
     """
     comm = learner.comm
     folder = comm.together(lambda: checked_path("path", path))
     at, manifest, single = _from_first(comm, lambda: _open(folder))
     comm.raise_together(_difference(at, manifest, described(learner, facts or {})))
+    if learner.serves:  # its workers bring what it is to hold
+        return LoadedCheckpoint(at, manifest["ranks"], manifest["samples"], None, [])
     sizes = comm.allgather_object(stripe_sizes(learner))
     read, problem, damaged = None, None, False
     try:
@@ -98,9 +101,8 @@ def load_checkpoint(
     assert read is not None
     tree, sent, extras = read
     restore(learner, tree)
-    if comm.rank == 0:
-        learner.algorithm.read_elsewhere(learner.state, str(at.resolve()))
-    comm.barrier()
+    folder_of_all = str(at.resolve())
+    _from_first(comm, lambda: learner.algorithm.read_elsewhere(learner.state, folder_of_all))
     learner.bytes_sent = sent
     same = manifest["ranks"] == comm.size
     if same:

@@ -92,7 +92,8 @@ class _Regrouping:
         if all(part is None for part in parts):
             return None
         rule = getattr(self, f"_{meaning}", None) if meaning else None
-        if rule is None or (meaning != "same" and any(part is None for part in parts)):
+        lacking = any(part is None for part in parts) and meaning not in ("same", "sum")
+        if rule is None or lacking:
             raise UserError(
                 f"{where} does not say what it means on another number of ranks "
                 "(parallel_sgd.state.across)"
@@ -126,12 +127,15 @@ class _Regrouping:
         return total.astype(first.dtype) if isinstance(first, np.ndarray) else float(total)
 
     def _sum(self, parts: list[Any]) -> Any:
-        """That of old ranks rank, rank + size, ...; zeros where there are none."""
+        """That of old ranks rank, rank + size, ...; zeros where there are none, or they have
+        nothing."""
         mine = range(self.rank, len(parts), self.size)
-        first = self._value(0, parts[0])
+        some = next(rank for rank, part in enumerate(parts) if part is not None)
+        first = self._value(some, parts[some])
         total = np.zeros(np.shape(first))
         for rank in mine:
-            total += self._value(rank, parts[rank])
+            if parts[rank] is not None:
+                total += self._value(rank, parts[rank])
         return total.astype(first.dtype) if isinstance(first, np.ndarray) else float(total)
 
     def _stripe(self, parts: list[Any], where: str) -> HostArray:

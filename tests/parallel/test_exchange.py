@@ -96,6 +96,16 @@ class Counting(Communicator):
     def broadcast(self, array, root=0):
         raise NotImplementedError
 
+    def split(self, group):
+        raise NotImplementedError
+
+    def endpoint(self, peers, *, serving):
+        raise NotImplementedError
+
+    @property
+    def timeout_s(self):
+        raise NotImplementedError
+
     def sum_integers(self, values):
         raise NotImplementedError
 

@@ -46,7 +46,6 @@ class Comm:
 class Learner:
     comm: Comm = field(default_factory=Comm)
     distributed: bool = True
-    serves: bool = False
     samples: int = 0
     expected: tuple | None = None
 
