@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,33 @@ from parallel_sgd.communication.abort import abort_on_error
 TIMEOUT_S = 900
 
 
-def on_ranks(ranks: int, module: str, options: dict[str, Any]) -> Any:
+def on_ranks(
+    ranks: int,
+    module: str,
+    options: dict[str, Any],
+    *,
+    inside: Sequence[str] = (),
+    run_options: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Any:
     """Call ``module.measure(comm, **options)`` on K MPI ranks; what rank 0 returns.
 
     Args:
-        ranks: how many; started on this machine by `parallel-sgd run`.
+        ranks: how many; started by `parallel-sgd run`, on this machine unless its options say more.
         module: a module of this package, by name.
         options: of JSON types.
+        inside: a command that starts the command which follows it.
+        run_options: of `parallel-sgd run`.
+        environ: instead of this process's environment.
     Raises:
         UserError: the ranks ended with an error, which they have printed.
     """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder, "result.json")
-        command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks)]
+        command = [*inside, sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks)]
+        command += run_options
         command += ["-m", "benchmarks.on_ranks", module, json.dumps(options), str(result)]
-        code = subprocess.run(command, timeout=TIMEOUT_S, check=False).returncode
+        code = subprocess.run(command, env=environ, timeout=TIMEOUT_S, check=False).returncode
         if code != 0:
             raise UserError(f"{ranks} ranks of benchmarks.{module} ended with exit code {code}")
         return json.loads(result.read_text())

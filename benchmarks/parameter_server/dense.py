@@ -38,14 +38,14 @@ def measure(
     where: dict[str, float] = {}
     sent: dict[str, float] = {}
     cases: dict[str, Callable[[], float]] = {
-        name: partial(_bare, comm, values, seconds, name) for name in BARE
+        name: partial(bare, comm, values, seconds, name) for name in BARE
     }
     for count in range(1, servers + 1):
         cases[f"learner, {count}"] = partial(
-            _ours, comm, values, seconds, sent, where if count == 1 else {}, servers=count
+            ours, comm, values, seconds, sent, where if count == 1 else {}, servers=count
         )
-    cases["client"] = partial(_ours, comm, values, seconds, {}, {}, client=True)
-    cases["learner, 1 bit"] = partial(_ours, comm, values, seconds, sent, {}, bits=1)
+    cases["client"] = partial(ours, comm, values, seconds, {}, {}, client=True)
+    cases["learner, 1 bit"] = partial(ours, comm, values, seconds, sent, {}, bits=1)
     found: dict[str, list[float]] = defaultdict(list)
     limit = 60 + 5 * (rounds + 1) * len(cases) * (seconds + 1)
     with ended_if_longer_than(limit, comm.rank, "the dense benchmark"):
@@ -87,30 +87,35 @@ def _alone(values: int) -> float:
     return statistics.median(times)
 
 
-def _bare(comm: Communicator, values: int, seconds: float, name: str) -> float:
+def bare(
+    comm: Communicator, values: int, seconds: float, name: str, workers: int = WORKERS
+) -> float:
+    """This rank's updates a second of the bare loop; the rank after the workers serves."""
     pushed = pushed_bytes(values) if name == "bare, 1 bit" else 4 * values
     change = _step if name == "bare, step" else None
     exchanges = [Exchange(pushed, 4 * values, change)]
-    workers = comm.split(int(comm.rank < WORKERS))
-    if comm.rank < WORKERS:
-        return bare_worker(workers, WORKERS, exchanges, seconds)
-    if comm.rank == WORKERS:
-        bare_server(WORKERS, exchanges)
+    others = comm.split(int(comm.rank < workers))
+    if comm.rank < workers:
+        return bare_worker(others, workers, exchanges, seconds)
+    if comm.rank == workers:
+        bare_server(workers, exchanges)
     return 0.0
 
 
-def _ours(
+def ours(
     comm: Communicator,
     values: int,
     seconds: float,
     sent: dict[str, float],
     where: dict[str, float],
+    *,
+    workers: int = WORKERS,
     servers: int = 1,
     bits: int = 32,
     client: bool = False,
 ) -> float:
     """This rank's updates a second: of `learner.step`, or of the client's push alone."""
-    takes_part = comm.rank < WORKERS + servers
+    takes_part = comm.rank < workers + servers
     group = comm.split(int(takes_part))
     if not takes_part:
         return 0.0

@@ -1,0 +1,67 @@
+"""Pushes and pulls of a whole model over emulated links: our learner beside the bare loop."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from parallel_sgd import Communicator
+from parallel_sgd.communication.watchdog import ended_if_longer_than
+
+from ..emulated_hosts import BURST, payload_rate
+from .bare import quiet_barrier
+from .dense import bare, ours
+
+LONGER = 4  #: times as long as a case on one machine
+
+
+def measure(comm: Communicator, values: int, rounds: int, seconds: float) -> dict[str, Any]:
+    """What each rank runs: one worker and a server, then workers on all ranks but the server's.
+
+    Returns:
+        "updates": a second, of all workers together, by "learner" or "bare", the number of workers,
+        and the bits of a push; medians over the rounds. "where": mean seconds of an update of our
+        learner in 32 bits, by the number of workers and `Seconds`.
+    """
+    where: dict[str, dict[str, float]] = {}
+    cases: dict[str, Callable[[], float]] = {}
+    for n in numbers(comm.size):
+        spent = where[str(n)] = {}
+        for bits, peer in ((32, "bare"), (1, "bare, 1 bit")):
+            cases[f"bare, {n}, {bits}"] = partial(bare, comm, values, seconds, peer, n)
+            cases[f"learner, {n}, {bits}"] = partial(
+                ours, comm, values, seconds, {}, spent if bits == 32 else {}, workers=n, bits=bits
+            )
+    found: dict[str, list[float]] = defaultdict(list)
+    limit_s = 60 + 5 * (rounds + 1) * len(cases) * (seconds + 1)
+    with ended_if_longer_than(limit_s, comm.rank, "the benchmark of links"):
+        for i in range(rounds + 1):
+            for name, case in cases.items():
+                quiet_barrier()
+                rates = comm.allgather_object(case())
+                if i > 0:
+                    found[name].append(sum(rates))
+    return {
+        "updates": {name: statistics.median(each) for name, each in found.items()},
+        "where": where,
+    }
+
+
+def numbers(hosts: int) -> list[int]:
+    """Of workers: one, and as many as there are hosts beside the server's."""
+    return sorted({1, hosts - 1})
+
+
+def limit(workers: int, pushed: int, pulled: int, gbit: float) -> float:
+    """Updates a second that the links allow.
+
+    One worker's messages follow each other, and each finds links that have rested: `BURST` bytes of
+    it go at once. Several workers keep the server's link busy in both directions.
+    """
+    each = [pushed, pulled]
+    if workers == 1:
+        return payload_rate(gbit) / sum(max(0, nbytes - BURST) for nbytes in each)
+    return payload_rate(gbit) / max(each)
