@@ -13,7 +13,7 @@ from ..communication import Communicator
 from ..errors import UserError
 from ..kernels import array_module
 from ..parameter_server import COUNTERS, OF_EACH_WORKER, Client, Kind
-from ..parameter_server.client import Ask
+from ..parameter_server.conversation import Ask
 from ..parameter_server.wire import Message
 from ..state import across
 from .algorithm import Array

@@ -26,11 +26,16 @@ class Transfer(Protocol):
     """A body on its way. The array that it is sent from, or received into, belongs to it."""
 
     def done(self) -> bool:
-        """Whether it has ended; moves it on."""
+        """Whether it has ended; moves it on.
+
+        Raises:
+            PeerLost: it never will.
+            OtherLength: it has, and what was received is something else.
+        """
         ...
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Until it has ended. Raises as `done`."""
         ...
 
 
@@ -46,6 +51,10 @@ class PeerLost(Exception):
         self.peer = peer
 
 
+class OtherLength(Exception):
+    """A body has come that is not of the length that its header has announced."""
+
+
 class Endpoint(ABC):
     """One side of the messages between this rank and its peers.
 
@@ -54,10 +63,12 @@ class Endpoint(ABC):
     peer's messages come in their order. Everything here is local.
 
     Attributes:
+        rank: of this side.
         peers: the ranks at the other side.
         timeout_s: longest wait for one of them.
     """
 
+    rank: int
     peers: tuple[int, ...]
     timeout_s: float
 

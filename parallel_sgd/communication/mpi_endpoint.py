@@ -6,13 +6,22 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from .endpoint import HEADER_LENGTH, Bytes, Endpoint, Header, PeerLost, Transfer, tags_of
+from .endpoint import (
+    HEADER_LENGTH,
+    Bytes,
+    Endpoint,
+    Header,
+    OtherLength,
+    PeerLost,
+    Transfer,
+    tags_of,
+)
 from .watchdog import Watchdog
 
 LOST = {
@@ -41,7 +50,7 @@ class MpiEndpoint(Endpoint):
     ) -> None:
         self.peers, self.timeout_s = tuple(peers), watched.timeout_s
         self.watched = watched  # type: ignore[method-assign]
-        self._comm = comm
+        self._comm, self.rank = comm, comm.rank
         self._out, tag = tags_of(serving)
         self._in = tag
         self._lost: set[int] = set()
@@ -89,7 +98,8 @@ class MpiEndpoint(Endpoint):
             self._requests[self._places[peer]] = MPI.REQUEST_NULL
 
     def receive(self, peer: int, body: Bytes) -> Transfer:
-        return MpiTransfer(peer, [self._comm.Irecv(body, peer, self._in + 1)], body)
+        request = self._comm.Irecv(body, peer, self._in + 1)
+        return MpiTransfer(peer, [request], body, len(body))
 
     def body_here(self, peer: int) -> int:
         status = MPI.Status()
@@ -141,24 +151,44 @@ def _end_silent() -> None:
 
 
 class MpiTransfer:
-    """Requests of one message, with the arrays that they work on."""
+    """Requests of one message, with the arrays that they work on.
 
-    def __init__(self, peer: int, requests: list[MPI.Request], arrays: Any) -> None:
+    Args:
+        received: bytes that are to come, where this is a body that does.
+
+    Each request is asked for by itself: of several at once an MPI may not tell what went wrong.
+    """
+
+    def __init__(
+        self, peer: int, requests: list[MPI.Request], arrays: Any, received: int | None = None
+    ) -> None:
         self._peer, self._requests, self._arrays = peer, requests, arrays
-        self._statuses = [MPI.Status() for _ in requests]
+        self._received = received
 
     def done(self) -> bool:
-        try:
-            return bool(MPI.Request.Testall(self._requests, self._statuses))
-        except MPI.Exception as error:
-            raise self._lost(error) from error
+        return self._ended(lambda request, status: request.Test(status))
 
     def wait(self) -> None:
-        try:
-            MPI.Request.Waitall(self._requests, self._statuses)
-        except MPI.Exception as error:
-            raise self._lost(error) from error
+        self._ended(lambda request, status: request.Wait(status))
 
-    def _lost(self, error: MPI.Exception) -> Exception:
-        found = {error.Get_error_class(), *(status.Get_error() for status in self._statuses)}
-        return PeerLost(self._peer) if found & LOST else error
+    def _ended(self, ends: Callable[[MPI.Request, MPI.Status], bool]) -> bool:
+        status = MPI.Status()
+        while self._requests:
+            request = self._requests[-1]
+            try:
+                if not ends(request, status):
+                    return False
+            except MPI.Exception as error:
+                raise self._meant(error) from error
+            self._requests.pop()
+            if self._received not in (None, status.Get_count(MPI.BYTE)):
+                raise OtherLength
+        return True
+
+    def _meant(self, error: MPI.Exception) -> Exception:
+        if error.Get_error_class() in LOST:
+            return PeerLost(self._peer)
+        if error.Get_error_class() == MPI.ERR_TRUNCATE:
+            self._requests.clear()
+            return OtherLength()
+        return error

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from .endpoint import Bytes, Endpoint, Header, Transfer, tags_of
+from .endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, tags_of
 
 
 class RankFailed(RuntimeError):
@@ -56,7 +56,7 @@ class ThreadEndpoint(Endpoint):
         self, mail: Mail, rank: int, peers: Sequence[int], serving: bool, timeout_s: float
     ) -> None:
         self.peers, self.timeout_s = tuple(peers), timeout_s
-        self._mail, self._rank = mail, rank
+        self._mail, self.rank = mail, rank
         self._out, self._in = tags_of(serving)
         self._listening = set(self.peers)
         self._waits_since: tuple[str, float] | None = None
@@ -67,7 +67,7 @@ class ThreadEndpoint(Endpoint):
     def arrivals(self) -> list[tuple[int, Header]]:
         found: list[tuple[int, Header]] = []
         for peer in sorted(self._listening):
-            header = self._mail.take((peer, self._rank, self._in))
+            header = self._mail.take((peer, self.rank, self._in))
             if header is not None:
                 self._listening.discard(peer)
                 found.append((peer, header))
@@ -76,19 +76,19 @@ class ThreadEndpoint(Endpoint):
         return found
 
     def receive(self, peer: int, body: Bytes) -> Transfer:
-        return _Received(self, self._mail, (peer, self._rank, self._in + 1), body)
+        return _Received(self, self._mail, (peer, self.rank, self._in + 1), body)
 
     def body_here(self, peer: int) -> int:
-        return self._mail.length_of_next((peer, self._rank, self._in + 1))
+        return self._mail.length_of_next((peer, self.rank, self._in + 1))
 
     def discard(self, peer: int) -> None:
-        while self._mail.take((peer, self._rank, self._in + 1)) is not None:
+        while self._mail.take((peer, self.rank, self._in + 1)) is not None:
             pass
 
     def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
         if body is not None:
-            self._mail.put((self._rank, peer, self._out + 1), body)
-        self._mail.put((self._rank, peer, self._out), header)
+            self._mail.put((self.rank, peer, self._out + 1), body)
+        self._mail.put((self.rank, peer, self._out), header)
         return _Sent()
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class ThreadEndpoint(Endpoint):
         if self._waits_since:
             name, since = self._waits_since
             if time.monotonic() - since > self.timeout_s:
-                raise RankFailed(f"rank {self._rank} waited in {name} longer than timeout_s")
+                raise RankFailed(f"rank {self.rank} waited in {name} longer than timeout_s")
 
 
 class _Sent:
@@ -133,9 +133,10 @@ class _Received:
         if not self._ended:
             sent = self._mail.take(self._key)
             if sent is not None:
-                assert sent.size == self._body.size, (sent.size, self._body.size)
-                self._body[...] = sent
                 self._ended = True
+                if sent.size != self._body.size:
+                    raise OtherLength
+                self._body[...] = sent
         return self._ended
 
     def wait(self) -> None:

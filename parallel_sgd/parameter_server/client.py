@@ -6,46 +6,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..communication import Endpoint, PeerLost
-from ..communication.endpoint import Header, as_bytes
-from ..errors import SharedError, UserError
+from ..communication import Endpoint
+from ..communication.endpoint import as_bytes
 from ..kernels import array_module, finish_on_device, on_device
+from .conversation import Answer, Ask, Conversation
 from .parts import Part
 from .statistics import LENGTH, NANO, WorkerStatistics, unpacked_statistics
-from .wire import Kind, Message, unpacked
+from .wire import Kind, Message, from_text
 
 Array = Any  #: a NumPy or CuPy array
 HostArray = npt.NDArray[Any]
 Result = TypeVar("Result")
-
-
-@dataclass
-class Ask:
-    """A request to one server, and where the body of its answer goes.
-
-    Attributes:
-        server: its number.
-        into: uint8, of the answer's length; None where that is not known before.
-    """
-
-    server: int
-    message: Message
-    body: HostArray | None = None
-    into: HostArray | None = None
-
-
-@dataclass
-class Answer:
-    """A server's answer."""
-
-    message: Message
-    body: HostArray
 
 
 class Client:
@@ -54,41 +30,32 @@ class Client:
     Args:
         endpoint: to the servers, whose ranks are its peers in the order of their numbers.
         parts: of the model, for each server.
-        own_rank: what is sent to it is not counted.
         check: raises if there is a reason not to wait any longer.
 
     Requests are made one after the other, in the order of the program, also those that a thread
     makes in the background (`begin`).
 
-    Raises, from every method that asks:
-        SharedError: a worker has failed (`fail`), as all others are told too.
-        UserError: a server has refused a request, or is lost.
+    Attributes:
+        servers: how many there are.
+        statistics: of this worker so far.
 
-    Everything here is local.
+    Every method that asks raises as `Conversation.ask`. Everything here is local.
     """
 
     def __init__(
-        self, endpoint: Endpoint, parts: Sequence[Part], own_rank: int, check: Callable[[], None]
+        self, endpoint: Endpoint, parts: Sequence[Part], check: Callable[[], None]
     ) -> None:
-        self._endpoint, self.parts, self._check = endpoint, tuple(parts), check
-        self._ranks, self._own_rank = endpoint.peers, own_rank
-        self._came: dict[int, Header] = {}
+        self.parts, self.servers = tuple(parts), len(parts)
+        self.statistics = WorkerStatistics()
+        self._conversation = Conversation(endpoint, self.statistics, check)
         self._thread: ThreadPoolExecutor | None = None
         self._asking = threading.Lock()
         self._owner = threading.get_ident()
-        self._closed = False
-        self._problem: str | None = None  # why training cannot go on
         self.clock = 0  #: pushes so far, also those without samples
-        self.versions = [0] * len(self._ranks)  #: of the model that this worker has, by server
+        self.versions = [0] * self.servers  #: of the model that this worker has, by server
         self.samples = 0  #: seen by all workers, as the servers last said
         self.factor = 1.0  #: of the learning rate, for pushes of rows
         self.blocked_s = 0.0  #: that `in_turn` has taken of this thread's time
-        self.statistics = WorkerStatistics()
-
-    @property
-    def servers(self) -> int:
-        """How many there are."""
-        return len(self._ranks)
 
     def begin(self, work: Callable[[], Result]) -> Future[Result]:
         """Do something in the background that asks servers; what is asked later waits for it."""
@@ -201,7 +168,7 @@ class Client:
         self.samples = answers[0].message.samples
         self.versions = [answer.message.version for answer in answers]
         if any(answer.message.count for answer in answers):
-            self._endpoint.leave_lost()
+            self._conversation.leave_lost()
         table = answers[0].body[self.parts[0].bytes :].copy().view(np.int64)
         return [unpacked_statistics(numbers) for numbers in table.reshape(-1, LENGTH)]
 
@@ -211,7 +178,7 @@ class Client:
         Raises:
             SharedError: always.
         """
-        self.ask_all(Kind.FAIL, np.frombuffer(problem.encode(), np.uint8))
+        self.ask_all(Kind.FAIL, from_text(problem))
 
     def push_backup(self, models: Sequence[Array]) -> None:
         """Tell servers the models [n] that this worker's next pushes are of."""
@@ -226,11 +193,10 @@ class Client:
 
     def close(self) -> None:
         """Nothing more is asked."""
-        self._closed = True
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
-        self._endpoint.close()
+        self._conversation.close()
 
     def ask_all(self, kind: Kind, body: HostArray | None = None) -> list[Answer]:
         """Ask every server the same."""
@@ -238,82 +204,5 @@ class Client:
         return self.ask(Ask(server, message, body) for server in range(self.servers))
 
     def ask(self, asks: Iterable[Ask]) -> list[Answer]:
-        """Send requests to several servers at once, and wait for all answers, in their order.
-
-        Where one of them is no answer to the request, no body of the others is put anywhere.
-        """
-        asks = list(asks)
-        if self._problem is not None:
-            raise SharedError(self._problem)
-        if self._closed:
-            raise UserError(
-                "the servers have left with learner.finish(): save, load, evaluate and ask for "
-                "rows before it"
-            )
-        try:
-            return self._sound(asks, self._exchange(asks))
-        except PeerLost as error:
-            raise UserError(f"the server on rank {error.peer} is lost") from None
-
-    def _sound(self, asks: list[Ask], answers: list[Answer]) -> list[Answer]:
-        """The answers, where they answer the requests."""
-        texts = {
-            kind: [each.body.tobytes().decode() for each in answers if each.message.kind == kind]
-            for kind in (Kind.FAILED, Kind.REFUSED)
-        }
-        if texts[Kind.FAILED]:
-            self._problem = texts[Kind.FAILED][0]
-            failed = [each.message.kind == Kind.FAILED for each in answers]
-            self._spread({ask.server for ask, known in zip(asks, failed, strict=True) if known})
-            raise SharedError(self._problem)
-        if texts[Kind.REFUSED]:
-            raise UserError(texts[Kind.REFUSED][0])
-        return answers
-
-    def _spread(self, known: set[int]) -> None:
-        """Tell the servers that do not know yet why training cannot go on: they wait for that."""
-        text = np.frombuffer((self._problem or "").encode(), np.uint8)
-        message = Message(kind=Kind.FAIL, body=text.nbytes)
-        rest = [server for server in range(self.servers) if server not in known]
-        self._exchange([Ask(server, message, text) for server in rest])
-
-    def _exchange(self, asks: list[Ask]) -> list[Answer]:
-        sending = []
-        for ask in asks:
-            rank, body = self._ranks[ask.server], ask.body
-            body = None if body is None or body.nbytes == 0 else body
-            sending.append(self._endpoint.send(rank, ask.message.packed(), body))
-            self.statistics.bytes_sent += ask.message.body * (rank != self._own_rank)
-        messages = [self._answer_of(self._ranks[ask.server]) for ask in asks]
-        sound = not any(message.kind in (Kind.FAILED, Kind.REFUSED) for message in messages)
-        answers, coming = [], []
-        for ask, message in zip(asks, messages, strict=True):
-            rank = self._ranks[ask.server]
-            own = not sound or ask.into is None
-            body = np.empty(message.body, np.uint8) if own else cast(HostArray, ask.into)
-            assert len(body) == message.body, (message, len(body))
-            self.statistics.bytes_received += message.body * (rank != self._own_rank)
-            if message.body:
-                coming.append(self._endpoint.receive(rank, body))
-            answers.append(Answer(message, body))
-        with self._endpoint.watched("messages to and from servers"):
-            for transfer in [*coming, *sending]:
-                transfer.wait()
-        return answers
-
-    def _answer_of(self, rank: int) -> Message:
-        """The header of a server's answer."""
-        while True:
-            with self._endpoint.watched(f"an answer of the server on rank {rank}"):
-                message = unpacked(self._endpoint.until(lambda: self._header_of(rank)))
-            self._endpoint.listen(rank)
-            if message.kind != Kind.WAIT:  # that is a sign of life: the time begins anew
-                return message
-
-    def _header_of(self, rank: int) -> Header | None:
-        for sender, header in self._endpoint.arrivals():
-            self._came[sender] = header
-        if rank not in self._came:
-            self._check()
-            return None
-        return self._came.pop(rank)
+        """Send requests to several servers at once, and wait for all answers, in their order."""
+        return self._conversation.ask(asks)

@@ -20,6 +20,7 @@ from ..errors import UserError
 from ..kernels import array_module
 from ..optimizers import Optimizer
 from ..parameters import Parameters
+from .answers import Answers
 from .client import Client
 from .embedding import Embedding
 from .group import Group
@@ -30,7 +31,7 @@ from .remote_table import RemoteTable
 from .served import Rules, ServedModel
 from .server import Server
 from .tables import ServedTables
-from .wire import Kind
+from .wire import Kind, as_text, from_text
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -114,7 +115,7 @@ class Connection:
             )
         if self._client is None:
             endpoint = self.group.messages.endpoint(self.group.servers, serving=False)
-            self._client = Client(endpoint, self.parts, self.group.world.rank, self._check)
+            self._client = Client(endpoint, self.parts, self._check)
         return self._client
 
     def remote_tables(self) -> dict[str, RemoteTable]:
@@ -134,13 +135,13 @@ class Connection:
         if not self._tables:
             return {}
         client, facts = self.client, dict[str, Any]()
-        path = np.frombuffer(folder.encode(), np.uint8)
+        path = from_text(folder)
         client.in_turn(lambda: client.ask_all(Kind.WRITE_TABLES, path))
         texts = [""]
         while not all(texts):
             time.sleep(ASKED_EVERY_S)
             answers = client.in_turn(lambda: client.ask_all(Kind.ASK_WRITTEN))
-            texts = [answer.body.tobytes().decode() for answer in answers]
+            texts = [as_text(answer.body) for answer in answers]
         for text in texts:
             facts.update(json.loads(text))
         if "problem" in facts:
@@ -150,7 +151,7 @@ class Connection:
     def load_tables(self, folder: str) -> None:
         """Have servers take up the rows that any number of servers have written."""
         if self._tables:
-            client, path = self.client, np.frombuffer(folder.encode(), np.uint8)
+            client, path = self.client, from_text(folder)
             client.in_turn(lambda: client.ask_all(Kind.LOAD_TABLES, path))
 
     def _check(self) -> None:
@@ -165,9 +166,12 @@ class Connection:
         on_host = flat if array_module(flat) is np else flat.get()
         initial = layout(self._placement.shapes(server), self._parameters.dtype)
         initial.flat = self.parts[server].cut(on_host)
+        endpoint = group.messages.endpoint(group.workers, serving=True)
+        answers = Answers(endpoint)
         return Server(
-            group.messages.endpoint(group.workers, serving=True),
-            ServedModel(initial, self._optimizer, self._rules, workers),
+            endpoint,
+            answers,
+            ServedModel(initial, self._optimizer, self._rules, workers, answers.unread),
             ServedTables(self._tables, server, servers),
             self._order,
             survives=survives(),

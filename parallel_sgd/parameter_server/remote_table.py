@@ -14,7 +14,8 @@ import numpy.typing as npt
 from ..communication.endpoint import as_bytes
 from ..errors import UserError
 from ..kernels import row_kernels
-from .client import Ask, Client
+from .client import Client
+from .conversation import Ask
 from .embedding import Embedding
 from .wire import Kind, Message
 

@@ -9,6 +9,7 @@ from the model since. With K workers, n_k samples in a push and N in a round of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -71,6 +72,8 @@ class ServedModel:
         optimizer: for gradients.
         rules: what becomes of pushes.
         workers: how many there are.
+        unread: gives the memory that the model may change in: the vector that it is in, where
+            nobody reads it, or else another one.
 
     Attributes:
         version: how often the model has been changed.
@@ -84,9 +87,14 @@ class ServedModel:
     """
 
     def __init__(
-        self, initial: Parameters, optimizer: Optimizer, rules: Rules, workers: int
+        self,
+        initial: Parameters,
+        optimizer: Optimizer,
+        rules: Rules,
+        workers: int,
+        unread: Callable[[Array], Array] = lambda x: x,
     ) -> None:
-        self.parameters, self.rules = initial, rules
+        self.parameters, self.rules, self._unread = initial, rules, unread
         # Where deltas are pushed the optimizer is the workers'; here only its clock is needed.
         self.local_step = LocalStep(
             SGD(lr=0.0) if rules.currency == "deltas" else optimizer, initial
@@ -198,11 +206,19 @@ class ServedModel:
         per_sample = self.local_step.optimizer.lr is None  # such a rate knows no mean
         return 1.0 if per_sample or self.rules.merge == "mean" else samples / push.samples
 
+    def _let_go(self) -> None:
+        """Before the model changes: it goes on in memory that nobody reads."""
+        free = self._unread(self.x)
+        if free is not self.x:
+            self.parameters.move_to(free)
+
     def _subtract(self, delta: Array, weight: float, samples: int) -> None:
+        self._let_go()
         body(self.x).sgd_step(self.x, delta, weight)
         self.local_step(delta, 0, samples)
 
     def _step(self, gradient: Array, samples: int, factor: float) -> None:
+        self._let_go()
         self.local_step.state.lr_factor = factor
         self.local_step(gradient, samples)
 
@@ -268,6 +284,7 @@ class ServedModel:
         counters = state[(1 + len(buffers)) * n :].copy().view(np.int64).tolist()
         if min(counters) < 0:
             raise UserError(f"the counters of a state must not be negative: {counters}")
+        self._let_go()
         for i, array in enumerate([self.x, *(buffers[name] for name in sorted(buffers))]):
             array[...] = state[i * n : (i + 1) * n].view(array.dtype)
         optimizer, workers = self.local_step.state, len(self.clocks)

@@ -7,21 +7,21 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..communication import Endpoint, PeerLost
-from ..communication.endpoint import Patience, Transfer, as_bytes
+from ..communication.endpoint import Patience, as_bytes
 from ..errors import SharedError, UserError
-from ..kernels import empty_like, memory
+from .answers import Answers
 from .order import Order
+from .requests import Request, Requests
 from .served import ServedModel
 from .statistics import LENGTH, WorkerStatistics
-from .tables import ServedTables
-from .wire import Kind, Malformed, Message, unpacked
+from .tables import TABLE_REQUESTS, ServedTables
+from .wire import Kind, Malformed, Message, as_text, from_text
 
 Array = npt.NDArray[Any]
 
@@ -30,31 +30,12 @@ LOOKING = {Kind.WRITE_TABLES, Kind.ASK_WRITTEN, Kind.COUNT_TABLES}
 """What changes nothing and is asked by the clock: it may come at any time, also in a replay."""
 
 
-@dataclass
-class Request:
-    """What a worker has asked for.
-
-    Attributes:
-        came: when all of it was here; `begun`, `ended`: when the server worked on it.
-        told: when the worker last heard from the server.
-    """
-
-    worker: int
-    message: Message
-    body: Array
-    transfer: Transfer | None
-    came: float = 0.0
-    begun: float = 0.0
-    ended: float = 0.0
-    staleness: int = 0
-    told: float = 0.0
-
-
 class Server:
     """Serves one part of the model, and of every table, to all workers.
 
     Args:
         endpoint: to the workers, whose ranks are its peers in the order of their numbers.
+        answers: to them.
         model: the part.
         tables: the parts of the embedding tables.
         order: in which requests are handled.
@@ -66,6 +47,7 @@ class Server:
     def __init__(
         self,
         endpoint: Endpoint,
+        answers: Answers,
         model: ServedModel,
         tables: ServedTables,
         order: Order,
@@ -75,25 +57,23 @@ class Server:
         self._endpoint, self.model, self._tables = endpoint, model, tables
         self._order, self._survives = order, survives
         self._ranks: Sequence[int] = endpoint.peers
-        self._worker_of = {rank: worker for worker, rank in enumerate(self._ranks)}
+        self._requests, self._answers = Requests(endpoint), answers
+        self._ready: deque[Request] = deque()
+        self._kept: dict[int, Request] = {}  # whose answers are kept back, by worker
         self._live = set(range(len(self._ranks)))
         self.lost: list[int] = []  #: workers that have died or hung
         self._silent = False  # whether one of them may be alive
-        self._dead: list[int] = []  # those of whom sending has told
-        self.bytes_sent = 0  #: to workers, in answers
-        self._coming: list[Request] = []  # whose bodies are under way
-        self._ready: deque[Request] = deque()
-        self._kept: dict[int, Request] = {}  # whose answers are kept back, by worker
-        self._sending: list[tuple[Transfer, Array | None]] = []  # answers, and their bodies
-        self._memory = [model.x]  # vectors that the model has been in
-        self._bodies = [np.empty(0, np.uint8)] * len(self._ranks)  # grown as they are needed
-        self._heard = [time.monotonic()] * len(self._ranks)
-        self._statistics = np.zeros((len(self._ranks), LENGTH), np.int64)
         self._problem: str | None = None
         self._told: set[int] = set()  # workers that know of it
         self._gone: set[int] = set()  # workers that have their last answer
+        self._statistics = np.zeros((len(self._ranks), LENGTH), np.int64)
         self._looked = time.monotonic()
         self._stopped = False
+
+    @property
+    def bytes_sent(self) -> int:
+        """To workers on other ranks, in answers."""
+        return self._answers.bytes_sent
 
     def stop(self) -> None:
         """End `serve` soon, whatever workers do: for a server whose workers are gone."""
@@ -120,74 +100,36 @@ class Server:
     def _serve(self) -> None:
         patience = Patience()
         while self._live - self._gone - self._told and not self._stopped:
+            unheard = self._answers.unheard
             try:
                 if self._move():
                     patience.reset()
-                elif self._coming or self._sending:
+                elif self._requests.coming or self._answers.going:
                     os.sched_yield()
                 else:
                     patience.pause(self._endpoint)
                 self._look_after_workers()
             except PeerLost as error:
-                self._dead.append(error.peer)
-            while self._dead:
-                self._lose(self._worker_of[self._dead.pop()], "has died")
+                unheard.append(error.peer)
+            while unheard:
+                self._lose(self._ranks.index(unheard.pop()), "has died")
         if not self._stopped:
-            self._finish_sending()
+            self._answers.finish()
         if self.lost:
             self._endpoint.leave_lost(silent=self._silent)
         self._tables.wait()
 
     def _move(self) -> bool:
         """Do what can be done without waiting; whether there was anything."""
-        arrivals = self._endpoint.arrivals()
-        for rank, header in arrivals:
-            self._begin(self._worker_of[rank], header)
-        here = [request for request in self._coming if request.transfer and request.transfer.done()]
-        for request in here:
-            self._coming.remove(request)
-            self._arrived(request)
+        arrived = self._requests.arrived()
+        for request in arrived:
+            if request.problem is None:
+                self._ready.append(request)
+            else:
+                self._refuse(request, request.problem)
         handled = self._handle_next()
-        self._sending = [each for each in self._sending if not self._sent(each[0])]
-        return bool(arrivals or here or handled)
-
-    def _begin(self, worker: int, header: Array) -> None:
-        """A header is here: check it, and receive the body."""
-        self._heard[worker] = time.monotonic()
-        rank = self._ranks[worker]
-        try:
-            message = unpacked(header)
-            here = self._endpoint.body_here(rank)
-            if here not in (message.body, 0):
-                raise Malformed(f"body={message.body} of this message must be {here}")
-            if message.kind >= Kind.MODEL:
-                raise Malformed(f"a worker cannot send {message.kind.name}")
-            body = self._body(worker, message.body)
-        except Malformed as error:
-            self._endpoint.discard(rank)
-            broken = Request(worker, Message(kind=Kind.PULL), np.empty(0, np.uint8), None)
-            self._refuse(broken, error)
-            return
-        transfer = self._endpoint.receive(rank, body) if message.body else None
-        request = Request(worker, message, body, transfer)
-        if transfer:
-            self._coming.append(request)
-        else:
-            self._arrived(request)
-
-    def _body(self, worker: int, size: int) -> Array:
-        """Memory for a body; a worker's next one takes it over."""
-        body = self._bodies[worker]
-        if len(body) < size:
-            try:
-                body = self._bodies[worker] = memory.empty(size, np.dtype(np.uint8))
-            except MemoryError:
-                raise Malformed(f"body={size} is more than there is memory for") from None
-        return body[:size]
-
-    def _arrived(self, request: Request) -> None:
-        request.came = request.told = time.perf_counter()
-        self._ready.append(request)
+        self._answers.move()
+        return bool(arrived or handled)
 
     def _handle_next(self) -> bool:
         """Handle the request whose turn it is, if it is here."""
@@ -204,6 +146,8 @@ class Server:
             self._tell_problem(request)
             return True
         try:
+            if request.worker in self.lost:
+                raise Malformed("the other workers go on without this one: it was silent too long")
             HANDLERS[request.message.kind](self, request)
         except (UserError, MemoryError) as error:
             self._refuse(request, error)
@@ -212,7 +156,6 @@ class Server:
     def _handle_push(self, request: Request) -> None:
         worker, message, model = request.worker, request.message, self.model
         self._check_push(request)
-        self._let_go_of_model()
         request.staleness = model.push(worker, request.body, message.samples, message.factor)
         self._keep(request)
         self._release()
@@ -228,31 +171,15 @@ class Server:
         for name, (given, required) in expected.items():
             if given != required:
                 raise Malformed(f"{name}={given} of this push must be {required}")
-        if worker not in self._live:
-            raise Malformed("it has left")
+        if worker not in model.live:
+            raise Malformed("a worker that has left cannot push")
 
     def _handle_pull(self, request: Request) -> None:
         self._give_model(request)
 
-    def _let_go_of_model(self) -> None:
-        """Before the model changes: answers may still be on their way out of its memory.
-
-        Nobody waits for them. The model goes on in a copy, in memory that it has been in before
-        and that has been read to its end, where there is such.
-        """
-        self._sending = [each for each in self._sending if not self._sent(each[0])]
-        read = {id(body) for _, body in self._sending}
-        if id(self.model.x) not in read:
-            return
-        free = next((vector for vector in self._memory if id(vector) not in read), None)
-        if free is None:
-            free = empty_like(self.model.x, self.model.x.size)
-            self._memory.append(free)
-        self.model.parameters.move_to(free)
-
-    def _give_model(self, request: Request, kind: Kind = Kind.MODEL) -> None:
+    def _give_model(self, request: Request) -> None:
         x = self.model.give(request.worker)
-        self._answer(request, kind, as_bytes(x), of=x)
+        self._answer(request, Kind.MODEL, as_bytes(x), of=x)
 
     def _keep(self, request: Request) -> None:
         request.ended = request.told = time.perf_counter()
@@ -273,15 +200,17 @@ class Server:
         rest = self._live if kind == Kind.LEAVE else self.model.live
         if not waiting or not rest <= waiting.keys():
             return
-        total = sum(request.message.samples for request in waiting.values())
-        last = np.concatenate([as_bytes(self.model.x), as_bytes(self._statistics)])
-        for worker, request in waiting.items():
+        for worker in waiting:
             del self._kept[worker]
-            if kind == Kind.MEET:
+        if kind == Kind.MEET:
+            total = sum(request.message.samples for request in waiting.values())
+            for request in waiting.values():
                 self._answer(request, Kind.DONE, samples=total)
-            else:
-                self._gone.add(worker)
+        else:
+            last = np.concatenate([as_bytes(self.model.x), as_bytes(self._statistics)])
+            for request in waiting.values():
                 self._answer(request, Kind.FINAL, last)
+            self._gone |= waiting.keys()
 
     def _handle_meet(self, request: Request) -> None:
         self._keep(request)
@@ -291,20 +220,19 @@ class Server:
         if request.message.body != self._statistics[0].nbytes:
             raise Malformed(f"body={request.message.body} of the statistics is not possible")
         self._statistics[request.worker] = request.body.view(np.int64)
-        self._let_go_of_model()
         self.model.leave(request.worker)
         self._keep(request)
         self._release()
 
     def _handle_fail(self, request: Request) -> None:
-        self._problem = self._problem or request.body.tobytes().decode(errors="replace")
+        self._problem = self._problem or as_text(request.body)
         self._tell_problem(request)
         for worker in list(self._kept):
             self._tell_problem(self._kept.pop(worker))
 
     def _tell_problem(self, request: Request) -> None:
         self._told.add(request.worker)
-        self._answer(request, Kind.FAILED, _text(self._problem or ""))
+        self._answer(request, Kind.FAILED, from_text(self._problem or ""))
 
     def _handle_pull_state(self, request: Request) -> None:
         self._answer(request, Kind.STATE, self.model.state())
@@ -314,7 +242,6 @@ class Server:
             raise Malformed(
                 f"body={request.message.body} of the state must be {self.model.state_bytes}"
             )
-        self._let_go_of_model()
         self.model.set_state(request.body)
         self._answer(request, Kind.DONE)
 
@@ -322,34 +249,14 @@ class Server:
         self.model.set_backup(request.worker, request.body)
         self._answer(request, Kind.DONE)
 
-    def _handle_pull_rows(self, request: Request) -> None:
-        rows = self._tables.pull(request.message, request.body)
-        self._answer(request, Kind.ROWS, as_bytes(rows))
-
-    def _handle_push_rows(self, request: Request) -> None:
-        self._tables.push(request.message, request.body)
-        self._answer(request, Kind.DONE)
-
-    def _handle_copy_tables(self, request: Request) -> None:
-        self._tables.copy()
-        self._answer(request, Kind.DONE)
-
-    def _handle_write_tables(self, request: Request) -> None:
-        self._tables.write(request.body.tobytes().decode(errors="replace"))
-        self._answer(request, Kind.DONE)
-
-    def _handle_ask_written(self, request: Request) -> None:
-        self._answer(request, Kind.TEXT, _text(self._tables.written()))
-
-    def _handle_load_tables(self, request: Request) -> None:
-        self._tables.load(request.body.tobytes().decode(errors="replace"))
-        self._answer(request, Kind.DONE)
-
-    def _handle_count_tables(self, request: Request) -> None:
-        self._answer(request, Kind.STATE, as_bytes(self._tables.counts()))
+    def _handle_tables(self, request: Request) -> None:
+        kind, body = TABLE_REQUESTS[request.message.kind](
+            self._tables, request.message, request.body
+        )
+        self._answer(request, kind, body)
 
     def _refuse(self, request: Request, error: Exception) -> None:
-        self._answer(request, Kind.REFUSED, _text(str(error) or type(error).__name__))
+        self._answer(request, Kind.REFUSED, from_text(str(error) or type(error).__name__))
 
     def _answer(
         self,
@@ -379,45 +286,23 @@ class Server:
             applied_ns=_ns(request.ended - request.begun),
             held_ns=_ns(now - request.ended),
         )
-        rank = self._ranks[worker]
-        self._endpoint.listen(rank)
-        body = None if body is not None and body.nbytes == 0 else body
-        self._sending.append((self._endpoint.send(rank, message.packed(), body), of))
-        self.bytes_sent += message.body
-
-    def _finish_sending(self) -> None:
-        """Wait until all answers are on their way."""
-        with self._endpoint.watched("answers to workers"):
-            for transfer, _ in self._sending:
-                self._sent(transfer, wait=True)
-        self._sending.clear()
-
-    def _sent(self, transfer: Transfer, *, wait: bool = False) -> bool:
-        """Whether an answer has been sent, or cannot be any more."""
-        try:
-            if wait:
-                transfer.wait()
-            return wait or transfer.done()
-        except PeerLost as error:
-            self._dead.append(error.peer)
-            return True
+        self._endpoint.listen(self._ranks[worker])
+        self._answers.send(worker, message, body, of=of)
 
     def _look_after_workers(self) -> None:
         """Now and then: signs of life to those who wait, and a look for those who give none."""
         now, every = time.monotonic(), self._endpoint.timeout_s / SIGNS_OF_LIFE
         if now - self._looked < every / 4:
             return
-        self._looked = now
+        self._looked, heard = now, self._requests.heard
         self._order.write()
         for request in [*self._kept.values(), *self._ready]:  # these, in a replay
-            self._heard[request.worker] = now
+            heard[request.worker] = now
             if time.perf_counter() - request.told > every:
                 request.told = time.perf_counter()
-                wait = Message(kind=Kind.WAIT).packed()
-                sending = self._endpoint.send(self._ranks[request.worker], wait)
-                self._sending.append((sending, None))
+                self._answers.send(request.worker, Message(kind=Kind.WAIT))
         for worker in self._live - self._gone - self._told:
-            if now - self._heard[worker] > self._endpoint.timeout_s:
+            if now - heard[worker] > self._endpoint.timeout_s:
                 self._missing(worker)
 
     def _missing(self, worker: int) -> None:
@@ -439,7 +324,7 @@ class Server:
         self.lost.append(worker)
         self._statistics[worker] = WorkerStatistics(pushes=self.model.pushes[worker]).packed()
         self._kept.pop(worker, None)
-        self._coming = [r for r in self._coming if r.worker != worker]
+        self._requests.forget(worker)
         self._ready = deque(r for r in self._ready if r.worker != worker)
         print(
             f"parallel_sgd: the worker on rank {self._ranks[worker]} {why}: "
@@ -447,7 +332,6 @@ class Server:
             file=sys.stderr,
             flush=True,
         )
-        self._let_go_of_model()
         self.model.leave(worker)
         self._release()
 
@@ -455,24 +339,14 @@ class Server:
 HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.PUSH: Server._handle_push,
     Kind.PULL: Server._handle_pull,
-    Kind.PULL_ROWS: Server._handle_pull_rows,
-    Kind.PUSH_ROWS: Server._handle_push_rows,
     Kind.PULL_STATE: Server._handle_pull_state,
     Kind.PUSH_STATE: Server._handle_push_state,
     Kind.PUSH_BACKUP: Server._handle_push_backup,
-    Kind.COPY_TABLES: Server._handle_copy_tables,
-    Kind.WRITE_TABLES: Server._handle_write_tables,
-    Kind.ASK_WRITTEN: Server._handle_ask_written,
-    Kind.LOAD_TABLES: Server._handle_load_tables,
-    Kind.COUNT_TABLES: Server._handle_count_tables,
     Kind.MEET: Server._handle_meet,
     Kind.LEAVE: Server._handle_leave,
     Kind.FAIL: Server._handle_fail,
+    **dict.fromkeys(TABLE_REQUESTS, Server._handle_tables),
 }
-
-
-def _text(text: str) -> Array:
-    return np.frombuffer(text.encode(), np.uint8)
 
 
 def _ns(seconds: float) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from ..array_files import open_arrays, write_arrays
 from ..communication import InBackground
+from ..communication.endpoint import as_bytes
 from ..errors import UserError
 from .embedding import Embedding
 from .rows import RowTable, server_of
-from .wire import Malformed, Message
+from .wire import Kind, Malformed, Message, as_text, from_text
 
 Array = npt.NDArray[Any]
 
@@ -142,3 +143,49 @@ class ServedTables:
                 own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
                 table.add(own, lambda ids: server_of(ids, self._servers) == self._server)
         self._tables = tables
+
+
+def _pull(tables: ServedTables, message: Message, body: Array) -> tuple[Kind, Array]:
+    return Kind.ROWS, as_bytes(tables.pull(message, body))
+
+
+def _push(tables: ServedTables, message: Message, body: Array) -> tuple[Kind, None]:
+    tables.push(message, body)
+    return Kind.DONE, None
+
+
+def _copy(tables: ServedTables, message: Message, body: Array) -> tuple[Kind, None]:
+    tables.copy()
+    return Kind.DONE, None
+
+
+def _write(tables: ServedTables, message: Message, body: Array) -> tuple[Kind, None]:
+    tables.write(as_text(body))
+    return Kind.DONE, None
+
+
+def _written(tables: ServedTables, message: Message, body: Array) -> tuple[Kind, Array]:
+    return Kind.TEXT, from_text(tables.written())
+
+
+def _load(tables: ServedTables, message: Message, body: Array) -> tuple[Kind, None]:
+    tables.load(as_text(body))
+    return Kind.DONE, None
+
+
+def _counts(tables: ServedTables, message: Message, body: Array) -> tuple[Kind, Array]:
+    return Kind.STATE, as_bytes(tables.counts())
+
+
+TableRequest = Callable[[ServedTables, Message, Array], tuple[Kind, Array | None]]
+
+TABLE_REQUESTS: dict[Kind, TableRequest] = {
+    Kind.PULL_ROWS: _pull,
+    Kind.PUSH_ROWS: _push,
+    Kind.COPY_TABLES: _copy,
+    Kind.WRITE_TABLES: _write,
+    Kind.ASK_WRITTEN: _written,
+    Kind.LOAD_TABLES: _load,
+    Kind.COUNT_TABLES: _counts,
+}
+"""What each of them does, and the answer's kind and body."""

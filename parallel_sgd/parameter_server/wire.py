@@ -12,7 +12,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from ..communication.endpoint import HEADER_LENGTH, Header
+from ..communication.endpoint import HEADER_LENGTH, Bytes, Header
 from ..errors import UserError
 
 SEAL = 0x5053_4744_0001  #: of this form of header; another form has another
@@ -127,3 +127,13 @@ def _seal(header: Header) -> int:
     for number in header[1:].tolist():
         seal = (31 * seal + number) % PRIME
     return seal
+
+
+def as_text(body: Bytes) -> str:
+    """A body of UTF-8."""
+    return body.tobytes().decode(errors="replace")
+
+
+def from_text(text: str) -> Bytes:
+    """The inverse of `as_text`."""
+    return np.frombuffer(text.encode(), np.uint8)

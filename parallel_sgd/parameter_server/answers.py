@@ -1,0 +1,96 @@
+"""What a server sends to workers, and the memory that it is being sent from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from ..communication import Endpoint, PeerLost
+from ..communication.endpoint import Transfer
+from ..kernels import empty_like
+from .wire import Message
+
+Array = npt.NDArray[Any]
+
+
+class Answers:
+    """Sends messages to workers; nobody waits for them.
+
+    Args:
+        endpoint: to the workers, whose ranks are its peers in the order of their numbers.
+
+    Attributes:
+        bytes_sent: to other ranks, without headers.
+        unheard: ranks that have died, as sending has told.
+
+    Local. Keeps as many vectors as have been sent from at once: two as a rule, and one for every
+    worker at most, beside the one that is not.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._sending: list[tuple[Transfer, Array | None]] = []  # and what each is sent from
+        self._vectors: list[Array] = []  # that have been in use
+        self.bytes_sent = 0
+        self.unheard: list[int] = []
+
+    def send(
+        self,
+        worker: int,
+        message: Message,
+        body: Array | None = None,
+        *,
+        of: Array | None = None,
+    ) -> None:
+        """Begin to send.
+
+        Args:
+            body: uint8, left alone until it has been sent.
+            of: the vector whose memory that is, where it is not the message's own.
+        """
+        rank = self._endpoint.peers[worker]
+        body = None if body is not None and body.nbytes == 0 else body
+        self._sending.append((self._endpoint.send(rank, message.packed(), body), of))
+        self.bytes_sent += message.body * (rank != self._endpoint.rank)
+
+    @property
+    def going(self) -> bool:
+        """Whether messages are under way."""
+        return bool(self._sending)
+
+    def move(self) -> None:
+        """Forget what has been sent by now."""
+        self._sending = [each for each in self._sending if not self._sent(each[0])]
+
+    def unread(self, vector: Array) -> Array:
+        """A vector that may be written to: this one where nothing is being sent from it, or else
+        another [n] of its dtype, of any values."""
+        self.move()
+        if not any(vector is each for each in self._vectors):
+            self._vectors.append(vector)
+        read = {id(of) for _, of in self._sending}
+        if id(vector) not in read:
+            return vector
+        other = next((each for each in self._vectors if id(each) not in read), None)
+        if other is None:
+            other = empty_like(vector, vector.size)
+            self._vectors.append(other)
+        return other
+
+    def finish(self) -> None:
+        """Wait until everything has been sent."""
+        with self._endpoint.watched("answers to workers"):
+            for transfer, _ in self._sending:
+                self._sent(transfer, wait=True)
+        self._sending.clear()
+
+    def _sent(self, transfer: Transfer, *, wait: bool = False) -> bool:
+        """Whether a message has been sent, or cannot be any more."""
+        try:
+            if wait:
+                transfer.wait()
+            return wait or transfer.done()
+        except PeerLost as error:
+            self.unheard.append(error.peer)
+            return True

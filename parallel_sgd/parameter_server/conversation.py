@@ -1,0 +1,155 @@
+"""A worker's requests to several servers at once, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..communication import Endpoint, PeerLost
+from ..communication.endpoint import Header
+from ..errors import SharedError, UserError
+from .statistics import WorkerStatistics
+from .wire import Kind, Message, as_text, from_text, unpacked
+
+HostArray = npt.NDArray[Any]
+
+
+@dataclass
+class Ask:
+    """A request to one server, and where the body of its answer goes.
+
+    Attributes:
+        server: its number.
+        into: uint8, of the answer's length; None where that is not known before.
+    """
+
+    server: int
+    message: Message
+    body: HostArray | None = None
+    into: HostArray | None = None
+
+
+@dataclass
+class Answer:
+    """A server's answer."""
+
+    message: Message
+    body: HostArray
+
+
+class Conversation:
+    """
+    Args:
+        endpoint: to the servers, whose ranks are its peers in the order of their numbers.
+        statistics: counts the bytes.
+        check: raises if there is a reason not to wait any longer.
+
+    Local.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, statistics: WorkerStatistics, check: Callable[[], None]
+    ) -> None:
+        self._endpoint, self._statistics, self._check = endpoint, statistics, check
+        self._ranks = endpoint.peers
+        self._came: dict[int, Header] = {}
+        self._problem: str | None = None  # why training cannot go on
+        self._closed = False
+
+    def ask(self, asks: Iterable[Ask]) -> list[Answer]:
+        """Send requests, and wait for all answers, in their order.
+
+        Where one of them is no answer to the request, no body of the others is put anywhere.
+
+        Raises:
+            SharedError: a worker has failed, as all others are told too.
+            UserError: a server has refused a request, or is lost, or all have left.
+        """
+        asks = list(asks)
+        if self._problem is not None:
+            raise SharedError(self._problem)
+        if self._closed:
+            raise UserError(
+                "the servers have left with learner.finish(): save, load, evaluate and ask for "
+                "rows before it"
+            )
+        try:
+            return self._sound(asks, self._exchange(asks))
+        except PeerLost as error:
+            raise UserError(f"the server on rank {error.peer} is lost") from None
+
+    def _sound(self, asks: list[Ask], answers: list[Answer]) -> list[Answer]:
+        """The answers, where they answer the requests."""
+        texts = {
+            kind: [as_text(each.body) for each in answers if each.message.kind == kind]
+            for kind in (Kind.FAILED, Kind.REFUSED)
+        }
+        if texts[Kind.FAILED]:
+            self._problem = texts[Kind.FAILED][0]
+            failed = [each.message.kind == Kind.FAILED for each in answers]
+            self._spread({ask.server for ask, known in zip(asks, failed, strict=True) if known})
+            raise SharedError(self._problem)
+        if texts[Kind.REFUSED]:
+            raise UserError(texts[Kind.REFUSED][0])
+        return answers
+
+    def _spread(self, known: set[int]) -> None:
+        """Tell the servers that do not know yet why training cannot go on: they wait for that."""
+        text = from_text(self._problem or "")
+        message = Message(kind=Kind.FAIL, body=text.nbytes)
+        rest = [server for server in range(len(self._ranks)) if server not in known]
+        self._exchange([Ask(server, message, text) for server in rest])
+
+    def _exchange(self, asks: list[Ask]) -> list[Answer]:
+        sending = []
+        for ask in asks:
+            rank, body = self._ranks[ask.server], ask.body
+            body = None if body is None or body.nbytes == 0 else body
+            sending.append(self._endpoint.send(rank, ask.message.packed(), body))
+            self._statistics.bytes_sent += ask.message.body * (rank != self._endpoint.rank)
+        messages = [self._answer_of(self._ranks[ask.server]) for ask in asks]
+        sound = not any(message.kind in (Kind.FAILED, Kind.REFUSED) for message in messages)
+        answers, coming = [], []
+        for ask, message in zip(asks, messages, strict=True):
+            rank = self._ranks[ask.server]
+            own = not sound or ask.into is None
+            body = np.empty(message.body, np.uint8) if own else cast(HostArray, ask.into)
+            assert len(body) == message.body, (message, len(body))
+            self._statistics.bytes_received += message.body * (rank != self._endpoint.rank)
+            if message.body:
+                coming.append(self._endpoint.receive(rank, body))
+            answers.append(Answer(message, body))
+        with self._endpoint.watched("messages to and from servers"):
+            for transfer in [*coming, *sending]:
+                transfer.wait()
+        return answers
+
+    def _answer_of(self, rank: int) -> Message:
+        """The header of a server's answer."""
+        while True:
+            with self._endpoint.watched(f"an answer of the server on rank {rank}"):
+                message = unpacked(self._endpoint.until(lambda: self._header_of(rank)))
+            self._endpoint.listen(rank)
+            if message.kind != Kind.WAIT:  # that is a sign of life: the time begins anew
+                return message
+
+    def _header_of(self, rank: int) -> Header | None:
+        for sender, header in self._endpoint.arrivals():
+            self._came[sender] = header
+        if rank not in self._came:
+            self._check()
+            return None
+        return self._came.pop(rank)
+
+    def close(self) -> None:
+        """Nothing more is asked."""
+        self._closed = True
+        self._endpoint.close()
+
+    def leave_lost(self) -> None:
+        """As the endpoint's."""
+        self._endpoint.leave_lost()
