@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
@@ -32,10 +32,6 @@ class Transfer(Protocol):
             PeerLost: it never will.
             OtherLength: it has, and what was received is something else.
         """
-        ...
-
-    def wait(self) -> None:
-        """Until it has ended. Raises as `done`."""
         ...
 
 
@@ -135,14 +131,27 @@ class Endpoint(ABC):
             patience.pause(self)
         return result
 
+    def finish(self, transfers: Iterable[Transfer]) -> None:
+        """Until all have ended. Raises as their `done`."""
+        patience = Patience(Patience.MOVING_S)
+        for transfer in transfers:
+            while not transfer.done():
+                patience.pause(self)
+
 
 class Patience:
-    """How long to leave the core to others before asking again whether something has come."""
+    """How long to leave the core to others before asking again whether something has come.
+
+    Args:
+        longest_s: of all sleeps.
+    """
 
     ASKED = 40  #: times before the first sleep
     FIRST_S, LONGER, LONGEST_S = 2e-5, 1.1, 1e-3
+    MOVING_S = 5e-5  #: while bodies are under way, which some MPIs move on only when asked
 
-    def __init__(self) -> None:
+    def __init__(self, longest_s: float = LONGEST_S) -> None:
+        self._longest_s = longest_s
         self._asked, self._sleep_s = 0, self.FIRST_S
 
     def reset(self) -> None:
@@ -155,7 +164,7 @@ class Patience:
             os.sched_yield()
             return
         endpoint.idle(self._sleep_s)
-        self._sleep_s = min(self.LONGER * self._sleep_s, self.LONGEST_S)
+        self._sleep_s = min(self.LONGER * self._sleep_s, self._longest_s)
 
 
 def as_bytes(array: npt.NDArray[Any]) -> Bytes:

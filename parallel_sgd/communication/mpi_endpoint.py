@@ -6,10 +6,11 @@ import atexit
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from mpi4py import MPI
 
 from .endpoint import (
@@ -31,6 +32,7 @@ LOST = {
 }
 """Error classes of MPIs whose ranks survive the death of others (ULFM)."""
 
+PIECE = 1 << 30  #: bytes: some MPIs count no further than twice this
 GRACE_S = 10.0
 """How long ranks may take after a server's end, where silent ones keep the job from ending."""
 
@@ -53,6 +55,7 @@ class MpiEndpoint(Endpoint):
         self._comm, self.rank = comm, comm.rank
         self._out, tag = tags_of(serving)
         self._in = tag
+        self._listening: set[int] = set()
         self._lost: set[int] = set()
         self._failed: list[int] = []  # those of them that nobody has been told of
         self._headers = np.zeros((len(self.peers), HEADER_LENGTH), np.int64)
@@ -70,6 +73,7 @@ class MpiEndpoint(Endpoint):
         request = self._requests[self._places[peer]]
         assert isinstance(request, MPI.Prequest)
         request.Start()
+        self._listening.add(peer)
 
     def arrivals(self) -> list[tuple[int, Header]]:
         found: list[tuple[int, Header]] = []
@@ -79,6 +83,7 @@ class MpiEndpoint(Endpoint):
                 if not came or place == MPI.UNDEFINED:
                     break
                 found.append((self.peers[place], self._headers[place].copy()))
+                self._listening.discard(self.peers[place])
         except MPI.Exception as error:
             self._note_failed(error)
         if not found and self._failed:
@@ -98,12 +103,14 @@ class MpiEndpoint(Endpoint):
             self._requests[self._places[peer]] = MPI.REQUEST_NULL
 
     def receive(self, peer: int, body: Bytes) -> Transfer:
-        request = self._comm.Irecv(body, peer, self._in + 1)
-        return MpiTransfer(peer, [request], body, len(body))
+        pieces = _pieces(body)
+        requests = [self._comm.Irecv(piece, peer, self._in + 1) for piece in pieces]
+        return MpiTransfer(peer, requests, pieces, received=True)
 
     def body_here(self, peer: int) -> int:
         status = MPI.Status()
-        return status.Get_count(MPI.BYTE) if self._comm.Iprobe(peer, self._in + 1, status) else 0
+        here = status.Get_count(MPI.BYTE) if self._comm.Iprobe(peer, self._in + 1, status) else 0
+        return here if here < PIECE else 0  # there may be more
 
     def discard(self, peer: int) -> None:
         status = MPI.Status()
@@ -113,17 +120,21 @@ class MpiEndpoint(Endpoint):
 
     def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
         # The body first: with its header it is here too, and `discard` finds it.
-        requests = [] if body is None else [self._comm.Isend(body, peer, self._out + 1)]
+        pieces = [] if body is None else _pieces(body)
+        requests = [self._comm.Isend(piece, peer, self._out + 1) for piece in pieces]
         requests.append(self._comm.Isend(header, peer, self._out))
-        return MpiTransfer(peer, requests, (header, body))
+        return MpiTransfer(peer, requests, [*pieces, header])
 
     def close(self) -> None:
-        for place, request in enumerate(self._requests):
-            if request != MPI.REQUEST_NULL:
+        for peer, place in self._places.items():
+            request = self._requests[place]
+            if request == MPI.REQUEST_NULL:
+                continue
+            if peer in self._listening:
                 request.Cancel()
                 request.Wait()
-                request.Free()
-                self._requests[place] = MPI.REQUEST_NULL
+            request.Free()
+            self._requests[place] = MPI.REQUEST_NULL
 
     def leave_lost(self, *, silent: bool = False) -> None:
         atexit.register(_end_silent if silent else _end_now)
@@ -151,37 +162,36 @@ def _end_silent() -> None:
 
 
 class MpiTransfer:
-    """Requests of one message, with the arrays that they work on.
+    """Requests of one message, each with its array.
 
     Args:
-        received: bytes that are to come, where this is a body that does.
+        received: whether the arrays are to be filled to their ends.
 
     Each request is asked for by itself: of several at once an MPI may not tell what went wrong.
     """
 
     def __init__(
-        self, peer: int, requests: list[MPI.Request], arrays: Any, received: int | None = None
+        self,
+        peer: int,
+        requests: Sequence[MPI.Request],
+        arrays: Sequence[npt.NDArray[Any]],
+        *,
+        received: bool = False,
     ) -> None:
-        self._peer, self._requests, self._arrays = peer, requests, arrays
-        self._received = received
+        self._peer, self._received = peer, received
+        self._rest = list(zip(requests, arrays, strict=True))
 
     def done(self) -> bool:
-        return self._ended(lambda request, status: request.Test(status))
-
-    def wait(self) -> None:
-        self._ended(lambda request, status: request.Wait(status))
-
-    def _ended(self, ends: Callable[[MPI.Request, MPI.Status], bool]) -> bool:
         status = MPI.Status()
-        while self._requests:
-            request = self._requests[-1]
+        while self._rest:
+            request, array = self._rest[-1]
             try:
-                if not ends(request, status):
+                if not request.Test(status):
                     return False
             except MPI.Exception as error:
                 raise self._meant(error) from error
-            self._requests.pop()
-            if self._received not in (None, status.Get_count(MPI.BYTE)):
+            self._rest.pop()
+            if self._received and status.Get_count(MPI.BYTE) != array.nbytes:
                 raise OtherLength
         return True
 
@@ -189,6 +199,10 @@ class MpiTransfer:
         if error.Get_error_class() in LOST:
             return PeerLost(self._peer)
         if error.Get_error_class() == MPI.ERR_TRUNCATE:
-            self._requests.clear()
+            self._rest.pop()
             return OtherLength()
         return error
+
+
+def _pieces(body: Bytes) -> list[Bytes]:
+    return [body[at : at + PIECE] for at in range(0, len(body), PIECE)]

@@ -76,7 +76,7 @@ class ThreadEndpoint(Endpoint):
         return found
 
     def receive(self, peer: int, body: Bytes) -> Transfer:
-        return _Received(self, self._mail, (peer, self.rank, self._in + 1), body)
+        return _Received(self._mail, (peer, self.rank, self._in + 1), body)
 
     def body_here(self, peer: int) -> int:
         return self._mail.length_of_next((peer, self.rank, self._in + 1))
@@ -118,15 +118,10 @@ class _Sent:
     def done(self) -> bool:
         return True
 
-    def wait(self) -> None:
-        pass
-
 
 class _Received:
-    def __init__(
-        self, endpoint: ThreadEndpoint, mail: Mail, key: tuple[int, int, int], body: Bytes
-    ) -> None:
-        self._endpoint, self._mail, self._key, self._body = endpoint, mail, key, body
+    def __init__(self, mail: Mail, key: tuple[int, int, int], body: Bytes) -> None:
+        self._mail, self._key, self._body = mail, key, body
         self._ended = False
 
     def done(self) -> bool:
@@ -138,6 +133,3 @@ class _Received:
                     raise OtherLength
                 self._body[...] = sent
         return self._ended
-
-    def wait(self) -> None:
-        self._endpoint.until(lambda: self.done() or None)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ..communication import Endpoint, PeerLost
-from ..communication.endpoint import Transfer
+from ..communication.endpoint import Patience, Transfer
 from ..kernels import empty_like
 from .wire import Message
 
@@ -81,16 +81,15 @@ class Answers:
     def finish(self) -> None:
         """Wait until everything has been sent."""
         with self._endpoint.watched("answers to workers"):
-            for transfer, _ in self._sending:
-                self._sent(transfer, wait=True)
-        self._sending.clear()
+            patience = Patience(Patience.MOVING_S)
+            while self._sending:
+                self.move()
+                patience.pause(self._endpoint)
 
-    def _sent(self, transfer: Transfer, *, wait: bool = False) -> bool:
+    def _sent(self, transfer: Transfer) -> bool:
         """Whether a message has been sent, or cannot be any more."""
         try:
-            if wait:
-                transfer.wait()
-            return wait or transfer.done()
+            return transfer.done()
         except PeerLost as error:
             self.unheard.append(error.peer)
             return True

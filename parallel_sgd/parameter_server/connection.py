@@ -14,7 +14,6 @@ from weakref import WeakSet
 
 import numpy as np
 
-from ..communication.endpoint import as_bytes
 from ..communication.launched import survives
 from ..errors import UserError
 from ..kernels import array_module
@@ -188,12 +187,11 @@ class Connection:
         server = self._server()
         server.serve()
         self.bytes_served = server.bytes_sent
-        own, counts = self.group.own, [part.bytes for part in self.parts]
-        everything = np.empty(sum(counts), np.uint8)
-        own.allgather(as_bytes(server.model.x), everything, counts)
+        own, counts = self.group.own, [part.values for part in self.parts]
+        everything = np.empty(sum(counts), self._parameters.dtype)
+        own.allgather(server.model.x, everything, counts)
         for part, end in zip(self.parts, accumulate(counts), strict=True):
-            values = everything[end - part.bytes : end].view(self._parameters.dtype)
-            part.put(values, self._parameters.flat)
+            part.put(everything[end - part.values : end], self._parameters.flat)
 
     def end(self) -> None:
         """This worker has left; its own server has ended too, or does soon."""

@@ -124,8 +124,7 @@ class Conversation:
                 coming.append(self._endpoint.receive(rank, body))
             answers.append(Answer(message, body))
         with self._endpoint.watched("messages to and from servers"):
-            for transfer in [*coming, *sending]:
-                transfer.wait()
+            self._endpoint.finish([*coming, *sending])
         return answers
 
     def _answer_of(self, rank: int) -> Message:

@@ -44,7 +44,7 @@ class Part:
         self._on_host = array_module(flat) is np
         ends = list(accumulate(stop - start for start, stop in runs))
         self._ends = ends
-        values = ends[-1] if ends else 0
+        self.values = values = ends[-1] if ends else 0  #: how many there are
         self.bytes = values * parameters.dtype.itemsize  #: of the part, in full precision
         whole = len(self._runs) == 1
         self._cut = None if whole else empty_like(flat, values)

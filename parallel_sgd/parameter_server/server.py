@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections import deque
@@ -98,16 +97,17 @@ class Server:
             raise UserError("all workers are lost")
 
     def _serve(self) -> None:
-        patience = Patience()
+        idle, moving = Patience(), Patience(Patience.MOVING_S)
         while self._live - self._gone - self._told and not self._stopped:
             unheard = self._answers.unheard
             try:
                 if self._move():
-                    patience.reset()
+                    idle.reset()
+                    moving.reset()
                 elif self._requests.coming or self._answers.going:
-                    os.sched_yield()
+                    moving.pause(self._endpoint)
                 else:
-                    patience.pause(self._endpoint)
+                    idle.pause(self._endpoint)
                 self._look_after_workers()
             except PeerLost as error:
                 unheard.append(error.peer)
