@@ -334,6 +334,8 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
     ) -> None:
         client = state.client
         client.factor = self.ramp_factor(state.minibatches)
+        for table in state.tables.values():
+            table.forget_prefetched()
         if not state.served.fits(comm):  # of another number of workers: all begin from the servers'
             workers = state.served.workers
             state.served.take_over(comm)

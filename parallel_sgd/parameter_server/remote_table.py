@@ -93,6 +93,12 @@ class RemoteTable:
         flat, client = self._checked(ids).copy(), self._worker()
         self._coming = flat, client.begin(lambda: self._pull(client, flat))
 
+    def forget_prefetched(self) -> None:
+        """The next `rows` are pulled anew: a checkpoint has taken the place of all."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming[1].result()
+
     def push(self, ids: Ids, gradient: Rows, samples: int) -> None:
         """Have rows trained by the table's optimizer.
 

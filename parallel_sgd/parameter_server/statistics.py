@@ -66,10 +66,6 @@ class WorkerStatistics:
         pushes = self.staleness.total()
         return sum(s * n for s, n in self.staleness.items()) / pushes if pushes else 0.0
 
-    @property
-    def largest_staleness(self) -> int:
-        return max(self.staleness, default=0)
-
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return {

@@ -107,7 +107,7 @@ def test_checkpoints_hold_rows_on_any_number_of_servers(on_ranks, tmp_path):
         gradient = np.random.default_rng(5).standard_normal((40, WIDTH)).astype(np.float32)
         learner = learner_on(comm, table, servers=max(0, comm.size - 1))
         path, checkpoints = None, Checkpoints(folder)
-        found = versions = None
+        found = versions = saved = None
         if not learner.serves:
             rows = learner.tables["t"]
             for _ in range(2):
@@ -116,16 +116,19 @@ def test_checkpoints_hold_rows_on_any_number_of_servers(on_ranks, tmp_path):
             learner.gradient.flat[:] = 1 + comm.rank
             learner.step(1)
             checkpoints.save(learner)
+            saved = rows.rows(ids)
             rows.push(ids, gradient, samples=1)  # not in it any more
             path = checkpoints.wait()
             found, versions = rows.rows(ids), learner.parameters.flat.copy()
         learner.finish()
-        path, found, x = comm.allgather_object((path, found, versions))[0]
+        path, found, saved, x = comm.allgather_object((path, found, saved, versions))[0]
         for servers in range(comm.size):
             learner = learner_on(comm, table, servers=servers)
             if not learner.serves and learner.comm.size == 1:
-                load_checkpoint(learner, path)
                 rows = learner.tables["t"]
+                rows.prefetch(ids)  # of the table that goes
+                load_checkpoint(learner, path)
+                assert np.array_equal(rows.rows(ids), saved)
                 assert np.array_equal(learner.parameters.flat, x)
                 assert rows.counts()["rows"] == 30
                 assert rows.counts()["pending"] == 10
