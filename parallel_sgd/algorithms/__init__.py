@@ -3,7 +3,8 @@
 from typing import Any
 
 from .algorithm import Algorithm
-from .asynchronous import DataParallelASGD, DataParallelASGDState
+from .asynchronous import DataParallelASGD
+from .asynchronous_state import DataParallelASGDState
 from .block_momentum import BlockMomentumSGD, CNTKBlockMomentumSGD
 from .compressed import CompressedAlgorithm, problem_with
 from .data_parallel import DataParallelSGD, DataParallelState
