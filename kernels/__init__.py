@@ -4,7 +4,8 @@ One signature, three bodies, the same bytes: `reference` (plain NumPy, the speci
 (Numba) and `cuda` (CUDA C++ through CuPy). `body(array)` is the fast one for that array's kind;
 a body is loaded when it is first asked for, so importing this package costs nothing.
 
-Every function is local (no communication), works in place, and releases the GIL on the CPU.
+Every function is local (no communication), works in place where no `out` is given, and releases the
+GIL on the CPU.
 """
 
 from __future__ import annotations

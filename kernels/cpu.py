@@ -70,15 +70,22 @@ def largest_magnitude(x: Array) -> float:
     return float(long.view(np.float64))
 
 
-def sgd_step(x: Array, gradient: Array, lr: float) -> None:
-    _sgd_step(x, gradient, x.dtype.type(lr))
+def sgd_step(x: Array, gradient: Array, lr: float, out: Array | None = None) -> None:
+    _sgd_step(x, gradient, x.dtype.type(lr), out)
 
 
 def momentum_step(
-    x: Array, m: Array, gradient: Array, lr: float, momentum: float, gain: float, nesterov: bool
+    x: Array,
+    m: Array,
+    gradient: Array,
+    lr: float,
+    momentum: float,
+    gain: float,
+    nesterov: bool,
+    out: Array | None = None,
 ) -> None:
     real = x.dtype.type
-    _momentum_step(x, m, gradient, real(lr), real(momentum), real(gain), nesterov)
+    _momentum_step(x, m, gradient, real(lr), real(momentum), real(gain), nesterov, out)
 
 
 def adam_step(
@@ -92,15 +99,22 @@ def adam_step(
     beta2: float,
     epsilon: float,
     decay: float,
+    out: Array | None = None,
 ) -> None:
     numbers = (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay)
-    _adam_step(x, m, v, gradient, *map(x.dtype.type, numbers))
+    _adam_step(x, m, v, gradient, *map(x.dtype.type, numbers), out)
 
 
 def adagrad_step(
-    x: Array, s: Array, gradient: Array, scale: float, lr: float, epsilon: float
+    x: Array,
+    s: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    epsilon: float,
+    out: Array | None = None,
 ) -> None:
-    _adagrad_step(x, s, gradient, *map(x.dtype.type, (scale, lr, epsilon)))
+    _adagrad_step(x, s, gradient, *map(x.dtype.type, (scale, lr, epsilon)), out)
 
 
 def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) -> None:
@@ -259,26 +273,35 @@ def _largest_word(words: Array, magnitude_bits: int) -> Any:
 
 
 @compiled
-def _sgd_step(x: Array, gradient: Array, lr: float) -> None:
+def _sgd_step(x: Array, gradient: Array, lr: float, out: Array | None = None) -> None:
+    new_x = x if out is None else out  # decided by Numba: in place, LLVM sees one pointer
     for i in range(len(x)):
-        x[i] -= lr * gradient[i]
+        new_x[i] = x[i] - lr * gradient[i]
 
 
 @compiled
 def _momentum_step(
-    x: Array, m: Array, g: Array, lr: float, momentum: float, gain: float, nesterov: bool
+    x: Array,
+    m: Array,
+    g: Array,
+    lr: float,
+    momentum: float,
+    gain: float,
+    nesterov: bool,
+    out: Array | None = None,
 ) -> None:
+    new_x = x if out is None else out
     if nesterov:
         for i in range(len(x)):
             push = gain * g[i]
             new = momentum * m[i] + push
             m[i] = new
-            x[i] -= lr * (momentum * new + push)
+            new_x[i] = x[i] - lr * (momentum * new + push)
     else:
         for i in range(len(x)):
             new = momentum * m[i] + gain * g[i]
             m[i] = new
-            x[i] -= lr * new
+            new_x[i] = x[i] - lr * new
 
 
 @compiled
@@ -293,22 +316,31 @@ def _adam_step(
     weight2: float,
     epsilon: float,
     decay: float,
+    out: Array | None = None,
 ) -> None:
+    new_x = x if out is None else out
     for i in range(len(x)):
         g = scale * gradient[i]
         m[i] += weight1 * (g - m[i])
         v[i] += weight2 * (g * g - v[i])
-        x[i] -= lr * m[i] / (np.sqrt(v[i]) + epsilon) + decay * x[i]
+        new_x[i] = x[i] - (lr * m[i] / (np.sqrt(v[i]) + epsilon) + decay * x[i])
 
 
 @compiled
 def _adagrad_step(
-    x: Array, s: Array, gradient: Array, scale: float, lr: float, epsilon: float
+    x: Array,
+    s: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    epsilon: float,
+    out: Array | None = None,
 ) -> None:
+    new_x = x if out is None else out
     for i in range(len(x)):
         g = scale * gradient[i]
         s[i] += g * g
-        x[i] -= lr * g / (np.sqrt(s[i]) + epsilon)
+        new_x[i] = x[i] - lr * g / (np.sqrt(s[i]) + epsilon)
 
 
 @compiled

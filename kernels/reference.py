@@ -143,22 +143,29 @@ def largest_magnitude(x: Array) -> float:
     return float(np.abs(x).max(initial=0))
 
 
-def sgd_step(x: Array, gradient: Array, lr: float) -> None:
-    """x -= lr * gradient, in place."""
-    x -= x.dtype.type(lr) * gradient
+def sgd_step(x: Array, gradient: Array, lr: float, out: Array | None = None) -> None:
+    """x -= lr * gradient, in place, or the new x in `out`; x then stays as it is."""
+    _new(x, out)[:] = x - x.dtype.type(lr) * gradient
 
 
 def momentum_step(
-    x: Array, m: Array, gradient: Array, lr: float, momentum: float, gain: float, nesterov: bool
+    x: Array,
+    m: Array,
+    gradient: Array,
+    lr: float,
+    momentum: float,
+    gain: float,
+    nesterov: bool,
+    out: Array | None = None,
 ) -> None:
-    """m = momentum * m + gain * gradient;  x -= lr * m, in place.
+    """m = momentum * m + gain * gradient;  x -= lr * m, in place, or the new x in `out`.
 
     Nesterov: x -= lr * (momentum * m + gain * gradient), with the new m.
     """
     real = x.dtype.type
     push = real(gain) * gradient
     m[:] = real(momentum) * m + push
-    x -= real(lr) * (real(momentum) * m + push if nesterov else m)
+    _new(x, out)[:] = x - real(lr) * (real(momentum) * m + push if nesterov else m)
 
 
 def adam_step(
@@ -172,28 +179,38 @@ def adam_step(
     beta2: float,
     epsilon: float,
     decay: float,
+    out: Array | None = None,
 ) -> None:
     """One Adam(W) step, in place, with bias-corrected `lr` and `epsilon` given by the caller.
 
     g = scale * gradient
     m += (1 - beta1) * (g - m);   v += (1 - beta2) * (g * g - v)
-    x -= lr * m / (sqrt(v) + epsilon) + decay * x
+    x -= lr * m / (sqrt(v) + epsilon) + decay * x,   or the new x in `out`
     """
     real = x.dtype.type
     g = real(scale) * gradient
     m += real(1 - beta1) * (g - m)
     v += real(1 - beta2) * (g * g - v)
-    x -= real(lr) * m / (np.sqrt(v) + real(epsilon)) + real(decay) * x
+    _new(x, out)[:] = x - (real(lr) * m / (np.sqrt(v) + real(epsilon)) + real(decay) * x)
 
 
 def adagrad_step(
-    x: Array, s: Array, gradient: Array, scale: float, lr: float, epsilon: float
+    x: Array,
+    s: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    epsilon: float,
+    out: Array | None = None,
 ) -> None:
-    """g = scale * gradient;  s += g * g;  x -= lr * g / (sqrt(s) + epsilon), in place."""
+    """g = scale * gradient;  s += g * g;  x -= lr * g / (sqrt(s) + epsilon).
+
+    In place, or the new x in `out`.
+    """
     real = x.dtype.type
     g = real(scale) * gradient
     s += g * g
-    x -= real(lr) * g / (np.sqrt(s) + real(epsilon))
+    _new(x, out)[:] = x - real(lr) * g / (np.sqrt(s) + real(epsilon))
 
 
 def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) -> None:
@@ -204,6 +221,11 @@ def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) ->
     Source: Zheng et al., ICML 2017, eq. 10.
     """
     gradient += gradient.dtype.type(factor) * gradient * gradient * (x - backup)
+
+
+def _new(x: Array, out: Array | None) -> Array:
+    """Where the new x goes."""
+    return x if out is None else out
 
 
 def _each(blocks: Blocks, *arrays: Array) -> Iterator[tuple[Array, ...]]:

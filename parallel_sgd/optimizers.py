@@ -67,14 +67,22 @@ class Optimizer(ABC):
         """The state before the first step. Local."""
 
     @abstractmethod
-    def step(self, state: OptimizerState, x: Array, gradient: Array, samples: int) -> None:
-        """One update, in place.
+    def step(
+        self,
+        state: OptimizerState,
+        x: Array,
+        gradient: Array,
+        samples: int,
+        out: Array | None = None,
+    ) -> None:
+        """One update.
 
         Args:
             state: changed, but for its counters.
-            x: float32 or float64 [n], the parameters, changed.
+            x: float32 or float64 [n], the parameters, changed unless `out` is given.
             gradient: [n], summed over `samples` samples; unchanged.
             samples: at least 1.
+            out: [n], memory of its own: where the new x goes. None: in place.
 
         Local. One pass over memory, no temporary arrays.
         """
@@ -136,18 +144,29 @@ class LocalStep:
         self.optimizer, self.parameters = optimizer, parameters
         self.state = optimizer.init(parameters)
 
-    def __call__(self, gradient: Array, samples: int, total: int | None = None) -> None:
+    def __call__(
+        self,
+        gradient: Array,
+        samples: int,
+        total: int | None = None,
+        *,
+        out: Array | None = None,
+    ) -> None:
         """Update the parameters with a gradient, and advance the clock.
 
         Args:
             gradient: [n], summed over `samples` samples.
             samples: in the gradient; where there are none, only the clock goes on.
             total: samples of all ranks in this minibatch, if others have put theirs elsewhere.
+            out: [n], memory of its own, in which the parameters go on; the vector that they were
+                in stays as it is. None: in place. Without samples nothing moves.
 
         Local.
         """
         if samples:
-            self.optimizer.step(self.state, self.parameters.flat, gradient, samples)
+            self.optimizer.step(self.state, self.parameters.flat, gradient, samples, out)
+            if out is not None:
+                self.parameters.lie_over(out)
             self.state.steps += 1
         self.state.samples += samples if total is None else total
 
@@ -169,8 +188,15 @@ class SGD(Optimizer):
     def init(self, parameters: Parameters) -> OptimizerState:
         return OptimizerState()
 
-    def step(self, state: OptimizerState, x: Array, gradient: Array, samples: int) -> None:
-        body(x).sgd_step(x, gradient, self.mean_lr(state, samples) / samples)
+    def step(
+        self,
+        state: OptimizerState,
+        x: Array,
+        gradient: Array,
+        samples: int,
+        out: Array | None = None,
+    ) -> None:
+        body(x).sgd_step(x, gradient, self.mean_lr(state, samples) / samples, out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,11 +233,19 @@ class MomentumSGD(Optimizer):
     def init(self, parameters: Parameters) -> OptimizerState:
         return OptimizerState({"m": parameters.like().flat})
 
-    def step(self, state: OptimizerState, x: Array, gradient: Array, samples: int) -> None:
+    def step(
+        self,
+        state: OptimizerState,
+        x: Array,
+        gradient: Array,
+        samples: int,
+        out: Array | None = None,
+    ) -> None:
         momentum = self.momentum_for(samples)
         gain = (1 - momentum if self.unit_gain else 1.0) / samples
         lr = self.mean_lr(state, samples)
-        body(x).momentum_step(x, state.buffers["m"], gradient, lr, momentum, gain, self._nesterov)
+        m, nesterov = state.buffers["m"], self._nesterov
+        body(x).momentum_step(x, m, gradient, lr, momentum, gain, nesterov, out)
 
     def momentum_for(self, samples: int) -> float:
         """The momentum of a minibatch of `samples` samples."""
@@ -268,7 +302,14 @@ class Adam(Optimizer):
     def init(self, parameters: Parameters) -> OptimizerState:
         return OptimizerState({"m": parameters.like().flat, "v": parameters.like().flat})
 
-    def step(self, state: OptimizerState, x: Array, gradient: Array, samples: int) -> None:
+    def step(
+        self,
+        state: OptimizerState,
+        x: Array,
+        gradient: Array,
+        samples: int,
+        out: Array | None = None,
+    ) -> None:
         t = state.steps + 1
         lr = self.mean_lr(state, samples)
         bias1, bias2 = 1 - self.beta1**t, math.sqrt(1 - self.beta2**t)
@@ -283,6 +324,7 @@ class Adam(Optimizer):
             self.beta2,
             self.epsilon * bias2,
             lr * self.weight_decay,
+            out,
         )
 
 
@@ -313,9 +355,17 @@ class Adagrad(Optimizer):
         s.fill(self.initial_accumulator)
         return OptimizerState({"s": s})
 
-    def step(self, state: OptimizerState, x: Array, gradient: Array, samples: int) -> None:
+    def step(
+        self,
+        state: OptimizerState,
+        x: Array,
+        gradient: Array,
+        samples: int,
+        out: Array | None = None,
+    ) -> None:
         lr = self.mean_lr(state, samples)
-        body(x).adagrad_step(x, state.buffers["s"], gradient, 1 / samples, lr, self.epsilon)
+        s = state.buffers["s"]
+        body(x).adagrad_step(x, s, gradient, 1 / samples, lr, self.epsilon, out)
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {

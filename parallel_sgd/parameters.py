@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -48,7 +49,7 @@ class Parameters(Mapping[str, Array]):
         self._views = {}
         begin = 0
         for name, shape in self._shapes.items():
-            end = begin + int(np.prod(shape))
+            end = begin + math.prod(shape)
             self._views[name] = flat[begin:end].reshape(shape)
             begin = end
 
@@ -62,12 +63,12 @@ class Parameters(Mapping[str, Array]):
         if values is not self._flat:  # as after `p.flat += g`
             self._flat[...] = values  # another array would leave the views behind
 
-    def move_to(self, flat: Array) -> None:
-        """Copy the values into another vector [n] of this dtype, and lay all views over that.
+    def lie_over(self, flat: Array) -> None:
+        """Lay all views over another vector [n] of this dtype: from now on its values count.
 
-        The vector before stays as it is, for whoever is still reading it.
+        Nothing is copied. The vector before stays as it is, for whoever is still reading it.
         """
-        flat[...] = self._flat
+        assert flat.shape == self._flat.shape and flat.dtype == self._flat.dtype
         self._set_flat(flat)
 
     def __getitem__(self, name: str) -> Array:

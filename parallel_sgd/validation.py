@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -134,3 +136,14 @@ def shown(value: Any) -> str:
     plain = isinstance(value, Real) and not isinstance(value, bool)
     text = " ".join((str(value) if plain else repr(value)).split())
     return text if len(text) <= 100 else text[:97] + "..."
+
+
+def checked_path(name: str, path: Any) -> Path:
+    """A folder's path, as it was given.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise UserError(f"{name}={path!r} must be the path of a folder")
+    return Path(path)

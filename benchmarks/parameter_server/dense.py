@@ -135,7 +135,7 @@ def ours(
                 learner.step(samples=1)
 
         updates = rate(learner.comm, step, seconds)
-        sent[str(bits)] = learner.bytes_sent / asking.clock
+        sent[str(bits)] = asking.statistics.bytes_sent / asking.clock
         for name, spent in asking.statistics.as_dict()["seconds"].items():
             where[name] = spent / asking.clock
     learner.finish()

@@ -71,17 +71,25 @@ def largest_magnitude(x: Array) -> float:
     return float(largest.view(x.dtype).item())
 
 
-def sgd_step(x: Array, gradient: Array, lr: float) -> None:
+def sgd_step(x: Array, gradient: Array, lr: float, out: Array | None = None) -> None:
     """As `reference.sgd_step`. Memory traffic: 3 values a value."""
-    over_elements("optimizer_steps.cu", "sgd_step", (x, gradient), x.dtype.type(lr), bits=_bits(x))
+    arrays, number = (x, gradient, _new(x, out)), x.dtype.type(lr)
+    over_elements("optimizer_steps.cu", "sgd_step", arrays, number, bits=_bits(x))
 
 
 def momentum_step(
-    x: Array, m: Array, gradient: Array, lr: float, momentum: float, gain: float, nesterov: bool
+    x: Array,
+    m: Array,
+    gradient: Array,
+    lr: float,
+    momentum: float,
+    gain: float,
+    nesterov: bool,
+    out: Array | None = None,
 ) -> None:
     """As `reference.momentum_step`. Memory traffic: 5 values a value."""
     numbers = *map(x.dtype.type, (lr, momentum, gain)), np.int32(nesterov)
-    arrays = (x, m, gradient)
+    arrays = (x, m, gradient, _new(x, out))
     over_elements("optimizer_steps.cu", "momentum_step", arrays, *numbers, bits=_bits(x))
 
 
@@ -96,19 +104,26 @@ def adam_step(
     beta2: float,
     epsilon: float,
     decay: float,
+    out: Array | None = None,
 ) -> None:
     """As `reference.adam_step`. Memory traffic: 7 values a value."""
     numbers = map(x.dtype.type, (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay))
-    arrays = (x, m, v, gradient)
+    arrays = (x, m, v, gradient, _new(x, out))
     over_elements("optimizer_steps.cu", "adam_step", arrays, *numbers, bits=_bits(x))
 
 
 def adagrad_step(
-    x: Array, s: Array, gradient: Array, scale: float, lr: float, epsilon: float
+    x: Array,
+    s: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    epsilon: float,
+    out: Array | None = None,
 ) -> None:
     """As `reference.adagrad_step`. Memory traffic: 5 values a value."""
     numbers = map(x.dtype.type, (scale, lr, epsilon))
-    arrays = (x, s, gradient)
+    arrays = (x, s, gradient, _new(x, out))
     over_elements("optimizer_steps.cu", "adagrad_step", arrays, *numbers, bits=_bits(x))
 
 
@@ -116,6 +131,11 @@ def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) ->
     """As `reference.compensate_delay`. Memory traffic: 4 values a value."""
     arrays, number = (gradient, x, backup), x.dtype.type(factor)
     over_elements("optimizer_steps.cu", "compensate_delay", arrays, number, bits=_bits(x))
+
+
+def _new(x: Array, out: Array | None) -> Array:
+    """Where the new x goes."""
+    return x if out is None else out
 
 
 def _bits(x: Array) -> int:

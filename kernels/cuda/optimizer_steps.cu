@@ -1,4 +1,5 @@
-// The local update rules, in place, for vectors of REAL_BITS = 32 or 64 bits a value.
+// The local update rules for vectors of REAL_BITS = 32 or 64 bits a value: in place, but for the
+// new x, which may go into another vector.
 //
 // Memory traffic per value, in values: sgd 3 (reads x and g, writes x), momentum 5, adam 7,
 // adagrad 5, delay compensation 4.
@@ -12,8 +13,9 @@
 
 // x -= lr * g.  Grid, as of all kernels here: a thread for every EACH values.
 ELEMENT_KERNEL sgd_step(
-    real *__restrict__ x,               // [n], read and written
+    const real *x,                      // [n]
     const real *__restrict__ gradient,  // [n]
+    real *new_x,                        // [n], written; may be x
     long long n, real lr)
 {
     LOAD(x_, x);
@@ -22,15 +24,16 @@ ELEMENT_KERNEL sgd_step(
     for (int k = 0; k < EACH; k++) {
         const long long i = element(k);
         if (i < n)
-            x[i] = x_[k] - lr * g_[k];
+            new_x[i] = x_[k] - lr * g_[k];
     }
 }
 
 // m = momentum * m + gain * g;  x -= lr * m, or Nesterov: x -= lr * (momentum * m + gain * g).
 ELEMENT_KERNEL momentum_step(
-    real *__restrict__ x,               // [n], read and written
+    const real *x,                      // [n]
     real *__restrict__ m,               // [n], read and written
     const real *__restrict__ gradient,  // [n]
+    real *new_x,                        // [n], written; may be x
     long long n, real lr, real momentum, real gain, int nesterov)
 {
     LOAD(x_, x);
@@ -43,7 +46,7 @@ ELEMENT_KERNEL momentum_step(
         const real new_m = momentum * m_[k] + push;
         if (i < n) {
             m[i] = new_m;
-            x[i] = x_[k] - lr * (nesterov ? momentum * new_m + push : new_m);
+            new_x[i] = x_[k] - lr * (nesterov ? momentum * new_m + push : new_m);
         }
     }
 }
@@ -51,10 +54,11 @@ ELEMENT_KERNEL momentum_step(
 // g = scale * gradient;  m += one_minus_beta1 * (g - m);  v += one_minus_beta2 * (g * g - v);
 // x -= lr * m / (sqrt(v) + epsilon) + decay * x.
 ELEMENT_KERNEL adam_step(
-    real *__restrict__ x,               // [n], read and written
+    const real *x,                      // [n]
     real *__restrict__ m,               // [n], read and written
     real *__restrict__ v,               // [n], read and written
     const real *__restrict__ gradient,  // [n]
+    real *new_x,                        // [n], written; may be x
     long long n, real scale, real lr, real one_minus_beta1, real one_minus_beta2, real epsilon,
     real decay)
 {
@@ -72,16 +76,17 @@ ELEMENT_KERNEL adam_step(
         if (i < n) {
             m[i] = new_m;
             v[i] = new_v;
-            x[i] = x_[k] - (lr * new_m / (root + epsilon) + decay * x_[k]);
+            new_x[i] = x_[k] - (lr * new_m / (root + epsilon) + decay * x_[k]);
         }
     }
 }
 
 // g = scale * g;  s += g * g;  x -= lr * g / (sqrt(s) + epsilon).
 ELEMENT_KERNEL adagrad_step(
-    real *__restrict__ x,               // [n], read and written
+    const real *x,                      // [n]
     real *__restrict__ s,               // [n], read and written
     const real *__restrict__ gradient,  // [n]
+    real *new_x,                        // [n], written; may be x
     long long n, real scale, real lr, real epsilon)
 {
     LOAD(x_, x);
@@ -95,7 +100,7 @@ ELEMENT_KERNEL adagrad_step(
         const real root = sqrt(new_s);  // as in adam_step
         if (i < n) {
             s[i] = new_s;
-            x[i] = x_[k] - lr * g / (root + epsilon);
+            new_x[i] = x_[k] - lr * g / (root + epsilon);
         }
     }
 }

@@ -176,5 +176,6 @@ class Algorithm(ABC, Generic[StateT]):
         return 1
 
     def bytes_sent(self, state: StateT) -> int:
-        """Bytes that this rank has sent to others for training so far. Local."""
+        """Bytes that this rank has sent to others for training so far (and has got from parameter
+        servers, whose own are 0). Local."""
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
             self.tables,
             error_feedback=self.error_feedback,
         )
-        comm.together(lambda: connection.open_order(self.record, self.replay))
+        comm.together(lambda: connection.open_order(self.record, self.replay, self.ordered))
         state = DataParallelASGDState(connection=connection, tables=connection.remote_tables())
         if not group.serves:
             x = parameters.flat
@@ -85,6 +86,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         state.connection.bind(local_step.optimizer)
         if not self.serves(state):
             state.client.factor = self.ramp_factor(0)
+            state.since = time.perf_counter()
 
     def group(self, state: DataParallelASGDState, comm: Communicator) -> Communicator:
         return state.connection.group.own
@@ -116,8 +118,6 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         if state.finished:
             raise UserError("step() after finish(): this worker has left its servers")
         client = state.client
-        if not state.since:
-            state.since, state.blocked = time.perf_counter(), client.blocked_s
         if total is None:  # only in mode "sync" do workers know of each other
             total = samples * comm.size if self.apart else self._meet(client, samples)
         if self.currency == "deltas":
@@ -231,6 +231,14 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         self.wait(state)
         state.table = client.in_turn(lambda: client.leave(out=x))
         state.finished = True
+        living = [worker for worker, each in enumerate(state.table) if not each.lost]
+        if living[0] == comm.rank != 0:
+            print(
+                "parallel_sgd: the first worker is lost: what it alone does, such as to write "
+                "results, is not done",
+                file=sys.stderr,
+                flush=True,
+            )
         client.close()
         state.connection.end()
         if state.base is not None:
@@ -326,5 +334,6 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
 
     def bytes_sent(self, state: DataParallelASGDState) -> int:
         if self.serves(state):
-            return state.connection.bytes_served
-        return state.client.statistics.bytes_sent + state.connection.bytes_served
+            return 0
+        counted = state.client.statistics
+        return counted.bytes_sent + counted.bytes_received

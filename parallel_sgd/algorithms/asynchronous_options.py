@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from ..errors import UserError
@@ -23,7 +23,7 @@ from ..parameter_server import (
     place,
 )
 from ..parameters import Parameters
-from ..validation import choice, integer, number, settle, shown
+from ..validation import checked_path, choice, integer, number, settle, shown
 from .algorithm import StateT
 from .compressed import CompressedAlgorithm
 
@@ -103,13 +103,15 @@ class AsynchronousAlgorithm(CompressedAlgorithm[StateT]):
             raise UserError(f"gradient_bits={bits} must be one number for {type(self).__name__}")
         mode = choice("mode", self.mode, MODES)
         deltas_only = mode == "geo"
-        currency = self.currency or ("deltas" if deltas_only else "gradients")
+        currency = self.currency
+        if currency is None:
+            currency = "deltas" if deltas_only else "gradients"
         currency = choice("currency", currency, CURRENCIES)
         if deltas_only and currency != "deltas":
             raise UserError(f"currency={currency!r} must be 'deltas' with mode='geo'")
-        merge = choice(
-            "merge", self.merge or ("mean" if mode in ("sync", "geo") else "sum"), MERGES
-        )
+        merge = self.merge
+        if merge is None:
+            merge = "mean" if mode in ("sync", "geo") else "sum"
         compensation = number("delay_compensation", self.delay_compensation, 0)
         if compensation and (currency == "deltas" or mode == "sync"):
             raise UserError(
@@ -126,6 +128,9 @@ class AsynchronousAlgorithm(CompressedAlgorithm[StateT]):
                 f"record={self.record!r} and replay={self.replay!r}: at most one of them may be "
                 "given"
             )
+        for name in ("record", "replay"):
+            if getattr(self, name) is not None:
+                settle(self, **{name: str(checked_path(name, getattr(self, name)))})
         period = 256 if self.sync_period is None else self.sync_period
         servers = None if self.servers is None else integer("servers", self.servers, 0)
         settle(
@@ -150,11 +155,27 @@ class AsynchronousAlgorithm(CompressedAlgorithm[StateT]):
             min_block=integer("min_block", self.min_block, 1),
             tables=_tables(self.tables),
         )
+        self._require_use("staleness", mode == "bounded", "mode='bounded'")
+        for name in ("ramp_coefficient", "ramp"):
+            self._require_use(name, self.ramp_minibatches > 0, "ramp_minibatches")
+        self._require_use("min_block", self.slice_parameters, "slice_parameters=True")
+
+    def _require_use(self, name: str, used: bool, needs: str) -> None:
+        """See that what is given has an effect."""
+        value, default = getattr(self, name), getattr(AsynchronousAlgorithm, name)
+        if not used and value != default:
+            raise UserError(f"{name}={shown(value)} has no effect without {needs}")
 
     @property
     def apart(self) -> bool:
         """Whether workers go through the data each at its own pace."""
         return self.mode != "sync"
+
+    @property
+    def ordered(self) -> dict[str, str]:
+        """The options on which it depends what workers ask for, and when."""
+        apart = {"servers", "role", "record", "replay"}
+        return {f.name: repr(getattr(self, f.name)) for f in fields(self) if f.name not in apart}
 
     def period_ends(self, steps: int, samples: int, workers: int) -> bool:
         """Whether a period ends with so many minibatches, and samples of all workers."""
@@ -224,9 +245,12 @@ def _placement(given: Any) -> str | PlacementFunction:
 
 
 def _coefficient(value: Any) -> float:
-    coefficient = number("ramp_coefficient", value, 0, most=1)
+    try:
+        coefficient = number("ramp_coefficient", value, 0, most=1)
+    except UserError:
+        coefficient = 0.0
     if coefficient == 0:
-        raise UserError("ramp_coefficient=0 must be more than 0")
+        raise UserError(f"ramp_coefficient={shown(value)} must be more than 0 and at most 1")
     return coefficient
 
 

@@ -96,10 +96,11 @@ def _print_workers(workers: list[dict[str, Any]]) -> None:
         "       MB sent, received"
     )
     for each in workers:
-        seconds, stale = each["seconds"], [int(s) for s in each["staleness"]]
+        seconds = each["seconds"]
         print(
             f"{each['worker']:6d} {each['pushes']:8d} {each['mean_staleness']:16.2f} "
-            f"{max(stale, default=0):5d} {seconds['compute']:19.2f} {seconds['wait']:8.2f} "
+            f"{each['largest_staleness']:5d} {seconds['compute']:19.2f} {seconds['wait']:8.2f} "
             f"{seconds['wire']:8.2f} {seconds['apply']:8.2f} "
             f"{each['bytes_sent'] / 1e6:13.2f}, {each['bytes_received'] / 1e6:.2f}"
+            f"{'   lost' if each['lost'] else ''}"
         )

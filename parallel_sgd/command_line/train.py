@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..algorithms import ALGORITHMS, Algorithm, LocalUpdates
+from ..algorithms import ALGORITHMS, Algorithm, DataParallelASGD, LocalUpdates
 from ..communication import TIMEOUT_S, Communicator, checked_timeout
 from ..communication.abort import abort_on_error
+from ..communication.launched import requested_servers
 from ..data import (
     DIGITS_CLASSES,
     Dataset,
@@ -185,6 +186,8 @@ def train_on(
     options: argparse.Namespace, algorithm: Algorithm[Any], optimizer: Optimizer, comm: Communicator
 ) -> None:
     """Train as the options say, on the ranks of `comm`. Collective; changes `options`."""
+    comm.require_agreement({"algorithm": options.algorithm})
+    comm.together(lambda: _require_use_of_servers(algorithm))
     local_rank = comm.local_rank
     workers = algorithm.workers(comm)
     first = comm.rank == workers[0]  # which writes and reports
@@ -211,7 +214,7 @@ def train_on(
     }
     resumed = comm.together(lambda: resumed_run(options))
     output = options.output or resumed or time.strftime("runs/%Y-%m-%d-%H%M%S")
-    output = comm.allgather_object(output)[0]  # one time for all
+    output = comm.allgather_object(output)[workers[0]]  # one time for all
     folder = RunFolder(output, described, resumed=bool(resumed)) if first else None
 
     def session(
@@ -255,6 +258,20 @@ def train_on(
     if folder:
         name = ranks_in_words(comm.size, len(workers))
         finish(folder, parallel, name, history, serial, plot=not options.no_plot)
+
+
+def _require_use_of_servers(algorithm: Algorithm[Any]) -> None:
+    """See that `parallel-sgd run --servers` is heeded."""
+    requested = requested_servers()
+    if requested is None:
+        return
+    if not isinstance(algorithm, DataParallelASGD):
+        raise UserError(f"servers={requested} of `parallel-sgd run` needs --algorithm async")
+    if algorithm.servers not in (None, requested):
+        raise UserError(
+            f"servers={algorithm.servers} of train.py must be that of `parallel-sgd run`, "
+            f"{requested}: give one of them"
+        )
 
 
 def _load(options: argparse.Namespace) -> tuple[Dataset, Dataset]:

@@ -167,9 +167,28 @@ def _report(error: BaseException) -> int:
         return _INTERRUPTED
     if isinstance(error, UserError):
         _print(f"parallel-sgd: error: {error}{_users_line(frames)}")
+    elif _tells_of_a_dead_rank(error):
+        _print(
+            "parallel-sgd: error: a rank has died, and the others cannot go on with what needs "
+            "all of them"
+        )
     else:
         _print("".join(traceback.format_exception(type(error), error, frames)))
     return 1
+
+
+def _tells_of_a_dead_rank(error: BaseException) -> bool:
+    """Whether it comes from an MPI whose other ranks survive that, out of a collective."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not isinstance(error, mpi.Exception):
+        return False
+    return error.Get_error_class() in dead_rank_errors(mpi)
+
+
+def dead_rank_errors(mpi: Any) -> set[int]:
+    """The error classes of MPIs whose ranks survive the death of others (ULFM)."""
+    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    return {getattr(mpi, name) for name in names if hasattr(mpi, name)}
 
 
 def _print(text: str) -> None:

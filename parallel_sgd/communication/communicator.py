@@ -39,6 +39,7 @@ class Communicator(ABC):
 
     rank: int
     size: int
+    called: Sequence[int] = range(2**31)  #: what errors call the ranks: where they are of a world
     _hosts: list[str] | None = None
 
     @staticmethod
@@ -182,7 +183,7 @@ class Communicator(ABC):
         found = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
         if found:
             raise SharedError(
-                "; ".join(f"{text} (on {name_ranks(ranks)})" for text, ranks in found.items())
+                "; ".join(f"{text} (on {self._name(ranks)})" for text, ranks in found.items())
             )
 
     def agree(self, problem: str | None, samples: int = 0, *, alike: str | None = None) -> int:
@@ -238,8 +239,14 @@ class Communicator(ABC):
             values = [theirs.get(name, "nothing") for theirs in everywhere]
             if len(set(values)) > 1:
                 others = {v: [k for k, w in enumerate(values) if w == v] for v in values}
-                has = "; ".join(f"{name_ranks(ranks)}: {v}" for v, ranks in others.items())
+                has = "; ".join(f"{self._name(ranks)}: {v}" for v, ranks in others.items())
                 raise SharedError(f"{name} must be the same on all ranks, but differs: {has}")
+
+    def _name(self, ranks: Sequence[int]) -> str:
+        """ "rank 3", or "ranks 0, 1, 2" """
+        return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(
+            str(self.called[rank]) for rank in ranks
+        )
 
 
 def checked_timeout(timeout_s: float) -> float:
@@ -252,8 +259,3 @@ def checked_timeout(timeout_s: float) -> float:
     if timeout_s == 0:
         raise UserError("timeout_s=0 must be more than 0 seconds")
     return timeout_s
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """ "rank 3", or "ranks 0, 1, 2" """
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
+from .abort import dead_rank_errors
 from .endpoint import (
     HEADER_LENGTH,
     Bytes,
@@ -25,12 +26,7 @@ from .endpoint import (
 )
 from .watchdog import Watchdog
 
-LOST = {
-    getattr(MPI, name)
-    for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
-    if hasattr(MPI, name)
-}
-"""Error classes of MPIs whose ranks survive the death of others (ULFM)."""
+LOST = dead_rank_errors(MPI)
 
 PIECE = 1 << 30  #: bytes: some MPIs count no further than twice this
 GRACE_S = 10.0
@@ -58,7 +54,8 @@ class MpiEndpoint(Endpoint):
         self._listening: set[int] = set()
         self._lost: set[int] = set()
         self._failed: list[int] = []  # those of them that nobody has been told of
-        self._headers = np.zeros((len(self.peers), HEADER_LENGTH), np.int64)
+        # Room for longer ones, of another version say: they are refused like any other nonsense.
+        self._headers = np.zeros((len(self.peers), 4 * HEADER_LENGTH), np.int64)
         self._places = {peer: i for i, peer in enumerate(self.peers)}
         self._requests: list[MPI.Request] = [
             comm.Recv_init(header, peer, tag)
@@ -77,12 +74,14 @@ class MpiEndpoint(Endpoint):
 
     def arrivals(self) -> list[tuple[int, Header]]:
         found: list[tuple[int, Header]] = []
+        status = MPI.Status()
         try:
             while True:
-                place, came = MPI.Request.Testany(self._requests)
+                place, came = MPI.Request.Testany(self._requests, status)
                 if not came or place == MPI.UNDEFINED:
                     break
-                found.append((self.peers[place], self._headers[place].copy()))
+                length = status.Get_count(MPI.INT64_T)
+                found.append((self.peers[place], self._headers[place, :length].copy()))
                 self._listening.discard(self.peers[place])
         except MPI.Exception as error:
             self._note_failed(error)

@@ -21,7 +21,6 @@ class Answers:
         endpoint: to the workers, whose ranks are its peers in the order of their numbers.
 
     Attributes:
-        bytes_sent: to other ranks, without headers.
         unheard: ranks that have died, as sending has told.
 
     Local. Keeps as many vectors as have been sent from at once: two as a rule, and one for every
@@ -32,7 +31,6 @@ class Answers:
         self._endpoint = endpoint
         self._sending: list[tuple[Transfer, Array | None]] = []  # and what each is sent from
         self._vectors: list[Array] = []  # that have been in use
-        self.bytes_sent = 0
         self.unheard: list[int] = []
 
     def send(
@@ -52,7 +50,6 @@ class Answers:
         rank = self._endpoint.peers[worker]
         body = None if body is not None and body.nbytes == 0 else body
         self._sending.append((self._endpoint.send(rank, message.packed(), body), of))
-        self.bytes_sent += message.body * (rank != self._endpoint.rank)
 
     @property
     def going(self) -> bool:

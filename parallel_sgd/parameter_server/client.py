@@ -147,8 +147,10 @@ class Client:
 
     def meet(self, samples: int = 0) -> int:
         """Wait until all workers that have not left are here; the sum of their samples."""
-        message = Message(kind=Kind.MEET, samples=samples)
-        return self.ask([Ask(0, message)])[0].message.samples
+        begin, message = time.perf_counter(), Message(kind=Kind.MEET, samples=samples)
+        answers = self.ask([Ask(0, message)])
+        self.spend(answers, time.perf_counter() - begin)
+        return answers[0].message.samples
 
     def leave(self, out: Array) -> list[WorkerStatistics]:
         """Say that no push will come, wait until all workers have said so, pull the last model.

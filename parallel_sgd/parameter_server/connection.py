@@ -23,7 +23,7 @@ from .answers import Answers
 from .client import Client
 from .embedding import Embedding
 from .group import Group
-from .order import AnyOrder, Order, RecordedOrder, ReplayedOrder
+from .order import AnyOrder, Facts, Order, RecordedOrder, ReplayedOrder
 from .parts import Part, layout
 from .placement import Placement
 from .remote_table import RemoteTable
@@ -67,7 +67,6 @@ class Connection:
         self._optimizer: Optimizer | None = None
         self._thread: ServerThread | None = None
         self._client: Client | None = None
-        self.bytes_served = 0
         self.parts = [
             Part(
                 placement.runs(server),
@@ -79,19 +78,22 @@ class Connection:
             for server in range(len(group.servers))
         ]
 
-    def open_order(self, record: str | None, replay: str | None) -> None:
+    def open_order(self, record: str | None, replay: str | None, facts: Facts) -> None:
         """Where this rank serves: keep the order of its answers in a folder, or take it from one.
 
+        Args:
+            facts: what must be the same for both, beside the numbers of workers and servers.
         Raises:
-            UserError: nothing is recorded there, or for others; or the folder cannot be made.
+            UserError: as `RecordedOrder` and `ReplayedOrder`.
         """
         if not self.group.serves and not self.group.shared:
             return
-        numbers = self.group.server, len(self.group.servers), len(self.group.workers)
+        numbers = {"workers": len(self.group.workers), "servers": len(self.group.servers)}
+        facts = {**{name: str(number) for name, number in numbers.items()}, **facts}
         if replay is not None:
-            self._order = ReplayedOrder(replay, *numbers)
+            self._order = ReplayedOrder(replay, self.group.server, facts)
         elif record is not None:
-            self._order = RecordedOrder(record, *numbers)
+            self._order = RecordedOrder(record, self.group.server, facts)
 
     def bind(self, optimizer: Optimizer) -> None:
         """The optimizer of this rank's server; where every rank serves, its thread begins."""
@@ -186,7 +188,6 @@ class Connection:
         """
         server = self._server()
         server.serve()
-        self.bytes_served = server.bytes_sent
         own, counts = self.group.own, [part.values for part in self.parts]
         everything = np.empty(sum(counts), self._parameters.dtype)
         own.allgather(server.model.x, everything, counts)
@@ -197,7 +198,6 @@ class Connection:
         """This worker has left; its own server has ended too, or does soon."""
         if self._thread is not None:
             self._thread.join()
-            self.bytes_served = self._thread.server.bytes_sent
 
 
 _running: WeakSet[ServerThread] = WeakSet()

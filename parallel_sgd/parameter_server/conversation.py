@@ -17,6 +17,9 @@ from .wire import Kind, Message, as_text, from_text, unpacked
 
 HostArray = npt.NDArray[Any]
 
+TRAINING = {Kind.PUSH, Kind.PULL, Kind.PUSH_ROWS, Kind.PULL_ROWS}
+"""Whose bytes are counted; what checkpoints take is not training's."""
+
 
 @dataclass
 class Ask:
@@ -45,7 +48,7 @@ class Conversation:
     """
     Args:
         endpoint: to the servers, whose ranks are its peers in the order of their numbers.
-        statistics: counts the bytes.
+        statistics: counts the bytes of training.
         check: raises if there is a reason not to wait any longer.
 
     Local.
@@ -110,7 +113,7 @@ class Conversation:
             rank, body = self._ranks[ask.server], ask.body
             body = None if body is None or body.nbytes == 0 else body
             sending.append(self._endpoint.send(rank, ask.message.packed(), body))
-            self._statistics.bytes_sent += ask.message.body * (rank != self._endpoint.rank)
+            self._statistics.bytes_sent += ask.message.body * self._counts(ask)
         messages = [self._answer_of(self._ranks[ask.server]) for ask in asks]
         sound = not any(message.kind in (Kind.FAILED, Kind.REFUSED) for message in messages)
         answers, coming = [], []
@@ -119,13 +122,17 @@ class Conversation:
             own = not sound or ask.into is None
             body = np.empty(message.body, np.uint8) if own else cast(HostArray, ask.into)
             assert len(body) == message.body, (message, len(body))
-            self._statistics.bytes_received += message.body * (rank != self._endpoint.rank)
+            self._statistics.bytes_received += message.body * self._counts(ask)
             if message.body:
                 coming.append(self._endpoint.receive(rank, body))
             answers.append(Answer(message, body))
         with self._endpoint.watched("messages to and from servers"):
             self._endpoint.finish([*coming, *sending])
         return answers
+
+    def _counts(self, ask: Ask) -> bool:
+        """Whether it is a part of training, and leaves this rank."""
+        return ask.message.kind in TRAINING and self._ranks[ask.server] != self._endpoint.rank
 
     def _answer_of(self, rank: int) -> Message:
         """The header of a server's answer."""

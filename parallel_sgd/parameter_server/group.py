@@ -64,16 +64,16 @@ def roles(world: Communicator, servers: int | None, role: Role) -> tuple[list[in
 
     Collective.
     """
-    found = world.together(requested_servers) if servers is None else servers
+    found = world.together(lambda: requested_servers() if servers is None else servers)
     given = world.allgather_object((role, found))
     asked = [each for each, _ in given]
     size = world.size
     if set(asked) == {"auto"}:
         world.require_agreement({"servers": found})
         count = min(1, size - 1) if found is None else found
-        if count >= size > 1 or count > size:
+        if count >= size:
             raise SharedError(f"servers={count} must be less than the number of ranks, {size}")
-        if count == 0 or size == 1:
+        if count == 0:
             return list(range(size)), list(range(size))
         return list(range(size - count)), list(range(size - count, size))
     if "auto" in asked:
@@ -86,8 +86,9 @@ def roles(world: Communicator, servers: int | None, role: Role) -> tuple[list[in
     workers, serving = by_role["worker"], by_role["server"]
     if not workers or not serving:
         raise SharedError(f"role={asked[0]!r} on all ranks: there must be workers and servers")
-    if found is not None and found != len(serving):
-        raise SharedError(f"servers={found}, but {len(serving)} ranks have role='server'")
+    wanted = {number for _, number in given} - {None, len(serving)}
+    if wanted:
+        raise SharedError(f"servers={wanted.pop()}, but {len(serving)} ranks have role='server'")
     return workers, serving
 
 
@@ -99,6 +100,8 @@ def form(world: Communicator, servers: int | None, role: Role) -> Group:
     """
     workers, serving = roles(world, servers, role)
     if world.rank == 0 and world.size > 1 and workers == serving:
-        warnings.warn(GIL, stacklevel=2)
-    own = world.split(int(world.rank not in workers))
+        warnings.warn(GIL, stacklevel=4)  # where the learner is made
+    serves = world.rank not in workers
+    own = world.split(int(serves))
+    own.called = serving if serves else workers
     return Group(world, tuple(workers), tuple(serving), own, world.duplicate())

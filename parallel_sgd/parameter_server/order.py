@@ -7,6 +7,7 @@ what it got, in its order. So the order is all that must be known to repeat a ru
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +16,8 @@ import numpy as np
 from ..errors import UserError
 
 FLUSHED = 4096  #: requests that are written at a time
+
+Facts = dict[str, str]  #: texts by name
 
 
 class Order(Protocol):
@@ -58,21 +61,25 @@ class RecordedOrder(AnyOrder):
 
     Args:
         folder: made if there is none.
-        server, servers, workers: this server's number, and how many there are of both.
+        server: this server's number.
+        facts: what must be the same where it is replayed.
     Raises:
-        UserError: it cannot be written to.
+        UserError: it cannot be written to, or has a recording already.
     """
 
-    def __init__(self, folder: str, server: int, servers: int, workers: int) -> None:
+    def __init__(self, folder: str, server: int, facts: Facts) -> None:
         path = _path(folder, server)
+        self._facts, self._description = facts, path.with_suffix(".json")
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            counts = {"servers": servers, "workers": workers}
-            path.with_suffix(".json").write_text(json.dumps(counts))
-            self._file = path.open("wb")
+            self._file = path.open("xb")
+            self._describe(None)
+        except FileExistsError:
+            raise UserError(f"record={folder!r} has a recording already") from None
         except OSError as error:
             raise UserError(f"record={folder!r} must be a folder to write to: {error}") from None
         self._unwritten: list[int] = []
+        self._written = 0
 
     def answered(self, worker: int) -> None:
         self._unwritten.append(worker)
@@ -83,39 +90,57 @@ class RecordedOrder(AnyOrder):
         if self._unwritten:
             self._file.write(np.array(self._unwritten, "<i4").tobytes())
             self._file.flush()
+            self._written += len(self._unwritten)
             self._unwritten.clear()
 
     def close(self) -> None:
         self.write()
         self._file.close()
+        self._describe(self._written)
+
+    def _describe(self, requests: int | None) -> None:
+        """With the number of requests, once that is known: a job that is ended leaves it open."""
+        self._description.write_text(json.dumps({**self._facts, "requests": requests}, indent=1))
 
 
 class ReplayedOrder(AnyOrder):
     """The recorded order, and after its end any.
 
     Raises:
-        UserError: nothing is recorded there, or it is of another number of servers or workers.
+        UserError: nothing is recorded there, it is damaged, or of another run.
     """
 
-    def __init__(self, folder: str, server: int, servers: int, workers: int) -> None:
+    def __init__(self, folder: str, server: int, facts: Facts) -> None:
         path = _path(folder, server)
         try:
             recorded = json.loads(path.with_suffix(".json").read_text())
-            self._order = np.fromfile(path, "<i4").tolist()
-        except (OSError, ValueError) as error:
+            requests = recorded.pop("requests")
+            data = path.read_bytes()
+        except (OSError, ValueError, LookupError, AttributeError) as error:
             raise UserError(f"replay={folder!r}: no order of server {server} ({error})") from None
-        if recorded != {"servers": servers, "workers": workers}:
-            raise UserError(
-                f"replay={folder!r} is of {recorded.get('workers')} workers and "
-                f"{recorded.get('servers')} servers, but here are {workers} and {servers}"
-            )
-        self._next = 0
+        for name in sorted(facts.keys() | recorded.keys()):
+            here, there = facts.get(name, "none"), recorded.get(name, "none")
+            if here != there:
+                raise UserError(f"replay={folder!r} is of {name}={there}, but here it is {here}")
+        self._order = np.frombuffer(data[: len(data) // 4 * 4], "<i4").tolist()
+        known = range(int(facts["workers"]))
+        whole = requests in (None, len(data) / 4) and all(each in known for each in self._order)
+        if not whole:
+            raise UserError(f"replay={folder!r}: {path.name} is damaged")
+        self._next, self._server = 0, server
 
     def next(self) -> int | None:
         return self._order[self._next] if self._next < len(self._order) else None
 
     def answered(self, worker: int) -> None:
         self._next += 1
+        if self._next == len(self._order):
+            print(
+                f"parallel_sgd: server {self._server} has replayed all {self._next} recorded "
+                "requests: from here on workers are answered as they come",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _path(folder: str, server: int) -> Path:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..communication.endpoint import as_bytes
 from ..errors import UserError
 from ..kernels import row_kernels
+from ..validation import integer
 from .client import Client
 from .conversation import Ask
 from .embedding import Embedding
@@ -110,10 +111,14 @@ class RemoteTable:
             UserError: ids or a gradient that are not possible, or not finite.
         """
         flat, client = self._checked(ids), self._worker()
+        samples, name = integer("samples", samples, 1), self.options.name
+        if not isinstance(gradient, np.ndarray):
+            kind = type(gradient).__name__
+            raise UserError(f"gradient of table {name!r} must be a NumPy array, not {kind}")
         if gradient.shape != (*ids.shape, self.width) or gradient.dtype != np.float32:
             raise UserError(
                 f"gradient{list(gradient.shape)} of {gradient.dtype} for rows of table "
-                f"{self.options.name!r} must be float32{[*ids.shape, self.width]}"
+                f"{name!r} must be float32{[*ids.shape, self.width]}"
             )
         rows = np.ascontiguousarray(gradient).reshape(-1, self.width)
         client.in_turn(lambda: self._push(client, flat, rows, samples))

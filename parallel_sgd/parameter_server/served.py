@@ -206,21 +206,21 @@ class ServedModel:
         per_sample = self.local_step.optimizer.lr is None  # such a rate knows no mean
         return 1.0 if per_sample or self.rules.merge == "mean" else samples / push.samples
 
-    def _let_go(self) -> None:
-        """Before the model changes: it goes on in memory that nobody reads."""
+    def _elsewhere(self) -> Array | None:
+        """Where the model goes on when it changes. None: in place, since nobody is reading it."""
         free = self._unread(self.x)
-        if free is not self.x:
-            self.parameters.move_to(free)
+        return None if free is self.x else free
 
     def _subtract(self, delta: Array, weight: float, samples: int) -> None:
-        self._let_go()
-        body(self.x).sgd_step(self.x, delta, weight)
+        out = self._elsewhere()
+        body(self.x).sgd_step(self.x, delta, weight, out)
+        if out is not None:
+            self.parameters.lie_over(out)
         self.local_step(delta, 0, samples)
 
     def _step(self, gradient: Array, samples: int, factor: float) -> None:
-        self._let_go()
         self.local_step.state.lr_factor = factor
-        self.local_step(gradient, samples)
+        self.local_step(gradient, samples, out=self._elsewhere())
 
     def may_go_on(self, worker: int) -> bool:
         """Whether a worker that has pushed may have its answer."""
@@ -284,7 +284,7 @@ class ServedModel:
         counters = state[(1 + len(buffers)) * n :].copy().view(np.int64).tolist()
         if min(counters) < 0:
             raise UserError(f"the counters of a state must not be negative: {counters}")
-        self._let_go()
+        self.parameters.lie_over(self._unread(self.x))  # all of it is written
         for i, array in enumerate([self.x, *(buffers[name] for name in sorted(buffers))]):
             array[...] = state[i * n : (i + 1) * n].view(array.dtype)
         optimizer, workers = self.local_step.state, len(self.clocks)
@@ -314,4 +314,5 @@ class ServedModel:
 def _compile(rule: Optimizer, parameters: Parameters) -> None:
     """Have the rule's kernel ready: the first push should not wait for it."""
     few = Parameters({"few": parameters.flat[:0].copy()})
-    LocalStep(rule, few)(few.flat, 1)
+    for out in (None, few.flat.copy()):
+        LocalStep(rule, few)(few.flat, 1, out=out)

@@ -18,7 +18,7 @@ from .answers import Answers
 from .order import Order
 from .requests import Request, Requests
 from .served import ServedModel
-from .statistics import LENGTH, WorkerStatistics
+from .statistics import LENGTH, WAIT, WorkerStatistics
 from .tables import TABLE_REQUESTS, ServedTables
 from .wire import Kind, Malformed, Message, as_text, from_text
 
@@ -66,13 +66,8 @@ class Server:
         self._told: set[int] = set()  # workers that know of it
         self._gone: set[int] = set()  # workers that have their last answer
         self._statistics = np.zeros((len(self._ranks), LENGTH), np.int64)
-        self._looked = time.monotonic()
+        self._looked = self._handled = time.monotonic()
         self._stopped = False
-
-    @property
-    def bytes_sent(self) -> int:
-        """To workers on other ranks, in answers."""
-        return self._answers.bytes_sent
 
     def stop(self) -> None:
         """End `serve` soon, whatever workers do: for a server whose workers are gone."""
@@ -141,6 +136,7 @@ class Server:
         self._ready.remove(request)
         if request.message.kind not in LOOKING:
             self._order.answered(request.worker)
+            self._handled = time.monotonic()
         request.begun = time.perf_counter()
         if self._problem and request.message.kind != Kind.FAIL:
             self._tell_problem(request)
@@ -207,6 +203,9 @@ class Server:
             for request in waiting.values():
                 self._answer(request, Kind.DONE, samples=total)
         else:
+            now = time.perf_counter()
+            for worker, request in waiting.items():
+                self._statistics[worker, WAIT] += _ns(now - request.ended)
             last = np.concatenate([as_bytes(self.model.x), as_bytes(self._statistics)])
             for request in waiting.values():
                 self._answer(request, Kind.FINAL, last)
@@ -301,9 +300,20 @@ class Server:
             if time.perf_counter() - request.told > every:
                 request.told = time.perf_counter()
                 self._answers.send(request.worker, Message(kind=Kind.WAIT))
+        self._require_progress(now)
         for worker in self._live - self._gone - self._told:
             if now - heard[worker] > self._endpoint.timeout_s:
                 self._missing(worker)
+
+    def _require_progress(self, now: float) -> None:
+        """See that in a replay the next worker comes: all others wait for it."""
+        turn, timeout_s = self._order.next(), self._endpoint.timeout_s
+        if turn is not None and self._ready and now - self._handled > timeout_s:
+            raise UserError(
+                f"replay: the recorded order has the worker on rank {self._ranks[turn]} next, "
+                f"which has asked for nothing for timeout_s={timeout_s:g} s, while others wait: "
+                "this is not the run that was recorded"
+            )
 
     def _missing(self, worker: int) -> None:
         if self._survives:
@@ -322,7 +332,8 @@ class Server:
             return
         self._live.discard(worker)
         self.lost.append(worker)
-        self._statistics[worker] = WorkerStatistics(pushes=self.model.pushes[worker]).packed()
+        known = WorkerStatistics(pushes=self.model.pushes[worker], lost=1)
+        self._statistics[worker] = known.packed()
         self._kept.pop(worker, None)
         self._requests.forget(worker)
         self._ready = deque(r for r in self._ready if r.worker != worker)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-LARGEST_STALENESS = 255  #: larger ones are counted as this one
+LARGEST_COUNTED = 255  #: larger ones are counted as this one
 NANO = 1_000_000_000
 
 Array = npt.NDArray[np.int64]
@@ -43,6 +43,8 @@ class WorkerStatistics:
         version: of the model (server 0's), as this worker last pulled it.
         bytes_sent, bytes_received: to and from servers on other ranks.
         rows_pulled, rows_pushed: of embedding tables, different ones in each minibatch.
+        lost: 1 if it has died or hung; then nothing but its pushes is known.
+        summed_staleness, largest_staleness: over its pushes.
         staleness: how many of its pushes met a model that had been changed so often since the one
             that they are of (on the server where that was most; 255 means 255 or more).
         seconds: where its time went.
@@ -55,16 +57,21 @@ class WorkerStatistics:
     bytes_received: int = 0
     rows_pulled: int = 0
     rows_pushed: int = 0
+    lost: int = 0
+    summed_staleness: int = 0
+    largest_staleness: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
     seconds: Seconds = field(default_factory=Seconds)
 
     def count(self, staleness: int) -> None:
-        self.staleness[min(staleness, LARGEST_STALENESS)] += 1
+        self.staleness[min(staleness, LARGEST_COUNTED)] += 1
+        self.summed_staleness += staleness
+        self.largest_staleness = max(staleness, self.largest_staleness)
 
     @property
     def mean_staleness(self) -> float:
         pushes = self.staleness.total()
-        return sum(s * n for s, n in self.staleness.items()) / pushes if pushes else 0.0
+        return self.summed_staleness / pushes if pushes else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -96,9 +103,13 @@ COUNTED = (
     "bytes_received",
     "rows_pulled",
     "rows_pushed",
+    "lost",
+    "summed_staleness",
+    "largest_staleness",
 )
+WAIT = len(COUNTED) + [f.name for f in SECONDS].index("wait")  #: its place, in nanoseconds
 HISTOGRAM = len(COUNTED) + len(SECONDS)
-LENGTH = HISTOGRAM + LARGEST_STALENESS + 1
+LENGTH = HISTOGRAM + LARGEST_COUNTED + 1
 
 
 def unpacked_statistics(numbers: Array) -> WorkerStatistics:

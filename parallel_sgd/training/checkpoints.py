@@ -15,7 +15,7 @@ from typing import Any, cast
 from ..array_files import require_safetensors
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, UserError
-from ..validation import integer
+from ..validation import checked_path, integer
 from ..version import __version__
 from . import checkpoint_files as files
 from .captured import HostArray, HostCopies, capture, flatten
@@ -238,17 +238,6 @@ def described(learner: Learner, facts: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": str(parameters.dtype),
         "facts": {name: repr(value) for name, value in facts.items()},
     }
-
-
-def checked_path(name: str, path: Any) -> Path:
-    """A folder's path, as it was given.
-
-    Raises:
-        UserError: it is none.
-    """
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise UserError(f"{name}={path!r} must be the path of a folder")
-    return Path(path)
 
 
 def _metric(metric: Any) -> float | None:

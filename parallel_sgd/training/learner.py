@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
 from ..algorithms import Algorithm
@@ -66,8 +67,8 @@ class Learner:
                 "number of parameters": parameters.flat.size,
                 "layout of the parameters": parameters.shapes,
                 "dtype of the parameters": str(parameters.dtype),
-                "algorithm": algorithm,
-                "optimizer": optimizer,
+                **_facts("algorithm", algorithm),
+                **_facts("optimizer", optimizer),
             }
         )
         self.parameters, self.algorithm = parameters, algorithm
@@ -113,7 +114,8 @@ class Learner:
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that this rank has sent to others for training so far. Local."""
+        """Bytes that this rank has sent to others for training so far, as its algorithm counts
+        them. Local."""
         return self._sent_before + self.algorithm.bytes_sent(self.state)
 
     @bytes_sent.setter
@@ -238,3 +240,14 @@ class Learner:
         """
         end = self.algorithm.serve if self.serves else self.algorithm.finish
         end(self.state, self.parameters, self.local_step, self.comm)
+
+
+def _facts(name: str, options: Any) -> dict[str, Any]:
+    """What must agree of an algorithm or an optimizer: its class, and each of its options."""
+    if not is_dataclass(options):
+        return {name: options}
+    found = {f.name: getattr(options, f.name) for f in fields(options) if f.compare}
+    return {
+        name: type(options).__name__,
+        **{f"{field} of the {name}": value for field, value in found.items()},
+    }

@@ -10,10 +10,11 @@ from typing import Any, TypeVar, cast
 
 from ..communication import Communicator
 from ..errors import SharedError, UserError
+from ..validation import checked_path
 from . import checkpoint_files as files
 from .captured import Tree, require_fit, restore, unflatten
 from .checkpoint_files import Damaged, Reader
-from .checkpoints import checked_path, described
+from .checkpoints import described
 from .learner import Learner
 from .regroup import regroup, stripe_sizes
 from .run_folder import CHECKPOINTS

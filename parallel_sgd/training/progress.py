@@ -22,12 +22,14 @@ class Progress:
     """Where training stands after an epoch; a line of metrics.jsonl.
 
     Losses are mean cross-entropies in nats; `train_loss` is the mean over the epoch's minibatches,
-    each before its own update. `bytes_sent` is the sum over all ranks, `seconds` counts training
-    without evaluation. `details` is what the algorithm has to tell (`Algorithm.report`).
+    each before its own update. `bytes_sent` is the sum over all ranks, with parameter servers of
+    both ways; `seconds` counts training without evaluation; `details` is what the algorithm has to
+    tell (`Algorithm.report`).
 
     Where workers train apart, at their own paces, the rows are the first worker's: the loss of its
     own part of the data, the test loss of the model that it has just pulled, the bytes that went to
-    it and from it; the last row counts all workers' bytes, and its `details` are of all.
+    it and from it since the program was started; the last row counts all workers' bytes, and its
+    `details` are of all.
     """
 
     epoch: int
@@ -110,7 +112,7 @@ class Observer:
             loss, accuracy = self._evaluate()
         self._require_finite("test", loss)
         details = learner.report()
-        if self.apart:  # what is known here, both ways
+        if self.apart:  # what is known here
             workers = (details or {}).get("workers", [])
             sent = sum(each["bytes_sent"] + each["bytes_received"] for each in workers)
         else:

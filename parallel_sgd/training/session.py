@@ -97,6 +97,8 @@ class Session:
         told = history[: self.epochs - 1]
         # When all else is known to be right.
         learner.comm.together(lambda: self._create(told, resumed))
+        if self.algorithm.apart:  # who is ready first would be far ahead of the others
+            learner.meet()
         for epoch in range(len(history), self.epochs):
             self._train_epoch(source, epoch, learner, standing, saver)
             if observer.observes:

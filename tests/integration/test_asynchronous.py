@@ -85,9 +85,9 @@ BAD: list[tuple[str, str]] = [
     ("--mode geo --currency gradients", "currency='gradients' must be 'deltas' with mode='geo'"),
     ("--merge product", "merge='product' must be 'sum' or 'mean'"),
     ("--placement modulo", "placement='modulo' must be 'round-robin' or 'hash'"),
-    ("--staleness -1", "staleness=-1 must be a whole number, at least 0"),
+    ("--mode bounded --staleness -1", "staleness=-1 must be a whole number, at least 0"),
     ("--mode sync --delay-compensation 0.1", "delay_compensation=0.1 needs pushed gradients"),
-    ("--ramp-coefficient 0", "ramp_coefficient=0 must be more than 0"),
+    ("--ramp-coefficient 0", "ramp_coefficient=0.0 must be more than 0"),
     ("--gradient-bits 0:32,100:1", "gradient_bits={0: 32, 100: 1} must be one number"),
     ("--sync-period 3", "sync_period=3 and sync_steps=1: at most one of them may be given"),
     ("--role worker", "role='worker' on all ranks: there must be workers and servers"),
@@ -105,6 +105,41 @@ def test_bad_options_are_refused_by_all_ranks(folder: Path) -> None:
         said = [end.said for end in by_rank]
         assert any(problem in text for text in said), (line, said)
         assert all(end.code != 0 for end in by_rank if end.said), line
+
+
+#: What each of three ranks is started with.
+OF_EACH_RANK: list[tuple[list[str], str]] = [
+    (["--servers 1", "--servers 1", ""], "servers must be the same on all ranks, but differs"),
+    (
+        ["--role worker", "--role worker", "--role server --servers 2"],
+        "servers=2, but 1 ranks have role='server'",
+    ),
+    (["--role worker", "", "--role server"], "role='auto' on rank 1: where some ranks say"),
+]
+
+
+@pytest.mark.any_mpi
+def test_ranks_that_do_not_fit_together_are_named(folder: Path) -> None:
+    lines = [
+        [[*USUAL, "--output", "none", *line.split()] for line in by_rank]
+        for by_rank, _ in OF_EACH_RANK
+    ]
+    ends = trainings(folder, *lines, ranks=3)
+    for (_, problem), by_rank in zip(OF_EACH_RANK, ends, strict=True):
+        said = [end.said for end in by_rank]
+        assert any(problem in text for text in said), said
+        assert all(end.code != 0 for end in by_rank if end.said)
+    assert not Path("none").exists()
+
+
+@pytest.mark.any_mpi
+def test_servers_that_nothing_needs_are_refused() -> None:
+    code, output = finished("run", "-n", "2", "--servers", "1", TRAIN, "--no-plot")
+    assert code != 0
+    assert "servers=1 of `parallel-sgd run` needs --algorithm async" in output
+    code, output = finished("run", "-n", "2", "--servers", "1", TRAIN, *USUAL, "--servers", "0")
+    assert code != 0
+    assert "servers=0 of train.py must be that of `parallel-sgd run`, 1" in output
 
 
 @pytest.mark.any_mpi

@@ -27,7 +27,9 @@ def asynchronous(**options: Any) -> DataParallelASGD:
     """Every minibatch a period, unless another is asked for; several slices on several servers."""
     if not {"sync_steps", "sync_period"} & options.keys():
         options["sync_steps"] = 1
-    return DataParallelASGD(min_block=8, **options)
+    if options.get("slice_parameters", True):
+        options["min_block"] = 8
+    return DataParallelASGD(**options)
 
 
 def servers_of(comm: Communicator, apart: bool) -> int:

@@ -192,6 +192,21 @@ def test_a_gradient_too_large_for_few_bits_ends_all(on_ranks):
     on_ranks(body)
 
 
+def test_errors_among_workers_call_them_by_their_ranks_in_the_world():
+    def body(comm):
+        role = "server" if comm.rank == 0 else "worker"
+        learner = Learner(starting_point(), SGD(lr=0.1), asynchronous(role=role), comm)
+        if not learner.serves:
+            assert (learner.comm.size, learner.comm.rank) == (2, comm.rank - 1)
+            with pytest.raises(SharedError, match=r"differs: rank 1: 1; rank 2: 2$"):
+                learner.comm.require_agreement({"n": comm.rank})
+            with pytest.raises(SharedError, match=r"^bad \(on rank 2\)$"):
+                learner.comm.raise_together("bad" if comm.rank == 2 else None)
+        learner.finish()
+
+    simulate(3, body, timeout_s=5)
+
+
 def header(seal=True, **values):
     """A header with these numbers, whatever they are."""
     numbers = Message(kind=Kind.PUSH, clock=1).packed()
@@ -203,6 +218,8 @@ def header(seal=True, **values):
 
 class Raw:
     """In the place of a message: what is sent is this header."""
+
+    kind = Kind.PUSH
 
     def __init__(self, header, body=0):
         self.header, self.body = header, body
@@ -232,6 +249,7 @@ def wrong_messages(client):
     yield r"^kind=77 of a message is not known", Raw(header(kind=77, body=24), 24), BODY
     yield r"^a message's header is damaged, or of another", Raw(damaged, 24), BODY
     yield r"^a message's header is damaged", Raw(np.zeros(HEADER_LENGTH, np.int64), whole), part
+    yield r"^a message's header is damaged", Raw(np.zeros(40, np.int64), 24), BODY
     yield r"^samples=-5 of a message must be from 0 to", Raw(header(samples=-5, body=24), 24), BODY
     yield r"^factor=nan of a message must be a fin", push(factor=np.nan, body=whole), part
     for announced in (8, 48, 2**41):
@@ -271,7 +289,7 @@ def test_a_server_refuses_what_is_wrong_and_lives_on(on_ranks, apart):
                     put_gradient(learner, step, m)
                     client.push(learner.gradient.flat, None, m, 1.0, out=x)
                 serial.step(gradient_at(serial.x, worker, step, m), m)
-            assert refused == 3 * 28
+            assert refused == 3 * 29
         final = finished(comm, learner)
         if not learner.serves:
             assert same_bits(final, serial.x)

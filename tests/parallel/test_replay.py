@@ -42,7 +42,9 @@ every_run = pytest.mark.parametrize(
 Outcome = tuple[bytes, list[Any]]
 
 
-def run(comm: Communicator, folder: str, name: str, *, seed: int, replays: bool) -> Outcome:
+def run(
+    comm: Communicator, folder: str, name: str, *, seed: int, replays: bool, steps: int = 8
+) -> Outcome:
     """The final model, and every worker's pushes by staleness; its own speed by `seed`."""
     options = dict(RUNS[name])
     servers = options.pop("servers", servers_of(comm, apart=True))
@@ -53,7 +55,7 @@ def run(comm: Communicator, folder: str, name: str, *, seed: int, replays: bool)
     if not learner.serves:
         rank = learner.comm.rank
         random = np.random.default_rng([25, seed, rank])
-        for step in range(8):
+        for step in range(steps):
             if random.random() < 0.5:
                 time.sleep(random.random() * 2e-3)
             m = few_samples_of(rank, step)
@@ -109,7 +111,7 @@ def test_another_order_is_another_run(tmp_path):
 def test_another_number_of_ranks_is_refused(tmp_path):
     play = partial(run, folder=str(tmp_path), name="async", seed=0)
     simulate(3, partial(play, replays=False))
-    message = r"^replay='.*' is of 2 workers and 1 servers, but here are 1 and 1 \(on rank 1\)$"
+    message = r"^replay='.*' is of workers=2, but here it is 1 \(on rank 1\)$"
     with pytest.raises(UserError, match=message):
         simulate(2, partial(play, replays=True), timeout_s=5)
 
@@ -127,6 +129,23 @@ def test_an_order_that_was_never_recorded(tmp_path):
 def test_a_server_beside_a_worker_refuses_too(tmp_path):
     play = partial(run, folder=str(tmp_path), name="async, beside", seed=0)
     simulate(3, partial(play, replays=False))
-    message = r"^replay='.*' is of 3 workers and 3 servers, but here are 2 and 2 \(on ranks 0, 1\)$"
+    message = r"^replay='.*' is of servers=3, but here it is 2 \(on ranks 0, 1\)$"
     with pytest.raises(UserError, match=message):
         simulate(2, partial(play, replays=True), timeout_s=5)
+
+
+@pytest.mark.parametrize("name", ["async", "compensated, 2 servers"])
+def test_a_shorter_run_ends_with_a_reason(tmp_path, name):
+    """Those that wait for their turn must not keep each other waiting for ever."""
+    play = partial(run, folder=str(tmp_path), name=name, seed=0)
+    simulate(4, partial(play, replays=False))
+    message = r"^replay: the recorded order has the worker on rank \d next, which has asked for"
+    with pytest.raises(UserError, match=message):
+        simulate(4, partial(play, replays=True, steps=5), timeout_s=1)
+
+
+def test_another_run_is_refused(tmp_path):
+    simulate(3, partial(run, folder=str(tmp_path), name="async", seed=0, replays=False))
+    message = r"^replay='.*' is of pipeline=False, but here it is True \(on rank 2\)$"
+    with pytest.raises(UserError, match=message):
+        simulate(3, partial(run, folder=str(tmp_path), name="pipeline", seed=0, replays=True))

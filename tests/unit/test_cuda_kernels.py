@@ -61,6 +61,14 @@ class Both:
                 )
         return expected
 
+    def both_ways(self, name: str, x: Any, *rest: Any) -> None:
+        """A step in place, and one with the new x elsewhere, which is all that sets them apart."""
+        new_x, *changed = self(name, x, *rest)
+        old_x, *same, out = self(name, x, *rest, np.full_like(x, np.nan))
+        assert _same(old_x, x)
+        for a, b in zip([new_x, *changed], [out, *same], strict=True):
+            assert _same(np.asarray(a), np.asarray(b))
+
     def _guard(self, array: Any) -> tuple[Any, Any]:
         """A device array, and the part of it that holds these values."""
         whole = np.full(len(array) + 2 * GUARD, 77, array.dtype)
@@ -178,14 +186,14 @@ def test_largest_magnitude_in_turns(both: Both, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("n", SIZES)
 def test_optimizer_steps(both: Both, n: int, dtype: Any) -> None:
     x, m, gradient = (_vector(n, seed, dtype) for seed in range(3))
-    both("sgd_step", x, gradient, 0.1)
+    both.both_ways("sgd_step", x, gradient, 0.1)
     for nesterov in (False, True):
-        both("momentum_step", x, m, gradient, 0.1, 0.9, 0.3, nesterov)
+        both.both_ways("momentum_step", x, m, gradient, 0.1, 0.9, 0.3, nesterov)
     v = _vector(n, 3, dtype) ** 2
-    both("adam_step", x, m, v, gradient, 1 / 3, 1e-3, 0.9, 0.999, 1e-8, 1e-5)
-    both("adam_step", x, 0 * m, 0 * v, 0 * gradient, 1.0, 1e-3, 0.9, 0.999, 1e-8, 0.0)
-    both("adagrad_step", x, v, gradient, 1 / 3, 1e-2, 1e-10)
-    both("adagrad_step", x, 0 * v, 0 * gradient, 1.0, 1e-2, 1e-10)
+    both.both_ways("adam_step", x, m, v, gradient, 1 / 3, 1e-3, 0.9, 0.999, 1e-8, 1e-5)
+    both.both_ways("adam_step", x, 0 * m, 0 * v, 0 * gradient, 1.0, 1e-3, 0.9, 0.999, 1e-8, 0.0)
+    both.both_ways("adagrad_step", x, v, gradient, 1 / 3, 1e-2, 1e-10)
+    both.both_ways("adagrad_step", x, 0 * v, 0 * gradient, 1.0, 1e-2, 1e-10)
     both("compensate_delay", gradient, x, m, 0.04)
 
 

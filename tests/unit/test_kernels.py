@@ -30,6 +30,15 @@ def both(name, *arguments):
     return expected
 
 
+def both_ways(name, x, *rest):
+    """A step in place, and one with the new x elsewhere, which is all that sets them apart."""
+    new_x, *changed = both(name, x, *rest)
+    old_x, *same, out = both(name, x, *rest, np.full_like(x, np.nan))
+    assert old_x.tobytes() == x.tobytes()
+    for a, b in zip([new_x, *changed], [out, *same], strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
 def guard(array):
     """An array with marked values on both sides, and the part of it that holds the given one."""
     whole = np.full(len(array) + 2 * GUARD, 77, array.dtype)
@@ -117,13 +126,13 @@ def test_every_finite_float16_is_decoded():
 def test_optimizer_steps(n, dtype):
     x, m, g = (vector(n, seed, dtype) for seed in range(3))
     v = np.abs(vector(n, 3, dtype))
-    both("sgd_step", x, g, 0.01)
+    both_ways("sgd_step", x, g, 0.01)
     for nesterov in (False, True):
-        both("momentum_step", x, m, g, 0.1, 0.9, 0.37, nesterov)
-    both("adam_step", x, m, v, g, 1 / 7, 0.01, 0.9, 0.999, 1e-8, 0.0)
-    both("adam_step", x, m, v, g, 1 / 7, 0.01, 0.9, 0.999, 1e-8, 0.003)
-    both("adagrad_step", x, v, g, 1 / 7, 0.01, 1e-10)
-    both("adagrad_step", x, 0 * v, np.where(g < 0, 0, g), 1.0, 0.1, 1e-10)
+        both_ways("momentum_step", x, m, g, 0.1, 0.9, 0.37, nesterov)
+    both_ways("adam_step", x, m, v, g, 1 / 7, 0.01, 0.9, 0.999, 1e-8, 0.0)
+    both_ways("adam_step", x, m, v, g, 1 / 7, 0.01, 0.9, 0.999, 1e-8, 0.003)
+    both_ways("adagrad_step", x, v, g, 1 / 7, 0.01, 1e-10)
+    both_ways("adagrad_step", x, 0 * v, np.where(g < 0, 0, g), 1.0, 0.1, 1e-10)
     both("compensate_delay", g, x, m, 0.04)
 
 

@@ -162,6 +162,42 @@ def test_adagrad_leaves_alone_what_has_no_gradient_yet():
     np.testing.assert_allclose(parameters.flat, [1, 0.5, 1.5], rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", OPTIMIZERS.values())
+def test_the_parameters_may_go_on_in_another_vector(kind, dtype):
+    """With the bits of a step in place; the vector before, and views into it, keep their values."""
+    here, moved = (
+        Parameters({"a": np.linspace(-1, 0, 5, dtype=dtype), "b": np.ones((4, 8), dtype)})
+        for _ in range(2)
+    )
+    in_place, elsewhere = kind(lr=0.1).bind(here), kind(lr=0.1).bind(moved)
+    for gradient, samples in gradients():
+        given, out = gradient.astype(dtype), np.full(N, np.nan, dtype)
+        before, view, values = moved.flat, moved["b"], moved.flat.copy()
+        in_place(given, samples)
+        elsewhere(given, samples, out=out)
+        assert moved.flat is out
+        assert moved.flat.tobytes() == here.flat.tobytes()
+        assert np.array_equal(moved["b"], here["b"]) and np.shares_memory(moved["b"], out)
+        assert before.tobytes() == values.tobytes()
+        assert np.shares_memory(view, before)
+        assert given.tobytes() == gradient.astype(dtype).tobytes()
+    buffers = elsewhere.state.buffers
+    for name, buffer in in_place.state.buffers.items():
+        assert buffer.tobytes() == buffers[name].tobytes()
+    assert elsewhere.state.steps == in_place.state.steps == len(MINIBATCHES)
+
+
+def test_without_samples_nothing_moves():
+    parameters, out = Parameters({"x": np.ones(3)}), np.zeros(3)
+    before = parameters.flat
+    step = SGD(lr=0.1).bind(parameters)
+    step(np.ones(3), 0, 5, out=out)
+    assert parameters.flat is before
+    assert not out.any()
+    assert (step.state.steps, step.samples) == (0, 5)
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS.values())
 @pytest.mark.parametrize("rate", ["lr", "lr_per_sample"])
 def test_a_factor_on_the_learning_rate(kind, rate):

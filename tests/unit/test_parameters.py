@@ -50,6 +50,31 @@ def test_changes_show_on_both_sides():
     assert p["scale"] == 8
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_views_move_to_another_vector(dtype):
+    p = parameters(dtype)
+    before, values, views = p.flat, p.flat.copy(), dict(p)
+    there = np.arange(len(values), dtype=dtype)
+    p.lie_over(there)
+    assert p.flat is there
+    assert p.flat.tolist() == list(range(len(values)))
+    assert {name: view.shape for name, view in p.items()} == p.shapes == SHAPES
+    assert np.concatenate([view.ravel() for view in p.values()]).tolist() == there.tolist()
+    p["b"] = -1
+    assert np.count_nonzero(there == -1) == 4
+    assert np.array_equal(before, values)
+    assert all(np.shares_memory(view, before) for view in views.values() if view.size)
+
+
+@pytest.mark.parametrize("other", [np.zeros(22, "f4"), np.zeros(24, "f4"), np.zeros(23)], ids=str)
+def test_the_views_fit_no_other_vector(other):
+    p = parameters()
+    before = p.flat
+    with pytest.raises(AssertionError):
+        p.lie_over(other)
+    assert p.flat is before
+
+
 def test_setting_keeps_name_and_shape():
     p = parameters()
     with pytest.raises(KeyError):

@@ -7,13 +7,18 @@ import pytest
 
 from parallel_sgd import SGD, Adam, MomentumSGD, Parameters, UserError
 from parallel_sgd.compression import codec_for
+from parallel_sgd.optimizers import OPTIMIZERS
 from parallel_sgd.parameter_server import Rules, ServedModel
 from parallel_sgd.parameter_server.served import COUNTERS, OF_EACH_WORKER
 
 N = 12
 
 
-def served(workers=3, optimizer=None, bits=32, dtype=np.float64, **rules):
+def in_place(x):
+    return x
+
+
+def served(workers=3, optimizer=None, bits=32, dtype=np.float64, unread=in_place, **rules):
     given = {
         "mode": "async",
         "currency": "gradients",
@@ -24,7 +29,8 @@ def served(workers=3, optimizer=None, bits=32, dtype=np.float64, **rules):
         "codec": codec_for(bits, block_size=8),
     }
     initial = Parameters({"a": np.arange(8, dtype=dtype), "b": np.ones((2, 2), dtype)})
-    return ServedModel(initial, optimizer or SGD(lr=0.5), Rules(**{**given, **rules}), workers)
+    rules = Rules(**{**given, **rules})
+    return ServedModel(initial, optimizer or SGD(lr=0.5), rules, workers, unread)
 
 
 def vector(worker, step):
@@ -220,6 +226,43 @@ def test_a_state_is_all_there_is(optimizer, mode):
             assert both[0] == both[1]
             assert one.may_go_on(worker) == other.may_go_on(worker)
     assert np.array_equal(other.state(), one.state())
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS.values())
+@pytest.mark.parametrize("currency", ["gradients", "deltas"])
+@pytest.mark.parametrize(("mode", "factor"), [("async", 0.0), ("async", 0.25), ("sync", 0.0)])
+def test_a_model_that_is_being_read_goes_on_elsewhere(kind, currency, mode, factor):
+    """With the same bits, and what has been given out stays as it was."""
+    given = []  # a vector, and its values when it was given
+
+    def elsewhere(x):
+        return np.full_like(x, np.nan)
+
+    one, other = (
+        served(
+            optimizer=kind(lr=0.1),
+            currency=currency,
+            mode=mode,
+            delay_compensation=factor,
+            unread=unread,
+        )
+        for unread in (in_place, elsewhere)
+    )
+    states = []
+    for step in range(4):
+        for worker in (2, 0, 1):
+            for model in (one, other):
+                push(model, worker, step, samples=(worker + step) % 3)
+        states.append(one.state())
+        assert np.array_equal(other.state(), states[-1])
+        for worker in range(3):
+            one.give(worker)
+            given.append((other.give(worker), other.x.copy()))
+    other.set_state(states[0])
+    assert np.array_equal(other.state(), states[0])
+    assert len({id(x) for x, _ in given}) == 4
+    for x, values in given:
+        assert x.tobytes() == values.tobytes()
 
 
 def test_no_state_in_the_midst_of_a_round():
