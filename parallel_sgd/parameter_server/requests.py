@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..communication import Endpoint
-from ..communication.endpoint import OtherLength, Transfer
+from ..communication.endpoint import Header, OtherLength, Transfer
 from ..kernels import memory
 from .wire import Kind, Malformed, Message, unpacked
 
 Array = npt.NDArray[Any]
+
+NOTHING: Array = np.empty(0, np.uint8)
 
 
 @dataclass
@@ -22,6 +25,7 @@ class Request:
     """What a worker has asked for.
 
     Attributes:
+        memory: that `body` is the beginning of.
         problem: why it is none; then `message` says nothing.
         came: when all of it was here; `begun`, `ended`: when the server worked on it.
         told: when the worker last heard from the server.
@@ -30,6 +34,7 @@ class Request:
     worker: int
     message: Message
     body: Array
+    memory: Array
     transfer: Transfer | None = None
     problem: Malformed | None = None
     came: float = 0.0
@@ -48,14 +53,17 @@ class Requests:
     Attributes:
         heard: when each worker was last heard of, by `time.monotonic`.
 
-    Local. Keeps memory for the largest request of every worker so far.
+    Bodies are begun one after the other, so that one that is here at once (inside a machine) is
+    still in the cache when it is used, and in memory that was used just before; over a network
+    several come at the same time. Local. Keeps as much memory as requests have taken at once.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._worker_of = {rank: worker for worker, rank in enumerate(endpoint.peers)}
+        self._headers: deque[tuple[int, Header]] = deque()  # whose bodies are not
         self._coming: list[Request] = []  # whose bodies are under way
-        self._bodies = [np.empty(0, np.uint8)] * len(endpoint.peers)  # grown as they are needed
+        self._free: list[Array] = []  # memory for bodies, the one used last at the end
         self.heard = [time.monotonic()] * len(endpoint.peers)
 
     def arrived(self) -> list[Request]:
@@ -64,7 +72,11 @@ class Requests:
         Raises:
             PeerLost: a worker has died. Nothing else is lost by that.
         """
-        self._coming += [self._begun(*each) for each in self._endpoint.arrivals()]
+        for rank, header in self._endpoint.arrivals():
+            self.heard[self._worker_of[rank]] = time.monotonic()
+            self._headers.append((rank, header))
+        if self._headers:
+            self._coming.append(self._begun(*self._headers.popleft()))
         here = [request for request in self._coming if self._here(request)]
         for request in here:
             self._coming.remove(request)
@@ -74,16 +86,22 @@ class Requests:
     @property
     def coming(self) -> bool:
         """Whether bodies are under way."""
-        return bool(self._coming)
+        return bool(self._coming or self._headers)
+
+    def release(self, request: Request) -> None:
+        """Its body is not needed any more."""
+        if len(request.memory):
+            self._free.append(request.memory)
 
     def forget(self, worker: int) -> None:
         """Nothing more comes from a worker."""
         self._coming = [request for request in self._coming if request.worker != worker]
+        rest = [each for each in self._headers if self._worker_of[each[0]] != worker]
+        self._headers = deque(rest)
 
-    def _begun(self, rank: int, header: Array) -> Request:
+    def _begun(self, rank: int, header: Header) -> Request:
         """A header is here: check it, and receive the body."""
         worker = self._worker_of[rank]
-        self.heard[worker] = time.monotonic()
         try:
             message = unpacked(header)
             here = self._endpoint.body_here(rank)
@@ -91,22 +109,26 @@ class Requests:
                 raise Malformed(f"body={message.body} of this message must be {here}")
             if message.kind >= Kind.MODEL:
                 raise Malformed(f"a worker cannot send {message.kind.name}")
-            body = self._body(worker, message.body)
+            room = self._memory(message.body)
         except Malformed as error:
             self._endpoint.discard(rank)
-            return Request(worker, Message(kind=Kind.PULL), self._bodies[worker], problem=error)
+            return Request(worker, Message(kind=Kind.PULL), NOTHING, NOTHING, problem=error)
+        body = room[: message.body]
         transfer = self._endpoint.receive(rank, body) if message.body else None
-        return Request(worker, message, body, transfer)
+        return Request(worker, message, body, room, transfer)
 
-    def _body(self, worker: int, size: int) -> Array:
-        """Memory for a body; a worker's next one takes it over."""
-        body = self._bodies[worker]
-        if len(body) < size:
-            try:
-                body = self._bodies[worker] = memory.empty(size, np.dtype(np.uint8))
-            except MemoryError:
-                raise Malformed(f"body={size} is more than there is memory for") from None
-        return body[:size]
+    def _memory(self, size: int) -> Array:
+        """Room for a body: what was used last and is large enough, or else new."""
+        if size == 0:
+            return NOTHING
+        for at in reversed(range(len(self._free))):
+            if len(self._free[at]) >= size:
+                return self._free.pop(at)
+        del self._free[:1]  # too small
+        try:
+            return memory.empty(size, np.dtype(np.uint8))
+        except MemoryError:
+            raise Malformed(f"body={size} is more than there is memory for") from None
 
     @staticmethod
     def _here(request: Request) -> bool:

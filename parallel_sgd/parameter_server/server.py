@@ -285,6 +285,7 @@ class Server:
             applied_ns=_ns(request.ended - request.begun),
             held_ns=_ns(now - request.ended),
         )
+        self._requests.release(request)
         self._endpoint.listen(self._ranks[worker])
         self._answers.send(worker, message, body, of=of)
 
