@@ -133,7 +133,7 @@ class Endpoint(ABC):
 
     def finish(self, transfers: Iterable[Transfer]) -> None:
         """Until all have ended. Raises as their `done`."""
-        patience = Patience(Patience.MOVING_S)
+        patience = Patience(moving=True)
         for transfer in transfers:
             while not transfer.done():
                 patience.pause(self)
@@ -143,15 +143,16 @@ class Patience:
     """How long to leave the core to others before asking again whether something has come.
 
     Args:
-        longest_s: of all sleeps.
+        moving: bodies are under way, which some MPIs move on only when they are asked: ask more
+            often, for some milliseconds without a sleep.
     """
 
-    ASKED = 40  #: times before the first sleep
     FIRST_S, LONGER, LONGEST_S = 2e-5, 1.1, 1e-3
-    MOVING_S = 5e-5  #: while bodies are under way, which some MPIs move on only when asked
+    MOVING_S = 5e-5
 
-    def __init__(self, longest_s: float = LONGEST_S) -> None:
-        self._longest_s = longest_s
+    def __init__(self, *, moving: bool = False) -> None:
+        self._longest_s = self.MOVING_S if moving else self.LONGEST_S
+        self._at_once = 400 if moving else 40  # times before the first sleep
         self._asked, self._sleep_s = 0, self.FIRST_S
 
     def reset(self) -> None:
@@ -159,7 +160,7 @@ class Patience:
         self._asked, self._sleep_s = 0, self.FIRST_S
 
     def pause(self, endpoint: Endpoint) -> None:
-        if self._asked < self.ASKED:
+        if self._asked < self._at_once:
             self._asked += 1
             os.sched_yield()
             return

@@ -78,7 +78,7 @@ class Answers:
     def finish(self) -> None:
         """Wait until everything has been sent."""
         with self._endpoint.watched("answers to workers"):
-            patience = Patience(Patience.MOVING_S)
+            patience = Patience(moving=True)
             while self._sending:
                 self.move()
                 patience.pause(self._endpoint)

@@ -92,7 +92,7 @@ class Server:
             raise UserError("all workers are lost")
 
     def _serve(self) -> None:
-        idle, moving = Patience(), Patience(Patience.MOVING_S)
+        idle, moving = Patience(), Patience(moving=True)
         while self._live - self._gone - self._told and not self._stopped:
             unheard = self._answers.unheard
             try:
