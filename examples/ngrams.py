@@ -50,6 +50,9 @@ def main() -> None:
     if first:  # before `finish`: then the servers leave
         loss, accuracy = model.evaluate(x, y)
         print(f"after {seconds:.1f} s {loss:.4f}, {100 * accuracy:.1f} % right", flush=True)
+        counts = learner.tables["n-grams"].counts()
+        each = counts["bytes"] / counts["rows"]
+        print(f"{counts['rows']:,d} rows, {each:.0f} bytes each with id and optimizer state")
     learner.finish()
 
 

@@ -30,6 +30,13 @@ def quiet_barrier(comm: MPI.Comm | None = None) -> None:
         time.sleep(2e-3)
 
 
+def quietly_gathered(comm: Communicator, item: object) -> list[Any]:
+    """Every rank's item, once all are here: a rank without a part in a case must not spin in an
+    allgather meanwhile."""
+    quiet_barrier()
+    return comm.allgather_object(item)
+
+
 def rate(
     workers: Communicator, step: Callable[[], object], seconds: float, warm_up: int = WARM_UP
 ) -> float:

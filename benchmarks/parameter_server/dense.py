@@ -16,7 +16,7 @@ from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameter
 from parallel_sgd.communication.watchdog import ended_if_longer_than
 from parallel_sgd.kernels import body
 
-from .bare import Exchange, bare_server, bare_worker, quiet_barrier, rate
+from .bare import Exchange, bare_server, bare_worker, quiet_barrier, quietly_gathered, rate
 
 Array = npt.NDArray[Any]
 
@@ -54,7 +54,7 @@ def measure(
         for i in range(rounds + 1):
             for name, case in cases.items():
                 quiet_barrier()
-                rates = comm.allgather_object(case())
+                rates = quietly_gathered(comm, case())
                 if i > 0:
                     found[name].append(sum(rates))
     return {

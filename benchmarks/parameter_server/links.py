@@ -12,7 +12,7 @@ from parallel_sgd import Communicator
 from parallel_sgd.communication.watchdog import ended_if_longer_than
 
 from ..emulated_hosts import BURST, payload_rate
-from .bare import quiet_barrier
+from .bare import quiet_barrier, quietly_gathered
 from .dense import bare, ours
 
 LONGER = 4  #: times as long as a case on one machine
@@ -41,7 +41,7 @@ def measure(comm: Communicator, values: int, rounds: int, seconds: float) -> dic
         for i in range(rounds + 1):
             for name, case in cases.items():
                 quiet_barrier()
-                rates = comm.allgather_object(case())
+                rates = quietly_gathered(comm, case())
                 if i > 0:
                     found[name].append(sum(rates))
     return {

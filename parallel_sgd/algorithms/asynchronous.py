@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
+import numpy as np
+
 from ..communication import Communicator
 from ..errors import SharedError, UserError
 from ..exchange import require_float32
@@ -17,6 +19,7 @@ from ..parameter_server import (
     Client,
     Connection,
     RemoteTable,
+    compile_step,
     form,
     roles,
 )
@@ -85,8 +88,19 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
     def bind(self, state: DataParallelASGDState, local_step: LocalStep) -> None:
         state.connection.bind(local_step.optimizer)
         if not self.serves(state):
+            self._warm_up(state, local_step)
             state.client.factor = self.ramp_factor(0)
             state.since = time.perf_counter()
+
+    def _warm_up(self, state: DataParallelASGDState, local_step: LocalStep) -> None:
+        """Have the kernels ready: the others would be far ahead of a first push that compiles."""
+        x, parameters = local_step.parameters.flat, local_step.parameters
+        problem_with(x, cast(int, self.gradient_bits), "model")
+        zeros = parameters.like().flat
+        for part in state.client.parts:
+            part.encoded(zeros, state.residual)  # of which nothing is left
+        if state.base is not None and array_module(x) is np:
+            compile_step(local_step.optimizer, parameters)
 
     def group(self, state: DataParallelASGDState, comm: Communicator) -> Communicator:
         return state.connection.group.own

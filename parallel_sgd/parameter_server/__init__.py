@@ -17,6 +17,7 @@ from .served import (
     Mode,
     Rules,
     ServedModel,
+    compile_step,
 )
 from .statistics import Seconds, WorkerStatistics
 from .wire import Kind
@@ -45,6 +46,7 @@ __all__ = [
     "ServedModel",
     "Slice",
     "WorkerStatistics",
+    "compile_step",
     "form",
     "place",
     "roles",

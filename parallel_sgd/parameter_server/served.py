@@ -99,7 +99,7 @@ class ServedModel:
         self.local_step = LocalStep(
             SGD(lr=0.0) if rules.currency == "deltas" else optimizer, initial
         )
-        _compile(self.local_step.optimizer, initial)
+        compile_step(self.local_step.optimizer, initial)
         self.version = 0
         self.clocks = [0] * workers
         self.pushes = [0] * workers
@@ -311,8 +311,8 @@ class ServedModel:
             backup[...] = model.view(self.x.dtype)
 
 
-def _compile(rule: Optimizer, parameters: Parameters) -> None:
-    """Have the rule's kernel ready: the first push should not wait for it."""
+def compile_step(rule: Optimizer, parameters: Parameters) -> None:
+    """Have a rule's kernel ready, in place and not: the first step should not wait for it."""
     few = Parameters({"few": parameters.flat[:0].copy()})
     for out in (None, few.flat.copy()):
         LocalStep(rule, few)(few.flat, 1, out=out)
