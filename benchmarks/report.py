@@ -78,9 +78,10 @@ class Report:
         for row, y in zip(rows, range(len(rows)), strict=True):
             assert row.ratio is not None
             text = f" {_number(row.ratio)} of {row.reference}"
-            axes.text(row.ratio, y, text, va="center", size=7)
+            behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+            axes.text(row.ratio, y, text, va="center", size=7, bbox=behind)
         axes.margins(x=0.9)
-        axes.set_title(self.title, loc="left", size=10)
+        figure.suptitle(self.title, x=0.01, horizontalalignment="left", size=9, wrap=True)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
         figure.savefig(path, dpi=110)
