@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,11 +32,23 @@ def quiet_barrier(comm: MPI.Comm | None = None) -> None:
         time.sleep(2e-3)
 
 
-def quietly_gathered(comm: Communicator, item: object) -> list[Any]:
-    """Every rank's item, once all are here: a rank without a part in a case must not spin in an
-    allgather meanwhile."""
-    quiet_barrier()
-    return comm.allgather_object(item)
+def median_rates(
+    comm: Communicator, cases: Mapping[str, Callable[[], float]], rounds: int
+) -> dict[str, float]:
+    """The rate of all ranks together in each case: medians of rounds, after one to warm up.
+
+    A rank without a part in a case waits quietly: in an allgather it would spin beside the others.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    for i in range(rounds + 1):
+        for name, case in cases.items():
+            quiet_barrier()
+            own = case()
+            quiet_barrier()
+            rates = comm.allgather_object(own)
+            if i > 0:
+                found[name].append(sum(rates))
+    return {name: statistics.median(each) for name, each in found.items()}
 
 
 def rate(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameter
 from parallel_sgd.communication.watchdog import ended_if_longer_than
 from parallel_sgd.kernels import body
 
-from .bare import Exchange, bare_server, bare_worker, quiet_barrier, quietly_gathered, rate
+from .bare import Exchange, bare_server, bare_worker, median_rates, quiet_barrier, rate
 
 Array = npt.NDArray[Any]
 
@@ -46,19 +45,13 @@ def measure(
         )
     cases["client"] = partial(ours, comm, values, seconds, {}, {}, client=True)
     cases["learner, 1 bit"] = partial(ours, comm, values, seconds, sent, {}, bits=1)
-    found: dict[str, list[float]] = defaultdict(list)
     limit = 60 + 5 * (rounds + 1) * len(cases) * (seconds + 1)
     with ended_if_longer_than(limit, comm.rank, "the dense benchmark"):
         quiet_barrier()
         step_s = _alone(values) if comm.rank == 0 else 0.0
-        for i in range(rounds + 1):
-            for name, case in cases.items():
-                quiet_barrier()
-                rates = quietly_gathered(comm, case())
-                if i > 0:
-                    found[name].append(sum(rates))
+        updates = median_rates(comm, cases, rounds)
     return {
-        "updates": {name: statistics.median(each) for name, each in found.items()},
+        "updates": updates,
         "bytes": sent,
         "step_s": step_s,
         "where": where,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,7 +10,7 @@ from parallel_sgd import Communicator
 from parallel_sgd.communication.watchdog import ended_if_longer_than
 
 from ..emulated_hosts import BURST, payload_rate
-from .bare import quiet_barrier, quietly_gathered
+from .bare import median_rates
 from .dense import bare, ours
 
 LONGER = 4  #: times as long as a case on one machine
@@ -35,19 +33,9 @@ def measure(comm: Communicator, values: int, rounds: int, seconds: float) -> dic
             cases[f"learner, {n}, {bits}"] = partial(
                 ours, comm, values, seconds, {}, spent if bits == 32 else {}, workers=n, bits=bits
             )
-    found: dict[str, list[float]] = defaultdict(list)
     limit_s = 60 + 5 * (rounds + 1) * len(cases) * (seconds + 1)
     with ended_if_longer_than(limit_s, comm.rank, "the benchmark of links"):
-        for i in range(rounds + 1):
-            for name, case in cases.items():
-                quiet_barrier()
-                rates = quietly_gathered(comm, case())
-                if i > 0:
-                    found[name].append(sum(rates))
-    return {
-        "updates": {name: statistics.median(each) for name, each in found.items()},
-        "where": where,
-    }
+        return {"updates": median_rates(comm, cases, rounds), "where": where}
 
 
 def numbers(hosts: int) -> list[int]:
