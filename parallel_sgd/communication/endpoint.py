@@ -99,7 +99,8 @@ class Endpoint(ABC):
 
     @abstractmethod
     def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
-        """Begin to send; neither array may be changed before that has ended."""
+        """Begin to send; neither array may be changed before that has ended. An empty body is
+        none."""
 
     @abstractmethod
     def idle(self, seconds: float) -> None:

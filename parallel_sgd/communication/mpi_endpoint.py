@@ -107,15 +107,23 @@ class MpiEndpoint(Endpoint):
         return MpiTransfer(peer, requests, pieces, received=True)
 
     def body_here(self, peer: int) -> int:
-        status = MPI.Status()
-        here = status.Get_count(MPI.BYTE) if self._comm.Iprobe(peer, self._in + 1, status) else 0
+        here = self._next_piece(peer) or 0
         return here if here < PIECE else 0  # there may be more
 
     def discard(self, peer: int) -> None:
+        while (length := self._next_piece(peer)) is not None:
+            self._comm.Recv(np.empty(length, np.uint8), peer, self._in + 1)
+
+    def _next_piece(self, peer: int) -> int | None:
+        """The bytes of the next piece of a body; None where there is none, or no peer any more."""
         status = MPI.Status()
-        while self._comm.Iprobe(peer, self._in + 1, status):
-            body = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-            self._comm.Recv(body, peer, self._in + 1)
+        try:
+            here = self._comm.Iprobe(peer, self._in + 1, status)
+        except MPI.Exception as error:
+            if error.Get_error_class() not in LOST:
+                raise
+            return None
+        return status.Get_count(MPI.BYTE) if here else None
 
     def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
         # The body first: with its header it is here too, and `discard` finds it.

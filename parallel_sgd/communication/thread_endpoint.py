@@ -86,7 +86,7 @@ class ThreadEndpoint(Endpoint):
             pass
 
     def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
-        if body is not None:
+        if body is not None and len(body):
             self._mail.put((self.rank, peer, self._out + 1), body)
         self._mail.put((self.rank, peer, self._out), header)
         return _Sent()

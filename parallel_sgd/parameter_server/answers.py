@@ -48,7 +48,6 @@ class Answers:
             of: the vector whose memory that is, where it is not the message's own.
         """
         rank = self._endpoint.peers[worker]
-        body = None if body is not None and body.nbytes == 0 else body
         self._sending.append((self._endpoint.send(rank, message.packed(), body), of))
 
     @property
@@ -79,9 +78,9 @@ class Answers:
         """Wait until everything has been sent."""
         with self._endpoint.watched("answers to workers"):
             patience = Patience(moving=True)
-            while self._sending:
-                self.move()
+            while self.going:
                 patience.pause(self._endpoint)
+                self.move()
 
     def _sent(self, transfer: Transfer) -> bool:
         """Whether a message has been sent, or cannot be any more."""

@@ -110,9 +110,8 @@ class Conversation:
     def _exchange(self, asks: list[Ask]) -> list[Answer]:
         sending = []
         for ask in asks:
-            rank, body = self._ranks[ask.server], ask.body
-            body = None if body is None or body.nbytes == 0 else body
-            sending.append(self._endpoint.send(rank, ask.message.packed(), body))
+            rank, header = self._ranks[ask.server], ask.message.packed()
+            sending.append(self._endpoint.send(rank, header, ask.body))
             self._statistics.bytes_sent += ask.message.body * self._counts(ask)
         messages = [self._answer_of(self._ranks[ask.server]) for ask in asks]
         sound = not any(message.kind in (Kind.FAILED, Kind.REFUSED) for message in messages)

@@ -63,6 +63,7 @@ class Requests:
         self._worker_of = {rank: worker for worker, rank in enumerate(endpoint.peers)}
         self._headers: deque[tuple[int, Header]] = deque()  # whose bodies are not
         self._coming: list[Request] = []  # whose bodies are under way
+        self._forgotten: list[Request] = []  # of workers of which nothing more is wanted
         self._free: list[Array] = []  # memory for bodies, the one used last at the end
         self.heard = [time.monotonic()] * len(endpoint.peers)
 
@@ -95,6 +96,8 @@ class Requests:
 
     def forget(self, worker: int) -> None:
         """Nothing more comes from a worker."""
+        # MPI may write yet to the bodies of one that is silent: their memory must stay.
+        self._forgotten += [request for request in self._coming if request.worker == worker]
         self._coming = [request for request in self._coming if request.worker != worker]
         rest = [each for each in self._headers if self._worker_of[each[0]] != worker]
         self._headers = deque(rest)

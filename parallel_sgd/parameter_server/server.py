@@ -170,9 +170,6 @@ class Server:
         if worker not in model.live:
             raise Malformed("a worker that has left cannot push")
 
-    def _handle_pull(self, request: Request) -> None:
-        self._give_model(request)
-
     def _give_model(self, request: Request) -> None:
         x = self.model.give(request.worker)
         self._answer(request, Kind.MODEL, as_bytes(x), of=x)
@@ -281,7 +278,7 @@ class Server:
             body=0 if body is None else body.nbytes,
             staleness=request.staleness,
             count=len(self.lost),
-            queued_ns=_ns(request.begun - request.came) if request.came else 0,
+            queued_ns=_ns(request.begun - request.came),
             applied_ns=_ns(request.ended - request.begun),
             held_ns=_ns(now - request.ended),
         )
@@ -350,7 +347,7 @@ class Server:
 
 HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.PUSH: Server._handle_push,
-    Kind.PULL: Server._handle_pull,
+    Kind.PULL: Server._give_model,
     Kind.PULL_STATE: Server._handle_pull_state,
     Kind.PUSH_STATE: Server._handle_push_state,
     Kind.PUSH_BACKUP: Server._handle_push_backup,

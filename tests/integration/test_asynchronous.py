@@ -205,6 +205,43 @@ def test_a_worker_that_is_killed_leaves_the_others_at_work_where_mpi_allows(fold
     assert output.count("final -90.0 [40, 10, 40]") == 2
 
 
+DEAD_PEER = """
+import os, signal, time
+import numpy as np
+import parallel_sgd as psgd
+from parallel_sgd.communication.endpoint import HEADER_LENGTH, PeerLost
+
+comm = psgd.Communicator.world(timeout_s=20)
+endpoint = comm.endpoint([1 - comm.rank], serving=comm.rank == 0)
+if comm.rank == 1:
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(1.5)
+body = np.zeros(1 << 20, np.uint8)
+for transfer in (endpoint.receive(1, body), endpoint.send(1, np.zeros(HEADER_LENGTH, int), body)):
+    try:
+        endpoint.finish([transfer])
+    except PeerLost as error:
+        print("noticed:", error, flush=True)
+assert endpoint.body_here(1) == 0
+endpoint.discard(1)
+print("goes on", flush=True)
+endpoint.leave_lost()
+"""
+
+
+def test_messages_to_and_from_a_rank_that_has_died(folder: Path) -> None:
+    """Whatever a server was about to do with one it learns of its death, and goes on."""
+    (folder / "dead_peer.py").write_text(DEAD_PEER)
+    code, output = finished("run", "-n", "2", "--survive", "dead_peer.py")
+    if bound_mpi(initialize=False)["vendor"].startswith("MPICH"):
+        assert code != 0
+        assert "--survive needs Open MPI" in output
+        return
+    assert output.count("noticed: rank 1 is lost") == 2, output
+    assert "goes on" in output, output
+
+
 @pytest.mark.any_mpi
 def test_a_worker_that_is_killed_or_silent_ends_the_job(folder: Path) -> None:
     code, _ = lose(folder, "SIGKILL", 30)
