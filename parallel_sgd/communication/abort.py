@@ -32,7 +32,8 @@ __all__ = [
     "rank_label",
 ]
 
-#: Before it ends the job a rank waits so long, that others with the same error can print it too.
+#: Before it ends the job a rank waits so long: others with the same error can print it too, and
+#: mpiexec reads what was printed; MPICH's drops what is still on its way when a rank aborts.
 GRACE_S = 0.4
 
 #: How long a rank waits at most for the others to print an error that all of them share.

@@ -12,13 +12,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
 
+from .abort import GRACE_S
+
 #: The process of `ended_if_longer_than`: its stdin is closed when the wait is over.
 _GUARD = """
 import os, select, signal, sys, time
-pid, timeout_s, message = sys.argv[1:]
+pid, timeout_s, grace_s, message = sys.argv[1:]
 if not select.select([0], [], [], float(timeout_s))[0]:
     print(message, file=sys.stderr, flush=True)
-    time.sleep(0.4)  # for the others that wait too, to say so: the one that is missing does not
+    time.sleep(float(grace_s))  # for the others that wait too, to say so: the one that is missing does not
     os.kill(int(pid), signal.SIGKILL)
 """
 
@@ -70,6 +72,7 @@ class Watchdog:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be gone
             sys.stderr.write("\n".join(lines) + "\n")
             sys.stderr.flush()
+        time.sleep(GRACE_S)  # mpiexec drops what it has not read yet, here and from the others
         self._abort()
 
 
@@ -105,7 +108,8 @@ def ended_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[Non
     """
     message = _message(timeout_s, rank, name)
     guard = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), str(timeout_s), message],
+        [sys.executable, "-I", "-S", "-c", _GUARD]
+        + [str(os.getpid()), str(timeout_s), str(GRACE_S), message],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )
