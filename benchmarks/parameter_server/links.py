@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from parallel_sgd import Communicator
 from parallel_sgd.communication.watchdog import ended_if_longer_than
 
-from ..emulated_hosts import BURST, payload_rate
+from ..cluster import BURST, payload_rate
 from .bare import median_rates
 from .dense import bare, ours
 
@@ -43,13 +44,17 @@ def numbers(hosts: int) -> list[int]:
     return sorted({1, hosts - 1})
 
 
-def limit(workers: int, pushed: int, pulled: int, gbit: float) -> float:
-    """Updates a second that the links allow.
+def limit(workers: int, pushed: int, pulled: int, rate: float) -> float:
+    """Updates a second that links of so many bits a second allow.
 
     One worker's messages follow each other, and each finds links that have rested: `BURST` bytes of
     it go at once. Several workers keep the server's link busy in both directions.
+
+    Returns:
+        Infinity where the links are not the limit.
     """
     each = [pushed, pulled]
     if workers == 1:
-        return payload_rate(gbit) / sum(max(0, nbytes - BURST) for nbytes in each)
-    return payload_rate(gbit) / max(each)
+        beyond = sum(max(0, nbytes - BURST) for nbytes in each)
+        return payload_rate(rate) / beyond if beyond else math.inf
+    return payload_rate(rate) / max(each)

@@ -1,0 +1,45 @@
+"""Numbers with units, as command lines take them: 10gbit, 30us, 60M."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Mapping
+
+__all__ = ["UNLIMITED", "bits_per_s", "count", "seconds"]
+
+UNLIMITED = "unlimited"
+
+_NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*([a-z]*)", re.IGNORECASE)
+_RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9}
+
+
+def bits_per_s(text: str) -> float:
+    """The rate of a link, ``100mbit`` or ``2.5gbit``; infinity for ``unlimited``."""
+    if text.lower() == UNLIMITED:
+        return math.inf
+    return _read(text, _RATES, f"a rate such as 100mbit or 1gbit, or {UNLIMITED}")
+
+
+def seconds(text: str) -> float:
+    """A time, ``30us``, ``1.5ms`` or ``0.2`` (seconds)."""
+    return _read(text, _TIMES, "a time such as 30us, 1.5ms or 0.2s")
+
+
+def count(text: str) -> int:
+    """A whole number, ``60M`` or ``1024``."""
+    found = _read(text, _COUNTS, "a number such as 60M, 250k or 1024")
+    if found != int(found):
+        raise argparse.ArgumentTypeError(f"must be a whole number: {text!r}")
+    return int(found)
+
+
+def _read(text: str, units: Mapping[str, float], what: str) -> float:
+    found = _NUMBER.fullmatch(text.strip())
+    factor = units.get(found.group(2).lower()) if found else None
+    if found is None or factor is None or not float(found.group(1)) > 0:
+        raise argparse.ArgumentTypeError(f"must be {what}: {text!r}")
+    return float(found.group(1)) * factor

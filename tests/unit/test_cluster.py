@@ -1,0 +1,321 @@
+"""The emulated cluster: what is called to make it, what is left alone, what is refused. No root."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+import signal
+import subprocess
+from contextlib import nullcontext
+
+import pytest
+
+from benchmarks import cluster, on_ranks, parameter_server
+from benchmarks.cluster import EmulatedHosts, __main__, hostfile, links, namespaces
+from benchmarks.cluster import hosts as hosts_module
+from benchmarks.cluster.mpi import AGENT, wiring
+from benchmarks.parameter_server import links as server_links
+from parallel_sgd import UserError
+from parallel_sgd.command_line.hostfiles import MPICH, OPEN_MPI, read_hostfile
+from parallel_sgd.command_line.launcher import THREAD_VARIABLES, parse
+
+MPIS = {OPEN_MPI: {"vendor": OPEN_MPI, "version": "5.0.11"}}
+MPIS[MPICH] = {"vendor": MPICH, "version": "5.0.2"}
+GONE = 2**22 + 1  #: no process has this number: Linux counts to 2**22
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """Commands, of a root with all programs and Open MPI, that are noted and not run."""
+    called, running = [], {}
+
+    def run(command, **options):
+        called.append(list(command))
+        said = ""
+        if "pids" in command and running.setdefault(command[-1], True):
+            said = "4242\n"
+        return subprocess.CompletedProcess(command, 0, said, "")
+
+    def kill(pid, number):
+        called.append(["kill", pid, number])
+        running.update(dict.fromkeys(running, False))
+
+    monkeypatch.setattr(namespaces.subprocess, "run", run)
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(namespaces.os, "kill", kill)
+    monkeypatch.setattr(namespaces.shutil, "which", lambda name, path="": f"/bin/{name}")
+    monkeypatch.setattr(hosts_module, "bound_mpi", lambda: MPIS[OPEN_MPI])
+    monkeypatch.setattr(namespaces.tempfile, "tempdir", str(tmp_path))
+    return called
+
+
+def example(folder, count=3, slots=1, mpi=OPEN_MPI):
+    switch, names = namespaces.names_of(7, count)
+    made = EmulatedHosts(names, switch, folder, wiring(MPIS[mpi], folder), slots)
+    (folder / "hosts").write_text(made.hostfile)
+    return made
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_names_say_who_has_made_the_hosts_and_are_names_of_hosts(tmp_path, mpi):
+    switch, names = namespaces.names_of(123, 3)
+    assert len({switch, *names}) == 4
+    assert all(name.startswith("psgd-hosts-123-") for name in (switch, *names))
+    made = example(tmp_path, slots=2, mpi=mpi)
+    read = read_hostfile(tmp_path / "hosts")
+    assert [(host.name, host.slots) for host in read.hosts] == [(name, 2) for name in made.names]
+    assert read.mpiexec_options(mpi)[0] in ("--hostfile", "-f")  # in its own dialect
+
+
+def test_both_ends_of_every_link_are_limited_and_everything_is_in_namespaces():
+    made = links.commands("s", ["a", "b"], 2.5e9)
+    limited = [words[2] + " " + words[6] for words in made if words[0] == "tc"]
+    assert limited == ["s port1", "a eth0", "s port2", "b eth0"]
+    assert all("rate 2500000kbit" in " ".join(words) for words in made if words[0] == "tc")
+    assert all({"s", "a", "b"} & set(words) for words in made)
+    addresses = [words[5] for words in made if "addr" in words]
+    assert len(set(addresses)) == 3
+    assert not [words for words in links.commands("s", ["a"], math.inf) if words[0] == "tc"]
+
+
+def test_only_what_a_process_that_is_gone_has_made_is_left_over():
+    listed = (
+        "psgd-hosts-11-switch (id: 0)\npsgd-hosts-11-0 (id: 1)\npsgd-hosts-12-0\n"
+        "own\nmy-psgd-hosts-11-0\npsgd-other-11-0\npsgd-hosts-9x-0\n"
+    )
+    found = namespaces.leftovers(listed.splitlines(), {12, 1})
+    assert found == ["psgd-hosts-11-switch", "psgd-hosts-11-0"]
+
+
+def test_leftovers_are_removed_with_their_hostfile_and_named(calls, tmp_path, capsys):
+    left = tmp_path / f"psgd-hosts-{GONE}-abc"
+    own = tmp_path / f"psgd-hosts-{os.getpid()}-abc"
+    files = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    for folder, path in zip((left, own, tmp_path / f"psgd-hosts-{GONE}-x"), files, strict=True):
+        folder.mkdir()
+        (folder / "written").write_text(str(path))
+        path.write_text(f"{hostfile.MARK} {GONE}\nhost\n")
+    files[2].write_text("node1\n")  # the user has put another in its place
+    assert __main__.main(["--remove"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert sorted(said) == sorted(
+        f"removed {path}" for path in (files[0], left, tmp_path / f"psgd-hosts-{GONE}-x")
+    )
+    assert sorted(tmp_path.iterdir()) == sorted([*files[1:], own])
+    assert __main__.main(["--remove"]) == 0
+    assert capsys.readouterr().out == "nothing was left behind\n"
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])
+def test_hosts_and_what_runs_in_them_are_removed_whatever_happens(calls, tmp_path, error):
+    with nullcontext() if error is None else pytest.raises(error):  # noqa: SIM117
+        with cluster.emulated_hosts(2, 1e9) as hosts:
+            assert (hosts.folder / "hosts").read_text() == "".join(
+                f"{name} slots=1\n" for name in hosts.names
+            )
+            assert (hosts.folder / "agent").stat().st_mode & 0o111
+            made = [words[3] for words in calls if words[:3] == ["ip", "netns", "add"]]
+            assert made == [hosts.switch, *hosts.names]
+            calls.clear()
+            if error:
+                raise error
+    removed = [words[3] for words in calls if words[:3] == ["ip", "netns", "del"]]
+    assert removed == made
+    assert ["kill", 4242, signal.SIGKILL] in calls
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_hosts_that_cannot_be_finished_are_removed_too(calls, monkeypatch):
+    noted = namespaces.subprocess.run
+
+    def run(command, **options):
+        done = noted(command, **options)
+        if command[0] == "tc":
+            done.returncode, done.stderr = 2, "Error: Specified qdisc kind is unknown.\n"
+        return done
+
+    monkeypatch.setattr(namespaces.subprocess, "run", run)
+    with (
+        pytest.raises(UserError, match=r"cannot be made here: tc .*qdisc kind is unknown"),
+        cluster.emulated_hosts(2, 1e9),
+    ):
+        raise AssertionError
+    assert sum(words[:3] == ["ip", "netns", "del"] for words in calls) == 3
+
+
+def test_sigterm_ends_the_body_in_order(calls, tmp_path):
+    with pytest.raises(SystemExit) as caught, cluster.emulated_hosts(1, math.inf):
+        signal.raise_signal(signal.SIGTERM)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert sum(words[:3] == ["ip", "netns", "del"] for words in calls) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_signal_waits_until_the_hosts_are_removed():
+    done = []
+
+    def removal():
+        with namespaces.undisturbed():
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        removal()
+    assert done
+
+
+def refused(count=2, rate=1e9, slots=1):
+    with pytest.raises(UserError) as caught, cluster.emulated_hosts(count, rate, slots):
+        raise AssertionError
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_missing_is_said_in_one_line_before_anything_is_made(calls, monkeypatch):
+    assert "hosts=0" in refused(count=0)
+    assert "slots=0" in refused(slots=0)
+    assert "rate=nan" in refused(rate=math.nan)
+    assert "rate=1000 bit/s" in refused(rate=1e3)
+    assert not calls
+    for vendor, version in ((OPEN_MPI, "4.1.6"), ("Intel MPI", "2021.11")):
+        found = {"vendor": vendor, "version": version}
+        monkeypatch.setattr(hosts_module, "bound_mpi", lambda found=found: found)
+        said = f"need Open MPI 5 or MPICH, and mpi4py is bound to {vendor} {version}"
+        assert said in refused()
+    assert not [words for words in calls if "add" in words]
+    calls.clear()
+    monkeypatch.setattr(namespaces.shutil, "which", lambda name: None if name == "tc" else name)
+    assert "need tc in PATH (Debian: iproute2" in refused()
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    assert "need root" in refused()
+    assert not calls
+
+
+def test_a_hostfile_of_others_is_left_alone(tmp_path):
+    path, folder = tmp_path / "hosts", tmp_path / "folder"
+    folder.mkdir()
+    with hostfile.written(path, "host slots=1\n", folder):
+        assert path.read_text().endswith("\nhost slots=1\n")
+        with pytest.raises(UserError, match=f"belongs to hosts that process {os.getpid()} has"):
+            hostfile.require_free(path)
+        path.write_text("node1\n")
+    assert path.read_text() == "node1\n"
+    with pytest.raises(UserError, match="give another name"):
+        hostfile.require_free(path)
+    path.write_text(f"{hostfile.MARK} {GONE}\nhost\n")  # its record is gone with the folder
+    with hostfile.written(path, "host slots=1\n", folder):
+        pass
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("mpi", MPIS)
+def test_ranks_are_started_by_our_launcher_one_on_each_slot(monkeypatch, tmp_path, mpi):
+    started = {}
+
+    def run(command, env, timeout, check):
+        started.update(command=command, env=env)
+        return subprocess.CompletedProcess(command, 3)
+
+    monkeypatch.setattr(on_ranks.subprocess, "run", run)
+    made = example(tmp_path, slots=2, mpi=mpi)
+    with pytest.raises(UserError, match=r"6 ranks of benchmarks\.x ended with exit code 3"):
+        made.run("x", {"a": 1})
+    command = started["command"]
+    assert command[:4] == ["ip", "netns", "exec", made.switch]
+    assert made.environment.items() <= started["env"].items()
+    request = parse(command[command.index("run") + 1 :])
+    assert request.ranks == 6 and request.command[:3] == ("-m", "benchmarks.on_ranks", "x")
+    assert request.hostfile is not None
+    assert request.hostfile.most_ranks_on_a_host(6) == 2
+    options = shlex.join(request.mpiexec_options)
+    if mpi == OPEN_MPI:
+        assert f"--prtemca plm_ssh_agent {tmp_path / 'agent'}" in options
+        assert "--mca btl tcp,sm,self --mca btl_tcp_if_include eth0" in options
+    else:
+        assert f"-launcher ssh -launcher-exec {tmp_path / 'agent'} -iface br0" in options
+        assert "-genv FI_PROVIDER tcp" in options
+
+
+def test_the_environment_makes_a_plain_mpiexec_work(monkeypatch, tmp_path):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
+    monkeypatch.setattr(hosts_module, "usable_cores", lambda: 13)
+    found = example(tmp_path, 3, 2).environment
+    assert found["PRTE_MCA_plm_ssh_agent"] == str(tmp_path / "agent")
+    assert found["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
+    assert found["OMPI_MCA_btl"] == "tcp,sm,self" and found["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+    assert found["OMP_NUM_THREADS"] == "7" and found["NUMBA_NUM_THREADS"] == "2"
+    found = example(tmp_path, mpi=MPICH).environment
+    assert found["HYDRA_LAUNCHER_EXEC"] == str(tmp_path / "agent")
+    assert found["FI_PROVIDER"] == "tcp" and set(THREAD_VARIABLES) < set(found)
+
+
+def test_a_host_by_its_number(calls, tmp_path):
+    made = example(tmp_path)
+    assert made.addresses == ("10.77.0.2", "10.77.0.3", "10.77.0.4")
+    assert made.on(2)[:4] == ["ip", "netns", "exec", made.names[2]]
+    made.cut(0)
+    made.mend(2)
+    assert [words[5:] for words in calls] == [["port1", "down"], ["port3", "up"]]
+    for does in (made.on, made.cut, made.mend):
+        with pytest.raises(IndexError):
+            does(3)
+
+
+def test_the_agent_is_called_as_ssh_is(tmp_path):
+    agent = tmp_path / "agent"
+    agent.write_text(AGENT.replace("exec ip", "printf '%s\\n'"))
+    for options in ([], ["-x", "-q"]):
+        called = ["sh", str(agent), *options, "host", "PATH=/x", ";", "run", '"two words"']
+        said = subprocess.check_output(called, text=True).splitlines()
+        assert said[:3] == ["netns", "exec", "host"]
+        assert said[-4:] == ["host", "sh", "-c", 'PATH=/x ; run "two words"']
+
+
+def test_the_limit_of_the_links():
+    assert cluster.payload_rate(1e9) == pytest.approx(119.55e6, rel=1e-4)
+    pulled = 4 << 20
+    one = server_links.limit(1, pulled, pulled, 1e9)
+    more = server_links.limit(3, pulled, pulled, 1e9)
+    assert one == pytest.approx(119.55e6 / (2 * (pulled - cluster.BURST)), rel=1e-4)
+    assert more == pytest.approx(119.55e6 / pulled, rel=1e-4)  # both directions at once
+    assert server_links.limit(1, 1000, pulled, 1e9) == pytest.approx(2 * one)
+    assert server_links.limit(1, 1000, 1000, 1e9) == math.inf
+    assert server_links.limit(3, pulled, pulled, math.inf) == math.inf
+    assert server_links.numbers(4) == [1, 3] and server_links.numbers(2) == [1]
+
+
+def test_the_report_on_links(monkeypatch):
+    updates = {f"learner, {n}, {bits}": 9.0 for n in (1, 3) for bits in (32, 1)}
+    updates |= {name.replace("learner", "bare"): 10.0 for name in updates}
+    found = {"updates": updates, "where": {"1": {"wire": 0.07}, "3": {"wire": 0.1}}}
+    asked = []
+
+    class Hosts:
+        def __init__(self, count, rate):
+            asked.append((count, rate))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def run(self, module, options):
+            asked.append((module, options["values"]))
+            return found
+
+    monkeypatch.setattr(parameter_server, "emulated_hosts", Hosts)
+    parser = argparse.ArgumentParser()
+    parameter_server.add_arguments(parser)
+    report = parameter_server.main(parser.parse_args(["--rate", "1gbit"]))
+    assert asked == [(4, 1e9), ("parameter_server.links", 1 << 20)]
+    ratios = {row.name: row.ratio for row in report.rows}
+    assert len(ratios) == len(report.rows)
+    assert ratios["learner.step, 32 bit, 3 workers"] == pytest.approx(0.9)
+    assert ratios["learner.step, 1 bit, 1 worker"] == pytest.approx(0.9)
+    with pytest.raises(UserError, match="hosts=1 must be at least 2"):
+        parameter_server.main(parser.parse_args(["--rate", "1gbit", "--hosts", "1"]))
