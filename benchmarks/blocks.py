@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from parallel_sgd import BlockMomentumSGD, Communicator, Learner, MomentumSGD, Parameters
-from parallel_sgd.exchange import FullPrecisionExchange, TwoStageExchange
+from parallel_sgd.exchange import Exchange
 
 from .on_ranks import on_ranks
 from .report import Report, positive
@@ -137,10 +137,10 @@ def _exchange_alone(
 ) -> float:
     vector = gradient.copy()
     if bits == 32:
-        full = FullPrecisionExchange(parameters, comm)
+        full = Exchange(parameters, comm)
         return _median(comm, lambda: full.sum(vector), rounds)
     codec = BlockMomentumSGD().codec(bits)
-    two_stage = TwoStageExchange(codec, parameters, comm)
+    two_stage = Exchange(parameters, comm, codec)
     residuals = two_stage.residuals(parameters)
     return _median(comm, lambda: two_stage.sum(vector, residuals), rounds)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from parallel_sgd import Communicator, Parameters, UserError
 from parallel_sgd.compression import codec_for
-from parallel_sgd.exchange import FullPrecisionExchange, TwoStageExchange
+from parallel_sgd.exchange import Exchange
 
 CHECKED = 100_003  #: values whose sum is compared with the same exchange in NumPy
 STEPS = 3
@@ -24,9 +24,9 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, float]:
     parameters = Parameters({"W": cupy.zeros(values, np.float32)})
     random = np.random.default_rng(comm.rank)
     vector = cupy.asarray(random.standard_normal(values, np.float32))
-    compressed = TwoStageExchange(codec_for(1), parameters, comm)
+    compressed = Exchange(parameters, comm, codec_for(1))
     residuals = compressed.residuals(parameters)
-    full = FullPrecisionExchange(parameters, comm)
+    full = Exchange(parameters, comm)
     seconds: dict[str, list[float]] = {"1": [], "32": []}
     for i in range(rounds + 1):
         for bits, exchange in (("1", compressed), ("32", full)):
@@ -48,7 +48,7 @@ def _compare(comm: Communicator, cupy: Any) -> None:
     device = Parameters({name: cupy.asarray(host[name]) for name in host})
     random = np.random.default_rng(comm.rank)
     for bits in (1, 2, 4, 8, 16):
-        exchanges = [TwoStageExchange(codec_for(bits), p, comm) for p in (host, device)]
+        exchanges = [Exchange(p, comm, codec_for(bits)) for p in (host, device)]
         residuals = [e.residuals(p) for e, p in zip(exchanges, (host, device), strict=True)]
         for _ in range(STEPS):
             given = random.standard_normal(CHECKED).astype(np.float32)

@@ -14,7 +14,7 @@ from typing import Any
 
 import parallel_sgd as psgd
 from parallel_sgd.algorithms import problem_with
-from parallel_sgd.exchange import FullPrecisionExchange
+from parallel_sgd.exchange import Exchange
 from parallel_sgd.optimizers import LocalStep
 from parallel_sgd.state import across, workspace
 from parallel_sgd.testing import check_algorithm
@@ -32,7 +32,7 @@ class EASGDState:
 
     center: Any = across("same")
     steps: int = across("same", default=0)
-    exchange: FullPrecisionExchange = workspace()
+    exchange: Exchange = workspace()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class EASGD(psgd.Algorithm[EASGDState]):
     def init(self, parameters: psgd.Parameters, comm: psgd.Communicator) -> EASGDState:
         center = parameters.like().flat
         center[...] = parameters.flat
-        return EASGDState(center=center, exchange=FullPrecisionExchange(parameters, comm))
+        return EASGDState(center=center, exchange=Exchange(parameters, comm))
 
     def step(
         self,

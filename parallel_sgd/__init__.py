@@ -32,7 +32,8 @@ from .errors import UserError
 from .optimizers import SGD, Adagrad, Adam, MomentumSGD, NesterovSGD, Optimizer
 from .parameter_server import Embedding
 from .parameters import Parameters
-from .training import Checkpoints, Learner, load_checkpoint
+from .trace import Trace
+from .training import Checkpoints, Learner, load_checkpoint, traced
 from .version import __version__
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "Optimizer",
     "Parameters",
     "SlowMo",
+    "Trace",
     "UserError",
     "__version__",
     "data",
@@ -62,6 +64,7 @@ __all__ = [
     "models",
     "schedules",
     "simulate",
+    "traced",
 ]
 
 install_excepthook_if_launched()  # a rank that fails before Communicator.world() ends the job

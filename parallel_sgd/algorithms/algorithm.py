@@ -72,6 +72,20 @@ class Algorithm(ABC, Generic[StateT]):
         Every rank calls it for every minibatch.
         """
 
+    def ready(
+        self,
+        state: StateT,
+        parameters: Parameters,
+        gradient: Parameters,
+        name: str,
+        local_step: LocalStep,
+    ) -> None:
+        """A parameter's gradient is complete on this rank, while others are still being computed.
+
+        For algorithms that can make use of it before `step`. What `gradient` holds of it belongs to
+        the algorithm from here on. Local.
+        """
+
     @property
     def apart(self) -> bool:
         """Whether ranks go through the data each at its own pace, and meet at the end only."""

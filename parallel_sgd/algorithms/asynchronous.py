@@ -149,7 +149,8 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
             gathered = self._gather(state, gradient.flat)
         if ends:
             factor = self.ramp_factor(state.minibatches)
-            self._exchange(state, parameters.flat, gathered, factor, comm)
+            with comm.trace.span("exchange"):
+                self._exchange(state, parameters.flat, gathered, factor, comm)
         state.minibatches += samples > 0
         return total
 
@@ -265,7 +266,8 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
     def wait(self, state: DataParallelASGDState) -> None:
         sending, state.sending = state.sending, None
         if sending is not None:
-            sending.result()
+            with state.connection.group.own.trace.span("wait"):
+                sending.result()
 
     def meet(self, state: DataParallelASGDState, comm: Communicator) -> None:
         if not self.serves(state):

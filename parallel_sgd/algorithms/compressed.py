@@ -6,7 +6,7 @@ import math
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ..compression import GRADIENT_BITS, Codec, HalfPrecision, OneBit, codec_for
 from ..kernels import body
@@ -15,6 +15,8 @@ from .algorithm import Algorithm, Array
 
 LARGEST = 1e30
 """With few bits. Beyond it the sums of a block could overflow: taken for divergence."""
+
+AUTO = "auto"  #: what is measured before training, or follows from the hosts
 
 StateT = TypeVar("StateT")
 
@@ -34,7 +36,9 @@ class CompressedAlgorithm(Algorithm[StateT], ABC):
             bits do not converge: only to see what it is for.
     """
 
-    gradient_bits: int | Mapping[int, int] = 32
+    takes_auto_bits: ClassVar[bool] = False
+
+    gradient_bits: int | str | Mapping[int, int] = 32
     block_size: int = 1024
     threshold: str = "zero"
     half_format: str = "float16"
@@ -48,6 +52,8 @@ class CompressedAlgorithm(Algorithm[StateT], ABC):
             self,
             gradient_bits=points("gradient_bits", bits, _bits)
             if isinstance(bits, Mapping)
+            else bits
+            if self.takes_auto_bits and bits == AUTO
             else _bits("gradient_bits", bits),
             block_size=one_bit.block_size,
             threshold=one_bit.threshold,

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, cast
 
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, UserError
-from ..exchange import FullPrecisionExchange
+from ..exchange import Exchange
 from ..kernels import array_module, finish_on_device, on_device
 from ..optimizers import LocalStep
 from ..parameters import Parameters
@@ -49,7 +49,6 @@ class LocalUpdateState(SynchronousState):
         warm: whether the warm start goes on, in which all ranks train the same model.
         averaging: for inner states that are averaged.
         sending: the exchange under way, in the background.
-        apart: the ranks, for what runs in the background.
     """
 
     start: Array = across("same")
@@ -62,9 +61,8 @@ class LocalUpdateState(SynchronousState):
     lr: float = across("same", default=0.0)
     sent_lr: float = across("same", default=0.0)
     warm: bool = across("same", default=False)
-    averaging: FullPrecisionExchange | None = workspace()
+    averaging: Exchange | None = workspace()
     sending: InBackground[None] | None = workspace(default=None)
-    apart: Communicator = workspace()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,17 +166,14 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
 
     def init(self, parameters: Parameters, comm: Communicator) -> LocalUpdateState:
         apart = comm.duplicate() if self.overlap_samples else comm
-        residuals, exchanges = self.first_exchange(parameters, apart)
         averages = self.inner_policy == "average"
         return LocalUpdateState(
-            residuals=residuals,
-            exchanges=exchanges,
+            **self.first_exchange(parameters, apart),
             start=_copy(parameters),
             momentum=parameters.like().flat if self.has_momentum else None,
             sent=parameters.like().flat if self.overlap_samples else None,
-            averaging=FullPrecisionExchange(parameters, comm) if averages else None,
+            averaging=Exchange(parameters, comm) if averages else None,
             warm=self.distributed_after > 0,
-            apart=apart,
         )
 
     def step(
@@ -203,7 +198,8 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
             return 0
         self.check_minibatch(total, comm.size)
         state.lr = local_step.lr
-        local_step(gradient.flat, samples, total)
+        with comm.trace.span("update"):
+            local_step(gradient.flat, samples, total)
         state.own_samples += samples
         state.block_samples += total
         state.block_steps += 1
@@ -276,7 +272,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
             if not overlap:
                 x[...] = state.start  # a model again
             raise
-        exchange = self.exchange_after(state, clock, parameters, state.apart)
+        exchange = self.exchange_after(state, clock, parameters)
         samples = state.block_samples
         state.block_samples = state.own_samples = state.block_steps = 0
 
@@ -304,7 +300,8 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         """With overlap: take the outer step of the block under way, and mix Φ into the model."""
         x = parameters.flat
         self.meet(state, comm)  # a rank may have failed in place of this step
-        self.wait(state)
+        with comm.trace.span("wait"):
+            self.wait(state)
         self._close(state, state.sent, state.sent_samples, state.sent_lr, local_step, comm)
         state.sent_samples = 0
         x -= state.start
@@ -318,7 +315,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
             SharedError: on all ranks, where a model is not finite, or a rank has failed.
         """
         array_module(x).subtract(state.start, x, out=x)
-        problem = problem_with(x, self.bits_after(clock), "model's change over the block")
+        problem = problem_with(x, self.fewest_bits(state, clock), "model's change over the block")
         samples = comm.agree(problem, state.own_samples)
         if samples != state.block_samples:
             counts = comm.allgather_object(state.own_samples)

@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SharedError, UserError
+from ..trace import NO_TRACE, Trace
 from ..validation import number
 from .endpoint import Endpoint
 from .launched import launched_size, launcher_name
+from .messages import Messages
 
 Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
 Counts = Sequence[int]
@@ -32,6 +34,8 @@ class Communicator(ABC):
     Attributes:
         rank: this process's (or thread's) number, 0 to ``size - 1``.
         size: how many ranks train together.
+        trace: where this rank says what its time goes into; duplicates and parts made later share
+            it. Nothing is kept unless it is set to a `Trace`.
 
     Every method here is collective unless it says local. No wait is endless: after the
     communicator's `timeout_s` the waiting rank says for what it waited and ends the job.
@@ -39,6 +43,7 @@ class Communicator(ABC):
 
     rank: int
     size: int
+    trace: Trace = NO_TRACE
     called: Sequence[int] = range(2**31)  #: what errors call the ranks: where they are of a world
     _hosts: list[str] | None = None
 
@@ -140,6 +145,13 @@ class Communicator(ABC):
         Local. Make it on a communicator of its own (`duplicate`), in which nobody else has one.
         """
 
+    @abstractmethod
+    def messages(self) -> Messages:
+        """For messages to and from any of the ranks, beside the collectives.
+
+        Local. Two that are in use at the same time need a communicator each (`duplicate`).
+        """
+
     @property
     @abstractmethod
     def timeout_s(self) -> float:
@@ -203,7 +215,8 @@ class Communicator(ABC):
         Cost: one sum of three integers.
         """
         own = np.array([samples, samples**2, problem is not None], np.int64)
-        total, squares, problems = self.sum_integers(own).tolist()
+        with self.trace.span("wait"):
+            total, squares, problems = self.sum_integers(own).tolist()
         if problems:
             self.raise_together(problem)
         if alike and self.size * squares != total**2:  # equal only where all have the same number

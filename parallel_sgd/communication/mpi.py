@@ -23,6 +23,7 @@ from .launched import (
     launcher_starts,
     world_mismatch,
 )
+from .messages import Messages
 from .watchdog import Watchdog, ended_if_longer_than
 
 mpi4py.rc.initialize = False  # `mpi_world` looks first whether launcher and library fit
@@ -111,18 +112,27 @@ class MpiCommunicator(Communicator):
             f"while training goes on; this {MPI.get_vendor()[0]} gives level {level}"
         )
         with self._watched("Communicator.duplicate()"):
-            own = self._comm.Dup()
-        return MpiCommunicator(own, self._watched, cuda_aware=self._cuda_aware)
+            return self._of(self._comm.Dup())
 
     def split(self, group: int) -> MpiCommunicator:
         with self._watched("Communicator.split()"):
-            own = cast(MPI.Intracomm, self._comm.Split(group, self.rank))
-        return MpiCommunicator(own, self._watched, cuda_aware=self._cuda_aware)
+            return self._of(cast(MPI.Intracomm, self._comm.Split(group, self.rank)))
+
+    def _of(self, comm: MPI.Intracomm) -> MpiCommunicator:
+        """All or some of these ranks, with what else this communicator knows."""
+        made = MpiCommunicator(comm, self._watched, cuda_aware=self._cuda_aware)
+        made.trace = self.trace
+        return made
 
     def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
         from .mpi_endpoint import MpiEndpoint
 
         return MpiEndpoint(self._comm, peers, serving, self._watched)
+
+    def messages(self) -> Messages:
+        from .mpi_messages import MpiMessages
+
+        return MpiMessages(self._comm, self._watched)
 
     @property
     def timeout_s(self) -> float:

@@ -11,6 +11,8 @@ from typing import Any
 
 from .endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, tags_of
 
+Key = tuple[int, int, int]  #: sender, receiver, tag
+
 
 class RankFailed(RuntimeError):
     """Another rank of this world of threads has ended with an error, or did not come in time."""
@@ -22,14 +24,14 @@ class Mail:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.aborted = False
-        self._queues: defaultdict[tuple[int, int, int], deque[Any]] = defaultdict(deque)
+        self._queues: defaultdict[Key, deque[Any]] = defaultdict(deque)
 
-    def put(self, key: tuple[int, int, int], array: Bytes | Header) -> None:
+    def put(self, key: Key, array: Bytes | Header) -> None:
         with self.changed:
             self._queues[key].append(array.copy())
             self.changed.notify_all()
 
-    def take(self, key: tuple[int, int, int]) -> Any:
+    def take(self, key: Key) -> Any:
         """The oldest of them, if there is any."""
         with self.changed:
             if self.aborted:
@@ -37,7 +39,7 @@ class Mail:
             queue = self._queues[key]
             return queue.popleft() if queue else None
 
-    def length_of_next(self, key: tuple[int, int, int]) -> int:
+    def length_of_next(self, key: Key) -> int:
         """Of the oldest of them; 0 where there is none."""
         with self.changed:
             queue = self._queues[key]
@@ -120,7 +122,7 @@ class _Sent:
 
 
 class _Received:
-    def __init__(self, mail: Mail, key: tuple[int, int, int], body: Bytes) -> None:
+    def __init__(self, mail: Mail, key: Key, body: Bytes) -> None:
         self._mail, self._key, self._body = mail, key, body
         self._ended = False
 

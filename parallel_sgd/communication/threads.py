@@ -14,7 +14,9 @@ import numpy.typing as npt
 from ..validation import integer
 from .communicator import TIMEOUT_S, Array, Communicator, Counts, checked_timeout
 from .endpoint import Endpoint
+from .messages import Messages
 from .thread_endpoint import Mail, RankFailed, ThreadEndpoint
+from .thread_messages import ThreadMessages
 
 Result = TypeVar("Result")
 
@@ -105,10 +107,15 @@ class ThreadCommunicator(Communicator):
     def _part(self, group: int, size: int, rank: int) -> Communicator:
         world = self._world.part(self._partings, group, size)
         self._partings += 1
-        return world.communicator(rank)
+        made = world.communicator(rank)
+        made.trace = self.trace
+        return made
 
     def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
         return ThreadEndpoint(self._world.mail, self.rank, peers, serving, self.timeout_s)
+
+    def messages(self) -> Messages:
+        return ThreadMessages(self._world.mail, self.rank, self.timeout_s)
 
     @property
     def timeout_s(self) -> float:

@@ -20,7 +20,7 @@ import os, select, signal, sys, time
 pid, timeout_s, grace_s, message = sys.argv[1:]
 if not select.select([0], [], [], float(timeout_s))[0]:
     print(message, file=sys.stderr, flush=True)
-    time.sleep(float(grace_s))  # for the others that wait too, to say so: the one that is missing does not
+    time.sleep(float(grace_s))  # for the others that wait too, to say so
     os.kill(int(pid), signal.SIGKILL)
 """
 
@@ -106,10 +106,9 @@ def ended_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[Non
 
     Local. Cost: starting one bare interpreter, some 10 ms in the background.
     """
-    message = _message(timeout_s, rank, name)
+    facts = map(str, (os.getpid(), timeout_s, GRACE_S, _message(timeout_s, rank, name)))
     guard = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _GUARD]
-        + [str(os.getpid()), str(timeout_s), str(GRACE_S), message],
+        [sys.executable, "-I", "-S", "-c", _GUARD, *facts],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )

@@ -1,7 +1,22 @@
 """Sums over all ranks: in full precision, or compressed in two stages with error feedback."""
 
-from .exchange import Exchange, Residuals
-from .full_precision import FullPrecisionExchange
-from .two_stage import TwoStageExchange, require_float32
+from .exchange import TRANSPORTS, Exchange, require_float32
+from .pieces import Bucket, cut_buckets
+from .residuals import Residuals
+from .routes import Routes, routes_for
+from .ways import Measured, Way, choose_bits, choose_way
 
-__all__ = ["Exchange", "FullPrecisionExchange", "Residuals", "TwoStageExchange", "require_float32"]
+__all__ = [
+    "TRANSPORTS",
+    "Bucket",
+    "Exchange",
+    "Measured",
+    "Residuals",
+    "Routes",
+    "Way",
+    "choose_bits",
+    "choose_way",
+    "cut_buckets",
+    "require_float32",
+    "routes_for",
+]

@@ -1,38 +1,166 @@
-"""What an algorithm knows of an exchange."""
+"""Sums of all ranks' vectors, the same bits on all: by buckets, with a codec for each.
+
+Every rank owns a stripe of each bucket, adds up what all ranks have of it, in rank order, and sends
+the sum to all: a run repeats bit for bit at a given number of ranks, on any MPI, whatever way the
+messages take. (The order of an all-reduce is the MPI library's affair.)
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from ..state import across
+import numpy as np
+
+from ..communication import Communicator
+from ..compression import Codec, FullPrecision
+from ..errors import UserError
+from ..kernels import empty_like
+from ..parameters import Parameters
+from .collective import Collectives
+from .pieces import Bucket, blocks_of
+from .pipeline import Pipeline
+from .residuals import Residuals
+from .routes import Routes
+from .stages import CompressedStages, PlainStages, Stages
 
 Array = Any  #: a NumPy or CuPy array
 
+TRANSPORTS = ("collective", "pipelined")
 
-@dataclass
-class Residuals:
-    """What the messages of one rank have lost so far: training state, kept in checkpoints.
+NAP_S = 5e-5  #: between two looks at whether values are ready
+
+_UNCODED = FullPrecision(block_size=256)  #: cuts the vector where there is no codec
+
+
+class Exchange:
+    """Sums vectors of one layout over all ranks.
+
+    Args:
+        parameters: their layout.
+        comm: the ranks.
+        codecs: how the values of each bucket travel, or of all; None sends them as they are, and
+            nothing is lost.
+        buckets: of the vector, in the order in which their values will be ready; one if not given.
+        transport: "collective" calls the MPI library's all-to-all and all-gather, one bucket after
+            the other; "pipelined" sends pieces, so that kernels and wire overlap. The sums have the
+            same bits.
+        routes: which ranks add up among themselves before they send, in full precision; not with
+            "collective". Every rank by itself if not given.
+        error_feedback: False forgets what is lost: the residuals are zero after every sum.
+    Raises:
+        UserError: a lossy codec for parameters that are not float32.
 
     Attributes:
-        own: float32 [n], from this rank's messages to the owners of stripes.
-        total: float32 [this rank's stripe], from its messages as an owner.
+        bytes_sent: by this rank to others, over all exchanges so far.
+        send_stray_residuals: whether the next sum also sends what the first residual holds of
+            values that another rank of the host gathers: after it has come from a checkpoint of
+            other ranks or routes.
+
+    Creation is local. Memory for n values of b bits on K ranks: buffers of about 2n·b/8 bytes (at
+    32 bits without a codec of 4n, and n more values with `routes`) beside the residuals of
+    4n + 4n/K. A sum sends 2·(K-1)/K·n·b/8 bytes (and the levels) per rank; it takes an encode of n
+    values, K decodes of n/K, an encode of n/K, and a decode of n.
     """
 
-    own: Array = across("sum")
-    total: Array = across("stripe")
+    def __init__(
+        self,
+        parameters: Parameters,
+        comm: Communicator,
+        codecs: Codec | Sequence[Codec | None] | None = None,
+        *,
+        buckets: Sequence[Bucket] | None = None,
+        transport: str = "collective",
+        routes: Routes | None = None,
+        error_feedback: bool = True,
+    ) -> None:
+        assert transport in TRANSPORTS
+        like, routes = parameters.flat, routes or Routes.flat(comm.size)
+        assert transport == "pipelined" or not routes.hierarchical
+        buckets = buckets or [Bucket(parameters.names, slice(0, like.size))]
+        if codecs is None or isinstance(codecs, Codec):
+            codecs = [codecs] * len(buckets)
+        self.codecs, self.routes, self.error_feedback = tuple(codecs), routes, error_feedback
+        self.transport, self.comm = transport, comm
+        self._stages: list[Stages] = []
+        tag = 0
+        for number, (bucket, codec) in enumerate(zip(buckets, codecs, strict=True)):
+            if codec is not None:
+                require_float32(codec, parameters)
+            blocks = blocks_of((codec or _UNCODED).blocks(parameters), bucket)
+            place = (bucket, blocks, like, comm.rank, routes, tag)
+            self._stages.append(
+                PlainStages(number, *place)
+                if codec is None
+                else CompressedStages(number, *place, codec)
+            )
+            tag += len(self._stages[-1].pieces)
+        self._pipeline = Pipeline(self._stages, routes, comm) if transport == "pipelined" else None
+        self._collectives = [
+            Collectives(stages, like, comm) for stages in self._stages if self._pipeline is None
+        ]
+        self.send_stray_residuals = False
+        self._sent_before = 0
 
+    @property
+    def bytes_sent(self) -> int:
+        each = [self._pipeline] if self._pipeline else self._collectives
+        return self._sent_before + sum(one.bytes_sent for one in each)
 
-class Exchange(Protocol):
-    """Sums vectors of one layout over all ranks."""
+    @bytes_sent.setter
+    def bytes_sent(self, sent: int) -> None:
+        self._sent_before += sent - self.bytes_sent
 
-    bytes_sent: int
-    """By this rank to others, over all exchanges so far."""
+    def residuals(self, parameters: Parameters) -> Residuals:
+        """Zeros, with which training starts. Local."""
 
-    def sum(self, vector: Array, residuals: Residuals | None) -> None:
-        """Replace `vector` by its sum over all ranks, the same bits on all. Collective.
+        def zeros(size: int) -> Array:
+            vector = empty_like(parameters.flat, size)
+            vector.fill(0)
+            return vector
+
+        total = {
+            stages.name: zeros(stages.own.stop - stages.own.start)
+            for stages in self._stages
+            if isinstance(stages, CompressedStages)
+        }
+        return Residuals(zeros(parameters.flat.size), total)
+
+    def sum(
+        self,
+        vector: Array,
+        residuals: Residuals | None = None,
+        is_ready: Callable[[int], bool] | None = None,
+    ) -> None:
+        """Replace `vector` by (the decoded form of) its sum over all ranks.
 
         Args:
-            vector: [n], finite.
-            residuals: updated; None where the exchange loses nothing.
+            vector: [n] of the parameters' dtype, finite; on return the same bits on all ranks.
+            residuals: updated; None where nothing is lost.
+            is_ready: whether the values of a bucket, by its number, are there; asked for one after
+                the other, again and again. All are there if not given.
+
+        Collective.
         """
+        with self.comm.trace.span("exchange"):
+            if self._pipeline:
+                stray, self.send_stray_residuals = self.send_stray_residuals, False
+                self._pipeline.sum(vector, residuals, is_ready, stray=stray)
+            for number, bucket in enumerate(self._collectives):
+                while is_ready is not None and not is_ready(number):
+                    time.sleep(NAP_S)
+                bucket.sum(vector, residuals)
+            if residuals is not None and not self.error_feedback:
+                residuals.own.fill(0)
+                for total in residuals.total.values():
+                    total.fill(0)
+
+
+def require_float32(codec: Codec, parameters: Parameters) -> None:
+    """Refuse a lossy codec for parameters of another dtype. Local."""
+    if codec.bits < 32 and parameters.dtype != np.float32:
+        raise UserError(
+            f"gradient_bits={codec.bits} needs float32 parameters, but these are "
+            f"{parameters.dtype}; use 32 (full precision) for them"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from ..kernels import array_module
 from ..parameters import Parameters
 
 Array = Any  #: a NumPy or CuPy array
+Ready = Callable[[str], object]
 
 
 class Classifier(ABC):
@@ -30,13 +32,16 @@ class Classifier(ABC):
         """Return the logits [m, classes] of x [m, inputs], in memory that the next call reuses."""
 
     @abstractmethod
-    def _backward(self, x: Array, delta: Array, out: Parameters) -> None:
+    def _backward(self, x: Array, delta: Array, out: Parameters, ready: Ready) -> None:
         """Write the gradient of all parameters, given that of the logits [m, classes].
 
-        Follows `_forward` of the same x; may change `delta`.
+        Follows `_forward` of the same x; may change `delta`. Calls `ready` with the name of every
+        parameter as soon as its gradient is complete, last ones first.
         """
 
-    def gradient(self, x: Array, y: Array, out: Parameters) -> float:
+    def gradient(
+        self, x: Array, y: Array, out: Parameters, ready: Ready = lambda name: None
+    ) -> float:
         """Write the gradient of the loss, summed over a minibatch, and return the summed loss.
 
             loss = Σ_i log Σ_c exp(logits_ic) - logits_i,y_i        (in nats)
@@ -45,6 +50,8 @@ class Classifier(ABC):
             x: [m, inputs]; converted to the parameters' dtype.
             y: [m], integers from 0 to classes - 1.
             out: of the parameters' layout; every value is overwritten, with zeros where m is 0.
+            ready: called with the name of each parameter when its gradient is in `out`, last ones
+                first (not where m is 0): `Learner.ready`.
         Returns:
             The loss, 0.0 where m is 0. Non-finite values pass through, for the learner to judge.
         Raises:
@@ -62,7 +69,7 @@ class Classifier(ABC):
         x, y = self._moved(x, y)
         with np.errstate(over="ignore", invalid="ignore"):
             loss, delta = self._loss_and_delta(self._forward(x), y)
-            self._backward(x, delta, out)
+            self._backward(x, delta, out, ready)
         return loss
 
     def evaluate(self, x: Array, y: Array, batch: int = 1024) -> tuple[float, float]:

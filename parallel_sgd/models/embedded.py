@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
 from ..validation import choice, integer, shown
-from .classifier import Array, shape_of
+from .classifier import Array, Ready, shape_of
 from .mlp import MLP
 
 Ids = npt.NDArray[np.int64]
@@ -119,12 +119,19 @@ class EmbeddedMLP(MLP):
             )
         self._rows = table
 
-    def gradient(self, x: Array, y: Array, out: Parameters, coming: Array | None = None) -> float:
+    def gradient(
+        self,
+        x: Array,
+        y: Array,
+        out: Parameters,
+        ready: Ready = lambda name: None,
+        coming: Array | None = None,
+    ) -> float:
         """Write the gradient of the parameters, push that of the rows, and return the summed loss.
 
         Args:
             x: int64 [m, fields].
-            y, out: as for every `Classifier`.
+            y, out, ready: as for every `Classifier`.
             coming: x of the next minibatch, if there is one. Its rows travel while this minibatch
                 is computed, and so do not know this one's gradient yet: they are one older.
         Returns:
@@ -139,7 +146,7 @@ class EmbeddedMLP(MLP):
         if len(x) == 0:
             self._prefetch()
         try:
-            return super().gradient(x, y, out)
+            return super().gradient(x, y, out, ready)
         finally:
             self._coming = None
 
@@ -180,9 +187,9 @@ class EmbeddedMLP(MLP):
             self._combined = rows.reshape(len(x), self.sizes[0])
         return super()._forward(self._combined)
 
-    def _backward(self, x: Array, delta: Array, out: Parameters) -> None:
+    def _backward(self, x: Array, delta: Array, out: Parameters, ready: Ready) -> None:
         combined = self._combined
-        delta = self._backward_layers(combined, delta, out)
+        delta = self._backward_layers(combined, delta, out, ready)
         array_module(delta).matmul(delta, self.parameters["W1"].T, out=combined)
         gradient = combined.get() if hasattr(combined, "get") else combined
         gradient = gradient.astype(np.float32, copy=False)

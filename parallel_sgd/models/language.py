@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
 from ..validation import integer, shown
-from .classifier import Array
+from .classifier import Array, Ready
 from .mlp import MLP
 
 BYTES = 256
@@ -83,9 +83,9 @@ class ByteLanguageModel(MLP):
         look_up(self.parameters["E"], x.reshape(-1), rows.reshape(-1, self.width))
         return super()._forward(rows)
 
-    def _backward(self, x: Array, delta: Array, out: Parameters) -> None:
+    def _backward(self, x: Array, delta: Array, out: Parameters, ready: Ready) -> None:
         rows = self._rows[: len(x)]
-        delta = self._backward_layers(rows, delta, out)
+        delta = self._backward_layers(rows, delta, out, ready)
         xp = array_module(x)
         xp.matmul(delta, self.parameters["W1"].T, out=rows)  # from here on, the rows' gradient
         rows, x = rows.reshape(-1, self.width), x.reshape(-1)
@@ -95,6 +95,7 @@ class ByteLanguageModel(MLP):
             add_rows(rows, places, out["E"])
         else:
             multiply_rows(rows, x, out["E"])
+        ready("E")
 
     def _reserve_rows(self, samples: int) -> None:
         """Get memory for minibatches of so many samples."""

@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
 from ..validation import integer
-from .classifier import Array, Classifier
+from .classifier import Array, Classifier, Ready
 
 
 class MLP(Classifier):
@@ -81,16 +81,18 @@ class MLP(Classifier):
             a = z if layer == self.layers else xp.maximum(z, 0, out=z)
         return a
 
-    def _backward(self, x: Array, delta: Array, out: Parameters) -> None:
-        self._backward_layers(x, delta, out)
+    def _backward(self, x: Array, delta: Array, out: Parameters, ready: Ready) -> None:
+        self._backward_layers(x, delta, out, ready)
 
-    def _backward_layers(self, x: Array, delta: Array, out: Parameters) -> Array:
+    def _backward_layers(self, x: Array, delta: Array, out: Parameters, ready: Ready) -> Array:
         """Write the layers' gradient; return that of the first one's affine outputs."""
         xp = array_module(x)
         for layer in range(self.layers, 0, -1):
             a = x if layer == 1 else self._outputs[layer - 2][: len(x)]
-            xp.matmul(a.T, delta, out=out[f"W{layer}"])
             xp.sum(delta, axis=0, out=out[f"b{layer}"])
+            ready(f"b{layer}")
+            xp.matmul(a.T, delta, out=out[f"W{layer}"])
+            ready(f"W{layer}")
             if layer > 1:
                 before = self._deltas[layer - 2][: len(x)]
                 xp.matmul(delta, self.parameters[f"W{layer}"].T, out=before)

@@ -6,6 +6,7 @@ from .loading import LoadedCheckpoint, load_checkpoint
 from .progress import Progress
 from .run_folder import CHECKPOINTS, RunFolder, require_matplotlib
 from .session import Session
+from .trace_file import traced
 
 __all__ = [
     "CHECKPOINTS",
@@ -17,4 +18,5 @@ __all__ = [
     "Session",
     "load_checkpoint",
     "require_matplotlib",
+    "traced",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from ..optimizers import Optimizer
 from ..parameters import Parameters
 from ..validation import integer
 from ..version import __version__
+from .performance import SyncPerformance
 
 
 class Learner:
@@ -26,6 +28,8 @@ class Learner:
         optimizer: the local update rule.
         algorithm: how the ranks train together.
         comm: the ranks.
+        sync_perf_stats: after every so many exchanges of all ranks the first rank that trains
+            prints a line on their cost: see `SyncPerformance`. 0: never.
     Raises:
         UserError: on all ranks, if they disagree on layout, dtype, optimizer, algorithm, any
             option, or the library's version.
@@ -60,10 +64,14 @@ class Learner:
         optimizer: Optimizer,
         algorithm: Algorithm[Any],
         comm: Communicator,
+        *,
+        sync_perf_stats: int = 0,
     ) -> None:
+        every = integer("sync_perf_stats", sync_perf_stats, 0)
         comm.require_agreement(
             {
                 "parallel_sgd version": __version__,
+                "sync_perf_stats": every,
                 "number of parameters": parameters.flat.size,
                 "layout of the parameters": parameters.shapes,
                 "dtype of the parameters": str(parameters.dtype),
@@ -72,6 +80,9 @@ class Learner:
             }
         )
         self.parameters, self.algorithm = parameters, algorithm
+        self._performance: SyncPerformance | None = None
+        if every and comm.rank == algorithm.workers(comm)[0]:
+            comm.trace = self._performance = SyncPerformance(every, comm.trace)
         comm.broadcast(parameters.flat)
         self.gradient = parameters.like()
         self.local_step = optimizer.bind(parameters)
@@ -81,6 +92,7 @@ class Learner:
         self.last_samples = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
         self._expected: deque[tuple[int, int]] = deque()
+        self._computes_since: float | None = None  # the user does, between two steps
 
     @property
     def samples(self) -> int:
@@ -142,6 +154,22 @@ class Learner:
         """Forget what `expect` has told and no step has taken: for sources that end. Local."""
         self._expected.clear()
 
+    def ready(self, name: str) -> None:
+        """Tell that the gradient of one parameter is complete, before `step`, while others are
+        still being computed: an algorithm with ``overlap=True`` begins to exchange it.
+
+        Args:
+            name: of the parameter; last ones first is how buckets are exchanged. From here on its
+                part of `gradient` may not be touched until `step` returns.
+        Raises:
+            UserError: there is no such parameter.
+
+        Local; whoever calls it takes the step with samples. Parameters need not be told of.
+        """
+        if name not in self.gradient:
+            raise UserError(f"name={name!r} must be a parameter: {', '.join(self.gradient)}")
+        self.algorithm.ready(self.state, self.parameters, self.gradient, name, self.local_step)
+
     def step(self, samples: int) -> int:
         """Train on the minibatch whose gradient is in `gradient`.
 
@@ -155,6 +183,17 @@ class Learner:
 
         Collective: every rank takes every step. What is communicated is the algorithm's affair.
         """
+        if self._computes_since is not None:
+            self.world.trace.record("compute", self._computes_since, time.perf_counter())
+        with self.world.trace.span("step"):
+            total = self._step(samples)
+        stats = self._performance
+        if stats and stats.stepped(samples, total, lambda: self.bytes_sent):
+            print(stats.line(self.comm.rank, self.comm.size, self.bytes_sent), flush=True)
+        self._computes_since = time.perf_counter()
+        return total
+
+    def _step(self, samples: int) -> int:
         if self.serves:
             raise UserError(
                 f"rank {self.world.rank} is a server and takes no step: call learner.finish() "
@@ -214,6 +253,14 @@ class Learner:
         self.algorithm.meet(self.state, self.comm)
 
     @contextmanager
+    def aside(self, name: str) -> Iterator[None]:
+        """For a `with` block of something else than training, between two steps, such as an
+        evaluation: a trace shows it by this name, and not as computing. Local."""
+        with self.world.trace.span(name):
+            yield
+        self._computes_since = time.perf_counter()
+
+    @contextmanager
     def shared_model(self) -> Iterator[None]:
         """For a while `parameters` are the model that all ranks have in common, to evaluate it.
 
@@ -239,7 +286,10 @@ class Learner:
         On a rank that only serves it serves, until all others have finished.
         """
         end = self.algorithm.serve if self.serves else self.algorithm.finish
-        end(self.state, self.parameters, self.local_step, self.comm)
+        with self.world.trace.span("serve" if self.serves else "finish"):
+            end(self.state, self.parameters, self.local_step, self.comm)
+        if self._performance:
+            self.world.trace, self._performance = self._performance.passed_on, None
 
 
 def _facts(name: str, options: Any) -> dict[str, Any]:

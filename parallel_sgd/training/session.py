@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..algorithms import Algorithm
+from ..algorithms import Algorithm, DataParallelASGD
 from ..communication import Communicator
 from ..data import Dataset, Source
 from ..errors import SharedError
@@ -26,6 +26,7 @@ from .learner import Learner
 from .loading import load_checkpoint
 from .progress import Observer, Progress, Standing
 from .run_folder import RunFolder
+from .trace_file import traced
 
 FINGERPRINTED = 256  #: samples by which data are told from others
 
@@ -43,11 +44,15 @@ class Session:
         seed: of the order of the samples.
         folder: made and written to; None, as on all ranks but one, writes nothing.
         report: called on rank 0 after each epoch.
+        started: called on the first rank that trains, before its first minibatch.
         checkpoints: the folder for checkpoints, which all ranks share; None: there are none.
         checkpoint_every: so many samples of all ranks lie between two checkpoints. One more is
             taken after every epoch whose test loss is the lowest so far, and one at the end.
         keep: how many of the latest checkpoints to keep, beside the one of the lowest test loss.
         resume: a checkpoint, or the folder of checkpoints or of a run, whose newest is taken.
+        trace: a file for what every rank does when, as `traced` writes it; with parameter servers
+            not after an error.
+        sync_perf_stats: as for `Learner`.
     """
 
     model: Classifier
@@ -61,10 +66,13 @@ class Session:
     seed: int
     folder: RunFolder | None = None
     report: Callable[[Progress], None] = lambda progress: None
+    started: Callable[[Learner], None] = lambda learner: None
     checkpoints: str | os.PathLike[str] | None = None
     checkpoint_every: int = 0
     keep: int = 3
     resume: str | os.PathLike[str] | None = None
+    trace: str | os.PathLike[str] | None = None
+    sync_perf_stats: int = 0
 
     def run(self) -> list[Progress]:
         """Train, and return the progress after every epoch, the same on all ranks. Collective.
@@ -74,8 +82,17 @@ class Session:
         Raises:
             UserError: on all ranks, if the options disagree, the folder cannot be made, data are
                 bad on any rank, training diverges, a checkpoint cannot be written, or the one to
-                be resumed is damaged or of another run.
+                be resumed is damaged or of another run, or the trace cannot be written.
         """
+        comm = self.comm
+        comm.require_agreement({"trace": self.trace is not None})
+        if self.trace is None:
+            return self._run()
+        served = isinstance(self.algorithm, DataParallelASGD)
+        with traced(self.trace, comm, after_errors=not served):
+            return self._run()
+
+    def _run(self) -> list[Progress]:
         comm = self.comm
         source = comm.together(self._source)
         comm.require_agreement(
@@ -86,7 +103,13 @@ class Session:
             }
         )
         saver = comm.together(self._saver)
-        learner = Learner(self.model.parameters, self.optimizer, self.algorithm, comm)
+        learner = Learner(
+            self.model.parameters,
+            self.optimizer,
+            self.algorithm,
+            comm,
+            sync_perf_stats=self.sync_perf_stats,
+        )
         if learner.serves:
             learner.finish()
             return []
@@ -97,12 +120,15 @@ class Session:
         told = history[: self.epochs - 1]
         # When all else is known to be right.
         learner.comm.together(lambda: self._create(told, resumed))
+        if learner.comm.rank == 0:
+            self.started(learner)
         if self.algorithm.apart:  # who is ready first would be far ahead of the others
             learner.meet()
         for epoch in range(len(history), self.epochs):
             self._train_epoch(source, epoch, learner, standing, saver)
             if observer.observes:
-                history.append(observer.progress(epoch + 1, standing))
+                with learner.aside("evaluate"):
+                    history.append(observer.progress(epoch + 1, standing))
                 if epoch + 1 < self.epochs:
                     self._tell(history[-1], learner)
             standing.loss, standing.count = 0.0, 0
@@ -186,7 +212,8 @@ class Session:
         extra = asdict(standing)
         if learner.comm.rank:  # one is enough
             extra["history"] = []
-        saver.save(learner, extra=extra, metric=test_loss)
+        with learner.aside("checkpoint"):
+            saver.save(learner, extra=extra, metric=test_loss)
 
     def _save_epoch(
         self, epochs: int, learner: Learner, standing: Standing, saver: Checkpoints | None
@@ -226,7 +253,7 @@ class Session:
         end = (epoch + 1) * len(self.train)
         before, begin = standing.seconds, time.perf_counter()
         for x, y in source.epoch(epoch, learner):
-            loss = self.model.gradient(x, y, out=learner.gradient)
+            loss = self.model.gradient(x, y, out=learner.gradient, ready=learner.ready)
             if learner.distributed or learner.comm.rank == 0:  # before that all have the same
                 standing.loss += loss
                 standing.count += len(x)

@@ -8,7 +8,7 @@ from mutations import Mutation
 
 from parallel_sgd import BlockMomentumSGD, DiLoCo, ModelAveragingSGD, SlowMo
 from parallel_sgd.algorithms import LocalUpdates
-from parallel_sgd.exchange import FullPrecisionExchange
+from parallel_sgd.exchange import Exchange
 from parallel_sgd.kernels import body
 
 EQUATIONS = [
@@ -102,7 +102,7 @@ def merged_at_once(right: Any) -> Any:
 
 
 LOCAL_MUTATIONS = [
-    Mutation("no exchange", FullPrecisionExchange, "sum", lambda right: lambda *_: None, EQUATIONS),
+    Mutation("no exchange", Exchange, "sum", lambda right: lambda *_: None, EQUATIONS),
     *(
         Mutation(f"flipped sign, {kind.__name__}", kind, "outer_step", negated, checks)
         for kind, checks in (

@@ -16,7 +16,7 @@ from cases import CODECS
 from parallel_sgd import Communicator, DataParallelSGD
 from parallel_sgd.algorithms import DataParallelState
 from parallel_sgd.communication.threads import ThreadCommunicator
-from parallel_sgd.exchange import FullPrecisionExchange, TwoStageExchange
+from parallel_sgd.exchange import Exchange
 
 LOSSY = [name for name in CODECS if name != "32 bits"]
 CONSERVATION = [f"conservation, {name}" for name in LOSSY]
@@ -56,13 +56,17 @@ def around_sum(before: Any = None, after: Any = None) -> Callable[[Any], Any]:
 
 def keeps_old(which: str) -> Callable[[Any], Any]:
     return around_sum(
-        lambda vector, residuals: getattr(residuals, which).copy(),
-        lambda vector, residuals, old: getattr(residuals, which).__setitem__(slice(None), old),
+        lambda vector, residuals: residual(residuals, which).copy(),
+        lambda vector, residuals, old: residual(residuals, which).__setitem__(slice(None), old),
     )
 
 
 def resets(which: str) -> Callable[[Any], Any]:
-    return around_sum(after=lambda vector, residuals, _: getattr(residuals, which).fill(0))
+    return around_sum(after=lambda vector, residuals, _: residual(residuals, which).fill(0))
+
+
+def residual(residuals: Any, which: str) -> Any:
+    return residuals.own if which == "own" else residuals.total["0"]
 
 
 def only_own_parts_arrive(right: Any) -> Any:
@@ -151,23 +155,25 @@ def sums_samples_only(right: Any) -> Any:
     return lambda self, problem, samples, **_: int(self.sum_integers(np.array([samples]))[0])
 
 
-FULL, TWO, STEP = FullPrecisionExchange, TwoStageExchange, (DataParallelSGD, "step")
+STEP = DataParallelSGD, "step"
 NEGATED = around_sum(after=lambda vector, *_: np.negative(vector, out=vector))
 AS_IN_FULL = ["order", "serial", "mean"]
 FIELD = {f.name: f for f in fields(DataParallelState)}
 NOT_KEPT = {"workspace": True}
 
 MUTATIONS = [
-    Mutation("no exchange", FULL, "sum", lambda right: lambda *_: None, AS_IN_FULL),
     Mutation(
-        "no exchange", TWO, "sum", lambda right: lambda *_: None, [*CONSERVATION, *TWO_STAGES]
+        "no exchange",
+        Exchange,
+        "sum",
+        lambda right: lambda *_: None,
+        [*AS_IN_FULL, *CONSERVATION, *TWO_STAGES],
     ),
     Mutation(
         "nothing from others", ThreadCommunicator, "alltoall", only_own_parts_arrive, CONSERVATION
     ),
     Mutation("nothing back", ThreadCommunicator, "allgather", only_own_part_is_kept, CONSERVATION),
-    Mutation("flipped sign", FULL, "sum", NEGATED, AS_IN_FULL),
-    Mutation("flipped sign", TWO, "sum", NEGATED, [*CONSERVATION, *TWO_STAGES]),
+    Mutation("flipped sign", Exchange, "sum", NEGATED, [*AS_IN_FULL, *CONSERVATION, *TWO_STAGES]),
     Mutation(
         "flipped sign of the step",
         *STEP,
@@ -192,10 +198,12 @@ MUTATIONS = [
         with_local_step(lambda inner, g, total, own: inner(g, max(own, 1))),
         ["serial", "mean", "identical data"],
     ),
-    Mutation("first residual not updated", TWO, "sum", keeps_old("own"), CONSERVATION),
-    Mutation("second residual not updated", TWO, "sum", keeps_old("total"), CONSERVATION),
-    Mutation("first residual reset", TWO, "sum", resets("own"), [*CONSERVATION, *TWO_STAGES]),
-    Mutation("second residual dropped", TWO, "sum", resets("total"), [*CONSERVATION, *TWO_STAGES]),
+    Mutation("first residual not updated", Exchange, "sum", keeps_old("own"), CONSERVATION),
+    Mutation("second residual not updated", Exchange, "sum", keeps_old("total"), CONSERVATION),
+    Mutation("first residual reset", Exchange, "sum", resets("own"), [*CONSERVATION, *TWO_STAGES]),
+    Mutation(
+        "second residual dropped", Exchange, "sum", resets("total"), [*CONSERVATION, *TWO_STAGES]
+    ),
     Mutation(
         "rank order changed",
         ThreadCommunicator,

@@ -14,7 +14,7 @@ from invariants import (
 
 from parallel_sgd import Communicator, Parameters, UserError
 from parallel_sgd.compression import OneBit, codec_for
-from parallel_sgd.exchange import FullPrecisionExchange, TwoStageExchange
+from parallel_sgd.exchange import Exchange
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
@@ -27,7 +27,7 @@ def test_full_precision_sums_in_rank_order(on_ranks, layout, dtype):
 
 
 def test_full_precision_sums_piece_by_piece(on_ranks, monkeypatch):
-    monkeypatch.setattr("parallel_sgd.exchange.full_precision.IN_CACHE", 1000)
+    monkeypatch.setattr("parallel_sgd.exchange.stages.IN_CACHE", 1000)
     on_ranks(lambda comm: sums_in_rank_order(comm, "long", np.float64))
 
 
@@ -45,7 +45,7 @@ def test_the_two_stages(on_ranks, codec, layout):
 
 def test_stripes_of_many_blocks(on_ranks, monkeypatch):
     """An owner adds a few blocks at a time, and the last of them may be fewer."""
-    monkeypatch.setattr("parallel_sgd.exchange.two_stage.IN_CACHE", 3)
+    monkeypatch.setattr("parallel_sgd.exchange.stages.IN_CACHE", 300)
     for codec in (OneBit(block_size=100), codec_for(4, block_size=257)):
         on_ranks(lambda comm, codec=codec: equals_two_stages_in_one_place(comm, codec, "long"))
 
@@ -60,7 +60,7 @@ def test_float16_keeps_what_is_too_large_for_it(on_ranks):
 
     def body(comm):
         parameters = zeros("one block")
-        exchange = TwoStageExchange(codec_for(16), parameters, comm)
+        exchange = Exchange(parameters, comm, codec_for(16))
         residuals = exchange.residuals(parameters)
         results = np.zeros(60)
         for step in range(40):
@@ -102,6 +102,9 @@ class Counting(Communicator):
     def endpoint(self, peers, *, serving):
         raise NotImplementedError
 
+    def messages(self):
+        raise NotImplementedError
+
     @property
     def timeout_s(self):
         raise NotImplementedError
@@ -132,10 +135,10 @@ def test_bytes_sent(on_ranks, bits, block_size):
         parameters = Parameters({k: np.zeros(s, np.float32) for k, s in LARGE.items()})
         counting, n = Counting(comm), parameters.flat.size
         if bits == 32:
-            exchange, residuals = FullPrecisionExchange(parameters, counting), None
+            exchange, residuals = Exchange(parameters, counting), None
         else:
             codec = codec_for(bits, block_size=block_size)
-            exchange = TwoStageExchange(codec, parameters, counting)
+            exchange = Exchange(parameters, counting, codec)
             residuals = exchange.residuals(parameters)
         for step in range(2):
             exchange.sum(gradient_of(comm.rank, step, n), residuals)
@@ -156,7 +159,7 @@ def test_small_vectors_are_not_inflated(on_ranks, codec, layout):
     def body(comm):
         parameters = zeros(layout)
         counting, n = Counting(comm), parameters.flat.size
-        exchange = TwoStageExchange(codec, parameters, counting)
+        exchange = Exchange(parameters, counting, codec)
         exchange.sum(gradient_of(comm.rank, 0, n), exchange.residuals(parameters))
         assert exchange.bytes_sent == counting.bytes
         sent = comm.allgather_object(exchange.bytes_sent)
@@ -170,7 +173,7 @@ def test_a_short_vector_takes_one_collective(on_ranks, dtype):
     def body(comm):
         parameters = zeros("large and small", dtype)
         counting = Counting(comm)
-        exchange = FullPrecisionExchange(parameters, counting)
+        exchange = Exchange(parameters, counting)
         exchange.sum(parameters.flat)
         assert counting.calls == 1
         assert exchange.bytes_sent == counting.bytes == (comm.size - 1) * parameters.flat.nbytes
@@ -184,6 +187,6 @@ def test_few_bits_are_for_float32(on_ranks, bits):
         with pytest.raises(
             UserError, match=rf"^gradient_bits={bits} needs float32 parameters.* float64; use 32"
         ):
-            TwoStageExchange(codec_for(bits), zeros("one block", np.float64), comm)
+            Exchange(zeros("one block", np.float64), comm, codec_for(bits))
 
     on_ranks(body)

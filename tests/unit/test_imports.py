@@ -20,7 +20,7 @@ PACKAGE = Path(parallel_sgd.__file__).parent
 # From the ground up; rooms of one floor do not know each other.
 FLOORS: list[set[str]] = [
     {"kernels"},
-    {"errors", "state", "version"},
+    {"errors", "state", "trace", "version"},
     {"validation"},
     {"parameters"},
     {"communication"},
@@ -32,14 +32,14 @@ FLOORS: list[set[str]] = [
     {"algorithms"},
     {"data", "models"},
     {"training"},
-    {"integrations", "testing"},
+    {"integrations", "planning", "testing"},
     {"command_line"},
     {"__init__", "__main__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # Rooms that know less than all that is below them.
-GROUND = {"kernels", "errors", "state", "version", "validation", "parameters"}
+GROUND = {"kernels", "errors", "state", "trace", "version", "validation", "parameters"}
 KNOWN_ONLY = {
     "communication": GROUND - {"parameters"},
     "compression": GROUND,

@@ -1,0 +1,113 @@
+"""An exchange that goes on in the background while the rest of its gradient is being computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..communication import Communicator, InBackground
+from ..exchange import Bucket, Exchange, Residuals
+from ..kernels import finish_on_device, on_device
+from .algorithm import Array
+from .compressed import problem_with
+
+
+class OverlappedExchange:
+    """One exchange after another, bucket by bucket.
+
+    A bucket is complete, and may be sent, when all of its parameters are `ready`. What cannot be
+    sent (a NaN, say) is replaced by zeros, which keeps it from the residuals of all ranks;
+    `problem` then tells of it when the ranks agree on the minibatch.
+
+    Args:
+        buckets: in the order in which they are sent.
+        name: of the thread.
+
+    Attributes:
+        problem: why a part of the gradient cannot be exchanged, or None.
+
+    Local, but for the exchange itself, which goes on until all buckets are complete.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], name: str) -> None:
+        self.buckets, self._name = buckets, name
+        self._bucket_of = {each: i for i, bucket in enumerate(buckets) for each in bucket.names}
+        self._background: InBackground[None] | None = None
+        self._vector: Array = None
+        self._missing: list[set[str]] = []
+        self._complete: list[bool] = []
+        self.problem: str | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether one has begun and not finished."""
+        return self._background is not None
+
+    def begin(self, exchange: Exchange, vector: Array, residuals: Residuals | None) -> None:
+        """Start an exchange of a vector of which nothing is there yet."""
+        assert not self.running
+        self._vector, self.problem = vector, None
+        self._missing = [set(bucket.names) for bucket in self.buckets]
+        self._complete = [False] * len(self.buckets)
+        is_complete = self._complete.__getitem__
+
+        def summed() -> None:
+            with on_device(vector):
+                exchange.sum(vector, residuals, is_complete)
+                finish_on_device(vector)
+
+        self._background = InBackground(self._name, summed)
+
+    def ready(self, name: str, bits: int) -> None:
+        """A parameter's values are there.
+
+        Args:
+            bits: the fewest that anything is sent with.
+        """
+        number = self._bucket_of[name]
+        self._missing[number].discard(name)
+        if not self._missing[number] and not self._complete[number]:
+            self._send(number, bits)
+
+    def all_ready(self, bits: int) -> None:
+        """All values are there."""
+        for number, complete in enumerate(self._complete):
+            if not complete:
+                self._send(number, bits)
+
+    def finish(self) -> None:
+        """Wait for the sum. Raises what the exchange has raised."""
+        assert self._background is not None
+        background, self._background = self._background, None
+        background.result()
+
+    def settle(
+        self, exchange: Exchange, empty: Array, residuals: Residuals | None, comm: Communicator
+    ) -> None:
+        """If any rank has begun an exchange, take part in it to its end; its sum is not used.
+
+        Args:
+            empty: zeros, for a rank that has not begun.
+
+        Collective: where the ranks have agreed that training cannot go on, so that none of them is
+        left waiting.
+        """
+        if not comm.sum_integers(np.array([self.running], np.int64)).any():
+            return
+        if not self.running:
+            self.begin(exchange, empty, residuals)
+        for number, complete in enumerate(self._complete):
+            if not complete:
+                self._vector[self.buckets[number].values].fill(0)
+                self._send(number, 32)
+        self.finish()
+
+    def _send(self, number: int, bits: int) -> None:
+        values = self._vector[self.buckets[number].values]
+        problem = problem_with(values, bits)
+        if problem:
+            self.problem = self.problem or problem
+            values.fill(0)
+        finish_on_device(values)
+        self._complete[number] = True

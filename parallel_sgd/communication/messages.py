@@ -1,0 +1,68 @@
+"""Arrays from one rank to another, many at a time, beside the collectives."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
+Then = Callable[[], object]  #: what to do when a message has been sent, or is here
+
+
+class Messages(ABC):
+    """Sends and receives under way at this rank. Everything here is local.
+
+    A message goes to the oldest receive that its sender and tag fit. `progress` moves all of them
+    on (some MPIs do so only when they are asked) and calls `then` of those that have ended.
+    """
+
+    @abstractmethod
+    def send(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        """Begin to send; the array may not be changed until `then` is called."""
+
+    @abstractmethod
+    def receive(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        """Begin to receive into an array of just the size that is sent; it is `then` written."""
+
+    @abstractmethod
+    def progress(self) -> bool:
+        """Move messages on, and call `then` of those that have ended; whether there were any."""
+
+    @property
+    @abstractmethod
+    def under_way(self) -> int:
+        """How many have not ended."""
+
+    @abstractmethod
+    def watched(self, name: str) -> AbstractContextManager[object]:
+        """Within this `with` block a wait longer than the communicator's `timeout_s` ends the job:
+        enter it where a wait begins, and leave it when something has come."""
+
+    def idle(self, seconds: float) -> None:
+        """Leave the core to others for so long, or until something comes."""
+        time.sleep(seconds)
+
+
+class Naps:
+    """Waiting for messages: first by giving way to other threads and processes, then asleep."""
+
+    AT_ONCE = 50  #: questions before the first sleep
+    SLEEP_S = 5e-5
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def reset(self) -> None:
+        """Something has come."""
+        self._asked = 0
+
+    def pause(self, messages: Messages) -> None:
+        self._asked += 1
+        if self._asked <= self.AT_ONCE:
+            os.sched_yield()
+        else:
+            messages.idle(self.SLEEP_S)

@@ -1,0 +1,61 @@
+"""How fast the links between hosts are, measured before training."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from ..communication import Communicator
+from ..communication.messages import Naps
+from .costs import Link
+from .routes import Routes
+
+__all__ = ["measure_link"]
+
+SMALL, LARGEST = 1 << 18, 1 << 25  #: bytes of a message; the first are more than links take at once
+ENOUGH_S = 0.05  #: a message that takes so long says enough
+ROUNDS = 20  #: of a message of a few bytes
+
+
+def measure_link(comm: Communicator, routes: Routes) -> Link:
+    """The slowest host's link, while all hosts send and receive at once, in a ring.
+
+    With a single host it is the memory between ranks. Collective; the same on all ranks. Cost:
+    some tenths of a second, less on fast links.
+    """
+    ring = routes.hosts if len(routes.hosts) > 1 else tuple((k,) for k in range(comm.size))
+    place = next(i for i, ranks in enumerate(ring) if comm.rank in ranks)
+    abreast = min(len(ranks) for ranks in ring)  # ranks of every host that send at the same time
+    lane = ring[place].index(comm.rank)
+    to = from_ = None
+    if lane < abreast:
+        to, from_ = ring[(place + 1) % len(ring)][lane], ring[place - 1][lane]
+    few = min(_pass_on(comm, to, from_, 8) for _ in range(ROUNDS))
+    nbytes, seconds = SMALL, _pass_on(comm, to, from_, SMALL)
+    while seconds < ENOUGH_S and nbytes < LARGEST:
+        nbytes *= 4
+        seconds = _pass_on(comm, to, from_, nbytes)
+    largest = min(seconds, *(_pass_on(comm, to, from_, nbytes) for _ in range(2)))
+    half = min(_pass_on(comm, to, from_, nbytes // 2) for _ in range(2))
+    # The difference: without latency, and without what a link takes at once after a rest.
+    slope = (largest - half) / (nbytes - nbytes // 2)
+    rate = abreast / slope if slope > 0 else abreast * nbytes / largest
+    return Link(few, rate)
+
+
+def _pass_on(comm: Communicator, to: int | None, from_: int | None, nbytes: int) -> float:
+    """Seconds of the slowest rank to send so much to the next rank, and receive it from another."""
+    sent, received = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+    messages, naps = comm.messages(), Naps()
+    comm.barrier()
+    begin = time.perf_counter()
+    if to is not None and from_ is not None:
+        messages.receive(received, from_, 0, lambda: None)
+        messages.send(sent, to, 0, lambda: None)
+    with messages.watched("the measurement of links"):
+        while messages.under_way:
+            if not messages.progress():
+                naps.pause(messages)
+    slowest: float = max(comm.allgather_object(time.perf_counter() - begin))
+    return slowest

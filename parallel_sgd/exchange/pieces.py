@@ -1,0 +1,114 @@
+"""How the vector is cut: into buckets, stripes of owners, and pieces that travel by themselves.
+
+Nothing of it changes a sum: blocks of quantization stay whole, and are the same however the vector
+is cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ..kernels import Blocks
+from ..parameters import Parameters
+
+PIECE = 1 << 18  #: values, at least, of a piece
+MOST_PIECES = 32  #: of a stripe
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Consecutive parameters whose gradient is exchanged when all of them have theirs.
+
+    Attributes:
+        names: of the parameters.
+        values: where they lie in the vector.
+    """
+
+    names: tuple[str, ...]
+    values: slice
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What travels by itself: some blocks of one owner.
+
+    Attributes:
+        tag: its number among all pieces, the same on all ranks.
+        owner: the rank that sums it.
+        blocks: of quantization.
+        values: in the vector.
+        bytes: in the payload of its bucket.
+    """
+
+    tag: int
+    owner: int
+    blocks: Blocks
+    values: slice
+    bytes: slice
+
+    @property
+    def size(self) -> int:
+        size: int = self.values.stop - self.values.start
+        return size
+
+
+def cut_buckets(parameters: Parameters, block_size: int, bucket_values: int) -> list[Bucket]:
+    """Cut at parameters, the last ones first: so their gradient comes out of a backward pass.
+
+    Args:
+        bucket_values: how many a bucket has at least, but for the last one. Parameters are not cut.
+
+    Buckets begin and end with a block, so small neighbours that share one stay together. Local.
+    """
+    names = parameters.names
+    sizes = [parameters[name].size for name in names]
+    begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    possible = np.isin(begins, parameters.block_starts(block_size))
+    buckets: list[Bucket] = []
+    last = len(names)
+    for first in range(len(names) - 1, -1, -1):
+        size = int(begins[last] - begins[first])
+        if first == 0 or (possible[first] and size >= bucket_values):
+            buckets.append(Bucket(names[first:last], slice(int(begins[first]), int(begins[last]))))
+            last = first
+    return buckets
+
+
+def blocks_of(blocks: Blocks, bucket: Bucket) -> Blocks:
+    """Those of a bucket."""
+    first, last = np.searchsorted(blocks.starts, [bucket.values.start, bucket.values.stop])
+    return blocks.part(int(first), int(last))
+
+
+def cut_stripes(blocks: Blocks, size: int) -> list[Blocks]:
+    """One for each rank: the blocks that begin in its share of equal parts of these."""
+    begin, end = blocks.values.start, blocks.values.stop
+    edges = begin + np.arange(1, size) * (end - begin) / size
+    inner = np.searchsorted(blocks.starts, edges).tolist()
+    return [blocks.part(a, b) for a, b in pairwise([0, *inner, len(blocks)])]
+
+
+def cut_pieces(stripes: list[Blocks], first_tag: int) -> list[Piece]:
+    """The pieces of all stripes, in the order of the vector.
+
+    Local. A stripe has at most `MOST_PIECES`, each of one block at least.
+    """
+    pieces: list[Piece] = []
+    for owner, stripe in enumerate(stripes):
+        begin, end = stripe.values.start, stripe.values.stop
+        values = max(PIECE, -(-(end - begin) // MOST_PIECES))
+        edges = np.arange(begin + values, end, values)
+        inner = np.unique(np.searchsorted(stripe.starts, edges)).tolist()
+        for a, b in pairwise([0, *inner, len(stripe)]):
+            part = stripe.part(a, b)
+            if part.values.stop > part.values.start:
+                tag = first_tag + len(pieces)
+                within = slice(
+                    part.bytes.start - stripes[0].bytes.start,
+                    part.bytes.stop - stripes[0].bytes.start,
+                )
+                pieces.append(Piece(tag, owner, part, part.values, within))
+    return pieces

@@ -1,0 +1,111 @@
+"""A line on what synchronizing costs, every so many synchronizations: CNTK's `syncPerfStats`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..trace import Trace
+
+TOGETHER = ("exchange", "wait")  #: intervals in which ranks need each other
+
+
+class SyncPerformance(Trace):
+    """Adds up what the learner's rank does, as it is told to a trace, and passes it on.
+
+    A synchronization is a step since whose predecessor an exchange of all ranks has ended: every
+    step of `DataParallelSGD`, or the last one of a block. Its time is that of computing, since the
+    synchronization before; of aggregation, which is what the learner's thread spends in exchanges
+    and in waiting for the others; and of the update, the rest of all steps. What runs in the
+    background counts only where it is waited for. The first synchronization is left out: in it
+    kernels are compiled.
+
+    Args:
+        every: so many synchronizations make a line, at least 1.
+        passed_on: the trace that gets everything, too.
+
+    Make it in the learner's thread. Local. Cost: about a microsecond an interval.
+
+    Source: CNTK's SimpleDistGradAggregator ("Actual gradient aggregation time") and MASGDPerfStats
+    ("seconds since last report, seconds on comm.; samples processed by workers, by me"). There a
+    line is of the latest synchronization, or only the samples are of all since the line before.
+    """
+
+    def __init__(self, every: int, passed_on: Trace) -> None:
+        super().__init__()
+        self.passed_on = passed_on
+        self._every, self._thread = every, threading.get_ident()
+        self._exchanged = False
+        self._together: list[tuple[float, float]] = []  # in the present step, none within another
+        self._computed_s = self._step_s = 0.0  # of the present step
+        self._synchronizations = 0
+        self._start_anew(0)
+
+    def _start_anew(self, sent: int) -> None:
+        """Begin to count for the next line; so many bytes have been sent before."""
+        self._sent = sent
+        self._samples = self._own_samples = 0
+        self._compute_s = self._aggregation_s = self._update_s = 0.0
+
+    def record(self, name: str, begin_s: float, end_s: float, **facts: Any) -> None:
+        self.passed_on.record(name, begin_s, end_s, **facts)
+        if name == "exchange":
+            self._exchanged = True
+        if threading.get_ident() != self._thread:
+            return
+        if name in TOGETHER:
+            while self._together and self._together[-1][0] >= begin_s:
+                self._together.pop()  # it lay within this one
+            self._together.append((begin_s, end_s))
+        elif name == "compute":
+            self._computed_s = end_s - begin_s
+            self._together.clear()
+        elif name == "step":
+            self._step_s = end_s - begin_s
+
+    def stepped(self, own_samples: int, samples: int, sent: Callable[[], int]) -> bool:
+        """Count a step that has ended; returns whether a line is due.
+
+        Args:
+            own_samples, samples: in its minibatch, of this rank and of all.
+            sent: tells how many bytes this rank has sent so far.
+        """
+        exchanged, self._exchanged = self._exchanged, False
+        if not self._synchronizations:
+            if exchanged:
+                self._synchronizations, self._sent = 1, sent()
+            return False
+        together_s = sum(end_s - begin_s for begin_s, end_s in self._together)
+        self._compute_s += self._computed_s
+        self._aggregation_s += together_s
+        self._update_s += self._step_s - together_s
+        self._samples += samples
+        self._own_samples += own_samples
+        self._synchronizations += exchanged
+        return exchanged and (self._synchronizations - 1) % self._every == 0
+
+    def line(self, rank: int, ranks: int, sent: int) -> str:
+        """The means since the line before, in words, and start anew.
+
+        Args:
+            rank, ranks: whose line it is, and how many train.
+            sent: bytes that this rank has sent so far.
+        """
+        parts = {
+            "compute": self._compute_s,
+            "aggregation": self._aggregation_s,
+            "update": self._update_s,
+        }
+        total_s, last = sum(parts.values()), self._synchronizations
+        each = {name: f"{1e3 * part / self._every:.3f}" for name, part in parts.items()}
+        text = (
+            f"synchronizations {last - self._every + 1} to {last}: "
+            f"{self._samples / total_s:,.0f} samples/s by {ranks} ranks, "
+            f"{self._own_samples / total_s:,.0f} by rank {rank}; "
+            f"{1e3 * total_s / self._every:.3f} ms each: "
+            + ", ".join(f"{name} {ms}" for name, ms in each.items())
+            + f"; {(sent - self._sent) / total_s / 1e6:,.2f} MB/s sent by rank {rank}"
+        )
+        self._start_anew(sent)
+        return text

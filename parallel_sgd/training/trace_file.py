@@ -1,0 +1,204 @@
+"""The trace of all ranks in one file, as Perfetto (https://ui.perfetto.dev) and Chrome read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..communication import Communicator
+from ..communication.clocks import ClockReading, compare_clocks, first_ranks_time
+from ..communication.launched import survives
+from ..errors import SharedError, UserError
+from ..trace import MOST_EVENTS, Trace
+from ..version import __version__
+
+
+@contextmanager
+def traced(
+    path: str | os.PathLike[str], comm: Communicator, *, after_errors: bool = True
+) -> Iterator[Trace]:
+    """Trace what these ranks do in a `with` block; at its end rank 0 writes the file of all.
+
+    The file is JSON in Chrome's trace event format: a process for each rank, a row for each thread,
+    all on the clock of rank 0, in µs since the block began. Its ``otherData`` say for each rank by
+    how much that may be wrong, and how many intervals were left out (`MOST_EVENTS` are kept). It is
+    there whole or not at all, and replaces one of the same name.
+
+    Args:
+        path: of the file, on rank 0's machine; its folder is made.
+        comm: make the learner with it inside the block, since duplicates and parts that were made
+            before are not traced.
+        after_errors: write the file, too, where the block ends with an error that all ranks share.
+            Not where some ranks only serve: they would be waited for. No other error writes one.
+    Raises:
+        UserError: on all ranks, before the block: the file cannot be written, or ranks may be lost
+            (`--survive`), for which the file would wait; after it: writing has failed.
+
+    Collective. Cost: two comparisons of clocks, at the end one transfer of about 100 bytes an
+    interval to rank 0, one rank after the other; in between, see `Trace`.
+    """
+    file = comm.together(lambda: _writable(path, comm.rank == 0))
+    begin = compare_clocks(comm)
+    trace, before = Trace(), comm.trace
+    comm.trace = trace
+    try:
+        yield trace
+    except SharedError as error:
+        if after_errors:
+            try:
+                _write(file, comm, trace, begin)
+            except UserError as other:
+                raise SharedError(f"{error}; {other}") from error
+        raise
+    else:
+        _write(file, comm, trace, begin)
+    finally:
+        comm.trace = before
+
+
+def _writable(path: str | os.PathLike[str], first: bool) -> Path:
+    """The path, if a file can be written there, which the first rank tries."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise UserError(f"trace={path!r} must be the path of a file")
+    file = Path(path)
+    if survives():
+        raise UserError(f"trace={str(file)!r} needs all ranks to the end, not --survive")
+    if first:
+        with _writing(file):
+            if file.exists() and not file.is_file():  # a folder, or a device: not to be replaced
+                raise UserError(f"trace={str(file)!r} must be a new file, or replace one")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _aside(file).touch()
+            _aside(file).unlink()
+    return file
+
+
+def _write(file: Path, comm: Communicator, trace: Trace, begin: ClockReading) -> None:
+    """Gather the events of all ranks on the first one, which writes them. Collective.
+
+    Raises:
+        SharedError: on all ranks, where it could not.
+    """
+    end = compare_clocks(comm)
+    origin = np.array([begin.at_s])  # rank 0's begin is 0
+    comm.broadcast(origin)
+    events = _events(trace, comm, begin, end, float(origin[0]))
+    facts = {
+        "clock_uncertain_us": round(1e6 * max(begin.uncertain_s, end.uncertain_s), 3),
+        "clock_drift_us": round(1e6 * (end.ahead_s - begin.ahead_s), 3),
+        "left_out": trace.left_out,
+    }
+    everywhere = comm.allgather_object(facts)
+    head: dict[str, Any] = {"parallel_sgd": __version__, "ranks": comm.size}
+    head |= {name: [theirs[name] for theirs in everywhere] for name in facts}
+    problem = None
+    pieces = _gathered(",\n".join(map(_json, events)).encode(), comm)
+    if comm.rank:
+        for _ in pieces:
+            pass
+    else:
+        problem = _write_pieces(file, head, pieces)
+    comm.raise_together(problem)
+    left_out = sum(head["left_out"])
+    if left_out and comm.rank == 0:
+        print(
+            f"parallel_sgd: trace {str(file)!r} holds the first {MOST_EVENTS:,} intervals of each "
+            f"rank; {left_out:,} are left out",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _write_pieces(file: Path, head: dict[str, Any], pieces: Iterator[bytes]) -> str | None:
+    """Write the file; what went wrong in one line, if anything. Takes all pieces in any case."""
+    try:
+        with _writing(file):
+            with _aside(file).open("wb") as out:
+                out.write(f'{{"otherData": {_json(head)},\n"traceEvents": [\n'.encode())
+                for number, piece in enumerate(pieces):
+                    out.write((b",\n" if number else b"") + piece)
+                out.write(b"\n]}\n")
+            os.replace(_aside(file), file)
+    except UserError as error:
+        for _ in pieces:  # the others send them
+            pass
+        return str(error)
+    return None
+
+
+def _events(
+    trace: Trace, comm: Communicator, begin: ClockReading, end: ClockReading, origin_s: float
+) -> Iterator[dict[str, Any]]:
+    """What the file says of this rank: names of its rows, and its intervals, in the file's time."""
+    rank = comm.rank
+    rows: dict[str, int] = {"main": 0}
+    for event in trace.events:
+        rows.setdefault(event.thread, len(rows))
+    yield _name("process_name", rank, 0, name=f"rank {rank} ({comm.host})")
+    yield _name("process_sort_index", rank, 0, sort_index=rank)
+    for name, row in rows.items():
+        yield _name("thread_name", rank, row, name=name)
+        yield _name("thread_sort_index", rank, row, sort_index=row)
+
+    def nanoseconds(time_s: float) -> int:
+        return round(1e9 * (first_ranks_time(time_s, begin, end) - origin_s))
+
+    for event in trace.events:
+        first, last = nanoseconds(event.begin_s), nanoseconds(event.end_s)
+        found = {
+            "name": event.name,
+            "ph": "X",
+            "ts": first / 1000,
+            "dur": (last - first) / 1000,
+            "pid": rank,
+            "tid": rows[event.thread],
+        }
+        yield found | ({"args": event.facts} if event.facts else {})
+
+
+def _name(kind: str, rank: int, row: int, **what: Any) -> dict[str, Any]:
+    """A metadata event."""
+    return {"name": kind, "ph": "M", "pid": rank, "tid": row, "args": what}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), default=str)  # facts may be NumPy's numbers
+
+
+def _gathered(own: bytes, comm: Communicator) -> Iterator[bytes]:
+    """Every rank's bytes on the first one, one rank after the other; nothing on the rest.
+
+    Collective, as far as it is iterated over.
+    """
+    sizes, nothing = comm.allgather_object(len(own)), [0] * comm.size
+    for rank, size in enumerate(sizes):
+        send = np.frombuffer(own if rank == comm.rank else b"", np.uint8)
+        receive = np.empty(0 if comm.rank else size, np.uint8)
+        counts = nothing.copy()
+        counts[rank] = receive.size
+        comm.alltoall(send, [send.size, *nothing[1:]], receive, counts)
+        yield receive.tobytes()
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    """An error of the disk's is the user's to fix; no part of a file stays behind."""
+    try:
+        yield
+    except OSError as error:
+        with suppress(OSError):
+            _aside(file).unlink()
+        raise UserError(
+            f"trace={str(file)!r} must be a file that can be written: {error}"
+        ) from error
+
+
+def _aside(file: Path) -> Path:
+    return file.with_name(f".{file.name}.part")

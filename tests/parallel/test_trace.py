@@ -1,0 +1,314 @@
+"""The trace of all ranks in one file, on one clock; and the line on synchronizations."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from parallel_sgd import SGD, BlockMomentumSGD, DataParallelSGD, Learner, UserError
+from parallel_sgd import trace as trace_module
+from parallel_sgd.algorithms import Algorithm
+from parallel_sgd.communication.clocks import compare_clocks
+from parallel_sgd.errors import SharedError
+from parallel_sgd.models import MLP
+from parallel_sgd.trace import NO_TRACE, Trace
+from parallel_sgd.training import learner, trace_file
+from parallel_sgd.training.trace_file import traced
+
+AHEAD_S = 1000.0  #: by which the clock of every rank is ahead of that of the rank before
+
+
+def contents(path, comm):
+    """What is in the file that rank 0 has written, on all ranks."""
+    return json.loads(comm.allgather_object(path.read_text() if comm.rank == 0 else "")[0])
+
+
+def intervals(file, name):
+    """Begin and end of the intervals of a name in ns, by rank."""
+    found = defaultdict(list)
+    for event in file["traceEvents"]:
+        if event["name"] == name:
+            found[event["pid"]].append(ends(event))
+    return found
+
+
+def ends(event):
+    return round(1000 * event["ts"]), round(1000 * event["ts"]) + round(1000 * event["dur"])
+
+
+def train(comm, algorithm):
+    """Eight steps, with three samples a rank in each."""
+    model = MLP([6, 5, 4], seed=0)
+    trained = Learner(model.parameters, SGD(lr=0.1), algorithm, comm)
+    x, y = np.eye(3, 6), np.arange(3)
+    for _ in range(8):
+        model.gradient(x, y, out=trained.gradient)
+        trained.step(samples=len(y))
+    trained.finish()
+    return trained
+
+
+def test_clocks_are_compared(on_ranks):
+    def body(comm):
+        found = compare_clocks(comm, lambda: time.perf_counter() + AHEAD_S * comm.rank)
+        assert abs(found.ahead_s - AHEAD_S * comm.rank) <= found.uncertain_s + 1e-9
+        assert found.uncertain_s < 0.05
+        assert abs(found.at_s - AHEAD_S * comm.rank - time.perf_counter()) < 10
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize("algorithm", [DataParallelSGD(gradient_bits=1), BlockMomentumSGD()])
+def test_a_valid_file_of_all_ranks_and_threads(on_ranks, tmp_path, algorithm):
+    path = tmp_path / "new folder" / "trace.json"
+
+    def body(comm):
+        with traced(path, comm) as trace:
+            apart = comm.duplicate()
+            assert apart.trace is comm.trace is trace
+
+            def work():
+                with apart.trace.span("encode"):
+                    pass
+
+            thread = threading.Thread(target=work, name="aside")
+            thread.start()
+            thread.join()
+            assert comm.split(comm.rank % 2).trace is trace
+            trace.record("wire", time.perf_counter(), time.perf_counter(), bytes=7)
+            train(comm, algorithm)
+        assert comm.trace is NO_TRACE
+        return comm.rank, comm.host, contents(path, comm)
+
+    results = on_ranks(body)
+    file = results[0][2]
+    events = [event for event in file["traceEvents"] if event["ph"] == "X"]
+    named = [event for event in file["traceEvents"] if event["ph"] == "M"]
+    assert len(events) + len(named) == len(file["traceEvents"])
+    ranks = range(len(results))
+    processes = {e["pid"]: e["args"]["name"] for e in named if e["name"] == "process_name"}
+    assert processes == {rank: f"rank {rank} ({host})" for rank, host, _ in results}
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in named if e["name"] == "thread_name"}
+    assert sorted(threads.items()) == [
+        ((rank, row), name) for rank in ranks for row, name in enumerate(["main", "aside"])
+    ]
+    for event in events:
+        assert type(event["name"]) is str
+        assert event["ts"] >= 0 and event["dur"] >= 0
+        assert (event["pid"], event["tid"]) in threads
+    for rank in ranks:
+        own = [event for event in events if event["pid"] == rank]
+        assert next(threads[rank, e["tid"]] for e in own if e["name"] == "encode") == "aside"
+        assert next(e["args"] for e in own if e["name"] == "wire") == {"bytes": 7}
+        names = [event["name"] for event in own]
+        assert (names.count("compute"), names.count("step"), names.count("finish")) == (7, 8, 1)
+    require_nesting(events)
+    facts = file["otherData"]
+    assert facts["left_out"] == [0] * len(ranks)
+    assert facts["clock_uncertain_us"][0] == 0
+    assert all(0 <= uncertain < 5e4 for uncertain in facts["clock_uncertain_us"])
+
+
+def require_nesting(events):
+    """In a thread an interval lies within another, or beside it."""
+    by_thread = defaultdict(list)
+    for event in events:
+        by_thread[event["pid"], event["tid"]].append(ends(event))
+    for own in by_thread.values():
+        open_until = []
+        for begin, end in sorted(own, key=lambda each: (each[0], -each[1])):
+            while open_until and open_until[-1] <= begin:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1]
+            open_until.append(end)
+
+
+def test_ranks_that_wait_for_each_other_are_seen_to_at_the_same_time(
+    on_ranks, tmp_path, monkeypatch
+):
+    """On hosts whose clocks are far apart; nobody leaves a barrier before all are in it."""
+    path, rounds = tmp_path / "trace.json", 5
+
+    def now(comm):
+        return time.perf_counter() + AHEAD_S * comm.rank
+
+    skewed = SimpleNamespace(compare=lambda comm: compare_clocks(comm, lambda: now(comm)))
+    monkeypatch.setattr(trace_file, "compare_clocks", skewed.compare)
+
+    def body(comm):
+        with traced(path, comm):
+            for number in range(rounds):
+                time.sleep(0.002 * ((comm.rank + number) % 3))
+                begin_s = now(comm)
+                comm.barrier()
+                comm.trace.record("wait", begin_s, now(comm))
+        return contents(path, comm)
+
+    file = on_ranks(body)[0]
+    uncertain = 2 * max(file["otherData"]["clock_uncertain_us"]) * 1000 + 2
+    waits = list(intervals(file, "wait").values())
+    assert [len(own) for own in waits] == [rounds] * len(waits)
+    for each in zip(*waits, strict=True):
+        assert max(begin for begin, _ in each) <= min(end for _, end in each) + uncertain
+
+
+def test_no_more_events_than_are_promised(on_ranks, tmp_path, monkeypatch):
+    monkeypatch.setattr(trace_module, "MOST_EVENTS", 4)
+    path = tmp_path / "trace.json"
+
+    def body(comm):
+        with traced(path, comm) as trace:
+            for number in range(4 + comm.rank):
+                trace.record(f"event {number}", time.perf_counter(), time.perf_counter())
+        return contents(path, comm)
+
+    results = on_ranks(body)
+    ranks, file = range(len(results)), results[0]
+    assert file["otherData"]["left_out"] == list(ranks)
+    assert len([e for e in file["traceEvents"] if e["ph"] == "X"]) == 4 * len(ranks)
+
+
+def test_an_unwritable_path_is_refused_on_all_ranks(on_ranks, tmp_path):
+    (tmp_path / "file").touch()
+
+    def body(comm):
+        refused = pytest.raises(SharedError, match=r"file that can be written: .*\(on rank 0\)")
+        with refused, traced(tmp_path / "file" / "trace.json", comm):
+            pytest.fail("it was not refused")
+        assert comm.trace is NO_TRACE
+
+    on_ranks(body)
+
+
+def test_the_file_is_whole_or_not_there(on_ranks, tmp_path, monkeypatch):
+    """Where writing fails at the end, all ranks say so, and what was there before stays."""
+    path = tmp_path / "trace.json"
+    path.write_text("before")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+
+    def body(comm):
+        with pytest.raises(SharedError, match="No space left on device"), traced(path, comm):
+            pass
+        assert [each.name for each in path.parent.iterdir()] == ["trace.json"]
+        assert path.read_text() == "before"
+        comm.barrier()
+        both = pytest.raises(SharedError, match=r"diverged; trace=.*No space left")
+        with both, traced(path, comm):
+            raise SharedError("diverged")
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize(
+    ("error", "after_errors", "written"),
+    [
+        (SharedError, True, True),
+        (SharedError, False, False),
+        (UserError, True, False),  # of a rank alone: others would be waited for
+    ],
+)
+def test_after_an_error(on_ranks, tmp_path, error, after_errors, written):
+    path = tmp_path / "trace.json"
+
+    def body(comm):
+        ended = pytest.raises(error, match=r"^diverged$")
+        with ended, traced(path, comm, after_errors=after_errors), comm.trace.span("step"):
+            raise error("diverged")
+        assert comm.trace is NO_TRACE
+        comm.barrier()
+        assert written or not path.exists()
+        return sorted(intervals(contents(path, comm), "step")) if written else []
+
+    results = on_ranks(body)
+    assert results[0] == (list(range(len(results))) if written else [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting(Algorithm):
+    """All ranks meet after every so many steps, and say that it was an exchange."""
+
+    period: int
+
+    def init(self, parameters, comm):
+        return SimpleNamespace(steps=0)
+
+    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
+        state.steps += 1
+        if state.steps % self.period == 0:
+            with comm.trace.span("exchange"):
+                comm.barrier()
+                time.sleep(0.01)
+        return comm.size * samples
+
+    def bytes_sent(self, state):
+        return 0
+
+
+@pytest.mark.parametrize(("period", "every", "expected"), [(1, 4, 3), (2, 2, 2), (1, 0, 0)])
+def test_a_line_after_every_so_many_synchronizations(
+    on_ranks, monkeypatch, period, every, expected
+):
+    """On the first rank alone; a step in which nobody meets belongs to the next meeting."""
+    printed = []
+    monkeypatch.setattr(learner, "print", lambda line, flush: printed.append(line), raising=False)
+
+    def body(comm):
+        parameters = MLP([6, 5, 4], seed=0).parameters
+        algorithm = Meeting(period=period)
+        trained = Learner(parameters, SGD(lr=0.1), algorithm, comm, sync_perf_stats=every)
+        assert (comm.trace is NO_TRACE) == (every == 0 or comm.rank > 0)
+        for _ in range(13):
+            time.sleep(0.005)
+            trained.step(samples=5)
+        trained.finish()
+        assert comm.trace is NO_TRACE
+        comm.barrier()
+        return list(printed)
+
+    results = on_ranks(body)
+    assert len(results[0]) == expected
+    for number, line in enumerate(results[0]):
+        first = number * every + 2
+        assert line.startswith(f"synchronizations {first} to {first + every - 1}: ")
+        assert f"by {len(results)} ranks" in line
+        words = re.sub("[,;]", "", line).split()
+        compute, aggregation, update = (
+            float(words[words.index(name) + 1]) for name in ("compute", "aggregation", "update")
+        )
+        assert compute >= 5 * period
+        assert aggregation >= 10
+        assert 0 <= update < compute
+
+
+@pytest.mark.parametrize("gradient_bits", [1, 32])
+def test_what_exchanges_tell(on_ranks, gradient_bits):
+    """By which synchronizations are counted: an exchange in every step that has samples."""
+
+    def body(comm):
+        trace = comm.trace = Trace()
+        try:
+            trained = train(comm, DataParallelSGD(gradient_bits=gradient_bits))
+        finally:
+            comm.trace = NO_TRACE
+        assert trained.samples == 8 * 3 * comm.size
+        for step in (event for event in trace.events if event.name == "step"):
+            assert any(
+                step.begin_s <= event.begin_s and event.end_s <= step.end_s
+                for event in trace.events
+                if event.name == "exchange"
+            )
+
+    on_ranks(body)

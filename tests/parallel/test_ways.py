@@ -1,0 +1,284 @@
+"""Whatever way messages take, the sums have the same bits, and nothing is lost."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from cases import CODECS, LAYOUTS, gradient_of, zeros
+
+from parallel_sgd import Communicator, Parameters
+from parallel_sgd.compression import codec_for
+from parallel_sgd.exchange import Exchange, Routes, cut_buckets, pieces, routes_for
+
+STEPS = 4
+
+#: The host of each rank, of as many as there are.
+PLACES = {
+    "two hosts": "aabb",
+    "uneven hosts": "aaab",
+    "hosts in turn": "abab",
+    "one host": "aaaa",
+    "a host for each": "abcd",
+}
+
+every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+every_place = pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE", 128)
+
+
+def results(exchange: Exchange, comm: Communicator, parameters: Parameters, *, lossy: bool):
+    """What some sums give, and the residuals after them."""
+    residuals = exchange.residuals(parameters) if lossy else None
+    found = []
+    for step in range(STEPS):
+        vector = gradient_of(comm.rank, step, parameters.flat.size, parameters.dtype)
+        exchange.sum(vector, residuals)
+        found.append(vector)
+    return np.array(found), residuals
+
+
+@every_layout
+@every_codec
+def test_a_pipeline_has_the_bits_of_collectives(on_ranks, codec, layout):
+    def body(comm):
+        parameters = zeros(layout)
+        each = [
+            results(Exchange(parameters, comm, codec, transport=way), comm, parameters, lossy=True)
+            for way in ("collective", "pipelined")
+        ]
+        (expected, theirs), (found, ours) = each
+        assert np.array_equal(found, expected)
+        assert np.array_equal(ours.own, theirs.own)
+        assert np.array_equal(ours.total["0"], theirs.total["0"])
+
+    on_ranks(body)
+
+
+@every_layout
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_pipeline_sums_in_rank_order(on_ranks, layout, dtype):
+    def body(comm):
+        parameters = zeros(layout, dtype)
+        exchange = Exchange(parameters, comm, transport="pipelined")
+        found, _ = results(exchange, comm, parameters, lossy=False)
+        for step, vector in enumerate(found):
+            terms = [gradient_of(k, step, vector.size, dtype) for k in range(comm.size)]
+            expected = terms[0]
+            for term in terms[1:]:
+                expected = expected + term
+            assert np.array_equal(vector, expected)
+
+    on_ranks(body)
+
+
+@every_layout
+@every_place
+def test_hosts_sum_among_themselves_first(on_ranks, places, layout):
+    """In full precision: ranks of a host in their order, then the hosts in theirs."""
+
+    def body(comm):
+        parameters = zeros(layout)
+        routes = Routes.over(places[: comm.size])
+        exchange = Exchange(parameters, comm, transport="pipelined", routes=routes)
+        found, _ = results(exchange, comm, parameters, lossy=False)
+        for step, vector in enumerate(found):
+            hosts = [in_order([gradient_of(k, step, vector.size) for k in h]) for h in routes.hosts]
+            assert np.array_equal(vector, in_order(hosts))
+
+    on_ranks(body)
+
+
+@every_codec
+@every_place
+def test_hosts_send_one_message(on_ranks, places, codec):
+    """Compressed: a host's sum is encoded once, with one residual; nothing is lost."""
+
+    def body(comm):
+        parameters, routes = zeros("long"), Routes.over(places[: comm.size])
+        exchange = Exchange(parameters, comm, codec, transport="pipelined", routes=routes)
+        found, residuals = results(exchange, comm, parameters, lossy=True)
+        blocks, n = codec.blocks(parameters), parameters.flat.size
+        own, total = np.zeros((len(routes.hosts), n), np.float32), np.zeros(n, np.float32)
+        payload = np.empty(blocks.bytes.stop, np.uint8)
+        for step, vector in enumerate(found):
+            sent = []
+            for host, ranks in enumerate(routes.hosts):
+                summed = in_order([gradient_of(k, step, n) for k in ranks])
+                codec.encode(blocks, summed, own[host], payload)
+                codec.decode(blocks, payload, decoded := np.empty(n, np.float32), add=False)
+                sent.append(decoded)
+            codec.encode(blocks, in_order(sent), total, payload)
+            codec.decode(blocks, payload, expected := np.empty(n, np.float32), add=False)
+            assert np.array_equal(vector, expected)
+        everywhere = comm.allgather_object(residuals.own)
+        for host, ranks in enumerate(routes.hosts):
+            assert np.array_equal(sum(everywhere[k] for k in ranks), own[host])
+        stripes = np.concatenate([t["0"] for t in comm.allgather_object(residuals.total)])
+        assert np.array_equal(stripes, total)
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+@pytest.mark.parametrize("bucket_values", [1, 100, 150, 10**6])
+@pytest.mark.parametrize("bits", [1, 4, 32])
+def test_buckets_change_nothing(on_ranks, transport, bucket_values, bits):
+    def body(comm):
+        parameters, codec = zeros("large and small"), codec_for(bits, block_size=64)
+        buckets = cut_buckets(parameters, 64, bucket_values)
+        assert (len(buckets) > 1) == (bucket_values < 900)
+        plain = Exchange(parameters, comm, codec)
+        cut = Exchange(parameters, comm, codec, buckets=buckets, transport=transport)
+        expected, theirs = results(plain, comm, parameters, lossy=True)
+        found, ours = results(cut, comm, parameters, lossy=True)
+        assert np.array_equal(found, expected)
+        assert np.array_equal(ours.own, theirs.own)
+        everywhere = comm.allgather_object(ours.total)
+        whole = [np.concatenate([each[str(i)] for each in everywhere]) for i in range(len(buckets))]
+        stripes = comm.allgather_object(theirs.total["0"])
+        assert np.array_equal(np.concatenate(whole[::-1]), np.concatenate(stripes))
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+def test_buckets_with_codecs_of_their_own(on_ranks, transport):
+    def body(comm):
+        parameters = zeros("large and small")
+        buckets = cut_buckets(parameters, 64, 1)
+        codecs = [None if i % 2 else codec_for(1, block_size=64) for i in range(len(buckets))]
+        exchange = Exchange(parameters, comm, codecs, buckets=buckets, transport=transport)
+        found, residuals = results(exchange, comm, parameters, lossy=True)
+        exact = [
+            in_order([gradient_of(k, step, found.shape[1]) for k in range(comm.size)])
+            for step in range(STEPS)
+        ]
+        for bucket, codec in zip(buckets, codecs, strict=True):
+            same = np.array_equal(found[:, bucket.values], np.array(exact)[:, bucket.values])
+            assert same == (codec is None)
+            assert residuals.own[bucket.values].any() == (codec is not None)
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+def test_buckets_are_sent_as_they_become_ready(on_ranks, transport):
+    """From a thread, in another order of readiness on every rank: the same bits."""
+
+    def body(comm):
+        parameters, codec = zeros("large and small"), codec_for(1, block_size=64)
+        buckets = cut_buckets(parameters, 64, 1)
+        exchange = Exchange(parameters, comm, codec, buckets=buckets, transport=transport)
+        vector = gradient_of(comm.rank, 0, parameters.flat.size)
+        values, vector[:] = vector.copy(), np.nan
+        ready = [threading.Event() for _ in buckets]
+        asked = []
+
+        def is_ready(bucket: int) -> bool:
+            asked.append(bucket)
+            return ready[bucket].is_set()
+
+        def fill() -> None:
+            for i in np.random.default_rng(comm.rank).permutation(len(buckets)):
+                vector[buckets[i].values] = values[buckets[i].values]
+                ready[i].set()
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        exchange.sum(vector, exchange.residuals(parameters), is_ready)
+        thread.join()
+        assert asked == sorted(asked)
+        plain = Exchange(parameters, comm, codec)
+        plain.sum(values, plain.residuals(parameters))
+        assert np.array_equal(vector, values)
+
+    on_ranks(body)
+
+
+@every_place
+def test_residuals_from_other_routes_are_sent(on_ranks, places):
+    """What a rank's residual holds of values that another gathers now goes with the next sum."""
+
+    def body(comm):
+        parameters, codec = zeros("long"), codec_for(1, block_size=64)
+        n, routes = parameters.flat.size, Routes.over(places[: comm.size])
+        exchange = Exchange(parameters, comm, codec, transport="pipelined", routes=routes)
+        residuals = exchange.residuals(parameters)
+        residuals.own[:] = gradient_of(comm.rank, 9, n)  # of all values, as without hosts
+        exchange.send_stray_residuals = True
+        result = gradient_of(comm.rank, 0, n)
+        exchange.sum(result, residuals)
+        given = sum(gradient_of(k, s, n).astype(float) for k in range(comm.size) for s in (0, 9))
+        left = np.sum(comm.allgather_object(residuals.own), axis=0, dtype=float)
+        total = np.concatenate([t["0"] for t in comm.allgather_object(residuals.total)])
+        assert np.abs(result + left + total - given).max() < 1e-3
+        gathered = np.concatenate(comm.allgather_object(np.flatnonzero(residuals.own)))
+        hosts = len(routes.hosts)
+        assert np.bincount(gathered.astype(int)).max() <= hosts  # one residual a host
+
+    on_ranks(body)
+
+
+def test_bytes_of_messages(on_ranks):
+    """Between hosts a hierarchical exchange sends what as many ranks as hosts would."""
+
+    def body(comm):
+        parameters, routes = zeros("long"), Routes.over("aabb"[: comm.size])
+        between = 0
+
+        def counted(array, peer, tag, then):
+            nonlocal between
+            between += array.nbytes * (routes.host_of[peer] != routes.host_of[comm.rank])
+            sends[0](array, peer, tag, then)
+
+        exchange = Exchange(parameters, comm, transport="pipelined", routes=routes)
+        messages = exchange._pipeline.messages
+        sends, messages.send = [messages.send], counted
+        vector = gradient_of(comm.rank, 0, parameters.flat.size)
+        exchange.sum(vector)
+        hosts = len(routes.hosts)
+        all_sent = sum(comm.allgather_object(between))
+        assert all_sent == 2 * (hosts - 1) * vector.nbytes
+
+    on_ranks(body)
+
+
+def test_routes():
+    routes = Routes.over("aabbb")
+    assert routes.hosts == ((0, 1), (2, 3, 4))
+    assert [routes.gatherer(0, owner) for owner in range(5)] == [0, 1, 0, 1, 0]
+    assert [routes.gatherer(1, owner) for owner in range(5)] == [2, 3, 2, 3, 4]
+    assert not Routes.flat(3).hierarchical and routes.hierarchical
+    assert routes_for(["a", "a", "b"], "auto").hierarchical
+    assert not routes_for(["a", "a", "b"], False).hierarchical
+    assert not routes_for(["a", "a", "a"], "auto").hierarchical
+    assert routes_for(["a", "a", "a"], True).hierarchical
+    assert not routes_for(["a", "b"], True).hierarchical
+
+
+def test_pieces_cover_the_vector_once():
+    parameters = zeros("long")
+    blocks = codec_for(1, block_size=64).blocks(parameters)
+    stripes = pieces.cut_stripes(blocks, 3)
+    cut = pieces.cut_pieces(stripes, 10)
+    assert [piece.tag for piece in cut] == list(range(10, 10 + len(cut)))
+    edges = [0, *(piece.values.stop for piece in cut)]
+    assert [(a, b) for a, b in pairwise(edges)] == [(p.values.start, p.values.stop) for p in cut]
+    assert edges[-1] == parameters.flat.size
+    most = max(sum(piece.owner == k for piece in cut) for k in range(3))
+    assert 3 < most <= pieces.MOST_PIECES
+
+
+def in_order(arrays):
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = total + array
+    return total

@@ -1,0 +1,143 @@
+"""The cost model of an exchange: what follows by hand, and the bytes that are really sent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from parallel_sgd import DataParallelSGD, Parameters, UserError, simulate
+from parallel_sgd.compression import GRADIENT_BITS
+from parallel_sgd.exchange import kernel_speeds
+from parallel_sgd.exchange.costs import (
+    KernelSpeeds,
+    Link,
+    best_bits,
+    bytes_sent,
+    exchange_s,
+)
+from parallel_sgd.exchange.kernel_speeds import measure_kernel_speeds
+from parallel_sgd.exchange.pieces import PIECE
+
+FREE = KernelSpeeds(*(dict.fromkeys(GRADIENT_BITS, math.inf) for _ in range(3)))
+EVEN = KernelSpeeds(
+    {bits: math.inf if bits == 32 else 4e9 for bits in GRADIENT_BITS},
+    {bits: math.inf if bits == 32 else 8e9 for bits in GRADIENT_BITS},
+    dict.fromkeys(GRADIENT_BITS, 8e9),
+)
+SLOW, FAST = Link(0.0, 1e8, message_s=0.0), Link(0.0, 1e12, message_s=0.0)
+
+
+@pytest.mark.parametrize("bits", GRADIENT_BITS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_the_bytes_are_those_that_an_exchange_sends(bits, ranks):
+    values = 1024 * 12
+
+    def sent(comm):
+        parameters = Parameters({"W": np.zeros(values, np.float32)})
+        state = DataParallelSGD(gradient_bits=bits, transport="collective").init(parameters, comm)
+        exchange = state.exchanges[bits]
+        exchange.sum(parameters.flat, state.residuals)
+        return exchange.bytes_sent
+
+    assert np.mean(simulate(ranks, sent)) == pytest.approx(bytes_sent(values, bits, ranks))
+
+
+def test_a_slow_link_takes_all_the_time():
+    found = exchange_s(10**8, 32, 4, SLOW, FREE)
+    assert found.total_s == found.wire_s == pytest.approx(2 * 3 / 4 * 4e8 / 1e8)
+    assert found.kernels_s == found.startup_s == 0
+
+
+def test_kernels_are_an_encode_an_add_an_encode_of_the_sum_and_a_decode():
+    found = exchange_s(8 * 10**9, 1, 4, FAST, EVEN, pipelined=False)
+    assert found.kernels_s == pytest.approx(2 * (1 + 1 / 4) + 1 + 1)
+    halved = exchange_s(8 * 10**9, 1, 4, FAST, EVEN, cores_per_rank=0.5)
+    assert halved.kernels_s == pytest.approx(2 * found.kernels_s)
+    alone = exchange_s(8 * 10**9, 1, 4, FAST, EVEN, cores_per_rank=4)
+    assert alone.kernels_s == found.kernels_s
+
+
+def test_latencies_are_shared_and_messages_are_not():
+    link = Link(1e-3, math.inf, message_s=1e-5)
+    assert exchange_s(1000, 1, 1, link, FREE).startup_s == 0
+    assert exchange_s(1000, 1, 11, link, FREE).startup_s == pytest.approx(2 * (1e-3 + 10e-5))
+    apart = exchange_s(1000, 1, 11, link, FREE, pipelined=False, buckets=3)
+    assert apart.startup_s == pytest.approx(3 * 2 * (1e-3 + 10e-5))
+    together = exchange_s(1000, 1, 11, link, FREE, buckets=3)
+    assert together.startup_s == pytest.approx(2 * (1e-3 + 3 * 10e-5))
+
+
+@pytest.mark.parametrize("bits", GRADIENT_BITS)
+def test_the_pipeline_hides_the_lesser_of_wire_and_kernels_but_not_all_of_it(bits):
+    values, ranks, link = 64 * PIECE, 4, SLOW
+    apart = exchange_s(values, bits, ranks, link, EVEN, pipelined=False)
+    assert apart.total_s == pytest.approx(apart.wire_s + apart.kernels_s)
+    found = exchange_s(values, bits, ranks, link, EVEN)
+    hidden = apart.total_s - found.total_s
+    assert 0.9 * found.kernels_s < hidden < found.kernels_s < found.wire_s
+    short = exchange_s(PIECE, 32, ranks, link, EVEN)  # one piece: an owner waits for all of it
+    assert short.total_s == pytest.approx(short.wire_s + short.kernels_s)
+
+
+def test_ranks_of_a_host_share_its_link_and_send_once():
+    on_two = exchange_s(10**8, 4, 2, SLOW, EVEN)
+    found = exchange_s(10**8, 4, 8, SLOW, EVEN, ranks_per_host=4)
+    assert found.wire_s == pytest.approx(on_two.wire_s)
+    own = 10**8 / 4
+    shared = own * 1.5 / 4e9 + own / 8e9 + 10**8 / 8e9 + (10**8 + 3 * own) / 8e9
+    assert found.kernels_s == pytest.approx(shared)
+    assert exchange_s(10**8, 4, 4, SLOW, EVEN, ranks_per_host=4).wire_s == 0
+
+
+def test_a_burst_and_the_time_of_a_core_for_tcp():
+    sent = bytes_sent(10**6, 32, 2)
+    assert exchange_s(10**6, 32, 2, replace(SLOW, burst_bytes=sent), FREE).wire_s == 0
+    tcp = replace(FAST, core_s_per_byte=1e-9)
+    assert exchange_s(10**6, 32, 2, tcp, FREE).total_s == pytest.approx(sent * 1e-9)
+    found = exchange_s(64 * PIECE, 1, 2, tcp, EVEN)  # the core has both to do
+    assert found.total_s == pytest.approx(found.wire_s + found.kernels_s, rel=1e-4)
+
+
+def test_slow_links_want_few_bits_and_fast_ones_lose_no_precision_for_nothing():
+    assert best_bits(10**7, 4, SLOW, EVEN) == 1
+    assert best_bits(10**7, 4, FAST, EVEN) == 32
+    assert best_bits(10**7, 4, SLOW, EVEN, allowed=(32, 8, 4)) == 4
+    assert best_bits(10**7, 1, SLOW, EVEN) == 32
+    found = [best_bits(10**7, 4, Link(0.0, rate), EVEN) for rate in np.geomspace(1e7, 1e12, 60)]
+    assert found == sorted(found) and len(set(found)) > 2
+
+
+def test_more_bits_are_taken_up_to_five_percent():
+    def chosen(latency_s):  # a term that does not depend on the bits
+        link = replace(SLOW, latency_s=latency_s)
+        return best_bits(10**6, 2, link, FREE, allowed=(32, 16))
+
+    saved = (bytes_sent(10**6, 32, 2) - bytes_sent(10**6, 16, 2)) / 1e8
+    even = (saved / 0.05 - bytes_sent(10**6, 16, 2) / 1e8) / 2
+    assert chosen(1.01 * even) == 32
+    assert chosen(0.99 * even) == 16
+
+
+def test_what_cannot_be_asked():
+    with pytest.raises(UserError, match="ranks=6 must be a multiple of ranks_per_host=4"):
+        exchange_s(1, 1, 6, SLOW, EVEN, ranks_per_host=4)
+    with pytest.raises(UserError, match="bits=3 must be one of"):
+        exchange_s(1, 3, 2, SLOW, EVEN)
+    with pytest.raises(UserError, match="latency_s=-1"):
+        Link(-1.0, 1.0)
+    with pytest.raises(UserError, match="bytes_per_s=0"):
+        Link(0.0, 0.0)
+
+
+def test_speeds_are_measured_for_all_bits(monkeypatch):
+    monkeypatch.setattr(kernel_speeds, "VALUES", 1 << 17)
+    found = measure_kernel_speeds(block_size=256)
+    for speeds in (found.encode, found.decode, found.decode_add):
+        assert set(speeds) == set(GRADIENT_BITS)
+        assert all(speed > 1e7 for speed in speeds.values())
+    assert found.encode[32] == found.decode[32] == math.inf
+    assert math.isfinite(found.decode_add[32])
+    assert set(measure_kernel_speeds(bits=(4,)).encode) == {32, 4}

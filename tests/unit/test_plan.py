@@ -1,0 +1,274 @@
+"""`parallel-sgd plan`: prices, memory, what is recommended, what is refused; and its benchmark."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tracemalloc
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks import plan as benchmark
+from parallel_sgd import Communicator, DataParallelASGD, DataParallelSGD, Parameters
+from parallel_sgd.command_line import plan, train
+from parallel_sgd.command_line.main import main
+from parallel_sgd.compression import GRADIENT_BITS
+from parallel_sgd.exchange.costs import KernelSpeeds, Link, exchange_s
+from parallel_sgd.planning import Job, candidates, recommend
+from parallel_sgd.planning.candidates import Blocks, DataParallel, DoubleBuffered, Servers
+
+SPEEDS = KernelSpeeds(
+    {bits: math.inf if bits == 32 else 4e9 for bits in GRADIENT_BITS},
+    {bits: math.inf if bits == 32 else 8e9 for bits in GRADIENT_BITS},
+    dict.fromkeys(GRADIENT_BITS, 8e9),
+)
+JOB = Job(
+    nodes=64,
+    ranks_per_node=1,
+    link=Link.ethernet(10e9, 30e-6),
+    parameters=60_000_000,
+    step_s=0.2,
+    minibatch=64,
+    optimizer_vectors=1,
+    speeds=SPEEDS,
+)
+ARGUMENTS = {
+    "--nodes": "64",
+    "--bandwidth": "10gbit",
+    "--latency": "30us",
+    "--parameters": "60M",
+    "--step-time": "0.2",
+}
+
+
+@pytest.fixture(autouse=True)
+def known_speeds(monkeypatch):
+    monkeypatch.setattr(plan, "measure_kernel_speeds", lambda: SPEEDS)
+
+
+def told(capsys, *more, **changed):
+    given = {**ARGUMENTS, **{"--" + name.replace("_", "-"): v for name, v in changed.items()}}
+    code = main(["plan", *(word for pair in given.items() for word in pair), *more])
+    return code, *capsys.readouterr()
+
+
+def test_every_algorithm_has_a_line(capsys):
+    code, shown, _ = told(capsys)
+    assert code == 0
+    lines = [line.split("  ")[0] for line in shown.splitlines()]
+    assert lines.count("data-parallel") == lines.count("data-parallel, overlap") == 6
+    for name in ("model averaging", "block momentum", "SlowMo", "DiLoCo", "double buffering"):
+        assert lines.count(name) == 2
+    assert lines.count("parameter servers") == 1
+    assert "8, on nodes of their own" in shown
+    assert "encode, decode and add, decode: 16 bit 4.0, 8.0, 8.0;" in shown
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 7, 64, 1024])
+@pytest.mark.parametrize("local", [1, 4])
+def test_terms_and_totals_fit(nodes, local):
+    job = replace(JOB, nodes=nodes, ranks_per_node=local)
+    for each in candidates(job):
+        cost = each.cost(job)
+        terms = cost.compute_s, cost.kernels_s, cost.wire_s, cost.startup_s
+        assert all(term >= 0 for term in terms)
+        assert max(cost.compute_s, cost.wire_s) <= cost.total_s <= sum(terms) + 1e-12
+        assert 0 < cost.efficiency <= 1
+        assert all(size >= 0 for size in each.memory(job).values())
+
+
+def test_a_step_without_overlap_is_compute_and_exchange():
+    found = DataParallel(4).cost(JOB)
+    totals = {
+        n: 0.2 + exchange_s(60_000_000, 4, 64, JOB.link, SPEEDS, buckets=n).total_s
+        for n in (57, 28, 14, 7, 3, 1)
+    }
+    assert found.total_s == pytest.approx(totals[found.buckets])
+    assert found.total_s <= 1.01 * min(totals.values())
+    slow = DataParallel(4).cost(replace(JOB, step_s=100.0))
+    assert slow.buckets == 57  # the default, where it makes no difference
+
+
+def test_overlap_hides_wire_behind_two_thirds_of_the_step():
+    job = replace(JOB, link=Link(0.0, 2 * 63 / 64 * 240e6 / 0.1, message_s=0.0))
+    assert job.exchange(32, 1).wire_s == pytest.approx(0.1)
+    hidden = DataParallel(32, overlap=True).cost(job)
+    assert hidden.total_s == pytest.approx(0.2, rel=0.05)
+    long = replace(job, link=Link(0.0, job.link.bytes_per_s / 5, message_s=0.0))
+    assert DataParallel(32, overlap=True).cost(long).total_s == pytest.approx(0.5 + 0.2 / 3, 0.01)
+    assert DoubleBuffered(32).cost(long).total_s == pytest.approx(0.5)
+
+
+def test_a_block_is_paid_once_in_all_its_steps():
+    every = {(each.name, each.bits): each for each in candidates(JOB)}
+    averaging = every["model averaging", 32]
+    assert isinstance(averaging, Blocks) and averaging.steps(JOB) == 625  # 40,000 samples
+    slowmo = every["SlowMo", 4]
+    found = slowmo.cost(JOB)
+    extra_s = JOB.exchange(4, found.buckets).total_s + JOB.passes_s(14)
+    assert found.total_s - 0.2 == pytest.approx(extra_s / 48)
+    in_kernels_s = JOB.exchange(4, found.buckets).kernels_s + JOB.passes_s(14)
+    assert found.kernels_s == pytest.approx(in_kernels_s / 48)
+    shorter = averaging.cost(replace(JOB, minibatch=640))
+    assert shorter.wire_s == pytest.approx(10 * averaging.cost(JOB).wire_s, rel=0.02)
+
+
+def test_servers_are_limited_by_their_links():
+    servers = Servers(32)
+    assert servers.servers(JOB) == 8 and servers.servers(JOB.on(3)) == 1
+    served = 56 / 8 * 240e6 / JOB.link.bytes_per_s / servers.steps(JOB)
+    assert servers.cost(JOB).total_s == pytest.approx(served)
+    idle = replace(JOB, step_s=100.0)
+    assert servers.cost(idle).efficiency == pytest.approx(56 / 64, rel=0.01)
+    assert not any(isinstance(each, Servers) for each in candidates(JOB.on(1)))
+
+
+def test_memory():
+    n = 60_000_000
+    plain, bit = DataParallel(32).memory(JOB), DataParallel(1).memory(JOB)
+    assert sum(plain.values()) == 16 * n
+    assert bit["residuals"] == 4 * n * (1 + 1 / 64)
+    assert DoubleBuffered(1).memory(JOB)["gradient"] == 8 * n
+    averaging, momentum = (
+        sum(each.memory(JOB).values()) for each in candidates(JOB)
+        if each.name in ("model averaging", "block momentum") and each.bits == 32
+    )  # fmt: skip
+    assert momentum - averaging == 4 * n
+    eight = replace(JOB, nodes=9)
+    assert Servers(32).server_memory(eight) == 4 * n * (2 + 8)
+
+
+@pytest.mark.parametrize("bits", [32, 16, 4, 1])
+def test_memory_is_what_training_takes(bits):
+    job = replace(JOB, nodes=1, parameters=1 << 20)
+    expected = DataParallel(bits).memory(job)
+    parameters = Parameters({"W": np.zeros((1024, 1024), np.float32)})
+    tracemalloc.start()
+    state = DataParallelSGD(gradient_bits=bits).init(parameters, Communicator.single())
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert state.exchanges
+    assert taken == pytest.approx(expected["residuals"] + expected["buffers"], rel=0.1)
+
+
+@pytest.mark.parametrize("each", candidates(JOB), ids=lambda each: f"{each.name} {each.bits}")
+def test_the_options_are_those_of_train(each):
+    words = f"{each.options} --gradient-bits {each.bits}".split()
+    _, algorithm, _ = train.read(words)
+    kind = DataParallelASGD if isinstance(each, Servers) else DataParallelSGD
+    assert type(algorithm) is (each.algorithm if isinstance(each, Blocks) else kind)
+    assert algorithm.gradient_bits == each.bits
+    if kind is type(algorithm) is DataParallelSGD:
+        assert algorithm.overlap == getattr(each, "overlap", False)
+        assert algorithm.double_buffering == isinstance(each, DoubleBuffered)
+
+
+def test_precision_is_not_given_away_where_links_are_fast():
+    found = recommend(replace(JOB, link=Link(1e-6, math.inf, message_s=0.0), nodes=4))
+    assert found.choice == DataParallel(32)
+    assert "as serial SGD does" in found.reason and found.reason.count(". ") == 1
+    assert "block momentum" not in found.reason
+
+
+def test_many_nodes_want_large_buckets():
+    found = recommend(replace(JOB, nodes=1024, step_s=2.0))
+    assert isinstance(found.choice, DataParallel) and found.choice.cost(JOB).buckets < 57
+    values = int(found.options.rpartition("--bucket-values ")[2])
+    assert 60_000_000 // 57 < values <= 60_000_000
+    assert "--bucket-values" not in recommend(replace(JOB, parameters=10**6)).options
+
+
+def test_few_bits_where_they_are_enough():
+    found = recommend(replace(JOB, nodes=8))
+    assert isinstance(found.choice, DataParallel) and found.choice.bits < 32
+    assert "With error feedback" in found.reason
+    assert "; block momentum would keep 100%." in found.reason
+
+
+def test_blocks_only_where_gradients_are_much_slower_and_with_what_they_cost():
+    found = recommend(replace(JOB, link=Link.ethernet(1e8, 1e-3)))
+    assert isinstance(found.choice, Blocks)
+    assert "It changes the result" in found.reason and "0.45 nats" in found.reason
+
+
+def test_json_and_figure(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    json_file, figure = tmp_path / "plan.json", tmp_path / "plan.png"
+    code, _, _ = told(capsys, json=str(json_file), figure=str(figure), bandwidth="unlimited")
+    assert code == 0
+    content = json.loads(json_file.read_text(), parse_constant=pytest.fail)
+    assert content["job"]["bandwidth"] is None
+    assert [each["nodes"] for each in content["plan"]] == [2**i for i in range(11)]
+    here = next(each for each in content["plan"] if each["nodes"] == 64)["algorithms"]
+    assert len(here) == 23 and all(each["seconds"]["wire"] == 0 for each in here)
+    chosen = content["recommended"]
+    assert (chosen["algorithm"], chosen["bits"]) in {(e["algorithm"], e["bits"]) for e in here}
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"nodes": "0"}, "--nodes: must be a number"),
+        ({"nodes": "2.5"}, "--nodes: must be a whole number: '2.5'"),
+        ({"nodes": "1g"}, "--nodes=1000000000 must be at most"),
+        ({"bandwidth": "10"}, "--bandwidth: must be a rate"),
+        ({"latency": "-1us"}, "--latency"),
+        ({"parameters": "many"}, "--parameters: must be a number"),
+        ({"step_time": "0"}, "--step-time: must be a time"),
+        ({"optimizer": "magic"}, "--optimizer: invalid choice"),
+        ({"minibatch": "0"}, "--minibatch: must be a number"),
+        ({"json": "/no/such/folder/a.json"}, "--json=/no/such/folder/a.json must be a file in"),
+        ({"figure": "/no/such/a.png"}, "--figure=/no/such/a.png must be a file in"),
+    ],
+)
+def test_what_is_refused_is_named(capsys, changed, said):
+    code, shown, error = told(capsys, **changed)
+    assert code == 2 and not shown
+    assert said in error and error.count("\n") == 1
+
+
+def test_what_is_missing_is_named(capsys):
+    assert main(["plan", "--nodes", "4"]) == 2
+    error = capsys.readouterr().err
+    assert "--bandwidth" in error and "--step-time" in error
+
+
+def test_the_benchmark_shows_errors(monkeypatch):
+    link = {"latency_s": 1e-5, "message_s": 1e-5, "core_s_per_byte": 1e-9}
+    right = exchange_s(
+        250_000,
+        32,
+        2,
+        Link(bytes_per_s=benchmark.payload_rate(1e9), burst_bytes=benchmark.BURST, **link),
+        SPEEDS,
+        cores_per_rank=1.0,
+        pipelined=False,
+    ).total_s
+
+    class Hosts:
+        def run(self, module, options):
+            if module == "plan_link":
+                return link
+            assert options == {"sizes": [250_000], "bits": [32], "transport": "auto"}
+            return [{"values": 250_000, "bits": 32, "seconds": 2 * right, "pipelined": False}]
+
+    @contextmanager
+    def hosts(count, rate):
+        assert count == 2 and rate in (1e9, math.inf)
+        yield Hosts()
+
+    monkeypatch.setattr(benchmark, "emulated_hosts", hosts)
+    monkeypatch.setattr(benchmark, "measure_kernel_speeds", lambda: SPEEDS)
+    monkeypatch.setattr(benchmark, "usable_cores", lambda: 2)
+    parser = argparse.ArgumentParser()
+    benchmark.add_arguments(parser)
+    words = ["--hosts", "2", "--megabytes", "1", "--bits", "32"]
+    rows = {row.name: row for row in benchmark.main(parser.parse_args(words)).rows}
+    assert rows["2 hosts, 1 MB, 32 bit"].ratio == pytest.approx(2)
+    assert rows["2 hosts, 1 MB, 32 bit"].reference.endswith("error -50%")
+    assert rows["largest error"].value == pytest.approx(50)
