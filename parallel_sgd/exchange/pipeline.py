@@ -2,8 +2,14 @@
 
 Every rank has some pieces to contribute, some to total, and all to take; it does whatever is
 possible next, and in between moves its messages on. What others wait for comes first: totals, then
-contributions, then what is for this rank alone. Contributions begin with the owner after this rank,
-so that not all ranks send to the same one.
+contributions, then what is for this rank alone.
+
+A link that many send to at once loses packets, and takes longer. So a rank contributes to one owner
+after the other, beginning with the one after it, as in a ring, and owners receive in just that
+order; and of each kind of message only so much is on its way between hosts as keeps a link busy
+(`WINDOW`). Of all contributions that are missing the first, by that order, can always be sent and
+received, and no result holds up a contribution, nor a result of another host: no rank waits for
+itself.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from ..communication import Communicator
-from ..communication.messages import Naps
+from ..communication.messages import Messages, Naps, Then
 from .pieces import Piece
 from .residuals import Residuals
 from .routes import Routes
@@ -25,9 +31,8 @@ Array = Any  #: a NumPy or CuPy array
 VALUES, CONTRIBUTION, RESULT = range(3)  #: kinds of messages
 KINDS = 3
 
-WINDOW = 4 << 20
-"""Bytes on their way from this rank, beyond which it contributes no more: what is sent all at once
-to everybody takes longer, since many flows then meet in one link."""
+WINDOW = 2 << 20
+"""Bytes of a kind that are sent, or expected, at a time: what a link holds, and some more."""
 
 
 class Pipeline:
@@ -38,17 +43,19 @@ class Pipeline:
         routes: who gathers for whom.
         comm: the ranks; nothing else may send messages on it meanwhile.
 
+    Attributes:
+        bytes_sent: by this rank to others, over all exchanges so far.
+        orders: of every bucket, its pieces by their owners from this rank on, itself at the end.
+
     Local.
     """
 
     def __init__(self, stages: Sequence[Stages], routes: Routes, comm: Communicator) -> None:
         self.stages, self.routes, self.comm = stages, routes, comm
         self.messages = comm.messages()
-        self.bytes_sent = 0  #: by this rank to others, over all exchanges so far
-        size, rank = comm.size, comm.rank
-        #: By bucket: (index within its stripe, owner counted from this rank on).
+        self.bytes_sent = 0
         self.orders = [
-            sorted(each.pieces, key=partial(_turn, _places(each.pieces), rank, size))
+            sorted(each.pieces, key=lambda piece: (piece.owner - comm.rank - 1) % comm.size)
             for each in stages
         ]
 
@@ -80,7 +87,8 @@ class Pipeline:
                     naps.pause(messages)
             run.begin(bucket, stray=stray)
         while run.left or messages.under_way:
-            if messages.progress() | run.work():
+            moved, worked = messages.progress(), run.work()
+            if moved or worked:
                 continue
             naps.reset()
             with self.comm.trace.span("wait"), messages.watched("exchange"):
@@ -98,54 +106,73 @@ class _Run:
     def __init__(self, pipeline: Pipeline, vector: Array, residuals: Residuals | None) -> None:
         self.pipeline, self.vector, self.residuals = pipeline, vector, residuals
         self.messages, self.rank = pipeline.messages, pipeline.comm.rank
-        self.trace = pipeline.comm.trace
+        self.trace, self.routes = pipeline.comm.trace, pipeline.routes
+        self.host = self.routes.host_of[self.rank]
         self.left = sum(len(each.pieces) for each in pipeline.stages)
+        self._local = [each for each in self.routes.hosts[self.host] if each != self.rank]
+        self._sending = 0  # bytes of contributions
         self._to_contribute: deque[tuple[Stages, Piece]] = deque()
         self._to_total: deque[tuple[Stages, Piece]] = deque()
         self._to_take: deque[tuple[Stages, Piece]] = deque()
-        self._sending = 0  # bytes
         self._missing_values: dict[int, int] = {}
         self._missing_contributions: dict[int, int] = {}
-        routes = pipeline.routes
-        here = routes.host_of[self.rank]
-        self._local = [each for each in routes.hosts[here] if each != self.rank]
-        for stages in pipeline.stages:
-            for piece in stages.pieces:
-                if stages.gathers(piece):
-                    self._missing_values[piece.tag] = 1 + len(self._local)
-                    came = partial(self._has_values, stages, piece)
-                    for peer in self._local:
-                        self._receive(stages.gather_room(piece, peer), peer, piece, VALUES, came)
-                if piece.owner == self.rank:
-                    self._missing_contributions[piece.tag] = len(routes.hosts)
-                    came = partial(self._has_contribution, stages, piece)
-                    for host in range(len(routes.hosts)):
-                        if host != here:
-                            gatherer = routes.gatherer(host, piece.owner)
-                            room = stages.contribution_room(piece, host)
-                            self._receive(room, gatherer, piece, CONTRIBUTION, came)
+        self._contributions = _Expected(self.messages, CONTRIBUTION)
+        self._results = _Expected(self.messages, RESULT)
+        for stages, order in zip(pipeline.stages, pipeline.orders, strict=True):
+            self._expect_values(stages, order)
+            self._expect_contributions(stages)
+
+    def _expect_values(self, stages: Stages, order: Sequence[Piece]) -> None:
+        """Of the other ranks of this host, for the pieces that this one gathers."""
+        for piece in order:
+            if not stages.gathers(piece):
+                continue
+            self._to_contribute.append((stages, piece))
+            self._missing_values[piece.tag] = 1 + len(self._local)
+            came = partial(self._has_values, piece)
+            for peer in self._local:
+                self.messages.receive(
+                    stages.gather_room(piece, peer), peer, tag_of(piece, VALUES), came
+                )
+
+    def _expect_contributions(self, stages: Stages) -> None:
+        """Of the other hosts, for the pieces that this rank owns: in the order in which they are
+        sent, those from the rank before this one first."""
+        expected = []
+        for piece in stages.pieces:
+            if piece.owner != self.rank:
+                continue
+            self._missing_contributions[piece.tag] = len(self.routes.hosts)
+            came = partial(self._has_contribution, stages, piece)
+            for host in range(len(self.routes.hosts)):
+                if host != self.host:
+                    sender = self.routes.gatherer(host, piece.owner)
+                    room = stages.contribution_room(piece, host)
+                    expected.append((room, sender, piece, came))
+        expected.sort(key=lambda each: (self.rank - each[1]) % self.pipeline.comm.size)
+        for room, sender, piece, came in expected:
+            self._contributions.add(room, sender, piece, came)
 
     def begin(self, bucket: int, *, stray: bool) -> None:
         """The values of a bucket are there."""
-        stages, routes = self.pipeline.stages[bucket], self.pipeline.routes
-        here = routes.host_of[self.rank]
+        stages = self.pipeline.stages[bucket]
         for piece in self.pipeline.orders[bucket]:
-            gatherer = routes.gatherer(here, piece.owner)
+            gatherer = self.routes.gatherer(self.host, piece.owner)
             if gatherer == self.rank:
-                self._has_values(stages, piece)
-            else:
-                values = self.vector[piece.values]
-                if stray and self.residuals is not None:
-                    values += self.residuals.own[piece.values]
-                    self.residuals.own[piece.values] = 0
-                then = partial(self._await_result, stages, piece, gatherer)
-                self._send(values, gatherer, piece, VALUES, then)
+                self._has_values(piece)
+                continue
+            values = self.vector[piece.values]
+            if stray and self.residuals is not None:
+                values += self.residuals.own[piece.values]
+                self.residuals.own[piece.values] = 0
+            sent = partial(self._await_result, stages, piece, gatherer)
+            self._send(values, gatherer, piece, VALUES, sent)
 
     def work(self) -> bool:
         """Do what is next; whether there was anything."""
         if self._to_total:
             self._total(*self._to_total.popleft())
-        elif self._to_contribute and self._sending < WINDOW:
+        elif self._may_contribute():
             self._contribute(*self._to_contribute.popleft())
         elif self._to_take:
             self._take(*self._to_take.popleft())
@@ -153,10 +180,14 @@ class _Run:
             return False
         return True
 
-    def _has_values(self, stages: Stages, piece: Piece) -> None:
+    def _may_contribute(self) -> bool:
+        if not self._to_contribute or self._sending >= WINDOW:
+            return False
+        _, piece = self._to_contribute[0]
+        return self._missing_values[piece.tag] == 0
+
+    def _has_values(self, piece: Piece) -> None:
         self._missing_values[piece.tag] -= 1
-        if self._missing_values[piece.tag] == 0:
-            self._to_contribute.append((stages, piece))
 
     def _contribute(self, stages: Stages, piece: Piece) -> None:
         if self._local:
@@ -166,9 +197,14 @@ class _Run:
             message = stages.contribute(piece, self.vector, self.residuals)
         if piece.owner == self.rank:
             self._has_contribution(stages, piece)
-        else:
-            then = partial(self._await_result, stages, piece, piece.owner)
-            self._send(message, piece.owner, piece, CONTRIBUTION, then)
+            return
+        self._sending += message.nbytes
+        sent = partial(self._contributed, stages, piece, message.nbytes)
+        self._send(message, piece.owner, piece, CONTRIBUTION, sent)
+
+    def _contributed(self, stages: Stages, piece: Piece, nbytes: int) -> None:
+        self._sending -= nbytes
+        self._await_result(stages, piece, piece.owner)
 
     def _has_contribution(self, stages: Stages, piece: Piece) -> None:
         self._missing_contributions[piece.tag] -= 1
@@ -178,17 +214,19 @@ class _Run:
     def _total(self, stages: Stages, piece: Piece) -> None:
         with self.trace.span("sum"):
             message = stages.total(piece, self.vector, self.residuals)
-        routes = self.pipeline.routes
-        for host in self._from_here(len(routes.hosts), routes.host_of[self.rank]):
-            gatherer = routes.gatherer(host, piece.owner)
-            if gatherer != self.rank:
-                self._send(message, gatherer, piece, RESULT)
+        for host in range(len(self.routes.hosts)):
+            if host != self.host:
+                self._send(message, self.routes.gatherer(host, piece.owner), piece, RESULT)
         self._pass_on(message, stages, piece)
 
     def _await_result(self, stages: Stages, piece: Piece, sender: int) -> None:
-        """What this rank has had to send is on its way; its place is free for what comes back."""
+        """What this rank had to send has been sent: its place is free for what comes back."""
         room = stages.result_room(piece, self.vector)
-        self._receive(room, sender, piece, RESULT, partial(self._has_result, stages, piece))
+        came = partial(self._has_result, stages, piece)
+        if sender in self._local:  # over no link; and it may itself wait for its turn of a window
+            self.messages.receive(room, sender, tag_of(piece, RESULT), came)
+        else:
+            self._results.add(room, sender, piece, came)
 
     def _has_result(self, stages: Stages, piece: Piece) -> None:
         if stages.gathers(piece):
@@ -207,42 +245,39 @@ class _Run:
             stages.take(piece, self.vector)
         self.left -= 1
 
-    def _from_here(self, size: int, own: int) -> list[int]:
-        return [(own + i) % size for i in range(1, size + 1)]
-
     def _send(
-        self,
-        array: Array,
-        peer: int,
-        piece: Piece,
-        kind: int,
-        then: Callable[[], object] = lambda: None,
+        self, array: Array, peer: int, piece: Piece, kind: int, then: Then = lambda: None
     ) -> None:
-        nbytes = array.nbytes
-
-        def sent() -> None:
-            self._sending -= nbytes
-            then()
-
-        self.pipeline.bytes_sent += nbytes
-        self._sending += nbytes
-        self.messages.send(array, peer, KINDS * piece.tag + kind, sent)
-
-    def _receive(
-        self, room: Array, peer: int, piece: Piece, kind: int, then: Callable[[], object]
-    ) -> None:
-        self.messages.receive(room, peer, KINDS * piece.tag + kind, then)
+        self.pipeline.bytes_sent += array.nbytes
+        self.messages.send(array, peer, tag_of(piece, kind), then)
 
 
-def _places(pieces: Sequence[Piece]) -> dict[int, int]:
-    """The number of each piece within its stripe, by tag."""
-    places: dict[int, int] = {}
-    counts: dict[int, int] = {}
-    for piece in pieces:
-        places[piece.tag] = counts.get(piece.owner, 0)
-        counts[piece.owner] = places[piece.tag] + 1
-    return places
+class _Expected:
+    """Messages of one kind to be received, of which `WINDOW` bytes may come at a time."""
+
+    def __init__(self, messages: Messages, kind: int) -> None:
+        self._messages, self._kind = messages, kind
+        self._later: deque[tuple[Array, int, Piece, Then]] = deque()
+        self._coming = 0  # bytes
+
+    def add(self, room: Array, sender: int, piece: Piece, then: Then) -> None:
+        """The next one, where it goes, and what to do when it is there."""
+        self._later.append((room, sender, piece, then))
+        self._receive()
+
+    def _receive(self) -> None:
+        while self._later and self._coming < WINDOW:
+            room, sender, piece, then = self._later.popleft()
+            self._coming += room.nbytes
+            came = partial(self._came, room.nbytes, then)
+            self._messages.receive(room, sender, tag_of(piece, self._kind), came)
+
+    def _came(self, nbytes: int, then: Then) -> None:
+        self._coming -= nbytes
+        then()
+        self._receive()
 
 
-def _turn(places: dict[int, int], rank: int, size: int, piece: Piece) -> tuple[int, int]:
-    return places[piece.tag], (piece.owner - rank - 1) % size
+def tag_of(piece: Piece, kind: int) -> int:
+    """Of a message, the same on all ranks."""
+    return KINDS * piece.tag + kind

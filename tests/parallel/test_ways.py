@@ -11,7 +11,7 @@ from cases import CODECS, LAYOUTS, gradient_of, zeros
 
 from parallel_sgd import Communicator, Parameters
 from parallel_sgd.compression import codec_for
-from parallel_sgd.exchange import Exchange, Routes, cut_buckets, pieces, routes_for
+from parallel_sgd.exchange import Exchange, Routes, cut_buckets, pieces, pipeline, routes_for
 
 STEPS = 4
 
@@ -32,6 +32,7 @@ every_place = pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 128)
+    monkeypatch.setattr(pipeline, "WINDOW", 600)  # a piece of float32, and a little
 
 
 def results(exchange: Exchange, comm: Communicator, parameters: Parameters, *, lossy: bool):
