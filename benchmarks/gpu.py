@@ -1,8 +1,11 @@
-"""The CUDA kernels on the GPU at hand: the reference's bytes, and the bandwidth they reach.
+"""What one GPU can show: kernels, copies to and from the host, exchanges of ranks that share it.
 
 Every kernel first runs beside the reference on the same random data, and all its arrays are
 compared byte for byte. Then it runs on vectors that fill the chip. Its bandwidth counts the bytes
 that it must move, and stands as a fraction of a device-to-device copy measured in the same run.
+Pieces that are staged for MPI stand beside the rate of one long copy of pinned memory. Sums of
+ranks that share the GPU are compared with NumPy's bit for bit before they are timed. NCCL, which
+wants a GPU for each rank, runs with one: that shows that the calls work, and nothing of speed.
 """
 
 from __future__ import annotations
@@ -11,21 +14,27 @@ import argparse
 import functools
 import importlib
 import statistics
+import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from parallel_sgd import UserError
+from parallel_sgd import Communicator, Parameters, UserError
+from parallel_sgd.compression import codec_for
+from parallel_sgd.exchange import Exchange
+from parallel_sgd.exchange.nccl import start_nccl
 from parallel_sgd.kernels import cuda, reference
 from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
 
+from .gpu_staging import stage
 from .on_ranks import on_ranks
 from .report import Report, positive
 
 BLOCK_SIZE = 1024
-RANKS = 4
-EXCHANGED = 2**24  #: values of the vectors that four ranks sum
+RANKS = 2
+EXCHANGED = 2**24  #: values of the vectors that ranks sum
 COMPARED = 2**20 + 37  #: values of the vectors on which the reference, which is slow, runs too
 SMALL = 2**16  #: random values; the vectors that are timed repeat them
 
@@ -48,7 +57,9 @@ def main(options: argparse.Namespace) -> Report:
     name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
     report = Report(f"CUDA kernels on {name}, {values} values in blocks of {BLOCK_SIZE}")
     measure(cupy, report, values, options.repeats)
-    four_ranks(report, min(values, EXCHANGED))
+    stage(cupy, report, min(values, EXCHANGED))
+    sharing_ranks(report, min(values, EXCHANGED))
+    alone_with_nccl(cupy, report, min(values, EXCHANGED))
     return report
 
 
@@ -84,17 +95,56 @@ def measure(cupy: Any, report: Report, values: int, repeats: int) -> None:
         report.add(row, moved, "GB/s", limit, moved / copied)
 
 
-def four_ranks(report: Report, values: int, rounds: int = 9) -> None:
-    """Add rows for four MPI ranks that share the GPU; first their sums are checked."""
-    seconds = on_ranks(RANKS, "gpu_ranks", {"values": values, "rounds": rounds})
-    full = seconds["32"]
-    for bits in ("32", "1"):
+def sharing_ranks(report: Report, values: int, rounds: int = 9) -> None:
+    """Add rows for MPI ranks that share the GPU; first their sums are checked."""
+    found = on_ranks(RANKS, "gpu_ranks", {"values": values, "rounds": rounds})
+    full = found["32 collective"]["seconds"]
+    for name, parts in found.items():
+        seconds = parts.pop("seconds")
+        spans = ", ".join(f"{span} {part * 1e3:.1f}" for span, part in parts.items())
         report.add(
-            f"sum of {values} values over {RANKS} ranks sharing the GPU, {bits} bit",
-            seconds[bits] * 1e3,
+            f"sum of {values} values over {RANKS} ranks sharing the GPU, {name}",
+            seconds * 1e3,
             "ms",
-            f"32 bit through pinned host memory, {full * 1e3:.1f} ms",
-            seconds[bits] / full,
+            f"32 bit collective, {full * 1e3:.1f} ms; ms of the host in {spans}",
+            seconds / full,
+        )
+
+
+def alone_with_nccl(cupy: Any, report: Report, values: int, rounds: int = 9) -> None:
+    """Add rows for NCCL's transport on one rank; its sums must be those without it."""
+    comm = Communicator.single()
+    parameters = Parameters({"W": cupy.zeros(values, np.float32)})
+    given = cupy.asarray(np.random.default_rng(0).standard_normal(values, np.float32))
+    try:
+        started = [start_nccl(parameters, comm, "auto", lossless=bits == 32) for bits in (32, 1)]
+    except UserError as error:
+        print(f"benchmarks: left out: {error}", file=sys.stderr)
+        return
+    for bits, (routes, nccl) in zip((32, 1), started, strict=True):
+        codec = codec_for(bits) if bits < 32 else None
+        exchange = Exchange(parameters, comm, codec, transport="nccl", routes=routes, nccl=nccl)
+        plain = Exchange(parameters, comm, codec, transport="pipelined")
+        sums = [given.copy(), given.copy()]
+        for each, total in zip((exchange, plain), sums, strict=True):
+            each.sum(total, each.residuals(parameters))
+        if sums[0].tobytes() != sums[1].tobytes():
+            raise AssertionError(f"a sum of one rank through NCCL differs at {bits} bits")
+        nccl.share([(sums[0], 0)])
+        if sums[0].tobytes() != sums[1].tobytes():
+            raise AssertionError("NCCL's broadcast of one rank to itself changes values")
+        times = []
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            nccl.all_reduce(sums[0])
+            times.append(time.perf_counter() - begin)
+        seconds = statistics.median(times)
+        report.add(
+            f"NCCL's all-reduce of {values} values, one rank, waited for, {bits} bit",
+            seconds * 1e3,
+            "ms",
+            "nothing: it shows that the calls work",
+            None,
         )
 
 

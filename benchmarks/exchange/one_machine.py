@@ -1,4 +1,4 @@
-"""Sums over K ranks of this machine: bytes against the theory, seconds against MPI_Allreduce.
+"""Inside one machine: bytes against the theory, seconds against MPI_Allreduce.
 
 Theory (bytes that a rank sends): 2 (K-1)/K n (b/8 + 8/block) for 1 to 8 bits, without the levels
 for 16 and 32. MPI_Allreduce of the same vector in float32 runs in turn with ours, in the same
@@ -7,7 +7,6 @@ ranks. A step of a tiny model shows what everything beside the MPI calls costs.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import time
@@ -20,29 +19,26 @@ import numpy as np
 from parallel_sgd import SGD, Communicator, DataParallelSGD, Learner, Parameters
 from parallel_sgd.compression import GRADIENT_BITS
 
-from .on_ranks import on_ranks
-from .report import Report, positive
+from ..on_ranks import on_ranks
+from ..report import Report
 
 TINY = 650  #: parameters of a softmax regression on digits
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", "--ranks", type=positive, default=2, metavar="K", help="(default: 2)")
-    parser.add_argument(
-        "--values", type=positive, default=1 << 24, help="values in the vector (default: 2**24)"
-    )
-    parser.add_argument("--rounds", type=positive, default=9, help="of all sums (default: 9)")
-
-
-def main(options: argparse.Namespace) -> Report:
-    k, n = options.ranks, options.values
-    found = on_ranks(k, "exchange", {"values": n, "rounds": options.rounds})
+def compared(k: int, n: int, rounds: int) -> Report:
+    """The table for K ranks and n values."""
+    found = on_ranks(k, "exchange.one_machine", {"values": n, "rounds": rounds})
     report = Report(f"sums of {n} float32 over {k} ranks of one machine, a thread each")
     allreduce, tiny = found["allreduce"], found["tiny_allreduce"]
     reference = f"MPI_Allreduce of float32, {allreduce * 1e3:.1f} ms"
     for bits in GRADIENT_BITS:
         seconds = found["seconds"][str(bits)]
         report.add(f"{bits} bit, time", seconds * 1e3, "ms", reference, seconds / allreduce)
+    for bits in GRADIENT_BITS:
+        seconds, other = found["pipelined"][str(bits)], found["seconds"][str(bits)]
+        reference = f"transport collective, {other * 1e3:.1f} ms"
+        name = f"{bits} bit, transport pipelined, time"
+        report.add(name, seconds * 1e3, "ms", reference, seconds / other)
     for bits in GRADIENT_BITS:
         levels = 8 / 1024 if bits <= 8 else 0
         theory = 2 * (k - 1) / k * n * (bits / 8 + levels)
@@ -91,9 +87,14 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
     calls: dict[str, Callable[[], None]] = {"allreduce": allreduce}
     exchanges: dict[str, Any] = {}
     for bits in GRADIENT_BITS:
-        state = DataParallelSGD(gradient_bits=bits).init(parameters, comm)
-        exchange = exchanges[str(bits)] = state.exchanges[bits]
-        calls[str(bits)] = functools.partial(exchange.sum, total, state.residuals)
+        for transport in ("collective", "pipelined"):
+            algorithm = DataParallelSGD(gradient_bits=bits, transport=transport)
+            state = algorithm.init(parameters, comm)
+            calls[f"{bits}, {transport}"] = functools.partial(
+                state.exchanges[bits].sum, total, state.residuals
+            )
+            if transport == "collective":
+                exchanges[str(bits)] = state.exchanges[bits]
     times: dict[str, list[float]] = {name: [] for name in calls}
     for i in range(rounds + 1):
         for name, call in calls.items():
@@ -104,8 +105,9 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
                 times[name].append(seconds)
     medians = {name: statistics.median(t) for name, t in times.items()}
     return {
-        "allreduce": medians.pop("allreduce"),
-        "seconds": medians,
+        "allreduce": medians["allreduce"],
+        "seconds": {bits: medians[f"{bits}, collective"] for bits in exchanges},
+        "pipelined": {bits: medians[f"{bits}, pipelined"] for bits in exchanges},
         "bytes": {bits: e.bytes_sent / (rounds + 1) for bits, e in exchanges.items()},
         "memory_per_parameter": memory,
         "tiny_step": {bits: _tiny_step(comm, bits) for bits in (32, 1)},

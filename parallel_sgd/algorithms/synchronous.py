@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ..communication import Communicator
+from ..compression import Codec
 from ..exchange import (
     TRANSPORTS,
     Bucket,
@@ -22,6 +23,7 @@ from ..exchange import (
     choose_way,
     cut_buckets,
     require_float32,
+    routes_for,
 )
 from ..optimizers import LocalStep
 from ..parameters import Parameters
@@ -73,7 +75,9 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
             many samples have been seen (CNTK's warm start); then begin from rank 0's model.
         transport: "collective" (the MPI library's all-to-all and all-gather), "pipelined" (pieces
             of which some are encoded while others travel), or "auto": the faster of them, by a
-            short measurement before training. The sums have the same bits.
+            short measurement before training. The sums have the same bits. "nccl", for CuPy with a
+            GPU for each rank, lets NCCL add up within hosts, or over all ranks at 32 bits unless
+            `hierarchical` is True: equal to rounding, and the same bits on all ranks.
         hierarchical: True lets the ranks of each host add up among themselves, in full precision,
             and send one message; "auto" does so where there are several hosts, and several ranks
             on one of them.
@@ -124,8 +128,8 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
         return sum(exchange.bytes_sent for exchange in state.exchanges.values())
 
     def report(self, state: SynchronousStateT) -> dict[str, Any] | None:
-        """What "auto" has chosen, and by what: the way of messages, and the bits of how many values.
-        None on one rank."""
+        """What "auto" has chosen, and by what: the way of messages, and how many values have so
+        many bits. None on one rank."""
         if state.apart.size == 1:
             return None
         found = state.way.as_dict()
@@ -147,11 +151,26 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
         for each in all_bits - {AUTO}:
             require_float32(self.codec(int(each)), parameters)
         buckets = cut_buckets(parameters, self.block_size, self.bucket_values)
-        way = choose_way(parameters, comm, self.transport, self.hierarchical)
-        state = SynchronousState(residuals=None, exchanges={}, buckets=buckets, way=way, apart=comm)
+        chosen, measured = None, None
         if all_bits == {AUTO}:
-            chosen = choose_bits(buckets, parameters, comm, way, self.block_size)
-            state.bits, state.measured = chosen
+            routes = routes_for(comm.hosts, self.hierarchical)
+            chosen, measured = choose_bits(buckets, parameters, comm, routes, self.block_size)
+        state = SynchronousState(
+            residuals=None,
+            bits=chosen,
+            measured=measured,
+            exchanges={},
+            buckets=buckets,
+            way=choose_way(
+                parameters,
+                comm,
+                self.transport,
+                self.hierarchical,
+                codec=self._codecs(chosen, buckets, self.bits_after(0))[_largest(buckets)],
+                lossless=all_bits == {32},
+            ),
+            apart=comm,
+        )
         first = self._exchange(state, self.bits_after(0), parameters)
         if all_bits != {32}:
             state.residuals = first.residuals(parameters)
@@ -191,14 +210,8 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
     def _exchange(
         self, state: SynchronousState, bits: int | str, parameters: Parameters
     ) -> Exchange:
-        """One for the present bits. Full precision needs no codec where nothing was ever lost."""
-        lossless = self.gradient_bits == 32
-        if bits == AUTO:
-            assert state.bits is not None
-            each = [state.bits[str(i)] for i in range(len(state.buckets))]
-        else:
-            each = [int(bits)] * len(state.buckets)
-        codecs = [None if b == 32 and (lossless or bits == AUTO) else self.codec(b) for b in each]
+        """One for the present bits."""
+        codecs = self._codecs(state.bits, state.buckets, bits)
         return Exchange(
             parameters,
             state.apart,
@@ -207,7 +220,19 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
             transport=state.way.transport,
             routes=state.way.routes,
             error_feedback=self.error_feedback,
+            nccl=state.way.nccl,
         )
+
+    def _codecs(
+        self, chosen: Mapping[str, int] | None, buckets: Sequence[Bucket], bits: int | str
+    ) -> list[Codec | None]:
+        """Of each bucket. Full precision needs none where nothing was ever lost."""
+        if chosen is not None:
+            each = [chosen[str(number)] for number in range(len(buckets))]
+        else:
+            each = [int(bits)] * len(buckets)
+        lossless = chosen is not None or self.gradient_bits == 32
+        return [None if b == 32 and lossless else self.codec(b) for b in each]
 
     def train_alone(
         self,
@@ -227,3 +252,9 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
             for array in (parameters.flat, *local_step.state.buffers.values()):
                 comm.broadcast(array)
         return samples
+
+
+def _largest(buckets: Sequence[Bucket]) -> int:
+    """The number of the one with the most values."""
+    sizes = [bucket.values.stop - bucket.values.start for bucket in buckets]
+    return sizes.index(max(sizes))

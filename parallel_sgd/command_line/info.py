@@ -1,6 +1,7 @@
 """`parallel-sgd info`: what this environment has to work with, and whether its parts fit.
 
-With --servers also how a model's parameters would be placed on parameter servers.
+With --servers also how a model's parameters would be placed on parameter servers; with --links how
+fast ranks exchange.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..communication.launched import (
 from ..errors import UserError
 from ..parameter_server.placement import DISPATCH, place
 from .cores import all_cores, usable_cores
+from .links import add_link_options, link_lines, measured_links, require_use_of_links
 from .mpi_runtime import bound_mpi, find_mpiexecs, identify
 from .parser import Parser
 
@@ -39,10 +41,14 @@ __all__ = ["collect", "main", "package_version"]
 def main(argv: Sequence[str]) -> int:
     """`parallel-sgd info`: returns 0; under mpiexec rank 0 speaks for all."""
     given = _parser().parse_args(argv)
+    require_use_of_links(given)
+    if not launched_rank():
+        placement = _placement(given)
+    links = measured_links(given) if given.links else None
     if launched_rank():
         return 0
-    placement = _placement(given)
-    found = collect() | ({} if placement is None else {"placement": placement})
+    asked = {"placement": placement, "links": links}
+    found = collect() | {name: each for name, each in asked.items() if each is not None}
     print(json.dumps(found, indent=2) if given.json else _table(found), flush=True)
     return 0
 
@@ -71,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--placement", metavar="RULE", help=f"{rules} (default: {next(iter(DISPATCH))})")
     add("--min-block", type=int, metavar="N", help="at least N values to a slice (default: 8192)")
     add("--whole-parameters", action="store_true", default=None, help="cut none into slices")
+    add_link_options(parser)
     return parser
 
 
@@ -275,6 +282,8 @@ def _table(sections: dict[str, dict[str, Any]]) -> str:
     """Sections as aligned text."""
     if "placement" in sections:
         sections = sections | {"placement": _placement_lines(sections["placement"])}
+    if "links" in sections:
+        sections = sections | {"links": link_lines(sections["links"])}
     width = max(len(name) for section in sections.values() for name in section)
     lines = []
     for title, section in sections.items():

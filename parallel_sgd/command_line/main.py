@@ -20,6 +20,7 @@ COMMANDS = {
     "run": ("launcher", "start a Python script on N ranks, with the mpiexec that fits"),
     "train": ("train", "train a model on data, on one rank or many"),
     "simulate": ("simulate", "the same on N ranks that are threads of one process, without MPI"),
+    "plan": ("plan", "price every algorithm for a model on a cluster, and recommend one"),
     "info": ("info", "show MPI, mpiexec, cores and GPUs"),
 }
 

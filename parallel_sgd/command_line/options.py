@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from ..algorithms.compressed import AUTO
 from ..errors import UserError
 from ..schedules import Linear, Steps
 
@@ -101,6 +102,10 @@ def _reader(name: str, annotation: str) -> Callable[[str], Any]:
                 linear = text.startswith("linear:")
                 points = _points(text.removeprefix("linear:"), float)
                 return Linear(points) if linear else Steps(points)
+            if text == AUTO and "str" in annotation.split(" | "):
+                return text
+            if "bool" in annotation.split(" | "):
+                return {"true": True, "false": False}.get(text.lower(), text)
             if "int" in annotation.split(" | "):
                 return int(text)
             if "float" in annotation.split(" | "):
@@ -127,13 +132,16 @@ def _expected(annotation: str) -> str:
     number = "a whole number" if "int" in annotation.split(" | ") else "a number"
     if "Mapping" in annotation or "Schedule" in annotation:
         linear = " (linear:0:0,1000:0.3 goes up in between)" if "Schedule" in annotation else ""
-        return f"{number}, or samples:value pairs as 0:32,20000:1{linear}"
+        auto = f", or {AUTO}" if "str" in annotation.split(" | ") else ""
+        return f"{number}, or samples:value pairs as 0:32,20000:1{linear}{auto}"
     return number
 
 
 def _metavar(annotation: str) -> str:
     if "Mapping" in annotation or "Schedule" in annotation:
-        return "X | S:X,..."
+        return "X | S:X,... | auto" if "str" in annotation.split(" | ") else "X | S:X,..."
+    if "bool" in annotation.split(" | "):
+        return "true | false | auto"
     if "float" in annotation.split(" | "):
         return "X"
     return "N" if "int" in annotation.split(" | ") else "NAME"

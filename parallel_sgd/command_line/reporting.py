@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from ..algorithms import DataParallelASGD, DataParallelSGD, LocalUpdates
-from ..training import Progress, RunFolder, Session
+from ..algorithms import DataParallelASGD, DataParallelSGD, LocalUpdates, SynchronousState
+from ..training import Learner, Progress, RunFolder, Session
 
 
 def blocks(algorithm: LocalUpdates, samples: int, minibatch_size: int, ranks: int) -> str:
@@ -14,6 +15,19 @@ def blocks(algorithm: LocalUpdates, samples: int, minibatch_size: int, ranks: in
     block, samples = steps * minibatch_size, max(samples - algorithm.distributed_after, 0)
     line = f"a block is {block:,} samples of all ranks, the run {samples / block:.1f} blocks"
     return line if samples >= block else f"{line}: they synchronize only at its end"
+
+
+def print_choices(learner: Learner) -> None:
+    """What was chosen before training, and by what: a line for the way of messages, and one for the
+    bits where they are "auto"; nothing on one rank, and with parameter servers."""
+    state = learner.state
+    if not isinstance(state, SynchronousState) or learner.comm.size == 1:
+        return
+    print(state.way, flush=True)
+    if state.bits is not None:
+        each = [f"{bits} for {n:,} values" for bits, n in state.values_by_bits().items()]
+        why = f" ({state.measured})" if state.measured else ""
+        print(f"gradient bits: {', '.join(each)}{why}", flush=True)
 
 
 def print_progress(progress: Progress, epochs: int) -> None:
@@ -43,7 +57,8 @@ def finish(
         name += f" ({session.algorithm.mode})"
     bits = getattr(session.algorithm, "gradient_bits", None)
     if bits is not None:
-        name += f", {bits} bit" if isinstance(bits, int) else f", bits {dict(bits)}"
+        each = dict(bits) if isinstance(bits, Mapping) else bits
+        name += f", {bits} bit" if isinstance(bits, int) else f", bits {each}"
     rows = {name: last} | ({"serial SGD, same seed": serial[-1]} if serial else {})
     width = max(24, *map(len, rows))
     print()

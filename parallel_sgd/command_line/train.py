@@ -31,9 +31,10 @@ from ..models import MLP, ByteLanguageModel, Classifier, SoftmaxRegression, use_
 from ..optimizers import OPTIMIZERS, Optimizer
 from ..training import CHECKPOINTS, RunFolder, Session, require_matplotlib
 from ..version import __version__
+from .measuring import add_measuring_options
 from .options import add_fields, build, describe
 from .parser import Parser
-from .reporting import blocks, finish, print_progress, ranks_in_words
+from .reporting import blocks, finish, print_choices, print_progress, ranks_in_words
 from .saving import add_saving_options, resumed_run
 
 #: Options that belong to an algorithm or optimizer.
@@ -144,6 +145,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="pass GPU arrays to MPI directly: only where your MPI is CUDA-aware",
     )
+    add_measuring_options(p)
     add_saving_options(p)
     choose = p.add_argument_group("method")
     choose.add_argument("--algorithm", choices=ALGORITHMS, default="data-parallel")
@@ -249,6 +251,9 @@ def train_on(
         checkpoint_every=options.checkpoint_every,
         keep=options.keep,
         resume=options.resume,
+        trace=options.trace,
+        sync_perf_stats=options.sync_perf_stats,
+        started=print_choices,
     )
     history = parallel.run()
     serial = None
@@ -258,6 +263,8 @@ def train_on(
     if folder:
         name = ranks_in_words(comm.size, len(workers))
         finish(folder, parallel, name, history, serial, plot=not options.no_plot)
+        if options.trace:
+            print(f"trace                     {options.trace}, for https://ui.perfetto.dev")
 
 
 def _require_use_of_servers(algorithm: Algorithm[Any]) -> None:

@@ -2,35 +2,69 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
+import numpy as np
 from mpi4py import MPI
 
+from ..kernels import array_module
 from .messages import Array, Messages, Then
+from .staging import Direct, Event, Staged, Staging, is_done
 from .watchdog import Watchdog
 
 
 class MpiMessages(Messages):
-    """
+    """Of NumPy arrays, or of the arrays of one GPU.
+
     Args:
         comm: whose other messages, if there are any, have other tags.
         watched: bounds every wait.
+        cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory, while
+            the GPU computes and other messages travel.
     """
 
-    def __init__(self, comm: MPI.Intracomm, watched: Watchdog) -> None:
-        self._comm, self._watched = comm, watched
+    def __init__(self, comm: MPI.Intracomm, watched: Watchdog, *, cuda_aware: bool = False) -> None:
+        self._comm, self._watched, self._cuda_aware = comm, watched, cuda_aware
         self._requests: list[MPI.Request] = []
         self._then: list[Then] = []
+        self._staging: Staging | None = None  # for CuPy arrays, from the first one on
+        #: For MPI when the GPU has come so far. In order: what is told last is done last.
+        self._waiting: deque[tuple[Event, Callable[[], None]]] = deque()
 
     def send(self, array: Array, peer: int, tag: int, then: Then) -> None:
-        self._requests.append(self._comm.Isend(array, peer, tag))
-        self._then.append(then)
+        if array_module(array) is np:
+            self._isend(array, peer, tag, then)
+            return
+        staging = self._staging_of(array)
+        buffer, event = staging.leave(array)
+
+        def sent() -> None:
+            staging.left(array)
+            then()
+
+        self._waiting.append((event, partial(self._isend, buffer, peer, tag, sent)))
 
     def receive(self, array: Array, peer: int, tag: int, then: Then) -> None:
-        self._requests.append(self._comm.Irecv(array, peer, tag))
-        self._then.append(then)
+        if array_module(array) is np:
+            self._irecv(array, peer, tag, then)
+            return
+        buffer, event, land = self._staging_of(array).expect(array)
+
+        def received() -> None:
+            land()
+            then()
+
+        if event is None:
+            self._irecv(buffer, peer, tag, received)
+        else:
+            self._waiting.append((event, partial(self._irecv, buffer, peer, tag, received)))
 
     def progress(self) -> bool:
+        while self._waiting and is_done(self._xp, self._waiting[0][0]):
+            self._waiting.popleft()[1]()
         ended = MPI.Request.Testsome(self._requests) if self._requests else None
         if not ended:
             return False
@@ -43,7 +77,21 @@ class MpiMessages(Messages):
 
     @property
     def under_way(self) -> int:
-        return len(self._requests)
+        return len(self._requests) + len(self._waiting)
 
     def watched(self, name: str) -> AbstractContextManager[object]:
         return self._watched(name)
+
+    def _isend(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        self._requests.append(self._comm.Isend(array, peer, tag))
+        self._then.append(then)
+
+    def _irecv(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        self._requests.append(self._comm.Irecv(array, peer, tag))
+        self._then.append(then)
+
+    def _staging_of(self, array: Array) -> Staging:
+        if self._staging is None:
+            self._xp = array_module(array)
+            self._staging = (Direct if self._cuda_aware else Staged)(array)
+        return self._staging

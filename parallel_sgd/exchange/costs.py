@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from ..compression import GRADIENT_BITS
 from ..errors import UserError
 from ..validation import choice, integer, number
-from .pieces import MOST_PIECES, PIECE
+from .pieces import piece_values
 
 __all__ = [
     "ExchangeCost",
@@ -157,7 +157,7 @@ def exchange_s(
     kernels_s = owners_s + others_s
     pieces, rounds = buckets, 2 * buckets  # rounds of latency that no other message hides
     if pipelined:
-        pieces, rounds = buckets * _pieces(values / (buckets * ranks)), 2
+        pieces, rounds = buckets * _pieces(values / (buckets * ranks), bits), 2
     messages_s = 2 * (hosts - 1) * pieces * link.message_s * slower
     latencies_s = rounds * link.latency_s if hosts > 1 else 0.0
     if pipelined:
@@ -205,9 +205,9 @@ def best_bits(
     return max(bits for bits, total_s in seconds.items() if total_s <= limit)
 
 
-def _pieces(stripe: float) -> int:
+def _pieces(stripe: float, bits: int) -> int:
     """Into how many a stripe of so many values is cut: see `pieces.py`."""
-    return min(max(math.ceil(stripe / PIECE), 1), MOST_PIECES)
+    return max(math.ceil(stripe / piece_values(bits / 8)), 1)
 
 
 def _kernels_s(

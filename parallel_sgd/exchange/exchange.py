@@ -19,6 +19,7 @@ from ..errors import UserError
 from ..kernels import empty_like
 from ..parameters import Parameters
 from .collective import Collectives
+from .nccl import Nccl, NcclExchange, PlaceRoutes
 from .pieces import Bucket, blocks_of
 from .pipeline import Pipeline
 from .residuals import Residuals
@@ -27,7 +28,7 @@ from .stages import CompressedStages, PlainStages, Stages
 
 Array = Any  #: a NumPy or CuPy array
 
-TRANSPORTS = ("collective", "pipelined")
+TRANSPORTS = ("collective", "pipelined", "nccl")
 
 NAP_S = 5e-5  #: between two looks at whether values are ready
 
@@ -45,10 +46,11 @@ class Exchange:
         buckets: of the vector, in the order in which their values will be ready; one if not given.
         transport: "collective" calls the MPI library's all-to-all and all-gather, one bucket after
             the other; "pipelined" sends pieces, so that kernels and wire overlap. The sums have the
-            same bits.
+            same bits. "nccl" lets NCCL sum over the ranks of each host, or all: see `nccl`.
         routes: which ranks add up among themselves before they send, in full precision; not with
             "collective". Every rank by itself if not given.
         error_feedback: False forgets what is lost: the residuals are zero after every sum.
+        nccl: for "nccl", over all ranks, or over those of this rank's host in `routes`.
     Raises:
         UserError: a lossy codec for parameters that are not float32.
 
@@ -74,29 +76,35 @@ class Exchange:
         transport: str = "collective",
         routes: Routes | None = None,
         error_feedback: bool = True,
+        nccl: Nccl | None = None,
     ) -> None:
-        assert transport in TRANSPORTS
+        assert transport in TRANSPORTS and (transport == "nccl") == (nccl is not None)
         like, routes = parameters.flat, routes or Routes.flat(comm.size)
-        assert transport == "pipelined" or not routes.hierarchical
+        assert transport != "collective" or not routes.hierarchical
         buckets = buckets or [Bucket(parameters.names, slice(0, like.size))]
         if codecs is None or isinstance(codecs, Codec):
             codecs = [codecs] * len(buckets)
         self.codecs, self.routes, self.error_feedback = tuple(codecs), routes, error_feedback
         self.transport, self.comm = transport, comm
+        seen = routes if nccl is None else PlaceRoutes.of(nccl.groups(routes), comm.rank)
         self._stages: list[Stages] = []
         tag = 0
         for number, (bucket, codec) in enumerate(zip(buckets, codecs, strict=True)):
             if codec is not None:
                 require_float32(codec, parameters)
             blocks = blocks_of((codec or _UNCODED).blocks(parameters), bucket)
-            place = (bucket, blocks, like, comm.rank, routes, tag)
+            place = (bucket, blocks, like, comm.rank, seen, tag)
             self._stages.append(
                 PlainStages(number, *place)
                 if codec is None
                 else CompressedStages(number, *place, codec)
             )
             tag += len(self._stages[-1].pieces)
-        self._pipeline = Pipeline(self._stages, routes, comm) if transport == "pipelined" else None
+        self._pipeline: Pipeline | NcclExchange | None = None
+        if transport == "pipelined":
+            self._pipeline = Pipeline(self._stages, routes, comm)
+        elif nccl is not None:
+            self._pipeline = NcclExchange(self._stages, routes, comm, nccl)
         self._collectives = [
             Collectives(stages, like, comm) for stages in self._stages if self._pipeline is None
         ]

@@ -9,6 +9,7 @@ import numpy as np
 from ..communication import Communicator
 from ..communication.messages import Naps
 from .costs import Link
+from .pieces import PIECE_BYTES
 from .routes import Routes
 
 __all__ = ["measure_link"]
@@ -32,15 +33,17 @@ def measure_link(comm: Communicator, routes: Routes) -> Link:
     if lane < abreast:
         to, from_ = ring[(place + 1) % len(ring)][lane], ring[place - 1][lane]
     few = min(_pass_on(comm, to, from_, 8) for _ in range(ROUNDS))
-    nbytes, seconds = SMALL, _pass_on(comm, to, from_, SMALL)
+
+    def steady(nbytes: int) -> float:
+        _pass_on(comm, to, from_, SMALL)  # what a link takes at once after a rest
+        return _pass_on(comm, to, from_, nbytes)
+
+    nbytes, seconds = SMALL, steady(SMALL)
     while seconds < ENOUGH_S and nbytes < LARGEST:
         nbytes *= 4
-        seconds = _pass_on(comm, to, from_, nbytes)
-    largest = min(seconds, *(_pass_on(comm, to, from_, nbytes) for _ in range(2)))
-    half = min(_pass_on(comm, to, from_, nbytes // 2) for _ in range(2))
-    # The difference: without latency, and without what a link takes at once after a rest.
-    slope = (largest - half) / (nbytes - nbytes // 2)
-    rate = abreast / slope if slope > 0 else abreast * nbytes / largest
+        seconds = steady(nbytes)
+    largest = min(seconds, *(steady(nbytes) for _ in range(2)))
+    rate = abreast * nbytes / max(largest - few, 1e-9)
     return Link(few, rate)
 
 
@@ -51,8 +54,10 @@ def _pass_on(comm: Communicator, to: int | None, from_: int | None, nbytes: int)
     comm.barrier()
     begin = time.perf_counter()
     if to is not None and from_ is not None:
-        messages.receive(received, from_, 0, lambda: None)
-        messages.send(sent, to, 0, lambda: None)
+        for begins in range(0, nbytes, PIECE_BYTES):
+            piece = slice(begins, begins + PIECE_BYTES)
+            messages.receive(received[piece], from_, 0, lambda: None)
+            messages.send(sent[piece], to, 0, lambda: None)
     with messages.watched("the measurement of links"):
         while messages.under_way:
             if not messages.progress():

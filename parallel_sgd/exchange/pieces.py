@@ -14,8 +14,8 @@ import numpy as np
 from ..kernels import Blocks
 from ..parameters import Parameters
 
-PIECE = 1 << 18  #: values, at least, of a piece
-MOST_PIECES = 32  #: of a stripe
+PIECE = 1 << 18  #: values, at most, of a piece
+PIECE_BYTES = 1 << 18  #: at most, as they are sent
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,26 @@ def cut_stripes(blocks: Blocks, size: int) -> list[Blocks]:
     return [blocks.part(a, b) for a, b in pairwise([0, *inner, len(blocks)])]
 
 
-def cut_pieces(stripes: list[Blocks], first_tag: int) -> list[Piece]:
+def piece_values(value_bytes: float) -> int:
+    """How many values of so many bytes on the wire make a piece.
+
+    More values make fewer messages; more bytes would make some MPIs agree on each with its receiver
+    before they send it (see `communication.mpi.EAGER_BYTES`).
+    """
+    return max(1, int(min(PIECE, PIECE_BYTES / value_bytes)))
+
+
+def cut_pieces(stripes: list[Blocks], first_tag: int, values: int) -> list[Piece]:
     """The pieces of all stripes, in the order of the vector.
 
-    Local. A stripe has at most `MOST_PIECES`, each of one block at least.
+    Args:
+        values: of a piece, or of its only block.
+
+    Local.
     """
     pieces: list[Piece] = []
     for owner, stripe in enumerate(stripes):
         begin, end = stripe.values.start, stripe.values.stop
-        values = max(PIECE, -(-(end - begin) // MOST_PIECES))
         edges = np.arange(begin + values, end, values)
         inner = np.unique(np.searchsorted(stripe.starts, edges)).tolist()
         for a, b in pairwise([0, *inner, len(stripe)]):

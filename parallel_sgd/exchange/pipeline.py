@@ -116,6 +116,7 @@ class _Run:
         self._to_take: deque[tuple[Stages, Piece]] = deque()
         self._missing_values: dict[int, int] = {}
         self._missing_contributions: dict[int, int] = {}
+        self._values = _Expected(self.messages, VALUES)
         self._contributions = _Expected(self.messages, CONTRIBUTION)
         self._results = _Expected(self.messages, RESULT)
         for stages, order in zip(pipeline.stages, pipeline.orders, strict=True):
@@ -131,9 +132,7 @@ class _Run:
             self._missing_values[piece.tag] = 1 + len(self._local)
             came = partial(self._has_values, piece)
             for peer in self._local:
-                self.messages.receive(
-                    stages.gather_room(piece, peer), peer, tag_of(piece, VALUES), came
-                )
+                self._values.add(stages.gather_room(piece, peer), peer, piece, came)
 
     def _expect_contributions(self, stages: Stages) -> None:
         """Of the other hosts, for the pieces that this rank owns: in the order in which they are

@@ -26,7 +26,7 @@ import numpy as np
 
 from ..compression import Codec
 from ..kernels import Blocks, array_module, empty_like
-from .pieces import Bucket, Piece, cut_pieces, cut_stripes
+from .pieces import Bucket, Piece, cut_pieces, cut_stripes, piece_values
 from .residuals import Residuals
 from .routes import Routes
 
@@ -45,6 +45,7 @@ class Stages(ABC):
         rank: whose buffers these are.
         routes: who gathers for whom.
         first_tag: of the pieces.
+        value_bytes: of a value on the wire.
 
     Attributes:
         name: of the bucket in `Residuals.total`.
@@ -68,10 +69,11 @@ class Stages(ABC):
         rank: int,
         routes: Routes,
         first_tag: int,
+        value_bytes: float,
     ) -> None:
         self.name, self.bucket, self.rank, self.routes = str(number), bucket, rank, routes
         self.stripes = cut_stripes(blocks, len(routes.host_of))
-        self.pieces = cut_pieces(self.stripes, first_tag)
+        self.pieces = cut_pieces(self.stripes, first_tag, piece_values(value_bytes))
         self.own = self.stripes[rank].values
         local = routes.hosts[routes.host_of[rank]]
         self._others = [each for each in local if each != rank]
@@ -145,7 +147,7 @@ class CompressedStages(Stages):
         first_tag: int,
         codec: Codec,
     ) -> None:
-        super().__init__(number, bucket, blocks, like, rank, routes, first_tag)
+        super().__init__(number, bucket, blocks, like, rank, routes, first_tag, codec.bits / 8)
         self.codec = codec
         self.counts = [s.bytes.stop - s.bytes.start for s in self.stripes]
         self.payload = empty_like(like, sum(self.counts), np.uint8)
@@ -209,7 +211,7 @@ class PlainStages(Stages):
         routes: Routes,
         first_tag: int,
     ) -> None:
-        super().__init__(number, bucket, blocks, like, rank, routes, first_tag)
+        super().__init__(number, bucket, blocks, like, rank, routes, first_tag, like.itemsize)
         self.counts = [s.values.stop - s.values.start for s in self.stripes]
         self.received = empty_like(like, len(routes.hosts) * self.counts[rank])
         self._rows = self.received.reshape(len(routes.hosts), -1)

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..communication import Communicator
+from ..compression import Codec
 from ..parameters import Parameters
 from .costs import KernelSpeeds, Link, best_bits, exchange_s
 from .exchange import Exchange
 from .kernel_speeds import measure_kernel_speeds
 from .links import measure_link
+from .nccl import Nccl, start_nccl
 from .pieces import Bucket
 from .routes import Routes, routes_for
 
@@ -30,6 +32,8 @@ __all__ = [
     "try_transports",
 ]
 
+Array = Any  #: a NumPy or CuPy array
+
 SHORT = 1 << 16  #: values: vectors that are shorter always go through the library's collectives
 TRIED_S = 0.1  #: about as long may an exchange take by which the ways are compared
 
@@ -43,12 +47,14 @@ class Way:
         seconds: what exchanges of `values` float32 took by each transport; empty where nothing had
             to be tried.
         values: of those exchanges.
+        nccl: see `Exchange`.
     """
 
     transport: str
     routes: Routes
     seconds: dict[str, float]
     values: int = 0
+    nccl: Nccl | None = None
 
     def __str__(self) -> str:
         routes = self.routes
@@ -127,28 +133,42 @@ class Measured:
 
 
 def choose_way(
-    parameters: Parameters, comm: Communicator, transport: str, hierarchical: bool | str
+    parameters: Parameters,
+    comm: Communicator,
+    transport: str,
+    hierarchical: bool | str,
+    *,
+    codec: Codec | None = None,
+    lossless: bool = True,
 ) -> Way:
     """
     Args:
         parameters: whose gradient is to be exchanged.
-        transport: "collective", "pipelined", or "auto": inside one machine the collectives, which
-            are as fast as memory; over a network the one that is faster in a few exchanges.
-        hierarchical: see `routes_for`.
+        transport: "collective", "pipelined", or "auto": the one that is faster in a few exchanges,
+            and for a short vector the collectives; or "nccl", never chosen by itself.
+        hierarchical: see `routes_for`, and for "nccl" `start_nccl`.
+        codec: with which to try.
+        lossless: whether nothing is ever lost on the way.
+
+    Raises:
+        SharedError: see `start_nccl`.
 
     Collective. The same on all ranks. Cost: where it has to measure, some tenths of a second.
     """
+    if transport == "nccl":
+        routes, nccl = start_nccl(parameters, comm, hierarchical, lossless=lossless)
+        return Way("nccl", routes, {}, nccl=nccl)
     routes = routes_for(comm.hosts, hierarchical)
     if routes.hierarchical:
         return Way("pipelined", routes, {})
     way = Way("collective" if transport == "auto" else transport, routes, {})
-    if transport != "auto" or len(set(comm.hosts)) == 1 or parameters.flat.size < SHORT:
+    if transport != "auto" or comm.size == 1 or parameters.flat.size < SHORT:
         return way
-    values, seconds = SHORT, try_transports(comm, SHORT, rounds=2)
+    values, seconds = SHORT, try_transports(comm, SHORT, codec, rounds=2)
     faster = min(seconds.values())
     values = int(min(parameters.flat.size, SHORT * max(1.0, TRIED_S / faster)))
     if values > 2 * SHORT:
-        seconds = try_transports(comm, values, rounds=2)
+        seconds = try_transports(comm, values, codec, rounds=2)
     else:
         values = SHORT
     return replace(
@@ -160,7 +180,7 @@ def choose_bits(
     buckets: Sequence[Bucket],
     parameters: Parameters,
     comm: Communicator,
-    way: Way,
+    routes: Routes,
     block_size: int,
 ) -> tuple[dict[str, int], Measured | None]:
     """The bits of each bucket that should take the least time, by its number; and what says so.
@@ -170,7 +190,7 @@ def choose_bits(
     """
     if parameters.dtype != np.float32 or comm.size == 1:
         return {str(number): 32 for number in range(len(buckets))}, None
-    measured = measure(comm, way.routes, block_size)
+    measured = measure(comm, routes, block_size, parameters.flat)
     bits = {
         str(number): measured.best_bits(bucket.values.stop - bucket.values.start)
         for number, bucket in enumerate(buckets)
@@ -178,19 +198,29 @@ def choose_bits(
     return bits, measured
 
 
-def measure(comm: Communicator, routes: Routes, block_size: int = 1024) -> Measured:
-    """Measure links and kernels. Collective; the same on all ranks. Cost: as `choose_bits`."""
+def measure(
+    comm: Communicator, routes: Routes, block_size: int = 1024, like: Array | None = None
+) -> Measured:
+    """Measure links, and the kernels for arrays that are where `like` is (NumPy's if not given).
+
+    Collective; the same on all ranks. Cost: as `choose_bits`.
+    """
     link = measure_link(comm, routes)
-    speeds = measure_kernel_speeds(block_size)
+    speeds = measure_kernel_speeds(block_size, like=like)
     first: KernelSpeeds = comm.allgather_object(speeds)[0]  # ranks measure differently
     local = min(map(len, routes.hosts))
     return Measured(local * len(routes.hosts), local, link, first)
 
 
 def try_transports(
-    comm: Communicator, values: int, rounds: int, routes: Routes | None = None
+    comm: Communicator,
+    values: int,
+    codec: Codec | None = None,
+    *,
+    rounds: int,
+    routes: Routes | None = None,
 ) -> dict[str, float]:
-    """What exchanges of so many float32 take in full precision, by transport.
+    """What exchanges of so many float32 take, by transport.
 
     Args:
         rounds: of which the best counts, beside a first one that does not.
@@ -203,14 +233,18 @@ def try_transports(
     parameters = Parameters({"x": np.zeros(values, np.float32)})
     best: dict[str, float] = {}
     exchanges = {
-        "pipelined": Exchange(parameters, comm, transport="pipelined", routes=routes),
-        "collective": Exchange(parameters, comm, transport="collective"),
+        "pipelined": Exchange(parameters, comm, codec, transport="pipelined", routes=routes),
+        "collective": Exchange(parameters, comm, codec, transport="collective"),
+    }
+    lost = {
+        name: None if codec is None else each.residuals(parameters)
+        for name, each in exchanges.items()
     }
     for attempt in range(rounds + 1):
         for name, exchange in exchanges.items():
             comm.barrier()
             begin = time.perf_counter()
-            exchange.sum(parameters.flat)
+            exchange.sum(parameters.flat, lost[name])
             seconds = max(comm.allgather_object(time.perf_counter() - begin))
             if attempt > 0:
                 best[name] = min(seconds, best.get(name, seconds))

@@ -265,17 +265,19 @@ def test_routes():
     assert not routes_for(["a", "b"], True).hierarchical
 
 
-def test_pieces_cover_the_vector_once():
+def test_pieces_cover_the_vector_once(monkeypatch):
     parameters = zeros("long")
     blocks = codec_for(1, block_size=64).blocks(parameters)
     stripes = pieces.cut_stripes(blocks, 3)
-    cut = pieces.cut_pieces(stripes, 10)
+    cut = pieces.cut_pieces(stripes, 10, 128)
     assert [piece.tag for piece in cut] == list(range(10, 10 + len(cut)))
     edges = [0, *(piece.values.stop for piece in cut)]
     assert [(a, b) for a, b in pairwise(edges)] == [(p.values.start, p.values.stop) for p in cut]
     assert edges[-1] == parameters.flat.size
-    most = max(sum(piece.owner == k for piece in cut) for k in range(3))
-    assert 3 < most <= pieces.MOST_PIECES
+    assert all(piece.size <= 192 for piece in cut)  # less than a block more
+    assert pieces.piece_values(4) == 128
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 256)
+    assert [pieces.piece_values(bits / 8) for bits in (1, 16, 32)] == [128, 128, 64]
 
 
 def in_order(arrays):

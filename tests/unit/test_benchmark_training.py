@@ -103,7 +103,7 @@ def test_pytorch_takes_the_very_steps_that_ours_takes(task):
 
 @pytest.mark.usefixtures("small")
 def test_the_test_loss_falls():
-    learner = Ours(Communicator.single(), "no exchange", "text", 0.1)
+    learner = Ours(Communicator.single(), "no exchange", "text", 0.05)
     member = Member(0, 1, lambda *a: learner, lambda: None)
     member.begin("no exchange", "text", 0.1)
     first = member.evaluate()["loss"]
@@ -120,7 +120,7 @@ class Fake(Member):
     def begin(self, **options):
         return dict(options, rank=self.rank)
     def steps(self, count):
-        sys.exit("rank 1 has had enough" if self.rank == 1 else 0)
+        return sys.exit("rank 1 has had enough") if self.rank == 1 else dict()
 Fake(int(sys.argv[1]), 2, None, None).follow(sys.argv[2], "ours")
 """
 
@@ -130,7 +130,7 @@ def _processes(monkeypatch, *arguments):
     monkeypatch.setattr(
         conducting,
         "_commands",
-        lambda side, hosts, path: [
+        lambda side, package, hosts, path: [
             [sys.executable, *(a.format(rank=rank, path=path) for a in arguments)]
             for rank in range(2)
         ],
@@ -165,10 +165,11 @@ def test_ours_starts_through_the_launcher_and_pytorch_once_on_every_host():
         run_options=["--hostfile", "h"],
         on=lambda i: ["on", str(i)],
     )
-    (ours,) = conducting._commands("ours", hosts, "path")
+    (ours,) = conducting._commands("ours", "training", hosts, "path")
     assert ours[0] == "in" and ours[4:9] == ["run", "-n", "2", "--hostfile", "h"]
-    peers = conducting._commands("peer", hosts, "path")
+    peers = conducting._commands("peer", "training", hosts, "path")
     assert [each[:2] for each in peers] == [["on", "0"], ["on", "1"]]
+    assert [ours[-2], peers[0][-5]] == ["benchmarks.training.ours", "benchmarks.training.peer"]
     assert [each[-4:] for each in peers] == [[rank, "2", "1.1.1.1", "path"] for rank in "01"]
 
 
@@ -233,13 +234,15 @@ def test_who_does_not_learn_or_agree_is_refused():
 
 def test_a_run_ends_at_the_target():
     players = Players({"1 bit": 0.1}, test_loss=lambda steps: 5 - steps / EVERY)
-    run = train_to_loss(players, GBIT, "1 bit", target=2.0)
+    run = train_to_loss(players, GBIT, "1 bit", 0.1, target=2.0)
     assert run.steps == 3 * EVERY and run.seconds == pytest.approx(0.1 * run.steps)
     assert [loss for _, loss in run.curve] == [4, 3, 2]
 
 
 def test_a_run_that_never_gets_there_says_so():
-    run = train_to_loss(Players({"DDP": 1}, test_loss=lambda steps: 5), GBIT, "DDP", 2.0, 2 * EVERY)
+    run = train_to_loss(
+        Players({"DDP": 1}, test_loss=lambda steps: 5), GBIT, "DDP", 0.1, 2.0, 2 * EVERY
+    )
     assert run.seconds is None and run.steps == 2 * EVERY
 
 
@@ -325,6 +328,8 @@ def test_what_is_refused(monkeypatch):
         training.main(parser.parse_args(["--hosts", "1"]))
     with pytest.raises(UserError, match="'8 bit' must be one of"):
         training.main(parser.parse_args(["--to-loss", "--only", "8 bit"]))
+    with pytest.raises(UserError, match="must be more than 0, and goes with --to-loss"):
+        training.main(parser.parse_args(["--lr", "0.1"]))
 
     def missing(package):
         raise importlib.metadata.PackageNotFoundError(package)

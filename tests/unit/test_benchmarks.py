@@ -9,15 +9,18 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks import convergence, parameter_server
+from benchmarks import convergence, exchange, parameter_server
+from benchmarks.cluster import payload_rate
 from benchmarks.convergence.contenders import CONTENDERS, gain
 from benchmarks.convergence.runs import Runs, read
 from benchmarks.convergence.study import RATES, Climb, Plan, study
 from benchmarks.convergence.summary import Summary
 from benchmarks.convergence.tasks import POINTS, TASKS
 from benchmarks.convergence.training import Run, train
+from benchmarks.exchange import cases, links, one_machine
+from benchmarks.report import Report
 from benchmarks.statistics import bootstrap_interval, compare
-from parallel_sgd import Parameters, UserError
+from parallel_sgd import Parameters, UserError, simulate
 from parallel_sgd.compression import OneBit
 
 
@@ -222,3 +225,156 @@ def test_the_report_on_parameter_servers(monkeypatch):
     assert ratios["memory of the server's table, a row"] == pytest.approx(1.25)
     parameter_server.main(parser.parse_args(["--only", "slow-worker"]))
     assert sections[3:] == ["slow_worker"]
+
+
+def exchange_options(line: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    exchange.add_arguments(parser)
+    return parser.parse_args(line.split())
+
+
+def test_the_report_on_sums_inside_one_machine(monkeypatch):
+    bits = {str(b): 0.001 * b for b in (1, 2, 4, 8, 16, 32)}
+    found = {
+        "allreduce": 0.064,
+        "seconds": bits,
+        "pipelined": {name: 0.5 * seconds for name, seconds in bits.items()},
+        "bytes": {**bits, "1": 2000 * (1 / 8 + 8 / 1024)},
+        "memory_per_parameter": {"1000000": 7.0},
+        "tiny_step": {"1": 2e-5, "32": 3e-5},
+        "tiny_allreduce": 1e-5,
+        "alone": 1e-5,
+    }
+
+    def on_ranks(ranks, module, options):
+        assert (ranks, module) == (2, "exchange.one_machine")
+        assert options == {"values": 2000, "rounds": 3}
+        return found
+
+    monkeypatch.setattr(one_machine, "on_ranks", on_ranks)
+    report = exchange.main(exchange_options("--values 2k --rounds 3"))
+    ratios = {row.name: row.ratio for row in report.rows}
+    assert len(ratios) == len(report.rows)
+    assert ratios["32 bit, time"] == pytest.approx(0.5)
+    assert ratios["1 bit, transport pipelined, time"] == pytest.approx(0.5)
+    assert ratios["1 bit, bytes sent by a rank"] == pytest.approx(1)
+    assert ratios["step of 650 parameters, 1 bit"] == pytest.approx(2)
+
+
+SECONDS = {"gloo": 8.0, "1 bit, pipelined": 0.25, "32 bit, pipelined": 4.0, "auto": 0.5}
+
+
+class Playing:
+    """Two hosts whose sums take known times: of both sides, or of ours alone."""
+
+    def __init__(self, *sides: str, wrong: str = "") -> None:
+        self.connections = dict.fromkeys(sides)
+        self.wrong = wrong
+        self.turns: list[str] = []
+
+    def all(self, side, command, **options):
+        if command == "begin":
+            auto = {"gradient_bits": {"4": options["values"]}, "transport": "pipelined"}
+            return [{"auto": auto} if side == "ours" else {}] * 2
+        name, times = options["name"], options["times"]
+        assert (name == "gloo") == (side == "peer")
+        self.turns.append(name)
+        first = name not in self.turns[:-1]  # which does not count
+        seconds = 99.0 if first else SECONDS.get(name, 1.0)
+        wrong = name == self.wrong
+        return [
+            {
+                "seconds": [seconds / (2 - rank)] * times,
+                "error": 0.1 * wrong,
+                "digest": wrong * rank,
+            }
+            for rank in range(2)
+        ]
+
+
+def links_report(*sides: str) -> Report:
+    sizes = [links.measured(Playing(*sides), values, 1) for values in (250_000, 25_000_000)]
+    return links.tabled(sizes, 2, 1e9)
+
+
+def test_the_report_on_sums_over_links():
+    report = links_report("ours", "peer")
+    rows = {row.name: row for row in report.rows}
+    assert len(rows) == len(report.rows)  # or bars of the figure would lie on each other
+    limit = 4 * 25e6 / payload_rate(1e9)  # of two hosts: each sends as much as the vector is long
+    assert rows["100 MB, 32 bit, pipelined"].value == 4000
+    assert rows["100 MB, 32 bit, pipelined"].ratio == pytest.approx(4 / limit)
+    assert rows["100 MB, gloo"].ratio == pytest.approx(8 / limit)
+    assert rows["100 MB, MPI_Allreduce"].ratio == pytest.approx(1 / limit)
+    one_bit = 25e6 * (1 + 8 * 8 / 1024) / 8 / payload_rate(1e9)
+    assert rows["100 MB, 1 bit, pipelined"].ratio == pytest.approx(0.25 / one_bit)
+    four = 25e6 * (4 + 8 * 4 / 1024) / 8 / payload_rate(1e9)
+    assert rows["100 MB, auto: 4 bit, pipelined"].ratio == pytest.approx(0.5 / four)
+    gain = rows["100 MB, gloo in 32 bit over ours in 1 bit"]
+    assert (gain.value, gain.ratio) == (32, 1.6)
+    assert rows["100 MB, 32 bit over the links"].value == pytest.approx(4 / limit)
+    assert "1 MB, 32 bit over the links" not in rows
+    assert rows["100 MB, auto over the best"].value == 2
+    assert "256 KiB" in report.title
+
+
+def test_without_pytorch_the_report_on_links_says_so():
+    rows = {row.name: row for row in links_report("ours").rows}
+    assert rows["gloo's all_reduce"].reference == "PyTorch is not installed here"
+    assert not [name for name in rows if "gloo" in name and name != "gloo's all_reduce"]
+
+
+def test_cases_have_their_turns_one_after_the_other():
+    playing = Playing("ours", "peer")
+    links.measured(playing, 2_500_000, 2)
+    names = playing.turns[:10]
+    assert len(set(names)) == 10 and playing.turns == 3 * names
+    assert [links.times(values) for values in (1000, 250_000, 2_500_000, 25_000_000)] == [
+        8,
+        8,
+        4,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["MPI_Allreduce", "gloo", "32 bit, collective", "1 bit, pipelined"]
+)
+def test_a_sum_that_is_wrong_ends_the_benchmark(name):
+    with pytest.raises(UserError, match=f"^{name} has "):
+        links.measured(Playing("ours", "peer", wrong=name), 1000, 1)
+
+
+def test_a_turn_checks_the_sum_and_compares_the_ranks():
+    values = 5000
+
+    def body(comm, wrong=0.0):
+        given, total = cases.vector_of(comm.rank, values), np.empty(values, np.float32)
+
+        def call():
+            total[:] = sum(cases.vector_of(k, values) for k in range(comm.size))
+            total[7] += wrong
+            total[-8:] += wrong * comm.rank
+
+        return cases.turn(given, total, comm.size, 3, comm.barrier, call)
+
+    found = simulate(3, body)
+    assert all(len(each["seconds"]) == 3 and each["error"] < links.ROUNDING for each in found)
+    links.require_sum("gloo", found)
+    bad = simulate(3, lambda comm: body(comm, 0.1))
+    assert all(each["error"] > 1e-3 for each in bad)
+    assert len({each["digest"] for each in found}) == 1 < len({each["digest"] for each in bad})
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("--rate 1gbit", r"rate=1e\+09 bit/s needs --hosts"),
+        ("--values 1 2", r"values=\[1, 2\] must be one number without --hosts"),
+        ("--hosts 1", "hosts=1 must be at least 2"),
+        ("--hosts 2 -n 3", "ranks=3 must not be given with --hosts"),
+    ],
+)
+def test_what_the_benchmark_of_sums_refuses(line, wrong):
+    with pytest.raises(UserError, match=wrong):
+        exchange.main(exchange_options(line))

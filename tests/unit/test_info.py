@@ -1,20 +1,26 @@
-"""`parallel-sgd info --servers`: how a model would be placed, and what cannot be asked."""
+"""`parallel-sgd info`: how a model would be placed, how fast ranks exchange, what it refuses."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from parallel_sgd import Parameters
-from parallel_sgd.command_line import info
+from parallel_sgd import Communicator, Parameters, simulate
+from parallel_sgd.command_line import info, links
 from parallel_sgd.command_line.main import main
 from parallel_sgd.communication.launched import without_launcher
+from parallel_sgd.compression import GRADIENT_BITS
+from parallel_sgd.exchange import ways
+from parallel_sgd.exchange.costs import KernelSpeeds, Link
 from parallel_sgd.training.run_folder import RunFolder
 
 SHAPES = ["W1=784x512", "b1=512", "W2=512x10", "b2=10"]
@@ -203,3 +209,143 @@ def test_one_line_and_exit_code_2(
     assert out == ""
     assert err.count("\n") == 1
     assert re.match(f"parallel-sgd: error: .*{wrong}", err), err
+
+
+def ranks_found(ranks: int = 3) -> dict[str, Any]:
+    """What ranks find, on links of their own making."""
+    return simulate(ranks, links.measured_on)[0]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing large is measured."""
+    monkeypatch.setattr(links, "SIZES", (2500, 250_000))
+    each = dict.fromkeys(GRADIENT_BITS, 1e9)
+    speeds = KernelSpeeds({**each, 32: math.inf}, {**each, 32: math.inf}, each)
+    monkeypatch.setattr(ways, "measure_kernel_speeds", lambda *args, **options: speeds)
+    monkeypatch.setattr(ways, "measure_link", lambda comm, routes: Link(5e-5, 1e6))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that would start ranks, which find what threads do."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        ranks = int(command[command.index("-n") + 1])
+        told = f"a word of MPI's\n{json.dumps(ranks_found(ranks))}\n"
+        return subprocess.CompletedProcess(command, 0, stdout=told)
+
+    monkeypatch.setattr(links.subprocess, "run", run)
+    return commands
+
+
+@pytest.mark.usefixtures("small")
+def test_links(capsys: pytest.CaptureFixture[str], started: list[list[str]]) -> None:
+    found = json.loads(told(capsys, "--links", "-n", "3", "--json"))["links"]
+    assert found["ranks"] == 3 and list(found["hosts"].values()) == [3]
+    assert found["link"] == {"latency_s": 5e-5, "bytes_per_s": 1e6}
+    few, many = found["exchanges"]
+    assert (few["values"], many["values"]) == (2500, 250_000)
+    for each in (few, many):
+        assert each["transport"] == "collective" and each["gradient_bits"] == 1
+        assert set(each["seconds"]) == {"collective", "pipelined"}
+        assert list(each["predicted_s"]) == ["32", "16", "8", "4", "2", "1"]
+    # 2 (K-1)/K n values of 4 bytes at 1 MB/s
+    assert many["predicted_s"]["32"] == pytest.approx(4 / 3, rel=0.05)
+    (command,) = started
+    assert command[1:6] == ["-m", "parallel_sgd", "run", "-n", "3"]
+    assert command[6:] == ["-m", "parallel_sgd.command_line.links"]
+
+
+@pytest.mark.usefixtures("small")
+def test_the_table_of_links(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, started: list[list[str]]
+) -> None:
+    monkeypatch.setattr(links, "LONGEST_S", 0.5)
+    Path("hosts").write_text("one slots=3\ntwo\n")
+    lines = told(capsys, "--links", "--hostfile", "hosts").splitlines()
+    assert started[0][5:8] == ["4", "--hostfile", "hosts"]
+    assert re.fullmatch(r"  ranks +4 on 1 host: .* \(4\)", lines[3])
+    assert re.fullmatch(r"  memory between ranks +1 MB/s each way, 50 us", lines[4])
+    assert re.search(
+        "  0.01 MB of float32 +transport auto: collective; 32 bit, pipelined ", lines[6]
+    )
+    assert "gradient bits auto: 1" in lines[7]
+    assert re.search(r"  1 MB .* 32 bit, not tried, as it should take longer than 0.5 s", lines[9])
+    assert re.search(r"predicted: 32 bit 1.5e\+03 ms, .* 1 bit 50.3 ms$", lines[11])
+
+
+def test_links_of_ranks_that_are_really_started(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    found = json.loads(told(capsys, "--links", "--json"))["links"]
+    assert found["ranks"] == 2
+    assert found["link"]["bytes_per_s"] > 1e7
+    assert [each["values"] for each in found["exchanges"]] == [250_000, 2_500_000, 25_000_000]
+    assert all(min(each["seconds"].values()) > 0 for each in found["exchanges"])
+
+
+@pytest.mark.usefixtures("small")
+def test_under_mpiexec_its_ranks_are_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, started: list[list[str]]
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    world = list[Communicator]()
+    monkeypatch.setattr(links.Communicator, "world", lambda: world[0])
+
+    def rank(comm: Communicator) -> None:
+        if comm.rank == 0:
+            world.append(comm)
+            assert main(["info", "--links", "--json"]) == 0
+        else:
+            links.measured_on(comm)
+
+    simulate(2, rank)
+    assert json.loads(capsys.readouterr().out)["links"]["ranks"] == 2
+    assert not started
+
+
+def test_ranks_that_end_with_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 3, stdout='{"ranks": 2}')
+
+    monkeypatch.setattr(links.subprocess, "run", run)
+    assert main(["info", "--links"]) == 2
+    assert "--links: 2 ranks ended with exit code 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "launched", "wrong"),
+    [
+        ("-n 3", None, "-n 3 needs --links"),
+        ("--hostfile hosts", None, "--hostfile hosts needs --links"),
+        ("--links -n 1", None, "--links needs 2 ranks or more, but there is 1"),
+        ("--links -n two", None, "-n/-np: must be a whole number of at least 1: 'two'"),
+        ("--links --hostfile none", None, "hostfile must be a readable file: 'none'"),
+        ("--links --hostfile one", None, "--hostfile one has 1 slot, and --links needs 2"),
+        ("--links", 1, "--links needs 2 ranks or more, but there is 1"),
+        ("--links -n 3", 2, "-n 3 must not be given where Open MPI's mpiexec has started"),
+        ("--links --hostfile one", 2, "--hostfile one must not be given where Open MPI's"),
+    ],
+)
+def test_links_that_cannot_be_measured(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    started: list[list[str]],
+    arguments: str,
+    launched: int | None,
+    wrong: str,
+) -> None:
+    Path("one").write_text("host\n")
+    if launched is not None:
+        monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", str(launched))
+    assert main(["info", *arguments.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert f"parallel-sgd: error: {wrong}" in err
+    assert not started

@@ -1,0 +1,61 @@
+"""What is compared over links, by the names of the table; and what a turn of each finds."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float32]
+
+ALLREDUCE, GLOO, AUTO = "MPI_Allreduce", "gloo", "auto"
+
+#: Bits and transport of ours.
+OURS: dict[str, tuple[int, str]] = {
+    "32 bit, collective": (32, "collective"),
+    **{f"{bits} bit, pipelined": (bits, "pipelined") for bits in (32, 8, 4, 2, 1)},
+    "1 bit, collective": (1, "collective"),
+}
+
+CHECKED = 1024  #: values of which a turn says how far they are from the sum
+
+
+def vector_of(rank: int, values: int) -> Array:
+    """What a rank gives to a sum."""
+    return np.random.default_rng(rank).standard_normal(values, np.float32)
+
+
+def turn(
+    given: Array,
+    total: Array,
+    ranks: int,
+    times: int,
+    barrier: Callable[[], object],
+    call: Callable[[], object],
+) -> dict[str, Any]:
+    """Sum up so often, all ranks at once.
+
+    Args:
+        given: this rank's vector.
+        total: into which it is copied before each call, and which then is the sum.
+    Returns:
+        "seconds": of this rank, for each call; "error": of the first values after the last call,
+        relative to the largest; "digest": by which ranks can be compared.
+    """
+    seconds = []
+    for _ in range(times):
+        total[...] = given
+        barrier()
+        begin = perf_counter()
+        call()
+        seconds.append(perf_counter() - begin)
+    barrier()  # what others still wait for is sent
+    few = min(CHECKED, given.size)
+    exact = np.sum([vector_of(rank, few) for rank in range(ranks)], axis=0, dtype=np.float64)
+    error = np.abs(total[:few] - exact).max() / np.abs(exact).max()
+    digest = zlib.crc32(total[:: 1 + total.size // 100_000].tobytes())
+    return {"seconds": seconds, "error": float(error), "digest": digest}

@@ -1,0 +1,58 @@
+"""Our side over links: ranks of MPI, one on each host, with exchanges of ours and MPI_Allreduce."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from mpi4py import MPI
+
+from parallel_sgd import Communicator, DataParallelSGD, Parameters
+from parallel_sgd.communication.abort import abort_on_error
+
+from ..training.member import follow
+from .cases import ALLREDUCE, AUTO, OURS, Array, turn, vector_of
+
+
+class Ours:
+    """What a rank does at the conductor's commands."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self.given: Array
+        self.calls: dict[str, Callable[[], object]] = {}
+
+    def begin(self, values: int) -> dict[str, Any]:
+        """Take up vectors of so many values; says what "auto" has chosen for them."""
+        self.given = vector_of(self.comm.rank, values)
+        parameters = Parameters({"W": self.given})
+        self.total: Array = parameters.like().flat
+        self.calls = {ALLREDUCE: lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, self.total)}
+        options: dict[str, dict[str, Any]] = {
+            name: {"gradient_bits": bits, "transport": transport}
+            for name, (bits, transport) in OURS.items()
+        }
+        options[AUTO] = {"gradient_bits": AUTO}
+        for name, each in options.items():
+            algorithm = DataParallelSGD(**each)
+            state = algorithm.init(parameters, self.comm)
+            exchange = state.exchanges[each["gradient_bits"]]
+            self.calls[name] = partial(exchange.sum, self.total, state.residuals)
+        return {"auto": algorithm.report(state)}
+
+    def sums(self, name: str, times: int) -> dict[str, Any]:
+        """One case's turn."""
+        comm, call = self.comm, self.calls[name]
+        return turn(self.given, self.total, comm.size, times, comm.barrier, call)
+
+
+def main(path: str) -> None:
+    comm = Communicator.world()
+    follow(Ours(comm), comm.rank, path, "ours")
+
+
+if __name__ == "__main__":
+    with abort_on_error():
+        main(sys.argv[1])

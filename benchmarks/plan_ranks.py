@@ -1,0 +1,62 @@
+"""Seconds of exchanges, on the ranks of `python -m benchmarks plan`."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from parallel_sgd import Communicator, DataParallelSGD, Parameters
+
+SECONDS = 0.6  #: of a case, about, beside the rounds that it takes at least
+LEAST, MOST = 3, 40  #: rounds of a case
+
+
+def measure(
+    comm: Communicator, sizes: list[int], bits: list[int], transport: str
+) -> list[dict[str, Any]]:
+    """What each rank runs.
+
+    Args:
+        sizes: values of the vectors.
+        bits: of the exchanges.
+        transport: how messages travel, as `DataParallelSGD` knows it.
+    Returns:
+        For every size and bits, the median over rounds of the slowest rank's seconds, and whether
+        the exchange is pipelined.
+    """
+    return [_exchange(comm, values, each, transport) for values in sizes for each in bits]
+
+
+def _exchange(comm: Communicator, values: int, bits: int, transport: str) -> dict[str, Any]:
+    parameters = Parameters({"W": np.zeros(values, np.float32)})
+    gradient = parameters.like().flat
+    gradient[:] = np.random.default_rng(comm.rank).standard_normal(values, np.float32)
+    total = np.empty_like(gradient)
+    algorithm = DataParallelSGD(gradient_bits=bits, transport=transport)
+    state = algorithm.init(parameters, comm)
+    exchange = state.exchanges[bits]
+
+    def once() -> float:
+        total[:] = gradient
+        return _slowest(comm, lambda: exchange.sum(total, state.residuals))
+
+    once()
+    rounds = max(LEAST, min(MOST, round(SECONDS / once())))
+    return {
+        "values": values,
+        "bits": bits,
+        "seconds": statistics.median(once() for _ in range(rounds)),
+        "pipelined": exchange.transport == "pipelined",
+    }
+
+
+def _slowest(comm: Communicator, call: Callable[[], None]) -> float:
+    comm.barrier()
+    begin = time.perf_counter()
+    call()
+    slowest: float = max(comm.allgather_object(time.perf_counter() - begin))
+    return slowest

@@ -1,0 +1,149 @@
+"""Starts both sides on the same hosts, and has them play in turn.
+
+A side's processes stay up: while the other one plays they block on a socket and take no time.
+Sockets are files, which processes in every network namespace see; nothing of this is on the links.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from parallel_sgd import UserError
+
+from ..cluster import EmulatedHosts
+
+START_S = 120  #: for all ranks of a side to be up
+ANSWER_S = 900  #: for a command to be done
+END_S = 10  #: for a process to end, before it is made to
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # of PyTorch and its MKL, too
+    "OPENBLAS_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "eth0",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of hosts that no name service knows
+}
+
+SIDES = {"ours": "our ranks", "peer": "PyTorch's processes"}
+
+
+class Conductor:
+    """Both sides, each a list of connections by rank."""
+
+    def __init__(self, connections: dict[str, list[Any]]) -> None:
+        self.connections = connections
+
+    def all(self, side: str, command: str, **options: Any) -> list[dict[str, Any]]:
+        """Have all ranks of a side do something; what each answers, by rank.
+
+        Raises:
+            UserError: one of them has ended, or takes too long.
+        """
+        return self._ask(side, self.connections[side], command, options)
+
+    def first(self, side: str, command: str, **options: Any) -> dict[str, Any]:
+        """Have the first rank do something that it can do alone."""
+        return self._ask(side, self.connections[side][:1], command, options)[0]
+
+    def _ask(
+        self, side: str, connections: list[Any], command: str, options: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        try:
+            for each in connections:
+                each.write(json.dumps([command, options]) + "\n")
+                each.flush()
+            answers = [each.readline() for each in connections]
+        except TimeoutError:
+            raise UserError(f"{SIDES[side]} took longer than {ANSWER_S} s: {command}") from None
+        except OSError:
+            answers = [""]
+        if not all(answers):
+            raise UserError(f"{SIDES[side]} ended in {command}; what they said is above")
+        return [json.loads(answer) for answer in answers]
+
+
+@contextmanager
+def conducted(
+    hosts: EmulatedHosts, sides: Iterable[str], package: str = "training"
+) -> Iterator[Conductor]:
+    """Start sides on emulated hosts, one process on each host; they end with the block.
+
+    Args:
+        package: whose modules `ours` and `peer` they run.
+    Raises:
+        UserError: a side did not come up.
+    """
+    count = len(hosts.names)
+    with ExitStack() as stack:
+        path = str(Path(stack.enter_context(tempfile.TemporaryDirectory()), "socket"))
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(2 * count)
+        listener.settimeout(1)
+        connections = {}
+        for side in sides:
+            processes = [
+                _started(stack, command) for command in _commands(side, package, hosts, path)
+            ]
+            connections[side] = _met(stack, listener, side, processes, count)
+        yield Conductor(connections)
+
+
+def _commands(side: str, package: str, hosts: EmulatedHosts, path: str) -> list[list[str]]:
+    python, modules = [sys.executable, "-m"], f"benchmarks.{package}"
+    count = len(hosts.names)
+    if side == "ours":
+        run = [*python, "parallel_sgd", "run", "-n", str(count), *hosts.run_options]
+        return [[*hosts.inside, *run, "-m", f"{modules}.ours", path]]
+    peer = [*python, f"{modules}.peer"]
+    options = [str(count), hosts.addresses[0], path]
+    return [[*hosts.on(i), *peer, str(i), *options] for i in range(count)]
+
+
+def _started(stack: ExitStack, command: list[str]) -> subprocess.Popen[bytes]:
+    process = stack.enter_context(subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}))
+    stack.callback(_end, process)
+    return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """A process whose connection has been closed ends by itself, unless it hangs."""
+    for stop in (process.terminate, process.kill):
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            stop()
+
+
+def _met(
+    stack: ExitStack,
+    listener: socket.socket,
+    side: str,
+    processes: list[subprocess.Popen[bytes]],
+    count: int,
+) -> list[Any]:
+    """The connections of a side's ranks, when all have come."""
+    found: dict[int, Any] = {}
+    until = time.monotonic() + START_S
+    while len(found) < count:
+        if any(each.poll() is not None for each in processes) or time.monotonic() > until:
+            raise UserError(f"{SIDES[side]} did not start; what they said is above")
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
+        stack.enter_context(connection)
+        connection.settimeout(ANSWER_S)
+        lines = stack.enter_context(connection.makefile("rw"))
+        found[json.loads(lines.readline())["rank"]] = lines
+    return [found[rank] for rank in range(count)]

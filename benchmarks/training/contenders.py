@@ -1,0 +1,79 @@
+"""Who takes part: our algorithms, and PyTorch's DistributedDataParallel with its hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from parallel_sgd import Algorithm, BlockMomentumSGD, DataParallelSGD
+
+PERIOD = 16  #: minibatches between two synchronizations, for those that train alone in between
+
+WARM, WARM_SAMPLES = "1 bit, after 32 bit", 16_384  #: of all ranks, in full precision at first
+
+
+@dataclass(frozen=True)
+class Contender:
+    """
+    Attributes:
+        algorithm: ours; None for PyTorch.
+        hook: PyTorch's, by its name in `peer.HOOKS`.
+        options: of the hook.
+        period: minibatches after which all ranks have the same model again; 0: never, since they
+            do not communicate, which is what the others are to come close to.
+    """
+
+    algorithm: Algorithm[Any] | None = None
+    hook: str = "none"
+    options: dict[str, int] = field(default_factory=dict)
+    period: int = 1
+
+    @property
+    def ours(self) -> bool:
+        return self.algorithm is not None
+
+
+#: In the order of tables. A new algorithm of ours is one more line, and so is a hook.
+CONTENDERS = {
+    "32 bit": Contender(DataParallelSGD()),
+    "8 bit": Contender(DataParallelSGD(gradient_bits=8)),
+    "4 bit": Contender(DataParallelSGD(gradient_bits=4)),
+    "2 bit": Contender(DataParallelSGD(gradient_bits=2)),
+    "1 bit": Contender(DataParallelSGD(gradient_bits=1)),
+    WARM: Contender(DataParallelSGD(gradient_bits={0: 32, WARM_SAMPLES: 1})),
+    "auto": Contender(DataParallelSGD(gradient_bits="auto")),
+    "auto, overlap": Contender(DataParallelSGD(gradient_bits="auto", overlap=True)),
+    "1 bit, overlap": Contender(DataParallelSGD(gradient_bits=1, overlap=True)),
+    "32 bit, overlap": Contender(DataParallelSGD(overlap=True)),
+    "block momentum": Contender(BlockMomentumSGD(sync_steps=PERIOD), period=PERIOD),
+    "block momentum, 1 bit": Contender(
+        BlockMomentumSGD(sync_steps=PERIOD, gradient_bits=1, block_momentum=0.5), period=PERIOD
+    ),
+    "no exchange": Contender(DataParallelSGD(), period=0),
+    "DDP": Contender(),
+    "DDP, fp16": Contender(hook="fp16"),
+    "DDP, PowerSGD rank 1": Contender(hook="power", options={"rank": 1}),
+    "DDP, PowerSGD rank 4": Contender(hook="power", options={"rank": 4}),
+    "DDP, post-local SGD": Contender(hook="post-local", period=PERIOD),
+    "PyTorch, no exchange": Contender(hook="alone", period=0),
+}
+
+PLAIN = "DDP"
+"""What all others are compared with."""
+
+HOOKS = ("DDP, fp16", "DDP, PowerSGD rank 1", "DDP, PowerSGD rank 4")
+"""Plain DDP's quicker forms, that exchange every gradient as it does; the best is a peer, too."""
+
+TIMED = tuple(name for name in CONTENDERS if name != WARM)
+"""Whose steps are timed; the others' are the same as those of one of them."""
+
+TO_LOSS = (
+    *("32 bit", "4 bit", "2 bit", "1 bit", WARM, "block momentum"),
+    *(PLAIN, "DDP, fp16", "DDP, PowerSGD rank 1"),
+)
+"""Who is timed until a test loss is reached."""
+
+
+def side(name: str) -> str:
+    """Of a contender: who carries it out."""
+    return "ours" if CONTENDERS[name].ours else "peer"

@@ -1,0 +1,58 @@
+"""Our side: ranks of MPI, one on each host, that train as a program of the user's would."""
+
+from __future__ import annotations
+
+import sys
+
+from parallel_sgd import Communicator, Learner, MomentumSGD
+from parallel_sgd.communication.abort import abort_on_error
+
+from .contenders import CONTENDERS
+from .member import Member
+from .tasks import BATCH, TASKS, Array
+
+MOMENTUM = 0.9
+
+
+class Ours:
+    """A model, a learner and the loop around them."""
+
+    def __init__(self, comm: Communicator, contender: str, task: str, lr: float) -> None:
+        found = CONTENDERS[contender]
+        assert found.algorithm is not None
+        self.model = TASKS[task].model()
+        self.learner = Learner(
+            self.model.parameters,
+            MomentumSGD(lr=lr, momentum=MOMENTUM),
+            found.algorithm,
+            comm if found.period else Communicator.single(),
+        )
+        self.total = BATCH * self.learner.comm.size
+
+    def step(self, x: Array, y: Array) -> float:
+        learner = self.learner
+        learner.expect(len(x), self.total)  # as sources do
+        loss = self.model.gradient(x, y, out=learner.gradient, ready=learner.ready)
+        learner.step(samples=len(x))
+        return loss / len(x)
+
+    def values(self) -> Array:
+        values: Array = self.model.parameters.flat
+        return values
+
+    def finish(self) -> None:
+        self.learner.finish()
+
+
+def main(path: str) -> None:
+    comm = Communicator.world()
+
+    def make(contender: str, task: str, lr: float) -> Ours:
+        return Ours(comm, contender, task, lr)
+
+    Member(comm.rank, comm.size, make, comm.barrier).follow(path, "ours")
+
+
+if __name__ == "__main__":
+    with abort_on_error():
+        main(sys.argv[1])

@@ -1,0 +1,150 @@
+"""PyTorch's side: a process on each host, DistributedDataParallel over gloo with its own hooks.
+
+Started with rank, number of ranks, the first host's address and the conductor's socket. What DDP
+leaves open is set to what is quicker here: gradients lie in its buckets, and the optimizer's step
+is fused. All start from the same values, so DDP need not send them around first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+    PostLocalSGDState,
+    post_localSGD_hook,
+)
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from parallel_sgd.models import MLP, ByteLanguageModel
+
+from .contenders import CONTENDERS, PERIOD
+from .member import Member
+from .ours import MOMENTUM
+from .tasks import TASKS, Array
+
+PORT = 29500  # on a host that has nothing else
+ONE_BUCKET_MB = 1 << 14
+"""For PowerSGD, which waits for all-reduces in gloo's two threads: with several buckets both wait,
+for ever, and in which order they send is left to chance."""
+
+POWER_FROM = 2  #: PowerSGD's first step; before it DDP is plain, and 2 is the least it takes
+
+
+class Peer:
+    """A model, DDP with a hook, and an optimizer."""
+
+    def __init__(self, contender: str, task: str, lr: float) -> None:
+        found = CONTENDERS[contender]
+        self.names, self.module = module_of(TASKS[task].model())
+        optimizer: Any = torch.optim.SGD(
+            self.module.parameters(), lr=lr, momentum=MOMENTUM, fused=True
+        )
+        self.forward = self.module
+        if found.period:
+            self.forward = DistributedDataParallel(
+                self.module,
+                gradient_as_bucket_view=True,
+                init_sync=False,
+                bucket_cap_mb=ONE_BUCKET_MB if found.hook == "power" else None,
+            )
+            optimizer = HOOKS[found.hook](self.forward, optimizer, **found.options)
+        self.optimizer = optimizer
+
+    def step(self, x: Array, y: Array) -> float:
+        kind = np.float32 if x.dtype.kind == "f" else np.int64
+        inputs, labels = (torch.from_numpy(each) for each in (x.astype(kind, copy=False), y))
+        self.optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(self.forward(inputs), labels)
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.item())
+
+    def values(self) -> Array:
+        arrays = zip(self.names, self.module.parameters(), strict=True)
+        return np.concatenate([_ours(name, p).reshape(-1) for name, p in arrays])
+
+    def finish(self) -> None:
+        """Nothing: a step of DDP leaves nothing under way."""
+
+
+def module_of(model: MLP) -> tuple[list[str], Any]:
+    """The same model in PyTorch, with the same values; first, what ours calls its parameters."""
+    layers: list[Any] = []
+    if isinstance(model, ByteLanguageModel):
+        layers += [torch.nn.Embedding(256, model.width), torch.nn.Flatten()]
+    for i, (inputs, outputs) in enumerate(zip(model.sizes, model.sizes[1:], strict=False)):
+        layers += [torch.nn.ReLU()] * (i > 0) + [torch.nn.Linear(inputs, outputs)]
+    module = torch.nn.Sequential(*layers)
+    names = list(model.parameters)
+    with torch.no_grad():
+        for name, parameter in zip(names, module.parameters(), strict=True):
+            parameter.copy_(torch.from_numpy(_transposed(name, model.parameters[name])))
+    return names, module
+
+
+def _ours(name: str, parameter: Any) -> Array:
+    return np.ascontiguousarray(_transposed(name, parameter.detach().numpy()))
+
+
+def _transposed(name: str, array: Array) -> Array:
+    """Of a layer's weights, which are [outputs, inputs] there; everything else as it is."""
+    return array.T if name.startswith("W") else array
+
+
+def _fp16(model: Any, optimizer: Any) -> Any:
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return optimizer
+
+
+def _power(model: Any, optimizer: Any, rank: int) -> Any:
+    state = powerSGD_hook.PowerSGDState(
+        process_group=None,
+        matrix_approximation_rank=rank,
+        start_powerSGD_iter=POWER_FROM,
+        use_error_feedback=True,
+        warm_start=True,
+    )
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return optimizer
+
+
+def _post_local(model: Any, optimizer: Any) -> Any:
+    """Local from the first step; the mean of all models after each `PERIOD`."""
+    state = PostLocalSGDState(
+        process_group=None,
+        subgroup=None,
+        start_localSGD_iter=0,
+        post_local_gradient_allreduce=False,
+    )
+    model.register_comm_hook(state, post_localSGD_hook)
+    averager = PeriodicModelAverager(period=PERIOD, warmup_steps=PERIOD - 1)
+    return PostLocalSGDOptimizer(optim=optimizer, averager=averager)
+
+
+HOOKS: dict[str, Callable[..., Any]] = {
+    "none": lambda model, optimizer: optimizer,
+    "fp16": _fp16,
+    "power": _power,
+    "post-local": _post_local,
+}
+"""Each makes DDP use it, and returns the optimizer to step with."""
+
+
+def main(rank: str, ranks: str, address: str, path: str) -> None:
+    torch.set_num_threads(1)
+    store = f"tcp://{address}:{PORT}"
+    dist.init_process_group("gloo", init_method=store, rank=int(rank), world_size=int(ranks))
+    Member(int(rank), int(ranks), Peer, dist.barrier).follow(path, "peer")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

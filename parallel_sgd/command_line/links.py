@@ -1,0 +1,179 @@
+"""`parallel-sgd info --links`: how fast ranks exchange, and what "auto" makes of it.
+
+The ranks that mpiexec has started measure themselves; without it `parallel-sgd run` starts some,
+which run this module and print what they have found as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from ..communication import Communicator
+from ..communication.abort import abort_on_error
+from ..communication.launched import launched_size, launcher_name
+from ..compression import GRADIENT_BITS
+from ..errors import UserError
+from ..exchange import choose_way, routes_for
+from ..exchange.ways import measure, try_transports
+from ..parameters import Parameters
+from .hostfiles import read_hostfile
+from .launcher import rank_count
+
+__all__ = ["add_link_options", "link_lines", "measured_links", "require_use_of_links"]
+
+SIZES = (250_000, 2_500_000, 25_000_000)  #: values: 1, 10 and 100 MB of float32
+LONGEST_S = 5.0  #: an exchange that should take longer is not tried
+RANKS = 2  #: where nothing says how many
+
+
+def add_link_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "links", "how fast ranks exchange, and what transport and gradient bits auto would be"
+    )
+    add = group.add_argument
+    add(
+        "--links",
+        action="store_true",
+        help="measure it: on the ranks that mpiexec has started, or on some that are started now",
+    )
+    add(
+        "-n",
+        "-np",
+        dest="ranks",
+        type=rank_count,
+        metavar="N",
+        help=f"start so many (default: {RANKS}, or one for each slot of the hostfile)",
+    )
+    add("--hostfile", metavar="FILE", help="on these hosts, as for `parallel-sgd run`")
+
+
+def require_use_of_links(given: argparse.Namespace) -> None:
+    """See that the options go together. Local.
+
+    Raises:
+        UserError: one of them has no use, or there are too few ranks.
+    """
+    launched = launched_size()
+    for flag, value in (("-n", given.ranks), ("--hostfile", given.hostfile)):
+        if value is not None and not given.links:
+            raise UserError(f"{flag} {value} needs --links")
+        if value is not None and launched is not None:
+            raise UserError(
+                f"{flag} {value} must not be given where {launcher_name()} has started the ranks, "
+                f"{launched}, which are measured"
+            )
+    if given.links and (launched == 1 or given.ranks == 1):
+        raise UserError("--links needs 2 ranks or more, but there is 1")
+
+
+def measured_links(given: argparse.Namespace) -> dict[str, Any]:
+    """What the ranks have found. Collective, where mpiexec has started them.
+
+    Raises:
+        UserError: the ranks could not be started, or have ended with an error.
+    """
+    if launched_size() is not None:
+        with abort_on_error():
+            return measured_on(Communicator.world())
+    ranks, hosts = given.ranks or RANKS, []
+    if given.hostfile is not None:
+        hosts = ["--hostfile", given.hostfile]
+        slots = sum(host.slots or 1 for host in read_hostfile(given.hostfile).hosts)
+        ranks = given.ranks or slots
+    if ranks < 2:
+        raise UserError(f"--hostfile {given.hostfile} has 1 slot, and --links needs 2 ranks: -n 2")
+    run = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks), *hosts, "-m", __name__]
+    job = subprocess.run(run, stdout=subprocess.PIPE, text=True, check=False)
+    lines = [line for line in job.stdout.splitlines() if line.startswith("{")]
+    if job.returncode != 0 or not lines:
+        raise UserError(
+            f"--links: {ranks} ranks ended with exit code {job.returncode}; what they said is above"
+        )
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def measured_on(comm: Communicator) -> dict[str, Any]:
+    """What every rank does; the same on all, as JSON can hold it.
+
+    Collective. Cost: some seconds; every exchange is tried four times, which takes the most.
+    """
+    routes = routes_for(comm.hosts, "auto")
+    measured = measure(comm, routes)
+    exchanges = []
+    for values in SIZES:
+        predicted = {str(b): measured.seconds(values, b) for b in reversed(GRADIENT_BITS)}
+        tried = None
+        if predicted["32"] < LONGEST_S:
+            tried = try_transports(comm, values, rounds=1, routes=routes)
+        parameters = Parameters({"W": np.zeros(values, np.float32)})
+        way = choose_way(parameters, comm, "auto", "auto")
+        exchanges.append(
+            {
+                "values": values,
+                "transport": way.transport,
+                "hierarchical": way.routes.hierarchical,
+                "seconds": tried,
+                "gradient_bits": measured.best_bits(values),
+                "predicted_s": predicted,
+            }
+        )
+    return {
+        "ranks": comm.size,
+        "hosts": dict(Counter(comm.hosts)),
+        **measured.as_dict(),
+        "exchanges": exchanges,
+    }
+
+
+def link_lines(found: dict[str, Any]) -> dict[str, str]:
+    """The section on links, in words."""
+    hosts = [f"{name} ({n})" if n > 1 else name for name, n in found["hosts"].items()]
+    rate, latency = found["link"]["bytes_per_s"], found["link"]["latency_s"]
+    where = "slowest link" if len(hosts) > 1 else "memory between ranks"
+    speeds = found["values_per_s"]
+    kernels = [
+        f"{bits} bit {encode / 1e9:.2g}, {speeds['decode'][bits] / 1e9:.2g}"
+        for bits, encode in speeds["encode"].items()
+    ]
+    lines = {
+        "ranks": f"{found['ranks']} on {len(hosts)} host{'s' * (len(hosts) > 1)}: "
+        + ", ".join(hosts),
+        where: f"{rate / 1e6:,.4g} MB/s each way, {latency * 1e6:,.3g} us",
+        "encode, decode": f"G values/s of the first rank: {'; '.join(kernels)}",
+    }
+    for each in found["exchanges"]:
+        among = ", ranks of a host first among themselves" if each["hierarchical"] else ""
+        tried = f"not tried, as it should take longer than {LONGEST_S:g} s"
+        if each["seconds"]:
+            tried = ", ".join(f"{name} {_ms(s)}" for name, s in each["seconds"].items())
+        predicted = [f"{bits} bit {_ms(s)}" for bits, s in each["predicted_s"].items()]
+        lines[f"{each['values'] / 250_000:g} MB of float32"] = (
+            f"transport auto: {each['transport']}{among}; 32 bit, {tried}\n"
+            f"gradient bits auto: {each['gradient_bits']}\n"
+            f"predicted: {', '.join(predicted)}"
+        )
+    return lines
+
+
+def _ms(duration_s: float) -> str:
+    return f"{duration_s * 1e3:,.3g} ms"
+
+
+def _main() -> None:
+    comm = Communicator.world()
+    found = measured_on(comm)
+    if comm.rank == 0:
+        print(json.dumps(found, allow_nan=False), flush=True)
+
+
+if __name__ == "__main__":
+    with abort_on_error():
+        _main()

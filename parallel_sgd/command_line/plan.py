@@ -1,0 +1,264 @@
+"""`parallel-sgd plan`: what every algorithm would take on a cluster, and which one to choose.
+
+Nothing is trained, and no other rank is needed: the model of docs/planning.md, with the speed of
+this machine's kernels, measured on the spot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..compression import GRADIENT_BITS
+from ..errors import UserError
+from ..exchange.costs import KernelSpeeds, Link
+from ..exchange.kernel_speeds import measure_kernel_speeds
+from ..optimizers import OPTIMIZERS
+from ..parameters import Parameters
+from ..planning import Candidate, Job, candidates, recommend
+from ..planning.candidates import Servers
+from ..planning.figure import draw
+from ..training import require_matplotlib
+from .parser import Parser
+from .units import bits_per_s, count, seconds
+
+__all__ = ["main"]
+
+NODES = [2**i for i in range(11)]  #: 1 to 1,024, to which a plan is drawn
+MOST = {"nodes": 1 << 20, "ranks_per_node": 1024, "parameters": 10**13, "minibatch": 10**9}
+
+
+def main(argv: Sequence[str]) -> int:
+    """`parallel-sgd plan`: returns 0."""
+    given = _parser().parse_args(argv)
+    for name, most in MOST.items():
+        if getattr(given, name) > most:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag}={getattr(given, name)} must be at most {most}")
+    pyplot = _pyplot() if given.figure else None
+    for flag, path in (("--json", given.json), ("--figure", given.figure)):
+        if path is not None and not Path(path).absolute().parent.is_dir():
+            raise UserError(f"{flag}={path} must be a file in a folder that is there")
+    job = _job(given, measure_kernel_speeds())
+    every = candidates(job)
+    print(f"{_described(job)}\n{_constants(job)}\n")
+    print(_table(every, job) + _servers(every, job))
+    found = recommend(job)
+    print(f"\n{found.reason}\ntrain.py {found.options}")
+    if given.json:
+        text = json.dumps(_content(given, job), indent=2, allow_nan=False)
+        Path(given.json).write_text(text + "\n")
+    if given.figure:
+        _draw(given.figure, job, pyplot)
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="parallel-sgd plan",
+        description="Price every algorithm for a model on a cluster, and recommend one. The model "
+        "of costs is in docs/planning.md; kernels are timed on this machine.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--nodes", type=count, required=True, metavar="N", help="machines")
+    add(
+        "--bandwidth",
+        type=bits_per_s,
+        required=True,
+        metavar="RATE",
+        help="of every node's link, each direction: 10gbit, 100mbit, unlimited",
+    )
+    add(
+        "--latency",
+        type=seconds,
+        required=True,
+        metavar="TIME",
+        help="of a small message, one way: 30us, 1ms",
+    )
+    add("--parameters", type=count, required=True, metavar="N", help="of the model: 60M")
+    add(
+        "--step-time",
+        type=seconds,
+        required=True,
+        metavar="TIME",
+        help="of one rank alone for its part of a minibatch: 0.2, 50ms",
+    )
+    add("--ranks-per-node", type=count, default=1, metavar="N", help="(default: 1)")
+    add(
+        "--minibatch",
+        type=count,
+        default=64,
+        metavar="N",
+        help="samples of each rank in a step (default: 64)",
+    )
+    add("--optimizer", choices=OPTIMIZERS, default="momentum", help="(default: momentum)")
+    add("--json", metavar="FILE", help="write it all as JSON, for 1 to 1,024 nodes")
+    add("--figure", metavar="FILE", help="draw the efficiency on 1 to 1,024 nodes (PNG, SVG, PDF)")
+    return parser
+
+
+def _job(given: argparse.Namespace, speeds: KernelSpeeds) -> Job:
+    one = Parameters({"W": np.zeros(1, np.float32)})
+    return Job(
+        nodes=given.nodes,
+        ranks_per_node=given.ranks_per_node,
+        link=Link.ethernet(given.bandwidth, given.latency),
+        parameters=given.parameters,
+        step_s=given.step_time,
+        minibatch=given.minibatch,
+        optimizer_vectors=len(OPTIMIZERS[given.optimizer](lr=0.1).init(one).buffers),
+        speeds=speeds,
+    )
+
+
+def _described(job: Job) -> str:
+    each = f" of {job.ranks_per_node:,} ranks" if job.ranks_per_node > 1 else ""
+    link = job.link
+    rate = "unlimited" if link.bytes_per_s == math.inf else f"{link.bytes_per_s / 1e6:,.0f} MB/s"
+    return (
+        f"{job.nodes:,} nodes{each}, links of {rate} (payload) and {link.latency_s * 1e6:g} us; "
+        f"{job.parameters:,} parameters, {job.step_s * 1e3:g} ms a step of {job.minibatch:,} "
+        "samples a rank"
+    )
+
+
+def _constants(job: Job) -> str:
+    """The speeds that were measured here."""
+    speeds = job.speeds
+    found = [
+        f"{bits} bit {speeds.encode[bits] / 1e9:.1f}, {speeds.decode_add[bits] / 1e9:.1f}, "
+        f"{speeds.decode[bits] / 1e9:.1f}"
+        for bits in sorted(GRADIENT_BITS, reverse=True)
+        if bits < 32
+    ]
+    return (
+        f"kernels here, G values/s: plain sum {speeds.decode_add[32] / 1e9:.1f}; encode, decode "
+        f"and add, decode: {'; '.join(found)}"
+    )
+
+
+def _table(every: Sequence[Candidate], job: Job) -> str:
+    """A line for each algorithm; times in milliseconds."""
+    most = NODES[-1]
+    head = ["ms a step", "bits", "compute", "kernels", "wire", "startup", "hidden", "all"]
+    head += ["speed-up", "efficiency", "samples/s", "MB/rank", f"on {most:,}"]
+    rows = [head]
+    for each in every:
+        cost = each.cost(job)
+        terms = (cost.compute_s, cost.kernels_s, cost.wire_s, cost.startup_s, -cost.hidden_s)
+        rows.append(
+            [
+                each.name,
+                str(each.bits),
+                *(_ms(term) for term in (*terms, cost.total_s)),
+                f"{cost.efficiency * job.nodes:,.1f}",
+                f"{cost.efficiency:.1%}",
+                f"{_samples_per_s(each, job):,.0f}",
+                f"{sum(each.memory(job).values()) / 1e6:,.0f}",
+                f"{sum(each.memory(job.on(most)).values()) / 1e6:,.0f}",
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
+    return "\n".join("  ".join(line) for line in lines)
+
+
+def _servers(every: Sequence[Candidate], job: Job) -> str:
+    """How many servers were taken, and what they hold."""
+    for each in every:
+        if isinstance(each, Servers):
+            here, most = (each.server_memory(job.on(n)) / 1e6 for n in (job.nodes, NODES[-1]))
+            return (
+                f"\nparameter servers: {each.servers(job):,}, on nodes of their own, each with "
+                f"{here:,.0f} MB (on {NODES[-1]:,} nodes {most:,.0f})"
+            )
+    return ""
+
+
+def _row(each: Candidate, job: Job) -> dict[str, Any]:
+    cost = each.cost(job)
+    found = {
+        "algorithm": each.name,
+        "bits": each.bits,
+        "seconds": {
+            "compute": cost.compute_s,
+            "kernels": cost.kernels_s,
+            "wire": cost.wire_s,
+            "startup": cost.startup_s,
+            "hidden": cost.hidden_s,
+            "step": cost.total_s,
+        },
+        "speed_up": cost.efficiency * job.nodes,
+        "efficiency": cost.efficiency,
+        "samples_per_s": _samples_per_s(each, job),
+        "memory_bytes": each.memory(job),
+    }
+    if isinstance(each, Servers):
+        found |= {"servers": each.servers(job), "server_memory_bytes": each.server_memory(job)}
+    return found
+
+
+def _content(given: argparse.Namespace, job: Job) -> dict[str, Any]:
+    """All of it, as JSON can hold it; an unlimited rate is null."""
+    speeds, found = job.speeds, recommend(job)
+    here = given.nodes
+    return {
+        "job": {
+            name: None if value == math.inf else value
+            for name, value in vars(given).items()
+            if name not in ("json", "figure")
+        },
+        "values_per_s": {
+            name: {str(bits): None if v == math.inf else v for bits, v in each.items()}
+            for name, each in vars(speeds).items()
+        },
+        "recommended": {
+            "algorithm": found.choice.name,
+            "bits": found.choice.bits,
+            "options": found.options,
+            "reason": found.reason,
+        },
+        "plan": [
+            {"nodes": nodes, "algorithms": [_row(each, on) for each in candidates(on)]}
+            for nodes in sorted({here, *NODES})
+            for on in [job.on(nodes)]
+        ],
+    }
+
+
+def _draw(path: str, job: Job, pyplot: Any) -> None:
+    on = [job.on(nodes) for nodes in NODES]
+    every = candidates(job.on(NODES[-1]))
+    draw(
+        path,
+        NODES,
+        {
+            each: [each.cost(j).efficiency if each.is_possible(j) else None for j in on]
+            for each in every
+        },
+        job.nodes,
+        _described(job),
+        pyplot,
+    )
+
+
+def _pyplot() -> Any:
+    try:
+        return require_matplotlib()
+    except UserError as error:
+        raise UserError("--figure needs matplotlib: pip install 'parallel_sgd[train]'") from error
+
+
+def _samples_per_s(each: Candidate, job: Job) -> float:
+    return job.ranks * job.minibatch * each.cost(job).efficiency / job.step_s
+
+
+def _ms(duration_s: float) -> str:
+    return f"{duration_s * 1e3:,.2f}" if abs(duration_s) < 1 else f"{duration_s * 1e3:,.0f}"

@@ -1,0 +1,7 @@
+"""What training on so many nodes should take: every algorithm priced, before anybody runs one."""
+
+from .candidates import Candidate, candidates
+from .job import Job, StepCost
+from .recommendation import Recommendation, recommend
+
+__all__ = ["Candidate", "Job", "Recommendation", "StepCost", "candidates", "recommend"]

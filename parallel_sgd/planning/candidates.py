@@ -1,0 +1,263 @@
+"""The algorithms that a plan prices: seconds of a step, and memory of a rank.
+
+Memory is counted in bytes of model, gradient, optimizer, residuals and buffers; what the model
+itself needs to compute its gradient is not known here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from ..algorithms import (
+    BlockMomentumSGD,
+    DataParallelASGD,
+    DiLoCo,
+    LocalUpdates,
+    ModelAveragingSGD,
+    SlowMo,
+)
+from ..compression import GRADIENT_BITS
+from ..exchange.costs import encoded_bytes
+from .job import Job, StepCost
+
+__all__ = ["Blocks", "Candidate", "DataParallel", "DoubleBuffered", "Servers", "candidates"]
+
+BACKWARD = 2 / 3  #: of a step, in which the gradient comes out bit by bit
+BLOCK_PASSES = 14  #: over the model at the end of a block: see `LocalUpdates`
+PUSH_PASSES = 6  #: of a server over its part, for a push: receive, apply, answer
+NODES_PER_SERVER = 8
+
+Memory = dict[str, float]  #: bytes of a rank by what they are for
+
+
+@dataclass(frozen=True)
+class Candidate(ABC):
+    """One algorithm with its options.
+
+    Attributes:
+        bits: a value on the wire.
+    """
+
+    bits: int
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Without the bits."""
+
+    @property
+    @abstractmethod
+    def options(self) -> str:
+        """Of train.py, beside bits and buckets."""
+
+    @abstractmethod
+    def cost_in(self, job: Job, buckets: int) -> StepCost:
+        """Of a step, where vectors are cut into so many buckets."""
+
+    def cost(self, job: Job) -> StepCost:
+        """Of a step, with the default's buckets unless fewer save more than 1 %."""
+        default, *fewer = [self.cost_in(job, n) for n in job.bucket_counts]
+        best = min([default, *fewer], key=lambda cost: cost.total_s)
+        return default if default.total_s <= 1.01 * best.total_s else best
+
+    def is_possible(self, job: Job) -> bool:
+        return True
+
+    def memory(self, job: Job) -> Memory:
+        """Of a rank that trains."""
+        vector = 4.0 * job.parameters
+        found = {
+            "model": vector,
+            "gradient": vector,
+            "optimizer": job.optimizer_vectors * vector,
+            "residuals": 0.0,
+            "buffers": vector,
+        }
+        if self.bits < 32:  # what is sent and what is received, and what both have lost
+            found["residuals"] = vector * (1 + 1 / job.ranks)
+            encoded = encoded_bytes(job.parameters, self.bits)
+            of_this_host = vector * (1 - 1 / job.ranks_per_node)
+            found["buffers"] = encoded * (1 + 1 / job.ranks_per_node) + of_this_host
+        return found
+
+
+@dataclass(frozen=True)
+class DataParallel(Candidate):
+    """Every step sums the gradients.
+
+    Attributes:
+        overlap: whether what the backward pass has finished is exchanged while it goes on.
+    """
+
+    overlap: bool = False
+
+    @property
+    def name(self) -> str:
+        return "data-parallel, overlap" if self.overlap else "data-parallel"
+
+    @property
+    def options(self) -> str:
+        return "--overlap" if self.overlap else ""
+
+    def cost_in(self, job: Job, buckets: int) -> StepCost:
+        exchange = job.exchange(self.bits, buckets)
+        kernels_s, wire_s = exchange.kernels_s, exchange.wire_s
+        total_s = job.step_s + exchange.total_s
+        if self.overlap:  # of wire: the core that encodes is the one that computes
+            forward_s = (1 - BACKWARD) * job.step_s
+            last_bucket_s = min(kernels_s, wire_s) / buckets
+            busiest_s = max(job.step_s + kernels_s, forward_s + wire_s)
+            total_s = busiest_s + last_bucket_s + exchange.startup_s
+        return StepCost(
+            compute_s=job.step_s,
+            kernels_s=kernels_s,
+            wire_s=wire_s,
+            startup_s=exchange.startup_s,
+            total_s=total_s,
+            buckets=buckets,
+        )
+
+
+@dataclass(frozen=True)
+class DoubleBuffered(Candidate):
+    """The sum of a step's gradients runs beside the next step, and is a step late."""
+
+    @property
+    def name(self) -> str:
+        return "double buffering"
+
+    @property
+    def options(self) -> str:
+        return "--double-buffering"
+
+    def cost_in(self, job: Job, buckets: int) -> StepCost:
+        exchange = job.exchange(self.bits, buckets)
+        return StepCost(
+            compute_s=job.step_s,
+            kernels_s=exchange.kernels_s,
+            wire_s=exchange.wire_s,
+            startup_s=exchange.startup_s,
+            total_s=exchange.startup_s + max(job.step_s + exchange.kernels_s, exchange.wire_s),
+            buckets=buckets,
+        )
+
+    def memory(self, job: Job) -> Memory:
+        found = super().memory(job)
+        return found | {"gradient": 2 * found["gradient"]}
+
+
+@dataclass(frozen=True)
+class Blocks(Candidate):
+    """Local updates that meet at the end of a block of the algorithm's default length."""
+
+    algorithm: type[LocalUpdates]
+
+    @property
+    def name(self) -> str:
+        return {
+            BlockMomentumSGD: "block momentum",
+            DiLoCo: "DiLoCo",
+            ModelAveragingSGD: "model averaging",
+            SlowMo: "SlowMo",
+        }[self.algorithm]
+
+    @property
+    def options(self) -> str:
+        return f"--algorithm {self.name.replace(' ', '-').lower()}"
+
+    def steps(self, job: Job) -> int:
+        """Of a rank in a block."""
+        period = self.algorithm.default_period
+        if "sync_steps" in period:
+            return period["sync_steps"]
+        return -(-period["sync_period"] // job.minibatch)
+
+    def cost_in(self, job: Job, buckets: int) -> StepCost:
+        exchange, steps = job.exchange(self.bits, buckets), self.steps(job)
+        passes_s = job.passes_s(BLOCK_PASSES)
+        return StepCost(
+            compute_s=job.step_s,
+            kernels_s=(exchange.kernels_s + passes_s) / steps,
+            wire_s=exchange.wire_s / steps,
+            startup_s=exchange.startup_s / steps,
+            total_s=job.step_s + (exchange.total_s + passes_s) / steps,
+            buckets=buckets,
+        )
+
+    def memory(self, job: Job) -> Memory:
+        found = super().memory(job)
+        momentum = 0 if self.algorithm is ModelAveragingSGD else 1
+        return found | {"common model": (1 + momentum) * found["model"]}
+
+
+@dataclass(frozen=True)
+class Servers(Candidate):
+    """Asynchronous SGD: pushes and pulls of the whole model, servers on nodes of their own.
+
+    A worker's push and pull follow each other; the servers' links carry both at once.
+    """
+
+    @property
+    def name(self) -> str:
+        return "parameter servers"
+
+    @property
+    def options(self) -> str:
+        return "--algorithm async"
+
+    def is_possible(self, job: Job) -> bool:
+        return job.nodes > 1
+
+    def servers(self, job: Job) -> int:
+        return max(1, job.nodes // NODES_PER_SERVER)
+
+    def steps(self, job: Job) -> int:
+        """Of a worker between pushes."""
+        period = DataParallelASGD().sync_period
+        assert period is not None
+        return -(-period // job.minibatch)
+
+    def cost_in(self, job: Job, buckets: int) -> StepCost:
+        servers, steps = self.servers(job), self.steps(job)
+        workers = (job.nodes - servers) * job.ranks_per_node
+        model_s = 4 * job.parameters / job.link.bytes_per_s
+        own_s = 2 * model_s * job.ranks_per_node
+        served_s = workers / servers * model_s
+        applied_s = workers / servers * job.passes_s(PUSH_PASSES)
+        startup_s = 2 * (job.link.latency_s + servers * job.link.message_s)
+        round_trip_s = startup_s + own_s + job.passes_s(PUSH_PASSES) / servers
+        cycle_s = max(steps * job.step_s + round_trip_s, served_s, applied_s)
+        return StepCost(
+            compute_s=job.step_s,
+            kernels_s=applied_s / steps,
+            wire_s=max(own_s, served_s) / steps,
+            startup_s=startup_s / steps,
+            total_s=cycle_s / steps,
+            training=1 - servers / job.nodes,
+        )
+
+    def memory(self, job: Job) -> Memory:
+        """Of a worker, which keeps what it sends until it has been sent."""
+        found = super().memory(job)
+        return found | {"buffers": found["model"]}
+
+    def server_memory(self, job: Job) -> float:
+        """Bytes of a server: its part of model and optimizer, and of one push of every worker."""
+        workers = (job.nodes - self.servers(job)) * job.ranks_per_node
+        vectors = 1 + job.optimizer_vectors + workers
+        return 4.0 * job.parameters / self.servers(job) * vectors
+
+
+def candidates(job: Job) -> list[Candidate]:
+    """All that are possible on these nodes, in the order of a table."""
+    most_first = sorted(GRADIENT_BITS, reverse=True)
+    block_algorithms = (ModelAveragingSGD, BlockMomentumSGD, SlowMo, DiLoCo)
+    every: list[Candidate] = [
+        *(DataParallel(bits) for bits in most_first),
+        *(DataParallel(bits, overlap=True) for bits in most_first),
+        *(DoubleBuffered(bits) for bits in (32, 1)),
+        *(Blocks(bits, algorithm) for algorithm in block_algorithms for bits in (32, 4)),
+        Servers(32),
+    ]
+    return [each for each in every if each.is_possible(job)]

@@ -1,0 +1,62 @@
+"""Scaling efficiency of every algorithm over the number of nodes, as a figure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .candidates import Blocks, Candidate, DataParallel, DoubleBuffered
+
+_BLUES = {32: "#08306b", 16: "#08519c", 8: "#2171b5", 4: "#4292c6", 2: "#6baed6", 1: "#9ecae1"}
+_BLOCKS = {"model averaging": "#fd8d3c", "block momentum": "#a50f15", "SlowMo": "#e7ba52"}
+
+
+def draw(
+    path: str | os.PathLike[str],
+    nodes: Sequence[int],
+    efficiencies: Mapping[Candidate, Sequence[float | None]],
+    here: int,
+    title: str,
+    pyplot: Any,
+) -> None:
+    """Draw a line for each algorithm.
+
+    Args:
+        path: of the figure; its ending says in which form.
+        nodes: where the lines have points.
+        efficiencies: of every algorithm at each of `nodes`; None where it is not possible.
+        here: the number of nodes that was asked about.
+        title: what the job is.
+        pyplot: Matplotlib's.
+    """
+    figure, axes = pyplot.subplots(figsize=(10, 6), layout="constrained")
+    for each, values in efficiencies.items():
+        points = [(n, v) for n, v in zip(nodes, values, strict=True) if v is not None]
+        axes.plot(*zip(*points, strict=True), label=f"{each.name}, {each.bits} bit", **_style(each))
+    axes.axvline(here, color="#999", linewidth=1, zorder=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(nodes, [f"{n:,}" for n in nodes])
+    axes.minorticks_off()
+    axes.set_ylim(0, 1.03)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.set_xlabel("nodes")
+    axes.set_ylabel("samples a second of a node, against one that waits for nobody")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8)
+    figure.suptitle(title, x=0.01, horizontalalignment="left", size=10)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _style(each: Candidate) -> dict[str, Any]:
+    if isinstance(each, Blocks):
+        color = _BLOCKS.get(each.name, "#de9ed6")
+        return {"color": color, "linestyle": "-" if each.bits == 32 else "--", "linewidth": 1.2}
+    if isinstance(each, DoubleBuffered):
+        return {"color": "#31a354", "linestyle": "-" if each.bits == 32 else "--"}
+    if isinstance(each, DataParallel):
+        return {"color": _BLUES[each.bits], "linestyle": "--" if each.overlap else "-"}
+    return {"color": "#756bb1"}

@@ -1,0 +1,359 @@
+"""What "auto" chooses: the same on all ranks, by what was measured; and what is said of it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import math
+import threading
+
+import numpy as np
+import pytest
+from cases import gradient_of
+from invariants import same_on_all_ranks
+
+from parallel_sgd import Communicator, DataParallelSGD, Learner, MomentumSGD, Parameters, UserError
+from parallel_sgd.command_line import train
+from parallel_sgd.command_line.reporting import print_choices
+from parallel_sgd.communication.launched import launched_rank
+from parallel_sgd.compression import GRADIENT_BITS, OneBit
+from parallel_sgd.exchange import Way, choose_bits, choose_way, cut_buckets, ways
+from parallel_sgd.exchange.costs import KernelSpeeds, Link
+from parallel_sgd.exchange.routes import Routes
+from parallel_sgd.training.captured import capture, restore
+
+LARGE, SMALL = 200_000, 3_000  #: values of two buckets
+
+SLOW, FREE = Link(1e-5, 1e6), Link(0.0, math.inf)
+
+
+def own_rank() -> int:
+    """This rank, where a patched function is not told."""
+    launched = launched_rank()
+    return int(threading.current_thread().name.split()[-1]) if launched is None else launched
+
+
+def speeds(values_per_s: float = 1e9) -> KernelSpeeds:
+    each = dict.fromkeys(GRADIENT_BITS, values_per_s)
+    return KernelSpeeds({**each, 32: math.inf}, {**each, 32: math.inf}, each)
+
+
+@pytest.fixture
+def links(monkeypatch):
+    """Give every rank the same link and kernels without measuring them."""
+
+    def give(link: Link) -> None:
+        monkeypatch.setattr(ways, "measure_link", lambda comm, routes: link)
+        monkeypatch.setattr(ways, "measure_kernel_speeds", lambda *args, **options: speeds())
+
+    return give
+
+
+def on_hosts(comm: Communicator, hosts: str) -> Communicator:
+    """These ranks, as if they were on other hosts."""
+    apart = comm.duplicate()
+    apart._hosts = list(hosts[: comm.size])
+    return apart
+
+
+def model(dtype=np.float32) -> Parameters:
+    return Parameters({"a": np.zeros(SMALL, dtype), "b": np.zeros(LARGE, dtype)})
+
+
+def learner_on(comm: Communicator, **options) -> Learner:
+    algorithm = DataParallelSGD(gradient_bits="auto", bucket_values=1, **options)
+    return Learner(model(), MomentumSGD(lr=0.1), algorithm, comm)
+
+
+def forbidden(*args, **options):
+    raise AssertionError("nothing is to be measured")
+
+
+def test_one_rank_has_nothing_to_try(monkeypatch):
+    monkeypatch.setattr(ways, "try_transports", forbidden)
+    way = choose_way(model(), Communicator.single(), "auto", "auto")
+    assert way == Way("collective", Routes.flat(1), {})
+    assert str(way) == "collective exchange"
+
+
+@pytest.mark.parametrize("places", ["aaaa", "abcd"])
+def test_what_is_tried_has_the_codec(on_ranks, monkeypatch, places):
+    """Inside one machine, too."""
+    tried = []
+
+    def try_transports(comm, values, codec, rounds):
+        tried.append(codec)
+        return {"pipelined": 1.0, "collective": 2.0}
+
+    monkeypatch.setattr(ways, "try_transports", try_transports)
+
+    def body(comm):
+        codec = OneBit()
+        way = choose_way(model(), on_hosts(comm, places), "auto", "auto", codec=codec)
+        if comm.size > 1:
+            assert way.transport == "pipelined"
+            assert tried and all(each == codec for each in tried)
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize("faster", ["collective", "pipelined"])
+def test_over_a_network_the_faster_transport_is_taken(on_ranks, monkeypatch, faster):
+    found = {"pipelined": 0.02, "collective": 0.02, faster: 0.01}
+    monkeypatch.setattr(ways, "try_transports", lambda comm, values, codec, rounds: found)
+
+    def body(comm):
+        way = choose_way(model(), on_hosts(comm, "abcd"), "auto", "auto")
+        if comm.size == 1:
+            assert not way.seconds
+            return
+        assert (way.transport, way.seconds) == (faster, found)
+        assert way.values == LARGE + SMALL  # as long as it takes 0.1 s
+        assert f"{faster} exchange ({LARGE + SMALL} float32 tried: " in str(way)
+        assert f"{faster} 10 ms" in str(way)
+
+    on_ranks(body)
+
+
+def test_all_ranks_choose_the_same_way(on_ranks, monkeypatch):
+    """By exchanges that really take place."""
+    monkeypatch.setattr(ways, "SHORT", 1000)
+
+    def body(comm):
+        way = choose_way(model(), on_hosts(comm, "abcd"), "auto", "auto")
+        assert len(set(map(str, comm.allgather_object(way)))) == 1
+        assert set(way.seconds) == (set() if comm.size == 1 else {"collective", "pipelined"})
+        if way.seconds:
+            assert way.seconds[way.transport] == min(way.seconds.values()) > 0
+
+    on_ranks(body)
+
+
+def test_what_is_asked_for_is_not_tried(on_ranks, monkeypatch):
+    monkeypatch.setattr(ways, "try_transports", forbidden)
+
+    def body(comm):
+        apart = on_hosts(comm, "abcd")
+        for transport in ("collective", "pipelined"):
+            assert choose_way(model(), apart, transport, "auto").transport == transport
+        short = Parameters({"w": np.zeros(ways.SHORT - 1, np.float32)})
+        assert choose_way(short, apart, "auto", "auto").transport == "collective"
+        if comm.size == 4:
+            way = choose_way(model(), on_hosts(comm, "aabb"), "auto", "auto")
+            assert way.transport == "pipelined"
+            told = "pipelined exchange, 4 ranks in 2 hosts first among themselves"
+            assert str(way) == told
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize(("link", "bits"), [(SLOW, 1), (FREE, 32)], ids=["slow", "free"])
+def test_bits_by_the_link(on_ranks, links, link, bits):
+    links(link)
+
+    def body(comm):
+        learner = learner_on(comm)
+        state, expected = learner.state, 32 if comm.size == 1 else bits
+        assert [each.names for each in state.buckets] == [("b",), ("a",)]
+        assert state.bits["0"] == expected
+        assert set(comm.allgather_object(str(state.bits))) == {str(state.bits)}
+        report = learner.report()
+        if comm.size == 1:
+            assert report is None
+            return
+        text = json.dumps(report, allow_nan=False)
+        assert json.loads(text) == report
+        assert sum(report["gradient_bits"].values()) == LARGE + SMALL
+        assert report["transport"] == "collective" and report["tried"] is None
+        rate = None if link is FREE else link.bytes_per_s
+        assert report["link"] == {"latency_s": link.latency_s, "bytes_per_s": rate}
+        assert report["values_per_s"]["encode"] == {str(b): 1e9 for b in (1, 2, 4, 8, 16)}
+
+    on_ranks(body)
+
+
+def test_every_bucket_has_bits_of_its_own(on_ranks, links, monkeypatch):
+    links(SLOW)
+    asked = {LARGE: 1, SMALL: 8}
+    monkeypatch.setattr(ways, "best_bits", lambda values, *args, **options: asked[values])
+
+    def body(comm):
+        state = learner_on(comm).state
+        if comm.size > 1:
+            assert state.bits == {"0": 1, "1": 8}
+            assert state.values_by_bits() == {1: LARGE, 8: SMALL}
+            codecs = state.exchanges["auto"].codecs
+            assert [codec.bits for codec in codecs] == [1, 8]
+
+    on_ranks(body)
+
+
+def test_ranks_of_a_host_count_as_one_sender(on_ranks, links):
+    links(SLOW)
+
+    def body(comm):
+        for hosts, expected in {"abcd": (4, 1), "aabb": (4, 2), "abbb": (2, 1)}.items():
+            if comm.size == 4:
+                routes = Routes.over(hosts)
+                found = ways.measure(comm, routes)
+                assert (found.ranks, found.ranks_per_host) == expected
+
+    on_ranks(body)
+
+
+def test_ranks_that_measure_differently_choose_alike(on_ranks, monkeypatch):
+    def measured(*args, **options) -> KernelSpeeds:
+        return speeds(1e9 if own_rank() == 0 else 1e3)  # the others would take 32
+
+    monkeypatch.setattr(ways, "measure_link", lambda comm, routes: SLOW)
+    monkeypatch.setattr(ways, "measure_kernel_speeds", measured)
+
+    def body(comm):
+        learner = learner_on(comm)
+        for step in range(3):
+            n = learner.gradient.flat.size
+            learner.gradient.flat[:] = gradient_of(comm.rank, step, n)
+            learner.step(samples=1)
+        same_on_all_ranks(comm, learner.parameters.flat)
+        assert set(comm.allgather_object(str(learner.state.bits))) == {str(learner.state.bits)}
+        assert learner.state.bits["0"] == (1 if comm.size > 1 else 32)
+
+    on_ranks(body)
+
+
+def test_where_bits_cannot_be_chosen_nothing_is_measured(on_ranks, monkeypatch):
+    monkeypatch.setattr(ways, "measure", forbidden)
+
+    def body(comm):
+        routes = Routes.flat(comm.size)
+        for one, dtype in ((Communicator.single(), np.float32), (comm, np.float64)):
+            parameters = model(dtype)
+            buckets = cut_buckets(parameters, 1024, 1)
+            found = choose_bits(buckets, parameters, one, routes, 1024)
+            assert found == ({"0": 32, "1": 32}, None)
+
+    on_ranks(body)
+
+
+def test_what_is_really_measured(on_ranks):
+    """Links between ranks and kernels, in numbers that can be; as said, and as JSON."""
+
+    def body(comm):
+        found = ways.measure(comm, Routes.flat(comm.size)) if comm.size > 1 else None
+        if found is None:
+            return
+        assert len(set(map(str, comm.allgather_object(found)))) == 1
+        assert 0 < found.link.latency_s < 1 and 1e6 < found.link.bytes_per_s < 1e12
+        assert found.seconds(10**8, 32) > found.seconds(10**6, 32) > 0
+        assert found.best_bits(10**6) in GRADIENT_BITS
+        assert f"links of {found.link.bytes_per_s / 1e6:,.4g} MB/s" in str(found)
+        json.dumps(found.as_dict(), allow_nan=False)
+
+    on_ranks(body)
+
+
+def test_a_resumed_run_keeps_its_bits(on_ranks, links, monkeypatch):
+    """Bit for bit as if it had not stopped, though the measurement now says otherwise."""
+    links(SLOW)
+    chosen = {"bits": 1}
+    monkeypatch.setattr(ways, "best_bits", lambda *args, **options: chosen["bits"])
+
+    def body(comm):
+        comm.barrier()
+        chosen["bits"] = 1
+        comm.barrier()
+        whole = learner_on(comm)
+
+        def step(learner: Learner, number: int) -> None:
+            n = learner.gradient.flat.size
+            learner.gradient.flat[:] = gradient_of(comm.rank, number, n)
+            learner.step(samples=2)
+
+        step(whole, 0)
+        saved = copy.deepcopy(capture(whole))
+        comm.barrier()
+        chosen["bits"] = 8
+        comm.barrier()
+        other = learner_on(comm)
+        if comm.size > 1:
+            assert other.state.bits == {"0": 8, "1": 8}
+        restore(other, saved)
+        kept = 1 if comm.size > 1 else 32
+        assert other.state.bits == whole.state.bits == {"0": kept, "1": kept}
+        for number in (1, 2):
+            step(whole, number)
+            step(other, number)
+        assert np.array_equal(whole.parameters.flat, other.parameters.flat)
+        assert whole.parameters.flat.any()
+        if comm.size > 1:
+            ours, theirs = other.report(), whole.report()
+            assert ours["gradient_bits"] == theirs["gradient_bits"] == {"1": LARGE + SMALL}
+            assert "link" in theirs and "link" not in ours  # it has not decided
+
+    on_ranks(body)
+
+
+def test_what_is_said_before_training(on_ranks, links):
+    links(SLOW)
+
+    def body(comm):
+        learner, said = learner_on(comm), io.StringIO()
+        plain = Learner(model(), MomentumSGD(lr=0.1), DataParallelSGD(), comm)
+        if comm.rank == 0:
+            with contextlib.redirect_stdout(said):
+                print_choices(learner)
+                print_choices(plain)
+        if comm.size == 1 or comm.rank > 0:
+            assert said.getvalue() == ""
+            return
+        way, bits, again = said.getvalue().splitlines()
+        assert way == again == "collective exchange"
+        assert bits.startswith("gradient bits: 1 for 203,000 values (links of 1 MB/s and 10 us; ")
+
+    on_ranks(body)
+
+
+def options_of(line: str) -> DataParallelSGD:
+    _, algorithm, _ = train.read(line.split())
+    assert isinstance(algorithm, DataParallelSGD)
+    return algorithm
+
+
+def test_the_command_line():
+    found = options_of(
+        "--gradient-bits auto --overlap --transport pipelined --hierarchical false "
+        "--bucket-values 5000"
+    )
+    assert found == DataParallelSGD(
+        gradient_bits="auto",
+        overlap=True,
+        transport="pipelined",
+        hierarchical=False,
+        bucket_values=5000,
+    )
+    assert options_of("--hierarchical True").hierarchical is True
+    assert options_of("--hierarchical auto") == DataParallelSGD()
+    assert options_of("--double-buffering --gradient-bits 4").double_buffering
+    assert options_of("--gradient-bits 0:32,100:1").gradient_bits == {0: 32, 100: 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("--gradient-bits automatic", "gradient_bits='automatic' must be .*20000:1, or auto$"),
+        ("--gradient-bits 0:auto", "gradient_bits='0:auto' must be a whole number"),
+        ("--hierarchical 1", "hierarchical='1' must be one of 'auto', True, False$"),
+        ("--transport auto-matic", "transport='auto-matic' must be one of 'auto', 'collective'"),
+        ("--bucket-values auto", "bucket_values='auto' must be a whole number$"),
+        ("--bucket-values 0", "bucket_values=0 must be a whole number, at least 1$"),
+        ("--overlap --double-buffering", "overlap=True and double_buffering=True: at most one"),
+        ("--algorithm async --gradient-bits auto", "gradient_bits='auto' must be one of 1, 2"),
+        ("--algorithm diloco --overlap", "--overlap=True is not an option of diloco"),
+    ],
+)
+def test_what_the_command_line_refuses(line, wrong):
+    with pytest.raises(UserError, match=wrong) as raised:
+        train.read(line.split())
+    assert "\n" not in str(raised.value)

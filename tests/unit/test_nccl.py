@@ -1,0 +1,410 @@
+"""NCCL's transport on a stand-in for CuPy and NCCL: what it sums, and what it refuses.
+
+Ranks are threads. The stand-in's collectives run in the GPU's late streams, when all ranks have
+come to them, and add in another order than ours; it refuses calls that differ between ranks.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import fake_cupy
+import numpy as np
+import pytest
+
+from parallel_sgd import DataParallelSGD, Parameters, UserError, kernels, simulate
+from parallel_sgd.communication import RankFailed
+from parallel_sgd.compression import codec_for
+from parallel_sgd.errors import SharedError
+from parallel_sgd.exchange import Exchange, Residuals, Routes, cut_buckets, pieces
+from parallel_sgd.exchange.nccl import Nccl, start_nccl
+
+STEPS = 3
+BLOCK = 32
+SHAPES = {"W": (20, 37), "b": (37,), "V": (300,)}
+HOSTS = "aabb"
+
+
+class NcclError(RuntimeError):
+    pass
+
+
+class Meeting:
+    """What the ranks of one communicator have been asked to do, call by call."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.calls: dict[int, dict[int, tuple[Any, ...]]] = {}
+        self.error: str | None = None
+
+    def arrive(self, number: int, rank: int, size: int, call: tuple[Any, ...]) -> bool:
+        """Whether all ranks are here; the last one to come does the work of all."""
+        with self.lock:
+            calls = self.calls.setdefault(number, {})
+            if rank not in calls:
+                calls[rank] = call
+                if len(calls) == size:
+                    self.work([calls[each] for each in range(size)])
+            return len(calls) == size
+
+    def work(self, calls: list[tuple[Any, ...]]) -> None:
+        kinds = {(name, count, dtype, root) for name, _, count, dtype, root in calls}
+        if len(kinds) > 1:
+            self.error = f"ranks called differently: {kinds}"
+            return
+        ((name, count, dtype, root),) = kinds
+        places = [fake_cupy.at(at, count * dtype.itemsize).view(dtype) for _, at, *_ in calls]
+        result = sum(place.copy() for place in reversed(places)) if name == "sum" else places[root]
+        for place in places:
+            place[...] = result
+
+
+def fake_nccl(gpu: fake_cupy.Gpu, *, dies: Callable[[int], bool] = lambda rank: False) -> Any:
+    """The module that takes NCCL's place.
+
+    Args:
+        dies: whether a rank never comes to a collective.
+    """
+    meetings: dict[Any, Meeting] = {}
+    streams = lambda address: next(s for s in gpu.streams if s.ptr == address)  # noqa: E731
+
+    class NcclCommunicator:
+        def __init__(self, size: int, identity: Any, rank: int) -> None:
+            self.meeting = meetings.setdefault(identity, Meeting())
+            self.size, self.rank, self.calls, self.aborted = size, rank, 0, False
+
+        def allReduce(
+            self, source: int, to: int, count: int, kind: Any, add: str, stream: int
+        ) -> None:
+            assert source == to and add == "NCCL_SUM"
+            self.enqueue(stream, ("sum", to, count, kind, None))
+
+        def broadcast(
+            self, source: int, to: int, count: int, kind: Any, root: int, stream: int
+        ) -> None:
+            assert source == to and 0 <= root < self.size
+            self.enqueue(stream, ("broadcast", to, count, kind, root))
+
+        def enqueue(self, stream: int, call: tuple[Any, ...]) -> None:
+            number, self.calls = self.calls, self.calls + 1
+            if dies(self.rank):
+                streams(stream).operations.append(lambda: False)
+            operation = lambda: self.meeting.arrive(number, self.rank, self.size, call)  # noqa: E731
+            streams(stream).operations.append(operation)
+
+        def check_async_error(self) -> None:
+            if self.meeting.error:
+                raise NcclError(self.meeting.error)
+
+        def abort(self) -> None:
+            module.aborted.append(self.rank)
+
+    module: Any = ModuleType("cupy.cuda.nccl")
+    identities = iter(range(100))
+    module.aborted, module.meetings = [], meetings
+    module.available, module.NcclError, module.NCCL_SUM = True, NcclError, "NCCL_SUM"
+    module.NCCL_FLOAT32, module.NCCL_FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+    module.get_unique_id = lambda: next(identities)
+    module.groupStart = module.groupEnd = lambda: None
+    module.NcclCommunicator = NcclCommunicator
+    return module
+
+
+class Machine:
+    """A GPU for each rank of a few hosts; rank k has the GPU `buses[k]`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.gpu = fake_cupy.Gpu(seed=1)
+        self.rank, self.buses = threading.local(), [f"0000:0{k}:00.0" for k in range(8)]
+        self.cupy: Any = fake_cupy.cupy(self.gpu, lambda device: self.buses[self.rank.number])
+        self.nccl = fake_nccl(self.gpu)
+        reference = import_module("parallel_sgd.kernels.reference")
+        monkeypatch.setattr(kernels, "_load", lambda name: reference)
+        monkeypatch.setattr(pieces, "PIECE", 64)
+        self._set = monkeypatch.setitem
+        self._set(sys.modules, "cupy", self.cupy)
+        self.use(self.nccl)
+
+    def use(self, nccl: Any) -> None:
+        self.nccl = nccl
+        self._set(sys.modules, "cupy.cuda.nccl", nccl)
+
+    def simulate(self, hosts: str, body: Callable[[Any], Any], timeout_s: float = 30) -> list[Any]:
+        def on_host(comm: Any) -> Any:
+            self.rank.number = comm.rank
+            comm._hosts = list(hosts)
+            return body(comm)
+
+        return simulate(len(hosts), on_host, timeout_s=timeout_s)
+
+    def zeros(self, dtype: Any = np.float32) -> Parameters:
+        return Parameters({n: self.cupy.zeros(s, dtype) for n, s in SHAPES.items()})
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def whole_numbers(rank: int, step: int, size: int, dtype: Any = np.float32) -> Any:
+    """Values whose sums are exact, so that every order of summation gives them."""
+    values = np.random.default_rng([rank, step]).integers(-1000, 1000, size)
+    return values.astype(dtype)
+
+
+def results(machine: Machine, comm: Any, exchange: Exchange, residuals: Residuals | None) -> Any:
+    found = []
+    for step in range(STEPS):
+        values = whole_numbers(comm.rank, step, exchange_size(exchange))
+        vector = machine.cupy.asarray(values)
+        exchange.sum(vector, residuals)
+        found.append(np.array(vector))
+    return np.array(found)
+
+
+def exchange_size(exchange: Exchange) -> int:
+    return max(stages.bucket.values.stop for stages in exchange._stages)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("hosts", ["aabb", "aaab", "aaaa", "a"])
+def test_full_precision_is_one_all_reduce(machine: Machine, hosts: str, dtype: Any) -> None:
+    """Over all ranks, of uneven hosts too."""
+
+    def body(comm: Any) -> Any:
+        parameters = machine.zeros(dtype)
+        size = parameters.flat.size
+        routes, nccl = start_nccl(parameters, comm, "auto", lossless=True)
+        buckets = cut_buckets(parameters, BLOCK, 1)
+        assert len(buckets) > 1
+        options: Any = {"transport": "nccl", "routes": routes, "nccl": nccl, "buckets": buckets}
+        exchange = Exchange(parameters, comm, **options)
+        vector = machine.cupy.asarray(whole_numbers(comm.rank, 0, size, dtype))
+        exchange.sum(vector)
+        expected = sum(whole_numbers(k, 0, size, dtype) for k in range(comm.size))
+        assert np.array_equal(vector, expected)
+        ring = 2 * (comm.size - 1) / comm.size * parameters.flat.nbytes
+        assert exchange.bytes_sent == pytest.approx(ring, abs=len(buckets))
+
+    machine.simulate(hosts, body)
+
+
+@pytest.mark.parametrize("hosts", ["aabb", "abab", "aabbcc", "aaaa", "ab"])
+@pytest.mark.parametrize("bits", [None, 8, 1])
+def test_hosts_send_one_message(machine: Machine, hosts: str, bits: int | None) -> None:
+    """The sums and residuals of a pipeline whose ranks sum within hosts, where sums are exact."""
+
+    def body(comm: Any) -> None:
+        codec = None if bits is None else codec_for(bits, block_size=BLOCK)
+        parameters = machine.zeros()
+        routes, nccl = start_nccl(parameters, comm, True, lossless=False)
+        assert routes == Routes.over(hosts)
+        found = []
+        for options in ({"transport": "pipelined"}, {"transport": "nccl", "nccl": nccl}):
+            buckets = cut_buckets(parameters, BLOCK, 1)
+            exchange = Exchange(parameters, comm, codec, routes=routes, buckets=buckets, **options)
+            residuals = exchange.residuals(parameters) if codec else None
+            sums = results(machine, comm, exchange, residuals)
+            found.append((sums, residuals))
+        (expected, theirs), (sums, ours) = found
+        assert np.array_equal(sums, expected)
+        if theirs is not None and ours is not None:
+            assert np.array_equal(ours.own, theirs.own)
+            assert ours.own.any() and ours.total
+            for name, total in theirs.total.items():
+                assert np.array_equal(ours.total[name], total)
+
+    machine.simulate(hosts, body)
+
+
+def test_stray_residuals_are_sent(machine: Machine) -> None:
+    """What a residual holds of pieces that others exchange is in the next sum, and only there.
+
+    What it holds of this rank's pieces takes its usual way, so that a run that is taken up again by
+    as many ranks has the same bits.
+    """
+
+    def body(comm: Any) -> None:
+        parameters = machine.zeros()
+        routes, nccl = start_nccl(parameters, comm, "auto", lossless=False)
+        codec, size = codec_for(1, block_size=BLOCK), parameters.flat.size
+        place = comm.rank % 2
+        found = []
+        for options in ({"transport": "pipelined"}, {"transport": "nccl", "nccl": nccl}):
+            exchange = Exchange(parameters, comm, codec, routes=routes, **options)
+            residuals = exchange.residuals(parameters)
+            owners = [routes.hosts[routes.host_of[k]].index(k) for k in range(comm.size)]
+            for owner, stripe in enumerate(exchange._stages[0].stripes):
+                stray = owners[owner] != place
+                residuals.own[stripe.values] = 7 if stray else 0.1
+            vector = machine.cupy.asarray(whole_numbers(comm.rank, 0, size))
+            exchange.send_stray_residuals = True
+            exchange.sum(vector, residuals)
+            found.append((np.array(vector), residuals.own))
+        (expected, theirs), (total, ours) = found
+        assert np.array_equal(total, expected)
+        assert np.array_equal(ours, theirs)
+
+    machine.simulate(HOSTS, body)
+
+
+def test_buckets_are_summed_as_they_become_ready(machine: Machine) -> None:
+    def body(comm: Any) -> None:
+        parameters = machine.zeros()
+        size, buckets = parameters.flat.size, cut_buckets(parameters, BLOCK, 1)
+        for lossless in (True, False):
+            routes, nccl = start_nccl(parameters, comm, "auto", lossless=lossless)
+            options: Any = {"transport": "nccl", "routes": routes, "nccl": nccl}
+            exchange = Exchange(parameters, comm, buckets=buckets, **options)
+            vector = machine.cupy.asarray(np.full(size, np.nan, np.float32))
+            asked = [0] * len(buckets)
+
+            def is_ready(bucket: int, vector: Any = vector, asked: Any = asked) -> bool:
+                asked[bucket] += 1
+                values = buckets[bucket].values
+                if asked[bucket] == 2 + comm.rank:
+                    vector[values] = whole_numbers(comm.rank, 0, size)[values]
+                return bool(asked[bucket] == 2 + comm.rank)
+
+            exchange.sum(vector, None, is_ready)
+            assert np.array_equal(vector, sum(whole_numbers(k, 0, size) for k in range(4)))
+
+    machine.simulate(HOSTS, body)
+
+
+def test_nccl_waits_for_the_current_stream(machine: Machine) -> None:
+    def body(comm: Any) -> None:
+        values = machine.cupy.zeros(10, np.float32)
+        nccl = Nccl(comm, values)
+        with machine.gpu.late_stream() as stream:
+            stream.do(lambda: values.fill(comm.rank + 1))
+            nccl.all_reduce(values)
+            assert (values == 3).all()
+            stream.do(lambda: values.fill(comm.rank + 1))
+            nccl.share([(values[:5], 0), (values[5:], 1)])
+        assert values.tolist() == [1] * 5 + [2] * 5
+
+    machine.simulate("aa", body)
+
+
+def test_an_error_of_nccl_ends_the_exchange(machine: Machine) -> None:
+    def body(comm: Any) -> None:
+        values = machine.cupy.zeros(10 + comm.rank, np.float32)
+        nccl = Nccl(comm, values)
+        machine.gpu.streams[nccl._stream.ptr - 1].operations.append(lambda: False)
+        nccl._comm.meeting.error = "NCCL_ERROR_REMOTE_ERROR"
+        nccl.all_reduce(values)
+
+    with pytest.raises(NcclError, match="REMOTE"):
+        machine.simulate("aa", body)
+    assert machine.nccl.aborted
+
+
+def test_a_rank_that_never_comes_is_not_waited_for_without_end(machine: Machine) -> None:
+    machine.use(fake_nccl(machine.gpu, dies=lambda rank: rank == 1))
+
+    def body(comm: Any) -> None:
+        values = machine.cupy.zeros(10, np.float32)
+        Nccl(comm, values).all_reduce(values)
+
+    with pytest.raises(RankFailed, match="waited in NCCL's all-reduce longer than timeout_s"):
+        machine.simulate("aa", body, timeout_s=0.3)
+
+
+def refusal(
+    machine: Machine, hosts: str, parameters: Callable[[], Parameters], **given: Any
+) -> str:
+    options = {"hierarchical": "auto", "lossless": True, **given}
+
+    def body(comm: Any) -> None:
+        hierarchical, lossless = options["hierarchical"], options["lossless"]
+        start_nccl(parameters(), comm, hierarchical, lossless=lossless)
+
+    with pytest.raises(SharedError) as found:
+        machine.simulate(hosts, body)
+    text = str(found.value)
+    assert "\n" not in text
+    return text
+
+
+def test_numpy_parameters_are_refused(machine: Machine) -> None:
+    text = refusal(machine, "aa", lambda: Parameters({"x": np.zeros(5, np.float32)}))
+    assert text.startswith("transport='nccl' needs CuPy parameters, but these are NumPy's")
+
+
+def test_cupy_without_nccl_is_refused(machine: Machine) -> None:
+    machine.nccl.available = False
+    text = refusal(machine, "aa", machine.zeros)
+    assert text.startswith("transport='nccl' needs NCCL, which CuPy does not find")
+
+
+def test_two_ranks_on_one_gpu_are_refused(machine: Machine) -> None:
+    machine.buses[2] = machine.buses[0]
+    text = refusal(machine, "aaab", machine.zeros)
+    assert text == (
+        "transport='nccl' needs a GPU for each rank, but on a 3 ranks have 2: ranks 0, 2 share "
+        "0000:00:00.0"
+    )
+
+
+def test_gpus_of_different_hosts_may_have_one_name(machine: Machine) -> None:
+    machine.buses[:4] = ["0000:01:00.0", "0000:02:00.0"] * 2
+
+    def body(comm: Any) -> int:
+        return start_nccl(machine.zeros(), comm, "auto", lossless=False)[1].size
+
+    assert machine.simulate("aabb", body) == [2, 2, 2, 2]
+
+
+def test_uneven_hosts_are_refused_by_name(machine: Machine) -> None:
+    text = refusal(machine, "aaab", machine.zeros, lossless=False)
+    assert re.search("as many ranks on every host .* a has 3 and b has 1", text)
+
+
+def test_fewer_bits_without_hosts_are_refused(machine: Machine) -> None:
+    text = refusal(machine, "aabb", machine.zeros, lossless=False, hierarchical=False)
+    assert text.startswith("hierarchical=False must be True or 'auto' with transport='nccl'")
+
+
+def test_nccl_that_cannot_start_is_refused(machine: Machine) -> None:
+    def get_unique_id() -> None:
+        raise NcclError("NCCL_ERROR_SYSTEM_ERROR: no interface")
+
+    machine.nccl.get_unique_id = get_unique_id
+    text = refusal(machine, "aa", machine.zeros)
+    assert "NCCL, which cannot start: NCCL_ERROR_SYSTEM_ERROR: no interface (on rank 0)" in text
+
+
+@pytest.mark.parametrize("bits", [32, 1])
+def test_an_algorithm_takes_it(machine: Machine, bits: int) -> None:
+    """By the user's word, with new bits over the same communicators of NCCL."""
+
+    def body(comm: Any) -> Any:
+        parameters = machine.zeros()
+        schedule = {0: bits, 1000: 32} if bits < 32 else bits
+        algorithm = DataParallelSGD(gradient_bits=schedule, transport="nccl", block_size=BLOCK)
+        state = algorithm.init(parameters, comm)
+        assert state.way.transport == "nccl"
+        vector = machine.cupy.asarray(whole_numbers(comm.rank, 0, parameters.flat.size))
+        for samples in (0, 1000):
+            algorithm.exchange_after(state, samples, parameters).sum(vector, state.residuals)
+        return np.array(vector)
+
+    found = machine.simulate(HOSTS, body)
+    assert all(np.array_equal(each, found[0]) for each in found)
+    assert len(machine.nccl.meetings) == (1 if bits == 32 else 2)
+
+
+def test_numpy_parameters_are_refused_by_algorithms() -> None:
+    def body(comm: Any) -> None:
+        parameters = Parameters({"x": np.zeros(5, np.float32)})
+        DataParallelSGD(transport="nccl").init(parameters, comm)
+
+    with pytest.raises(UserError, match="needs CuPy parameters"):
+        simulate(2, body)
