@@ -48,21 +48,29 @@ class Messages(ABC):
 
 
 class Naps:
-    """Waiting for messages: first by giving way to other threads and processes, then asleep."""
+    """Waiting for messages: first by giving way to other threads and processes, then asleep.
+
+    Args:
+        computing: another thread of this rank does, which is what the wait is for: leave the core
+            to it at once, and for longer and longer.
+    """
 
     AT_ONCE = 50  #: questions before the first sleep
-    SLEEP_S = 5e-5
+    SLEEP_S, LONGER, LONGEST_S = 5e-5, 1.5, 1e-3
 
-    def __init__(self) -> None:
-        self._asked = 0
+    def __init__(self, *, computing: bool = False) -> None:
+        self._computing = computing
+        self.reset()
 
     def reset(self) -> None:
         """Something has come."""
-        self._asked = 0
+        self._asked, self._sleep_s = 0, self.SLEEP_S
 
     def pause(self, messages: Messages) -> None:
         self._asked += 1
-        if self._asked <= self.AT_ONCE:
+        if self._asked <= self.AT_ONCE and not self._computing:
             os.sched_yield()
-        else:
-            messages.idle(self.SLEEP_S)
+            return
+        messages.idle(self._sleep_s)
+        if self._computing:
+            self._sleep_s = min(self.LONGER * self._sleep_s, self.LONGEST_S)

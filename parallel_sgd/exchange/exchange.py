@@ -30,7 +30,7 @@ Array = Any  #: a NumPy or CuPy array
 
 TRANSPORTS = ("collective", "pipelined", "nccl")
 
-NAP_S = 5e-5  #: between two looks at whether values are ready
+NAP_S = 5e-4  #: between two looks at whether values are ready
 
 _UNCODED = FullPrecision(block_size=256)  #: cuts the vector where there is no codec
 

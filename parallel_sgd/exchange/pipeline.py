@@ -78,13 +78,14 @@ class Pipeline:
 
         Collective.
         """
-        run, naps, messages = _Run(self, vector, residuals), Naps(), self.messages
+        run, messages = _Run(self, vector, residuals), self.messages
+        computing, naps = Naps(computing=True), Naps()
         for bucket in range(len(self.stages)):
             while is_ready is not None and not is_ready(bucket):  # it is this rank that is late
                 if messages.progress() or run.work():
-                    naps.reset()
+                    computing.reset()
                 else:
-                    naps.pause(messages)
+                    computing.pause(messages)
             run.begin(bucket, stray=stray)
         while run.left or messages.under_way:
             moved, worked = messages.progress(), run.work()
