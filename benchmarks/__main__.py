@@ -12,7 +12,7 @@ from parallel_sgd import UserError
 
 NAMES = {
     "kernels": "CPU kernels against memory bandwidth and NumPy",
-    "exchange": "sums over K ranks against MPI_Allreduce and the theory's bytes",
+    "exchange": "sums over K ranks against MPI_Allreduce and the theory; over links beside gloo",
     "blocks": "local steps and the end of a block against kernel and exchange alone",
     "equivalence": "4 ranks at 1 bit against serial SGD on digits, paired seeds",
     "convergence": "all algorithms on K logical ranks against serial SGD, paired seeds",
@@ -20,7 +20,7 @@ NAMES = {
     "parameter-server": "pushes, pulls and embedding rows against a bare loop of MPI",
     "plan": "the cost model of `parallel-sgd plan` against exchanges on emulated hosts; needs root",
     "training": "whole steps beside PyTorch DDP and its hooks on emulated hosts; needs root",
-    "gpu": "CUDA kernels against a device-to-device copy; needs a GPU",
+    "gpu": "CUDA kernels, staging, exchanges of ranks that share a GPU; needs a GPU",
 }
 
 

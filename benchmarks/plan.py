@@ -15,11 +15,10 @@ import statistics
 from parallel_sgd.command_line.cores import usable_cores
 from parallel_sgd.command_line.units import bits_per_s
 from parallel_sgd.compression import GRADIENT_BITS
-from parallel_sgd.exchange import TRANSPORTS
 from parallel_sgd.exchange.costs import Link, exchange_s
 from parallel_sgd.exchange.kernel_speeds import measure_kernel_speeds
 
-from .cluster import BURST, emulated_hosts, payload_rate
+from .cluster import emulated_hosts, payload_rate
 from .report import Report, positive
 
 MEGABYTES = (1, 10, 100)
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--transport",
-        choices=("auto", *TRANSPORTS),
+        choices=("auto", "collective", "pipelined"),
         default="auto",
         help="of the exchanges (default: auto)",
     )
@@ -106,6 +105,4 @@ def measured_link(rate: float) -> Link:
     """What two hosts find of messages and bytes; the rate is as given."""
     with emulated_hosts(2, math.inf) as hosts:
         found = hosts.run("plan_link", {})
-    return Link(
-        bytes_per_s=payload_rate(rate), burst_bytes=BURST if rate < math.inf else 0, **found
-    )
+    return Link(bytes_per_s=payload_rate(rate), **found)

@@ -18,6 +18,7 @@ import numpy as np
 
 from parallel_sgd import SGD, Communicator, DataParallelSGD, Learner, Parameters
 from parallel_sgd.compression import GRADIENT_BITS
+from parallel_sgd.exchange.costs import bytes_sent
 
 from ..on_ranks import on_ranks
 from ..report import Report
@@ -40,8 +41,7 @@ def compared(k: int, n: int, rounds: int) -> Report:
         name = f"{bits} bit, transport pipelined, time"
         report.add(name, seconds * 1e3, "ms", reference, seconds / other)
     for bits in GRADIENT_BITS:
-        levels = 8 / 1024 if bits <= 8 else 0
-        theory = 2 * (k - 1) / k * n * (bits / 8 + levels)
+        theory = bytes_sent(n, bits, k)
         sent = found["bytes"][str(bits)]
         ratio = sent / theory if theory else None
         name = f"{bits} bit, bytes sent by a rank"

@@ -45,9 +45,7 @@ CONTENDERS = {
     "auto, overlap": Contender(DataParallelSGD(gradient_bits="auto", overlap=True)),
     "1 bit, overlap": Contender(DataParallelSGD(gradient_bits=1, overlap=True)),
     "32 bit, overlap": Contender(DataParallelSGD(overlap=True)),
-    "1 bit, double buffering": Contender(
-        DataParallelSGD(gradient_bits=1, double_buffering=True)
-    ),
+    "1 bit, double buffering": Contender(DataParallelSGD(gradient_bits=1, double_buffering=True)),
     "block momentum": Contender(BlockMomentumSGD(sync_steps=PERIOD), period=PERIOD),
     "block momentum, 1 bit": Contender(
         BlockMomentumSGD(sync_steps=PERIOD, gradient_bits=1, block_momentum=0.5), period=PERIOD

@@ -114,13 +114,15 @@ class DataParallelSGD(SynchronousAlgorithm[DataParallelState]):
             return 0
         exchange = self.exchange_after(state, clock, parameters)
         if self.double_buffering:
-            self.wait(state)
+            with comm.trace.span("wait"):
+                self.wait(state)
             with comm.trace.span("update"):  # by the minibatch before
                 local_step(state.sent, state.sent_samples, total)
             self._send(state, gradient.flat, total, exchange, comm)
             return total
         if state.overlapped is not None:
-            self._finish_overlapped(state, state.overlapped, gradient.flat, exchange)
+            with comm.trace.span("wait"):
+                self._finish_overlapped(state, state.overlapped, gradient.flat, exchange)
         else:
             exchange.sum(gradient.flat, state.residuals)
         with comm.trace.span("update"):

@@ -220,6 +220,7 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
             transport=state.way.transport,
             routes=state.way.routes,
             error_feedback=self.error_feedback,
+            block_size=self.block_size,
             nccl=state.way.nccl,
         )
 

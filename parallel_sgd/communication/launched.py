@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from ..errors import UserError
 
 __all__ = [
+    "EAGER_BYTES",
     "REQUESTED_RANKS",
     "SERVERS",
     "SURVIVE",
@@ -28,6 +29,7 @@ __all__ = [
     "launcher_starts",
     "requested_servers",
     "same_mpi_family",
+    "send_without_asking",
     "survives",
     "without_launcher",
     "world_mismatch",
@@ -41,6 +43,10 @@ SERVERS = "PARALLEL_SGD_SERVERS"
 
 #: Set to 1 by `parallel-sgd run --survive`: MPI lets the others go on where a rank has died.
 SURVIVE = "PARALLEL_SGD_SURVIVE"
+
+EAGER_BYTES = 320 << 10
+"""More than a piece of an exchange. Of longer messages over TCP Open MPI sends one at a time, in
+one direction at a time: between two hosts at half the rate of the link (docs/experiments.md)."""
 
 #: MPI libraries that share MPICH's way of starting (Hydra, PMI).
 _MPICH_FAMILY = ("mpich", "intel", "mvapich", "cray")
@@ -240,3 +246,10 @@ def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
 
 def _ranks(count: int) -> str:
     return f"{count} rank" if count == 1 else f"{count} ranks"
+
+
+def send_without_asking() -> None:
+    """Let Open MPI send messages of up to `EAGER_BYTES` over TCP without asking the receiver first,
+    where the environment says nothing else (mpiexec's --mca does; a file of parameters does not
+    count). Before MPI is up; other MPIs do not look at it. Local."""
+    os.environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str(EAGER_BYTES))

@@ -21,16 +21,12 @@ from .launched import (
     launched_size,
     launcher_name,
     launcher_starts,
+    send_without_asking,
     world_mismatch,
 )
 from .messages import Messages
 from .staging import pinned_like
 from .watchdog import Watchdog, ended_if_longer_than
-
-EAGER_BYTES = 320 << 10
-"""Up to so many bytes Open MPI shall send over TCP without asking the receiver first, where nobody
-has said otherwise: more than a piece of an exchange. Asking, it sends one message at a time, in one
-direction at a time: between two hosts at half the rate of the link (docs/experiments.md)."""
 
 mpi4py.rc.initialize = False  # `mpi_world` looks first whether launcher and library fit
 mpi4py.rc.finalize = True
@@ -43,7 +39,7 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     vendor, launcher = MPI.get_vendor()[0], launcher_name()
     fits = (launched_size() or 1) == 1 or launcher is None or launcher_starts(launcher, vendor)
     if fits and not MPI.Is_initialized():
-        os.environ.setdefault("OMPI_MCA_btl_tcp_eager_limit", str(EAGER_BYTES))
+        send_without_asking()
         limit = ended_if_longer_than(timeout_s, launched_rank() or 0, "Communicator.world()")
         with limit if launcher is not None else contextlib.nullcontext():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)

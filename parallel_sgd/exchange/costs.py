@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 WORTH = 1.05  #: times as long may more bits take than the fastest, and still be taken
+CARRIED = 0.92  #: of its rate is what a link carries in a pipelined exchange: docs/planning.md
 TCP_PAYLOAD = 1448 / 1514  #: of the bytes of a full Ethernet frame
 
 
@@ -59,14 +60,12 @@ class Link:
     Attributes:
         latency_s: seconds one way, of a message of a few bytes.
         bytes_per_s: payload; infinity where it is no limit.
-        burst_bytes: that a link takes at once after a rest, as a token bucket does.
         core_s_per_byte: of a core, to send a byte and to receive one: what TCP costs, RDMA not.
         message_s: of a core, to send a message and to receive one; as mpi4py takes over TCP.
     """
 
     latency_s: float
     bytes_per_s: float
-    burst_bytes: float = 0.0
     core_s_per_byte: float = 0.0
     message_s: float = 2e-5
 
@@ -150,7 +149,7 @@ def exchange_s(
         raise UserError(f"ranks={ranks} must be a multiple of ranks_per_host={local}")
     hosts, slower = ranks // local, 1 / min(1.0, cores_per_rank)
     sent = bytes_sent(values, bits, hosts)
-    link_s = max(0.0, sent - link.burst_bytes) / link.bytes_per_s
+    link_s = sent / (CARRIED * link.bytes_per_s)
     sending_s = sent / local * link.core_s_per_byte * slower
     wire_s = max(link_s, sending_s)
     owners_s, others_s = (s * slower for s in _kernels_s(values, bits, hosts, local, speeds))

@@ -1,8 +1,9 @@
 """Sums of all ranks' vectors, the same bits on all: by buckets, with a codec for each.
 
-Every rank owns a stripe of each bucket, adds up what all ranks have of it, in rank order, and sends
-the sum to all: a run repeats bit for bit at a given number of ranks, on any MPI, whatever way the
-messages take. (The order of an all-reduce is the MPI library's affair.)
+Every rank owns a stripe of each bucket, adds up what all ranks have of it, in rank order (with
+`routes` within each host, and then by hosts), and sends the sum to all: a run repeats bit for bit
+on the same ranks and hosts, on any MPI, by either transport. The order of an all-reduce is the MPI
+library's affair; so is NCCL's, see `nccl`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,6 @@ TRANSPORTS = ("collective", "pipelined", "nccl")
 
 NAP_S = 5e-4  #: between two looks at whether values are ready
 
-_UNCODED = FullPrecision(block_size=256)  #: cuts the vector where there is no codec
-
 
 class Exchange:
     """Sums vectors of one layout over all ranks.
@@ -50,6 +49,8 @@ class Exchange:
         routes: which ranks add up among themselves before they send, in full precision; not with
             "collective". Every rank by itself if not given.
         error_feedback: False forgets what is lost: the residuals are zero after every sum.
+        block_size: by which buckets without a codec are cut among the ranks; as the codecs' where
+            `buckets` were made for it.
         nccl: for "nccl", over all ranks, or over those of this rank's host in `routes`.
     Raises:
         UserError: a lossy codec for parameters that are not float32.
@@ -76,6 +77,7 @@ class Exchange:
         transport: str = "collective",
         routes: Routes | None = None,
         error_feedback: bool = True,
+        block_size: int = 256,
         nccl: Nccl | None = None,
     ) -> None:
         assert transport in TRANSPORTS and (transport == "nccl") == (nccl is not None)
@@ -92,7 +94,8 @@ class Exchange:
         for number, (bucket, codec) in enumerate(zip(buckets, codecs, strict=True)):
             if codec is not None:
                 require_float32(codec, parameters)
-            blocks = blocks_of((codec or _UNCODED).blocks(parameters), bucket)
+            cut_by = codec or FullPrecision(block_size=block_size)
+            blocks = blocks_of(cut_by.blocks(parameters), bucket)
             place = (bucket, blocks, like, comm.rank, seen, tag)
             self._stages.append(
                 PlainStages(number, *place)
@@ -128,11 +131,7 @@ class Exchange:
             vector.fill(0)
             return vector
 
-        total = {
-            stages.name: zeros(stages.own.stop - stages.own.start)
-            for stages in self._stages
-            if isinstance(stages, CompressedStages)
-        }
+        total = {stages.name: zeros(stages.own.stop - stages.own.start) for stages in self._stages}
         return Residuals(zeros(parameters.flat.size), total)
 
     def sum(

@@ -79,7 +79,9 @@ def cut_buckets(parameters: Parameters, block_size: int, bucket_values: int) -> 
 
 def blocks_of(blocks: Blocks, bucket: Bucket) -> Blocks:
     """Those of a bucket."""
-    first, last = np.searchsorted(blocks.starts, [bucket.values.start, bucket.values.stop])
+    borders = [bucket.values.start, bucket.values.stop]
+    first, last = np.searchsorted(blocks.starts, borders)
+    assert blocks.starts[[first, last]].tolist() == borders, "a bucket begins and ends with a block"
     return blocks.part(int(first), int(last))
 
 
@@ -95,7 +97,7 @@ def piece_values(value_bytes: float) -> int:
     """How many values of so many bytes on the wire make a piece.
 
     More values make fewer messages; more bytes would make some MPIs agree on each with its receiver
-    before they send it (see `communication.mpi.EAGER_BYTES`).
+    before they send it (see `communication.launched.EAGER_BYTES`).
     """
     return max(1, int(min(PIECE, PIECE_BYTES / value_bytes)))
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from ..communication import Communicator
@@ -78,7 +79,8 @@ class Pipeline:
 
         Collective.
         """
-        run, messages = _Run(self, vector, residuals), self.messages
+        run, messages, trace = _Run(self, vector, residuals), self.messages, self.comm.trace
+        sent_before = self.bytes_sent
         computing, naps = Naps(computing=True), Naps()
         for bucket in range(len(self.stages)):
             while is_ready is not None and not is_ready(bucket):  # it is this rank that is late
@@ -92,9 +94,12 @@ class Pipeline:
             if moved or worked:
                 continue
             naps.reset()
-            with self.comm.trace.span("wait"), messages.watched("exchange"):
+            with trace.span("wait"), messages.watched("exchange"):
                 while not messages.progress():
                     naps.pause(messages)
+        if run.wire_s:  # beside what this thread does meanwhile
+            sent = self.bytes_sent - sent_before
+            trace.record("wire", *run.wire_s, row="wire", bytes=sent)
 
 
 class _Run:
@@ -102,6 +107,7 @@ class _Run:
 
     Attributes:
         left: pieces that have not been taken.
+        wire_s: when the first message was sent and the last result was here; None: no messages.
     """
 
     def __init__(self, pipeline: Pipeline, vector: Array, residuals: Residuals | None) -> None:
@@ -112,6 +118,7 @@ class _Run:
         self.left = sum(len(each.pieces) for each in pipeline.stages)
         self._local = [each for each in self.routes.hosts[self.host] if each != self.rank]
         self._sending = 0  # bytes of contributions
+        self.wire_s: tuple[float, float] | None = None
         self._to_contribute: deque[tuple[Stages, Piece]] = deque()
         self._to_total: deque[tuple[Stages, Piece]] = deque()
         self._to_take: deque[tuple[Stages, Piece]] = deque()
@@ -229,6 +236,8 @@ class _Run:
             self._results.add(room, sender, piece, came)
 
     def _has_result(self, stages: Stages, piece: Piece) -> None:
+        assert self.wire_s is not None
+        self.wire_s = (self.wire_s[0], perf_counter())
         if stages.gathers(piece):
             self._pass_on(stages.result_room(piece, self.vector), stages, piece)
         else:
@@ -248,6 +257,8 @@ class _Run:
     def _send(
         self, array: Array, peer: int, piece: Piece, kind: int, then: Then = lambda: None
     ) -> None:
+        now = perf_counter()
+        self.wire_s = (self.wire_s[0] if self.wire_s else now, now)
         self.pipeline.bytes_sent += array.nbytes
         self.messages.send(array, peer, tag_of(piece, kind), then)
 

@@ -147,7 +147,9 @@ class CompressedStages(Stages):
         first_tag: int,
         codec: Codec,
     ) -> None:
-        super().__init__(number, bucket, blocks, like, rank, routes, first_tag, codec.bits / 8)
+        values, encoded = blocks.values, blocks.bytes
+        each = (encoded.stop - encoded.start) / max(1, values.stop - values.start)
+        super().__init__(number, bucket, blocks, like, rank, routes, first_tag, each)
         self.codec = codec
         self.counts = [s.bytes.stop - s.bytes.start for s in self.stripes]
         self.payload = empty_like(like, sum(self.counts), np.uint8)

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..communication import Communicator
 from ..compression import Codec
+from ..errors import SharedError
 from ..parameters import Parameters
 from .costs import KernelSpeeds, Link, best_bits, exchange_s
 from .exchange import Exchange
@@ -151,13 +152,19 @@ def choose_way(
         lossless: whether nothing is ever lost on the way.
 
     Raises:
-        SharedError: see `start_nccl`.
+        SharedError: options that contradict each other; and see `start_nccl`.
 
     Collective. The same on all ranks. Cost: where it has to measure, some tenths of a second.
     """
     if transport == "nccl":
         routes, nccl = start_nccl(parameters, comm, hierarchical, lossless=lossless)
         return Way("nccl", routes, {}, nccl=nccl)
+    if transport == "collective":
+        if hierarchical is True:
+            raise SharedError(
+                "hierarchical=True needs transport='pipelined', 'nccl' or 'auto', not 'collective'"
+            )
+        hierarchical = False
     routes = routes_for(comm.hosts, hierarchical)
     if routes.hierarchical:
         return Way("pipelined", routes, {})

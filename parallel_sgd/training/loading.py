@@ -30,8 +30,11 @@ FREE_OF_ALGORITHMS = {
     "min_block",
     "record",
     "replay",
+    "transport",
+    "hierarchical",
+    "overlap",
 }
-"""The same of the algorithm: who holds what, and what is only looked at."""
+"""The same of the algorithm: who holds what, which way it is sent, and what is only looked at."""
 
 Result = TypeVar("Result")
 

@@ -11,7 +11,15 @@ from cases import CODECS, LAYOUTS, gradient_of, zeros
 
 from parallel_sgd import Communicator, Parameters
 from parallel_sgd.compression import codec_for
-from parallel_sgd.exchange import Exchange, Routes, cut_buckets, pieces, pipeline, routes_for
+from parallel_sgd.exchange import (
+    Exchange,
+    Routes,
+    collective,
+    cut_buckets,
+    pieces,
+    pipeline,
+    routes_for,
+)
 
 STEPS = 4
 
@@ -151,12 +159,41 @@ def test_buckets_change_nothing(on_ranks, transport, bucket_values, bits):
 
 
 @pytest.mark.parametrize("transport", ["collective", "pipelined"])
+@pytest.mark.parametrize("coded", [(), (0,), (1, 3)])
+@pytest.mark.parametrize("block_size", [50, 128, 1000])
+def test_buckets_end_where_blocks_do(on_ranks, monkeypatch, transport, coded, block_size):
+    """Whatever the block size, with codecs and without, each value is summed once."""
+    monkeypatch.setattr(collective, "ONE_MESSAGE", 0)
+
+    def body(comm):
+        shapes = {"a": 600, "b": 200, "c": 224, "d": 100, "e": 130, "f": 255, "g": 3}
+        parameters = Parameters({name: np.zeros(n, np.float32) for name, n in shapes.items()})
+        buckets = cut_buckets(parameters, block_size, 1)
+        codec = codec_for(32, block_size=block_size)  # which loses nothing
+        exchange = Exchange(
+            parameters,
+            comm,
+            [codec if i in coded else None for i in range(len(buckets))],
+            buckets=buckets,
+            transport=transport,
+            block_size=block_size,
+        )
+        found, _ = results(exchange, comm, parameters, lossy=True)
+        for step, vector in enumerate(found):
+            each = [gradient_of(k, step, vector.size) for k in range(comm.size)]
+            assert np.array_equal(vector, in_order(each))
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize("transport", ["collective", "pipelined"])
 def test_buckets_with_codecs_of_their_own(on_ranks, transport):
     def body(comm):
         parameters = zeros("large and small")
         buckets = cut_buckets(parameters, 64, 1)
         codecs = [None if i % 2 else codec_for(1, block_size=64) for i in range(len(buckets))]
-        exchange = Exchange(parameters, comm, codecs, buckets=buckets, transport=transport)
+        options = {"buckets": buckets, "transport": transport, "block_size": 64}
+        exchange = Exchange(parameters, comm, codecs, **options)
         found, residuals = results(exchange, comm, parameters, lossy=True)
         exact = [
             in_order([gradient_of(k, step, found.shape[1]) for k in range(comm.size)])

@@ -213,3 +213,34 @@ def test_paths(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "000000000000"):
         learner = learner_of(ALGORITHMS["1 bit"], Communicator.single())
         assert psgd.load_checkpoint(learner, path).path.name == "000000000000"
+
+
+@pytest.mark.parametrize("new", [1, 2, 3])
+def test_bits_that_were_chosen_go_with_the_residuals(new, tmp_path, monkeypatch):
+    """Also where these ranks would have chosen others, for which there are no residuals."""
+    algorithm = psgd.DataParallelSGD(gradient_bits="auto", block_size=64)
+
+    def choose(bits: int) -> None:
+        chosen = "parallel_sgd.algorithms.synchronous.choose_bits"
+        monkeypatch.setattr(chosen, lambda *_: ({"0": bits}, None))
+
+    def save(comm: Communicator) -> Learner:
+        learner = learner_of(algorithm, comm)
+        for step in range(3):
+            train(learner, step)
+        psgd.Checkpoints(tmp_path).save(learner, background=False)
+        return learner
+
+    def load(comm: Communicator) -> Learner:
+        learner = learner_of(algorithm, comm)
+        psgd.load_checkpoint(learner, tmp_path)
+        return learner
+
+    choose(1)
+    own, total = Ranks.of(simulate(2, save)).residuals()
+    choose(32)
+    learners = simulate(new, load)
+    assert [learner.state.bits for learner in learners] == [{"0": 1}] * new
+    found = Ranks.of(learners).residuals()
+    assert np.allclose(found[0], own) and np.allclose(found[1], total)
+    assert own.any() and total.any()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from parallel_sgd.communication import abort
+from parallel_sgd.communication import abort, launched
 from parallel_sgd.communication.abort import (
     abort_on_error,
     install_excepthook,
@@ -21,6 +21,7 @@ from parallel_sgd.communication.launched import (
     world_mismatch,
 )
 from parallel_sgd.errors import UserError
+from parallel_sgd.exchange.pieces import PIECE_BYTES
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "4",
@@ -206,3 +207,14 @@ def test_excepthook_is_for_ranks_among_others(
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     install_excepthook_if_launched()
     assert (sys.excepthook is not sys.__excepthook__) == installed
+
+
+def test_open_mpi_sends_pieces_without_asking(monkeypatch):
+    """Pieces of an exchange are shorter than that; what the user has set stays."""
+    name = "OMPI_MCA_btl_tcp_eager_limit"
+    monkeypatch.delenv(name, raising=False)
+    launched.send_without_asking()
+    assert int(os.environ[name]) == launched.EAGER_BYTES > PIECE_BYTES + 1024
+    monkeypatch.setenv(name, "70000")
+    launched.send_without_asking()
+    assert os.environ[name] == "70000"

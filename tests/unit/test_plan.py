@@ -17,7 +17,7 @@ from parallel_sgd import Communicator, DataParallelASGD, DataParallelSGD, Parame
 from parallel_sgd.command_line import plan, train
 from parallel_sgd.command_line.main import main
 from parallel_sgd.compression import GRADIENT_BITS
-from parallel_sgd.exchange.costs import KernelSpeeds, Link, exchange_s
+from parallel_sgd.exchange.costs import CARRIED, KernelSpeeds, Link, exchange_s
 from parallel_sgd.planning import Job, candidates, recommend
 from parallel_sgd.planning.candidates import Blocks, DataParallel, DoubleBuffered, Servers
 
@@ -94,7 +94,7 @@ def test_a_step_without_overlap_is_compute_and_exchange():
 
 
 def test_overlap_hides_wire_behind_two_thirds_of_the_step():
-    job = replace(JOB, link=Link(0.0, 2 * 63 / 64 * 240e6 / 0.1, message_s=0.0))
+    job = replace(JOB, link=Link(0.0, 2 * 63 / 64 * 240e6 / 0.1 / CARRIED, message_s=0.0))
     assert job.exchange(32, 1).wire_s == pytest.approx(0.1)
     hidden = DataParallel(32, overlap=True).cost(job)
     assert hidden.total_s == pytest.approx(0.2, rel=0.05)
@@ -244,7 +244,7 @@ def test_the_benchmark_shows_errors(monkeypatch):
         250_000,
         32,
         2,
-        Link(bytes_per_s=benchmark.payload_rate(1e9), burst_bytes=benchmark.BURST, **link),
+        Link(bytes_per_s=benchmark.payload_rate(1e9), **link),
         SPEEDS,
         cores_per_rank=1.0,
         pipelined=False,
