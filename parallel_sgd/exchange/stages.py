@@ -148,7 +148,8 @@ class CompressedStages(Stages):
         codec: Codec,
     ) -> None:
         values, encoded = blocks.values, blocks.bytes
-        each = (encoded.stop - encoded.start) / max(1, values.stop - values.start)
+        size = values.stop - values.start
+        each = (encoded.stop - encoded.start) / size if size else 1.0
         super().__init__(number, bucket, blocks, like, rank, routes, first_tag, each)
         self.codec = codec
         self.counts = [s.bytes.stop - s.bytes.start for s in self.stripes]
