@@ -110,7 +110,8 @@ def test_within_a_block_nothing_is_communicated(on_ranks, source):
 
 @pytest.mark.parametrize("overlap", [0, 10**6])
 def test_a_local_step_allocates_nothing(on_ranks, overlap):
-    """No copy of the model, of which a thousandth would already be noticed."""
+    """No copy of the model, of which a hundredth would already be noticed; messages of an exchange
+    in the background take a few objects."""
 
     def body(comm):
         n = 2**18
@@ -133,7 +134,7 @@ def test_a_local_step_allocates_nothing(on_ranks, overlap):
         results = on_ranks(body)
     finally:
         tracemalloc.stop()
-    assert max(max(peaks) for peaks in results) < 4 * 2**18 / 1000 * len(results)
+    assert max(max(peaks) for peaks in results) < 4 * 2**18 / 100 * len(results)
 
 
 @pytest.mark.parametrize("bits", [1, 32])

@@ -141,7 +141,7 @@ def test_a_shorter_run_ends_with_a_reason(tmp_path, name):
     simulate(4, partial(play, replays=False))
     message = r"^replay: the recorded order has the worker on rank \d next, which has asked for"
     with pytest.raises(UserError, match=message):
-        simulate(4, partial(play, replays=True, steps=5), timeout_s=1)
+        simulate(4, partial(play, replays=True, steps=5), timeout_s=5)
 
 
 def test_another_run_is_refused(tmp_path):
