@@ -153,6 +153,7 @@ class DataParallelSGD(SynchronousAlgorithm[DataParallelState]):
         comm: Communicator,
     ) -> None:
         self.meet(state, comm)
+        self._settle(state, comm)  # what `ready` has begun and no step has taken
         self.wait(state)
         if state.sent_samples:
             local_step(state.sent, state.sent_samples, 0)
@@ -193,11 +194,14 @@ class DataParallelSGD(SynchronousAlgorithm[DataParallelState]):
         try:
             return comm.agree(problem, samples)
         except SharedError:
-            if state.overlapped is not None:
-                x = state.local_step.parameters
-                exchange = self.exchange_after(state, state.local_step.samples, x)
-                state.overlapped.settle(exchange, x.like().flat, state.residuals, comm)
+            self._settle(state, comm)
             raise
+
+    def _settle(self, state: DataParallelState, comm: Communicator) -> None:
+        if state.overlapped is not None:
+            x = state.local_step.parameters
+            exchange = self.exchange_after(state, state.local_step.samples, x)
+            state.overlapped.settle(exchange, lambda: x.like().flat, state.residuals, comm)
 
     def _finish_overlapped(
         self,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..communication import Communicator, InBackground
+from ..communication import Communicator, InBackground, program_ends
 from ..exchange import Bucket, Exchange, Residuals
 from ..kernels import finish_on_device, on_device
 from .algorithm import Array
@@ -50,7 +50,12 @@ class OverlappedExchange:
         self._vector, self.problem = vector, None
         self._missing = [set(bucket.names) for bucket in self.buckets]
         self._complete = [False] * len(self.buckets)
-        is_complete = self._complete.__getitem__
+        complete = self._complete
+
+        def is_complete(number: int) -> bool:
+            if not complete[number] and program_ends():
+                raise RuntimeError("the program ends, and a gradient was never complete")
+            return complete[number]
 
         def summed() -> None:
             with on_device(vector):
@@ -83,20 +88,23 @@ class OverlappedExchange:
         background.result()
 
     def settle(
-        self, exchange: Exchange, empty: Array, residuals: Residuals | None, comm: Communicator
+        self,
+        exchange: Exchange,
+        empty: Callable[[], Array],
+        residuals: Residuals | None,
+        comm: Communicator,
     ) -> None:
         """If any rank has begun an exchange, take part in it to its end; its sum is not used.
 
         Args:
-            empty: zeros, for a rank that has not begun.
+            empty: makes zeros, for a rank that has not begun.
 
-        Collective: where the ranks have agreed that training cannot go on, so that none of them is
-        left waiting.
+        Collective: where training cannot go on, or is finished, so that no rank is left waiting.
         """
         if not comm.sum_integers(np.array([self.running], np.int64)).any():
             return
         if not self.running:
-            self.begin(exchange, empty, residuals)
+            self.begin(exchange, empty(), residuals)
         for number, complete in enumerate(self._complete):
             if not complete:
                 self._vector[self.buckets[number].values].fill(0)

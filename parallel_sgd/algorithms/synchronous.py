@@ -116,6 +116,11 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
             return bits[max(start for start in bits if start <= samples)]
         return bits
 
+    @property
+    def _all_bits(self) -> set[int | str]:
+        bits = self.gradient_bits
+        return set(bits.values()) if isinstance(bits, Mapping) else {bits}
+
     def fewest_bits(self, state: SynchronousStateT, samples: int) -> int:
         """Of any bucket, in an exchange after so many samples. Local."""
         bits = self.bits_after(samples)
@@ -146,14 +151,14 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
         Raises:
             UserError: fewer than 32 bits for parameters that are not float32.
         """
-        bits = self.gradient_bits
-        all_bits = set(bits.values()) if isinstance(bits, Mapping) else {bits}
+        all_bits = self._all_bits
         for each in all_bits - {AUTO}:
             require_float32(self.codec(int(each)), parameters)
         buckets = cut_buckets(parameters, self.block_size, self.bucket_values)
         chosen, measured = None, None
         if all_bits == {AUTO}:
-            routes = routes_for(comm.hosts, self.hierarchical)
+            flat = self.transport == "collective"
+            routes = routes_for(comm.hosts, False if flat else self.hierarchical)
             chosen, measured = choose_bits(buckets, parameters, comm, routes, self.block_size)
         state = SynchronousState(
             residuals=None,
@@ -203,9 +208,11 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
 
     def _replace(self, state: SynchronousStateT, bits: int | str, parameters: Parameters) -> None:
         sent = self.bytes_sent(state)
+        stray = any(each.send_stray_residuals for each in state.exchanges.values())
         state.exchanges.clear()
         state.exchanges[bits] = self._exchange(state, bits, parameters)
         state.exchanges[bits].bytes_sent = sent
+        state.exchanges[bits].send_stray_residuals = stray
 
     def _exchange(
         self, state: SynchronousState, bits: int | str, parameters: Parameters
@@ -232,7 +239,7 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
             each = [chosen[str(number)] for number in range(len(buckets))]
         else:
             each = [int(bits)] * len(buckets)
-        lossless = chosen is not None or self.gradient_bits == 32
+        lossless = chosen is not None or self._all_bits == {32}
         return [None if b == 32 and lossless else self.codec(b) for b in each]
 
     def train_alone(

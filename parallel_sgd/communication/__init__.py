@@ -1,6 +1,6 @@
 """Ranks and their collectives: over MPI, over threads of one process, or a single rank."""
 
-from .background import InBackground
+from .background import InBackground, program_ends
 from .communicator import TIMEOUT_S, Communicator, checked_timeout
 from .endpoint import Endpoint, PeerLost
 from .thread_endpoint import RankFailed
@@ -14,5 +14,6 @@ __all__ = [
     "PeerLost",
     "RankFailed",
     "checked_timeout",
+    "program_ends",
     "simulate",
 ]

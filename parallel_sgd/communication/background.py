@@ -10,6 +10,12 @@ from typing import Any, Generic, TypeVar, cast
 Result = TypeVar("Result")
 
 _running: set[InBackground[Any]] = set()
+_ending = threading.Event()
+
+
+def program_ends() -> bool:
+    """Whether the program is at its end, and only waits for what runs in the background. Local."""
+    return _ending.is_set()
 
 
 class InBackground(Generic[Result]):
@@ -62,6 +68,7 @@ class InBackground(Generic[Result]):
 @atexit.register
 def _wait_for_all() -> None:
     """Python's own exit handlers run before MPI_Finalize, in which no thread may still be."""
+    _ending.set()
     while _running:  # one may begin another
         for background in _running.copy():
             background._ended.wait()

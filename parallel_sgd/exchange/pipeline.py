@@ -6,10 +6,10 @@ contributions, then what is for this rank alone.
 
 A link that many send to at once loses packets, and takes longer. So a rank contributes to one owner
 after the other, beginning with the one after it, as in a ring, and owners receive in just that
-order; and of each kind of message only so much is on its way between hosts as keeps a link busy
-(`WINDOW`). Of all contributions that are missing the first, by that order, can always be sent and
-received, and no result holds up a contribution, nor a result of another host: no rank waits for
-itself.
+order; and between hosts a rank sends only so much of its contributions, and receives only so much
+of each kind of message, at a time as keeps a link busy (`WINDOW`). Of all contributions that are
+missing the first, by that order, can always be sent and received, and no result holds up a
+contribution, nor a result of another host: no rank waits for itself.
 """
 
 from __future__ import annotations
@@ -221,9 +221,9 @@ class _Run:
     def _total(self, stages: Stages, piece: Piece) -> None:
         with self.trace.span("sum"):
             message = stages.total(piece, self.vector, self.residuals)
-        for host in range(len(self.routes.hosts)):
-            if host != self.host:
-                self._send(message, self.routes.gatherer(host, piece.owner), piece, RESULT)
+        hosts = len(self.routes.hosts)
+        for host in ((self.host + step) % hosts for step in range(1, hosts)):  # as in a ring
+            self._send(message, self.routes.gatherer(host, piece.owner), piece, RESULT)
         self._pass_on(message, stages, piece)
 
     def _await_result(self, stages: Stages, piece: Piece, sender: int) -> None:

@@ -35,7 +35,8 @@ __all__ = [
 
 Array = Any  #: a NumPy or CuPy array
 
-SHORT = 1 << 16  #: values: vectors that are shorter always go through the library's collectives
+SHORT = 1 << 16
+"""Values: shorter vectors take the library's collectives untried, unless hosts add up first."""
 TRIED_S = 0.1  #: about as long may an exchange take by which the ways are compared
 
 

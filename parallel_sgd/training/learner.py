@@ -87,6 +87,8 @@ class Learner:
         self.gradient = parameters.like()
         self.local_step = optimizer.bind(parameters)
         self.state = algorithm.init(parameters, comm)
+        if self._performance:
+            self._performance.begin()  # what was measured until here is no training
         algorithm.bind(self.state, self.local_step)
         self.world, self.comm = comm, algorithm.group(self.state, comm)
         self.last_samples = 0

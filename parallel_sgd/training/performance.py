@@ -48,6 +48,11 @@ class SyncPerformance(Trace):
         self._samples = self._own_samples = 0
         self._compute_s = self._aggregation_s = self._update_s = 0.0
 
+    def begin(self) -> None:
+        """Forget what has been recorded so far. Local."""
+        self._exchanged = False
+        self._together.clear()
+
     def record(self, name: str, begin_s: float, end_s: float, **facts: Any) -> None:
         self.passed_on.record(name, begin_s, end_s, **facts)
         if name == "exchange":

@@ -3,6 +3,9 @@ buffering, and no rank is left waiting."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,7 @@ from parallel_sgd import (
     Parameters,
     UserError,
 )
+from parallel_sgd.communication.launched import without_launcher
 
 SHAPES = {"W1": (30, 20), "b1": (20,), "W2": (20, 40), "b2": (40,), "W3": (40, 5), "b3": (5,)}
 STEPS = 7
@@ -218,5 +222,61 @@ def test_a_model_tells_of_its_parameters(on_ranks):
         assert [name[1] for name in told] == ["3", "3", "2", "2", "1", "1"]
         model.gradient(x[:0], y[:0], out=learner.gradient, ready=ready)
         assert len(told) == 6
+
+    on_ranks(body)
+
+
+def test_what_no_step_has_taken_ends_with_training(on_ranks):
+    """A loop that is left between `ready` and `step`, on some of the ranks."""
+
+    def body(comm):
+        learner = learner_of(comm, gradient_bits=1, overlap=True)
+        minibatch(learner, 0, tell=True)
+        before = learner.parameters.flat.copy()
+        learner.gradient.flat[:] = gradient(learner, 1)
+        if comm.rank < 2:
+            learner.ready("b3")
+        learner.finish()
+        assert not learner.state.overlapped.running
+        assert np.array_equal(learner.parameters.flat, before)
+
+    on_ranks(body)
+
+
+def test_an_error_before_the_step_ends_the_program():
+    script = """
+import numpy as np, parallel_sgd as psgd
+model = psgd.models.MLP([4, 3, 2])
+learner = psgd.Learner(
+    model.parameters, psgd.SGD(lr=0.1), psgd.DataParallelSGD(overlap=True),
+    psgd.Communicator.single(),
+)
+learner.ready("b2")
+raise KeyError("of the user's")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=without_launcher(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "of the user's" in done.stderr
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bits", [{0: 32}, {0: 32, 10: 32}])
+def test_a_schedule_of_32_bits_is_32_bits(on_ranks, bits, dtype):
+    def body(comm):
+        found = []
+        for each in (bits, 32):
+            parameters = Parameters({n: np.ones(s, dtype) for n, s in SHAPES.items()})
+            algorithm = DataParallelSGD(gradient_bits=each)
+            learner = Learner(parameters, MomentumSGD(lr=0.01), algorithm, comm)
+            for step in range(STEPS):
+                minibatch(learner, step, tell=False)
+            found.append(learner.parameters.flat)
+        assert np.array_equal(*found)
 
     on_ranks(body)

@@ -43,9 +43,17 @@ Outcome = tuple[bytes, list[Any]]
 
 
 def run(
-    comm: Communicator, folder: str, name: str, *, seed: int, replays: bool, steps: int = 8
+    comm: Communicator,
+    folder: str,
+    name: str,
+    *,
+    seed: int,
+    replays: bool,
+    steps: int = 8,
+    lead_s: float = 0.0,
 ) -> Outcome:
-    """The final model, and every worker's pushes by staleness; its own speed by `seed`."""
+    """The final model, and every worker's pushes by staleness; its own speed by `seed`, and the
+    first one so far ahead of the others after the first half."""
     options = dict(RUNS[name])
     servers = options.pop("servers", servers_of(comm, apart=True))
     options["servers"] = min(servers, comm.size - 1)
@@ -63,6 +71,7 @@ def run(
             learner.step(samples=m)
             if step == 3:
                 learner.meet()
+                time.sleep(lead_s if rank else 0)
     final = finished(comm, learner)
     table = learner.state.table
     seen = [] if table is None else [(each.pushes, dict(each.staleness)) for each in table]
@@ -138,7 +147,7 @@ def test_a_server_beside_a_worker_refuses_too(tmp_path):
 def test_a_shorter_run_ends_with_a_reason(tmp_path, name):
     """Those that wait for their turn must not keep each other waiting for ever."""
     play = partial(run, folder=str(tmp_path), name=name, seed=0)
-    simulate(4, partial(play, replays=False))
+    simulate(4, partial(play, replays=False, lead_s=0.5))  # or all might be just as far
     message = r"^replay: the recorded order has the worker on rank \d next, which has asked for"
     with pytest.raises(UserError, match=message):
         simulate(4, partial(play, replays=True, steps=5), timeout_s=5)

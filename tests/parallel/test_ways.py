@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cases import CODECS, LAYOUTS, gradient_of, zeros
 
-from parallel_sgd import Communicator, Parameters
+from parallel_sgd import SGD, Communicator, Learner, ModelAveragingSGD, Parameters
 from parallel_sgd.compression import codec_for
 from parallel_sgd.exchange import (
     Exchange,
@@ -261,6 +261,21 @@ def test_residuals_from_other_routes_are_sent(on_ranks, places):
         gathered = np.concatenate(comm.allgather_object(np.flatnonzero(residuals.own)))
         hosts = len(routes.hosts)
         assert np.bincount(gathered.astype(int)).max() <= hosts  # one residual a host
+
+    on_ranks(body)
+
+
+def test_stray_residuals_outlive_a_change_of_bits(on_ranks):
+    """Between a checkpoint and the next exchange."""
+
+    def body(comm):
+        algorithm = ModelAveragingSGD(gradient_bits={0: 1, 20: 2}, sync_steps=9)
+        learner = Learner(zeros("long"), SGD(lr=0.1), algorithm, comm)
+        state, parameters = learner.state, learner.parameters
+        learner.samples = 18
+        algorithm.restored(state, parameters, learner.local_step, comm)
+        assert algorithm.exchange_after(state, 18, parameters).send_stray_residuals
+        assert algorithm.exchange_after(state, 20, parameters).send_stray_residuals
 
     on_ranks(body)
 
