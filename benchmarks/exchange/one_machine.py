@@ -130,6 +130,7 @@ def _together(comm: Communicator, call: Callable[[], None], repeat: int = 1) -> 
 def _extra_memory(size: int, comm: Communicator) -> float:
     """Bytes per parameter that the algorithm allocates for 1 bit beside model and gradient."""
     parameters = Parameters({"W": np.zeros(size, np.float32)})
+    DataParallelSGD(gradient_bits=1).init(parameters, comm)  # loads the kernels, which take memory
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     state = DataParallelSGD(gradient_bits=1).init(parameters, comm)
