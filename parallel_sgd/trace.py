@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -121,27 +122,10 @@ class _Recorded:
         self._trace.record(self._name, self._begin_s, time.perf_counter())
 
 
-class _NoSpan:
-    """A span of which nothing is kept; one is enough for all, in any thread."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        pass
-
-
 class _NoTrace(Trace):
     """Keeps nothing."""
 
-    _no_span = _NoSpan()
+    _no_span: Span = nullcontext()  # one is enough for all, in any thread
 
     def span(self, name: str) -> Span:
         return self._no_span

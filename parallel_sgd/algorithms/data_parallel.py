@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NoReturn
 
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, UserError
 from ..exchange import Exchange
-from ..kernels import finish_on_device, on_device
+from ..kernels import finish_on_device
 from ..optimizers import LocalStep
 from ..parameters import Parameters
 from ..state import across, workspace
@@ -224,15 +225,9 @@ class DataParallelSGD(SynchronousAlgorithm[DataParallelState]):
         comm: Communicator,
     ) -> None:
         """Exchange a copy of the gradient while the next one is computed."""
-        sent, residuals = state.sent, state.residuals
-        assert sent is not None
-        sent[...] = vector
-        finish_on_device(sent)
-
-        def summed() -> None:
-            with on_device(sent):
-                exchange.sum(sent, residuals)
-                finish_on_device(sent)
-
+        assert state.sent is not None
+        state.sent[...] = vector
+        finish_on_device(state.sent)
         state.sent_samples = samples
+        summed = partial(exchange.sum_aside, state.sent, state.residuals)
         state.sending = InBackground(f"gradient exchange of rank {comm.rank}", summed)

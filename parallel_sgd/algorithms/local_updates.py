@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, cast
 
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, UserError
 from ..exchange import Exchange
-from ..kernels import array_module, finish_on_device, on_device
+from ..kernels import array_module, finish_on_device
 from ..optimizers import LocalStep
 from ..parameters import Parameters
 from ..state import across, workspace
@@ -276,17 +277,13 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         samples = state.block_samples
         state.block_samples = state.own_samples = state.block_steps = 0
 
-        def reduce() -> None:
-            with on_device(difference):
-                exchange.sum(difference, state.residuals)
-                finish_on_device(difference)
-
         if overlap:
             finish_on_device(difference)
+            reduce = partial(exchange.sum_aside, difference, state.residuals)
             state.sending = InBackground(f"block exchange of rank {comm.rank}", reduce)
             state.sent_samples, state.sent_lr = samples, state.lr
             return
-        reduce()
+        exchange.sum(difference, state.residuals)
         self._close(state, difference, samples, state.lr, local_step, comm)
         x[...] = state.start
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from ..communication import Communicator, InBackground, program_ends
 from ..exchange import Bucket, Exchange, Residuals
-from ..kernels import finish_on_device, on_device
+from ..kernels import finish_on_device
 from .algorithm import Array
 from .compressed import problem_with
 
@@ -57,11 +58,7 @@ class OverlappedExchange:
                 raise RuntimeError("the program ends, and a gradient was never complete")
             return complete[number]
 
-        def summed() -> None:
-            with on_device(vector):
-                exchange.sum(vector, residuals, is_complete)
-                finish_on_device(vector)
-
+        summed = partial(exchange.sum_aside, vector, residuals, is_complete)
         self._background = InBackground(self._name, summed)
 
     def ready(self, name: str, bits: int) -> None:

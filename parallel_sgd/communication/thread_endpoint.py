@@ -51,17 +51,43 @@ class Mail:
             self.changed.notify_all()
 
 
-class ThreadEndpoint(Endpoint):
+class MailWaits:
+    """How one thread waits for mail, at most `timeout_s` at a time."""
+
+    def __init__(self, mail: Mail, rank: int, timeout_s: float) -> None:
+        self._mail, self.rank, self.timeout_s = mail, rank, timeout_s
+        self._waits_since: tuple[str, float] | None = None
+
+    def idle(self, seconds: float) -> None:
+        with self._mail.changed:
+            if not self._mail.aborted:
+                self._mail.changed.wait(seconds)
+
+    @contextmanager
+    def watched(self, name: str) -> Iterator[None]:
+        self._waits_since = name, time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since = None
+
+    def _check_patience(self) -> None:
+        if self._waits_since:
+            name, since = self._waits_since
+            if time.monotonic() - since > self.timeout_s:
+                raise RankFailed(f"rank {self.rank} waited in {name} longer than timeout_s")
+
+
+class ThreadEndpoint(MailWaits, Endpoint):
     """One thread's side; what it sends is copied, so that a transfer has ended as it begins."""
 
     def __init__(
         self, mail: Mail, rank: int, peers: Sequence[int], serving: bool, timeout_s: float
     ) -> None:
-        self.peers, self.timeout_s = tuple(peers), timeout_s
-        self._mail, self.rank = mail, rank
+        super().__init__(mail, rank, timeout_s)
+        self.peers = tuple(peers)
         self._out, self._in = tags_of(serving)
         self._listening = set(self.peers)
-        self._waits_since: tuple[str, float] | None = None
 
     def listen(self, peer: int) -> None:
         self._listening.add(peer)
@@ -95,25 +121,6 @@ class ThreadEndpoint(Endpoint):
 
     def close(self) -> None:
         self._listening.clear()
-
-    def idle(self, seconds: float) -> None:
-        with self._mail.changed:
-            if not self._mail.aborted:
-                self._mail.changed.wait(seconds)
-
-    @contextmanager
-    def watched(self, name: str) -> Iterator[None]:
-        self._waits_since = name, time.monotonic()
-        try:
-            yield
-        finally:
-            self._waits_since = None
-
-    def _check_patience(self) -> None:
-        if self._waits_since:
-            name, since = self._waits_since
-            if time.monotonic() - since > self.timeout_s:
-                raise RankFailed(f"rank {self.rank} waited in {name} longer than timeout_s")
 
 
 class _Sent:

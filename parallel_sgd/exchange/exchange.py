@@ -17,7 +17,7 @@ import numpy as np
 from ..communication import Communicator
 from ..compression import Codec, FullPrecision
 from ..errors import UserError
-from ..kernels import empty_like
+from ..kernels import empty_like, finish_on_device, on_device
 from ..parameters import Parameters
 from .collective import Collectives
 from .nccl import Nccl, NcclExchange, PlaceRoutes
@@ -162,6 +162,20 @@ class Exchange:
                 residuals.own.fill(0)
                 for total in residuals.total.values():
                     total.fill(0)
+
+    def sum_aside(
+        self,
+        vector: Array,
+        residuals: Residuals | None,
+        is_ready: Callable[[int], bool] | None = None,
+    ) -> None:
+        """`sum` in a thread of its own: on the vector's GPU, and done there when it returns.
+
+        Whoever starts it has first waited for what it does to the vector (`finish_on_device`).
+        """
+        with on_device(vector):
+            self.sum(vector, residuals, is_ready)
+            finish_on_device(vector)
 
 
 def require_float32(codec: Codec, parameters: Parameters) -> None:
