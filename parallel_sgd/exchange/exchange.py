@@ -25,7 +25,7 @@ from .pieces import Bucket, blocks_of
 from .pipeline import Pipeline
 from .residuals import Residuals
 from .routes import Routes
-from .stages import CompressedStages, PlainStages, Stages
+from .stages import CompressedStages, Part, PlainStages, Stages
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -96,11 +96,9 @@ class Exchange:
                 require_float32(codec, parameters)
             cut_by = codec or FullPrecision(block_size=block_size)
             blocks = blocks_of(cut_by.blocks(parameters), bucket)
-            place = (bucket, blocks, like, comm.rank, seen, tag)
+            part = Part(number, bucket, blocks, like, comm.rank, seen, tag)
             self._stages.append(
-                PlainStages(number, *place)
-                if codec is None
-                else CompressedStages(number, *place, codec)
+                PlainStages(part) if codec is None else CompressedStages(part, codec)
             )
             tag += len(self._stages[-1].pieces)
         self._pipeline: Pipeline | NcclExchange | None = None

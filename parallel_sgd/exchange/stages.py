@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,16 +36,33 @@ Array = Any  #: a NumPy or CuPy array
 IN_CACHE = 1 << 16  #: values that are summed at a time, so that the sum stays in cache
 
 
-class Stages(ABC):
-    """
-    Args:
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What a rank has to know of a bucket.
+
+    Attributes:
         number: of the bucket, among all.
         bucket: which part of the vector.
         blocks: of quantization in it, with their places in the payload.
         like: an array of the vector's kind.
-        rank: whose buffers these are.
+        rank: whose buffers are to be made.
         routes: who gathers for whom.
         first_tag: of the pieces.
+    """
+
+    number: int
+    bucket: Bucket
+    blocks: Blocks
+    like: Array
+    rank: int
+    routes: Routes
+    first_tag: int
+
+
+class Stages(ABC):
+    """
+    Args:
+        part: the bucket.
         value_bytes: of a value on the wire.
 
     Attributes:
@@ -60,20 +78,11 @@ class Stages(ABC):
     counts: list[int]
     received: Array
 
-    def __init__(
-        self,
-        number: int,
-        bucket: Bucket,
-        blocks: Blocks,
-        like: Array,
-        rank: int,
-        routes: Routes,
-        first_tag: int,
-        value_bytes: float,
-    ) -> None:
-        self.name, self.bucket, self.rank, self.routes = str(number), bucket, rank, routes
-        self.stripes = cut_stripes(blocks, len(routes.host_of))
-        self.pieces = cut_pieces(self.stripes, first_tag, piece_values(value_bytes))
+    def __init__(self, part: Part, value_bytes: float) -> None:
+        rank, routes, like = part.rank, part.routes, part.like
+        self.name, self.bucket, self.rank, self.routes = str(part.number), part.bucket, rank, routes
+        self.stripes = cut_stripes(part.blocks, len(routes.host_of))
+        self.pieces = cut_pieces(self.stripes, part.first_tag, piece_values(value_bytes))
         self.own = self.stripes[rank].values
         local = routes.hosts[routes.host_of[rank]]
         self._others = [each for each in local if each != rank]
@@ -136,21 +145,12 @@ class CompressedStages(Stages):
     Memory for n values of b bits on K hosts: buffers of about 2n·b/8 bytes.
     """
 
-    def __init__(
-        self,
-        number: int,
-        bucket: Bucket,
-        blocks: Blocks,
-        like: Array,
-        rank: int,
-        routes: Routes,
-        first_tag: int,
-        codec: Codec,
-    ) -> None:
-        values, encoded = blocks.values, blocks.bytes
+    def __init__(self, part: Part, codec: Codec) -> None:
+        values, encoded = part.blocks.values, part.blocks.bytes
         size = values.stop - values.start
         each = (encoded.stop - encoded.start) / size if size else 1.0
-        super().__init__(number, bucket, blocks, like, rank, routes, first_tag, each)
+        super().__init__(part, each)
+        rank, routes, like = part.rank, part.routes, part.like
         self.codec = codec
         self.counts = [s.bytes.stop - s.bytes.start for s in self.stripes]
         self.payload = empty_like(like, sum(self.counts), np.uint8)
@@ -204,17 +204,9 @@ class PlainStages(Stages):
     Memory: a buffer of about the vector's size.
     """
 
-    def __init__(
-        self,
-        number: int,
-        bucket: Bucket,
-        blocks: Blocks,
-        like: Array,
-        rank: int,
-        routes: Routes,
-        first_tag: int,
-    ) -> None:
-        super().__init__(number, bucket, blocks, like, rank, routes, first_tag, like.itemsize)
+    def __init__(self, part: Part) -> None:
+        super().__init__(part, part.like.itemsize)
+        rank, routes, like = part.rank, part.routes, part.like
         self.counts = [s.values.stop - s.values.start for s in self.stripes]
         self.received = empty_like(like, len(routes.hosts) * self.counts[rank])
         self._rows = self.received.reshape(len(routes.hosts), -1)
