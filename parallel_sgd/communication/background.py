@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
+from . import departures  # noqa: F401  its exit handler comes first here, and runs after the one below
+
 Result = TypeVar("Result")
 
 _running: set[InBackground[Any]] = set()

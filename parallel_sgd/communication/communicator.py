@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..validation import number
 from .endpoint import Endpoint
 from .launched import launched_size, launcher_name
 from .messages import Messages
+from .phrases import different_calls, in_words
 
 Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
 Counts = Sequence[int]
@@ -24,6 +26,8 @@ Result = TypeVar("Result")
 TIMEOUT_S = 600.0
 """Longest wait for the other ranks before a rank gives up and ends the job."""
 
+
+PROBLEM = "raise_together"
 
 LONGEST_S = 1e8  #: three years, about what clocks and locks still take
 
@@ -46,6 +50,7 @@ class Communicator(ABC):
     trace: Trace = NO_TRACE
     called: Sequence[int] = range(2**31)  #: what errors call the ranks: where they are of a world
     _hosts: list[str] | None = None
+    _problem: str | None = None  # of this rank, which the others are about to hear of
 
     @staticmethod
     def world(*, timeout_s: float = TIMEOUT_S, cuda_aware: bool = False) -> Communicator:
@@ -117,9 +122,17 @@ class Communicator(ABC):
     def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The sum over the ranks of a few int64 (exact, so the order does not matter)."""
 
-    @abstractmethod
     def allgather_object(self, item: Any) -> list[Any]:
-        """Every rank's `item`, in rank order: for small things at the start and in errors."""
+        """Every rank's `item`, in rank order: for small things at the start and in errors.
+
+        Raises:
+            SharedError: on all ranks, if one has called `raise_together` instead, with a problem.
+        """
+        return self._gather("allgather_object", item)
+
+    @abstractmethod
+    def _allgather_object(self, item: Any) -> list[Any]:
+        """Every rank's `item`, in rank order."""
 
     @abstractmethod
     def duplicate(self) -> Communicator:
@@ -191,12 +204,32 @@ class Communicator(ABC):
         Raises:
             SharedError: on all ranks, naming the ranks that have the problem.
         """
-        problems = self.allgather_object(problem)
+        with self._telling(problem):
+            self._gather(PROBLEM, problem)
+
+    def _gather(self, kind: str, item: Any) -> list[Any]:
+        """Every rank's item, where no rank has come with a problem instead."""
+        everywhere = self._allgather_object((kind, item))
+        problems = [theirs if kind == PROBLEM else None for kind, theirs in everywhere]
         found = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
         if found:
             raise SharedError(
                 "; ".join(f"{text} (on {self._name(ranks)})" for text, ranks in found.items())
             )
+        different = different_calls([kind for kind, _ in everywhere], self.called[: self.size])
+        if different:
+            raise SharedError(different)
+        return [theirs for _, theirs in everywhere]
+
+    @contextmanager
+    def _telling(self, problem: str | None) -> Iterator[None]:
+        """For a `with` block in which the others hear of a problem. If they do not come soon, it is
+        printed: what follows may end this rank before they do."""
+        self._problem = problem
+        try:
+            yield
+        finally:
+            self._problem = None
 
     def agree(self, problem: str | None, samples: int = 0, *, alike: str | None = None) -> int:
         """The sum of `samples` over the ranks, once no rank is known to have a problem.
@@ -215,7 +248,7 @@ class Communicator(ABC):
         Cost: one sum of three integers.
         """
         own = np.array([samples, samples**2, problem is not None], np.int64)
-        with self.trace.span("wait"):
+        with self.trace.span("wait"), self._telling(problem):
             total, squares, problems = self.sum_integers(own).tolist()
         if problems:
             self.raise_together(problem)
@@ -247,7 +280,8 @@ class Communicator(ABC):
         Raises:
             SharedError: on all ranks, naming the first fact that differs and who has what.
         """
-        everywhere = self.allgather_object({name: repr(value) for name, value in facts.items()})
+        shown = {name: repr(value) for name, value in facts.items()}
+        everywhere = self._gather("require_agreement", shown)
         for name in dict.fromkeys(name for theirs in everywhere for name in theirs):
             values = [theirs.get(name, "nothing") for theirs in everywhere]
             if len(set(values)) > 1:
@@ -256,10 +290,7 @@ class Communicator(ABC):
                 raise SharedError(f"{name} must be the same on all ranks, but differs: {has}")
 
     def _name(self, ranks: Sequence[int]) -> str:
-        """ "rank 3", or "ranks 0, 1, 2" """
-        return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(
-            str(self.called[rank]) for rank in ranks
-        )
+        return in_words([self.called[rank] for rank in ranks])
 
 
 def checked_timeout(timeout_s: float) -> float:

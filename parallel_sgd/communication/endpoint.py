@@ -110,6 +110,11 @@ class Endpoint(ABC):
     def close(self) -> None:
         """Stop listening: at the end, when nothing more is to come."""
 
+    @abstractmethod
+    def left(self) -> list[int]:
+        """Peers whose program has ended, as far as is known: of them comes nothing but what is on
+        its way already."""
+
     def leave_lost(self, *, silent: bool = False) -> None:  # noqa: B027
         """Peers are missing: see that the program can end without them all the same.
 

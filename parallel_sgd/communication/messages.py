@@ -37,6 +37,10 @@ class Messages(ABC):
     def under_way(self) -> int:
         """How many have not ended."""
 
+    def enter(self) -> None:  # noqa: B027
+        """All ranks begin something together, in which they wait for each other: a rank that leaves
+        before it has entered as often as the others is then missed at once."""
+
     @abstractmethod
     def watched(self, name: str) -> AbstractContextManager[object]:
         """Within this `with` block a wait longer than the communicator's `timeout_s` ends the job:

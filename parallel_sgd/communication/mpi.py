@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import mpi4py
@@ -15,6 +17,7 @@ from ..errors import UserError
 from ..kernels import array_module
 from .abort import install_excepthook
 from .communicator import Array, Communicator, Counts
+from .departures import Calls, departures
 from .endpoint import Endpoint
 from .launched import (
     launched_rank,
@@ -22,6 +25,7 @@ from .launched import (
     launcher_name,
     launcher_starts,
     send_without_asking,
+    survives,
     world_mismatch,
 )
 from .messages import Messages
@@ -31,6 +35,8 @@ from .watchdog import Watchdog, ended_if_longer_than
 mpi4py.rc.initialize = False  # `mpi_world` looks first whether launcher and library fit
 mpi4py.rc.finalize = True
 from mpi4py import MPI  # noqa: E402
+
+_worlds = itertools.count()  #: this process's so far, and every other rank's
 
 
 def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
@@ -46,11 +52,14 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     problem = world_mismatch(MPI.COMM_WORLD.size if fits else 1, vendor)
     if problem:
         raise UserError(problem)
-    watched = Watchdog(timeout_s, MPI.COMM_WORLD.rank, _end_job_from_another_thread)
-    name = "Communicator.world()"
-    with watched(name):
-        own = MPI.COMM_WORLD.Dup()
-    return MpiCommunicator(own, watched, cuda_aware=cuda_aware)
+    world = MPI.COMM_WORLD
+    # Ranks that survive others cannot wait for all at their end.
+    told = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not survives()
+    with Watchdog(timeout_s, world.rank, _end_job_from_another_thread)("Communicator.world()"):
+        own, departed = world.Dup(), departures(world) if told else None
+    watched = Watchdog(timeout_s, world.rank, _end_job_from_another_thread, departed)
+    calls = Calls(str(next(_worlds)), tuple(range(world.size)))
+    return MpiCommunicator(own, watched, calls, cuda_aware=cuda_aware)
 
 
 class MpiCommunicator(Communicator):
@@ -59,20 +68,24 @@ class MpiCommunicator(Communicator):
     Args:
         comm: an mpi4py intracommunicator that nobody else uses, so that no messages can mix.
         watched: bounds every wait in a collective.
+        calls: counts them.
         cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory.
 
     Local.
     """
 
-    def __init__(self, comm: MPI.Intracomm, watched: Watchdog, *, cuda_aware: bool = False) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, watched: Watchdog, calls: Calls, *, cuda_aware: bool = False
+    ) -> None:
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
         self._cuda_aware, self._watched = cuda_aware, watched
+        self._calls = watched.know(calls)
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         own = receive[sum(counts[: self.rank]) :][: counts[self.rank]]
         if not _same_place(send, own):
             own[...] = send
-        with self._watched("allgather"):
+        with self._waits("allgather"):
             host = self._host(receive, read=True)
             if len(set(counts)) == 1:
                 self._comm.Allgather(MPI.IN_PLACE, host)
@@ -83,7 +96,7 @@ class MpiCommunicator(Communicator):
     def alltoall(
         self, send: Array, send_counts: Counts, receive: Array, receive_counts: Counts
     ) -> None:
-        with self._watched("alltoall"):
+        with self._waits("alltoall"):
             host = self._host(receive, read=False)
             self._comm.Alltoallv(
                 [self._host(send, read=True), list(send_counts)], [host, list(receive_counts)]
@@ -91,19 +104,19 @@ class MpiCommunicator(Communicator):
             self._return(host, receive)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
-        with self._watched("broadcast"):
+        with self._waits("broadcast"):
             host = self._host(array, read=True)
             self._comm.Bcast(host, root)
             self._return(host, array)
 
     def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         total = np.empty_like(values)
-        with self._watched("sum_integers"):
+        with self._waits("sum_integers"):
             self._comm.Allreduce(values, total)
         return total
 
-    def allgather_object(self, item: Any) -> list[Any]:
-        with self._watched("allgather_object"):
+    def _allgather_object(self, item: Any) -> list[Any]:
+        with self._waits("allgather_object"):
             return self._comm.allgather(item)
 
     def duplicate(self) -> MpiCommunicator:
@@ -114,28 +127,35 @@ class MpiCommunicator(Communicator):
             else "MPI must let several threads communicate at once (MPI_THREAD_MULTIPLE) to do so "
             f"while training goes on; this {MPI.get_vendor()[0]} gives level {level}"
         )
-        with self._watched("Communicator.duplicate()"):
-            return self._of(self._comm.Dup())
+        with self._waits("Communicator.duplicate()"):
+            return self._of(self._comm.Dup(), 0)
 
     def split(self, group: int) -> MpiCommunicator:
-        with self._watched("Communicator.split()"):
-            return self._of(cast(MPI.Intracomm, self._comm.Split(group, self.rank)))
+        with self._waits("Communicator.split()"):
+            return self._of(cast(MPI.Intracomm, self._comm.Split(group, self.rank)), group)
 
-    def _of(self, comm: MPI.Intracomm) -> MpiCommunicator:
+    def _waits(self, name: str) -> AbstractContextManager[object]:
+        """Around a collective, which begins."""
+        self._calls.enter()
+        return self._watched(name, self._calls, problem=self._problem)
+
+    def _of(self, comm: MPI.Intracomm, group: int) -> MpiCommunicator:
         """All or some of these ranks, with what else this communicator knows."""
-        made = MpiCommunicator(comm, self._watched, cuda_aware=self._cuda_aware)
+        places = MPI.Group.Translate_ranks(comm.group, None, self._comm.group)
+        calls = self._calls.child(tuple(self._calls.ranks[place] for place in places), group)
+        made = MpiCommunicator(comm, self._watched, calls, cuda_aware=self._cuda_aware)
         made.trace = self.trace
         return made
 
     def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
         from .mpi_endpoint import MpiEndpoint
 
-        return MpiEndpoint(self._comm, peers, serving, self._watched)
+        return MpiEndpoint(self._comm, peers, serving, self._watched, self._calls.ranks)
 
     def messages(self) -> Messages:
         from .mpi_messages import MpiMessages
 
-        return MpiMessages(self._comm, self._watched, cuda_aware=self._cuda_aware)
+        return MpiMessages(self._comm, self._watched, self._calls, cuda_aware=self._cuda_aware)
 
     @property
     def timeout_s(self) -> float:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,19 @@ class MpiEndpoint(Endpoint):
         peers: ranks of `comm`.
         serving: whether this side gets requests and sends replies, or the other way round.
         watched: bounds every wait.
+        world_ranks: of the world, by rank of `comm`.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, peers: Sequence[int], serving: bool, watched: Watchdog
+        self,
+        comm: MPI.Intracomm,
+        peers: Sequence[int],
+        serving: bool,
+        watched: Watchdog,
+        world_ranks: Sequence[int],
     ) -> None:
-        self.peers, self.timeout_s = tuple(peers), watched.timeout_s
-        self.watched = watched  # type: ignore[method-assign]
+        self.peers, self.timeout_s, self._watched = tuple(peers), watched.timeout_s, watched
+        self._of_world = {world_ranks[peer]: peer for peer in self.peers}
         self._comm, self.rank = comm, comm.rank
         self._out, tag = tags_of(serving)
         self._in = tag
@@ -145,6 +152,12 @@ class MpiEndpoint(Endpoint):
 
     def leave_lost(self, *, silent: bool = False) -> None:
         atexit.register(_end_silent if silent else _end_now)
+
+    def watched(self, name: str) -> AbstractContextManager[object]:
+        return self._watched(name, peers=tuple(self._of_world))
+
+    def left(self) -> list[int]:
+        return [self._of_world[rank] for rank in self._watched.left(tuple(self._of_world))]
 
     def idle(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -11,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..kernels import array_module
+from .departures import Calls
 from .messages import Array, Messages, Then
 from .staging import Direct, Event, Staged, Staging, is_done
 from .watchdog import Watchdog
@@ -22,12 +23,16 @@ class MpiMessages(Messages):
     Args:
         comm: whose other messages, if there are any, have other tags.
         watched: bounds every wait.
+        calls: counts, beside the collectives of `comm`, what all its ranks do with messages.
         cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory, while
             the GPU computes and other messages travel.
     """
 
-    def __init__(self, comm: MPI.Intracomm, watched: Watchdog, *, cuda_aware: bool = False) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, watched: Watchdog, calls: Calls, *, cuda_aware: bool = False
+    ) -> None:
         self._comm, self._watched, self._cuda_aware = comm, watched, cuda_aware
+        self._calls = calls
         self._requests: list[MPI.Request] = []
         self._then: list[Then] = []
         self._staging: Staging | None = None  # for CuPy arrays, from the first one on
@@ -79,8 +84,11 @@ class MpiMessages(Messages):
     def under_way(self) -> int:
         return len(self._requests) + len(self._waiting)
 
+    def enter(self) -> None:
+        self._calls.enter()
+
     def watched(self, name: str) -> AbstractContextManager[object]:
-        return self._watched(name)
+        return self._watched(name, self._calls)
 
     def _isend(self, array: Array, peer: int, tag: int, then: Then) -> None:
         self._requests.append(self._comm.Isend(array, peer, tag))

@@ -5,24 +5,32 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
+from ..errors import UserError
 from .endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, tags_of
+from .phrases import left_in_vain
 
 Key = tuple[int, int, int]  #: sender, receiver, tag
 
 
 class RankFailed(RuntimeError):
-    """Another rank of this world of threads has ended with an error, or did not come in time."""
+    """Another rank of this world of threads has ended with an error."""
 
 
 class Mail:
-    """What the ranks of one process have sent and not yet received, by sender, receiver and tag."""
+    """What the ranks of one process have sent and not yet received, by sender, receiver and tag.
 
-    def __init__(self) -> None:
+    Args:
+        ranks: of the whole world, by rank here.
+        left: those of them whose program has ended.
+    """
+
+    def __init__(self, ranks: Sequence[int], left: Set[int]) -> None:
         self.changed = threading.Condition()
+        self.ranks, self._left = ranks, left
         self.aborted = False
         self._queues: defaultdict[Key, deque[Any]] = defaultdict(deque)
 
@@ -45,6 +53,15 @@ class Mail:
             queue = self._queues[key]
             return len(queue[0]) if queue else 0
 
+    def left(self, peers: Iterable[int]) -> list[int]:
+        """Those of these ranks whose program has ended: of them comes only what is here already."""
+        return [peer for peer in peers if self.ranks[peer] in self._left]
+
+    def wake(self) -> None:
+        """Whoever waits is to look again."""
+        with self.changed:
+            self.changed.notify_all()
+
     def abort(self) -> None:
         with self.changed:
             self.aborted = True
@@ -57,6 +74,7 @@ class MailWaits:
     def __init__(self, mail: Mail, rank: int, timeout_s: float) -> None:
         self._mail, self.rank, self.timeout_s = mail, rank, timeout_s
         self._waits_since: tuple[str, float] | None = None
+        self._asked_again = False
 
     def idle(self, seconds: float) -> None:
         with self._mail.changed:
@@ -65,17 +83,27 @@ class MailWaits:
 
     @contextmanager
     def watched(self, name: str) -> Iterator[None]:
-        self._waits_since = name, time.monotonic()
+        self._waits_since, self._asked_again = (name, time.monotonic()), False
         try:
             yield
         finally:
             self._waits_since = None
 
-    def _check_patience(self) -> None:
-        if self._waits_since:
-            name, since = self._waits_since
-            if time.monotonic() - since > self.timeout_s:
-                raise RankFailed(f"rank {self.rank} waited in {name} longer than timeout_s")
+    def _check_patience(self, peers: Iterable[int]) -> None:
+        """Raise where this rank has waited long enough, as it asks in vain for something of these.
+
+        Raises:
+            UserError: they let it wait for too long, or one of them has left.
+        """
+        if self._waits_since is None:
+            return
+        name, since = self._waits_since
+        waits, gone = f"rank {self._mail.ranks[self.rank]} waits in {name}", self._mail.left(peers)
+        if time.monotonic() - since > self.timeout_s:
+            raise UserError(f"{waits} for more than timeout_s={self.timeout_s:g} s")
+        if gone and self._asked_again:  # after it had left: nothing is on its way between threads
+            raise UserError(left_in_vain([self._mail.ranks[peer] for peer in gone], waits))
+        self._asked_again = bool(gone)
 
 
 class ThreadEndpoint(MailWaits, Endpoint):
@@ -100,7 +128,7 @@ class ThreadEndpoint(MailWaits, Endpoint):
                 self._listening.discard(peer)
                 found.append((peer, header))
         if not found:
-            self._check_patience()
+            self._check_patience(self.peers)
         return found
 
     def receive(self, peer: int, body: Bytes) -> Transfer:
@@ -118,6 +146,9 @@ class ThreadEndpoint(MailWaits, Endpoint):
             self._mail.put((self.rank, peer, self._out + 1), body)
         self._mail.put((self.rank, peer, self._out), header)
         return _Sent()
+
+    def left(self) -> list[int]:
+        return self._mail.left(self.peers)
 
     def close(self) -> None:
         self._listening.clear()

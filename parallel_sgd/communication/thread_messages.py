@@ -38,7 +38,7 @@ class ThreadMessages(MailWaits, Messages):
         for call in ended:
             call()
         if not ended:
-            self._check_patience()
+            self._check_patience(peer for (peer, _, _), _, _ in self._receives)
         return bool(ended)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import platform
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -11,48 +12,133 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import SharedError, UserError
 from ..validation import integer
 from .communicator import TIMEOUT_S, Array, Communicator, Counts, checked_timeout
 from .endpoint import Endpoint
 from .messages import Messages
+from .phrases import different_calls, in_words, left_in_vain
 from .thread_endpoint import Mail, RankFailed, ThreadEndpoint
 from .thread_messages import ThreadMessages
+from .watchdog import LOOKS_EVERY_S
 
 Result = TypeVar("Result")
 
 
 class ThreadWorld:
-    """What the ranks of one process share: a barrier, and a place for each rank's argument."""
+    """What the ranks of one process share: a place for each rank's argument, and where they meet.
 
-    def __init__(self, size: int, timeout_s: float = TIMEOUT_S) -> None:
+    Args:
+        size: how many there are.
+        timeout_s: longest wait for the others.
+        whole: the world that this one is a part of, and its ranks there.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        timeout_s: float = TIMEOUT_S,
+        whole: tuple[ThreadWorld, Sequence[int]] | None = None,
+    ) -> None:
         self.size = size
         self.timeout_s = timeout_s
-        self.barrier = threading.Barrier(size, timeout=timeout_s)
+        self.ranks = tuple(range(size) if whole is None else whole[1])  #: of the whole world
+        self.left: set[int] = set() if whole is None else whole[0].left  #: of those
         self.offers: list[Any] = [None] * size
-        self.mail = Mail()
+        self.mail = Mail(self.ranks, self.left)
+        self._changed = threading.Condition()
+        self._meetings = 0  # that have ended
+        self._came = [0] * size  # how often each rank has
+        self._here = 0  # ranks at the present one
+        self._aborted = False
         self._parts: dict[tuple[int, int], ThreadWorld] = {}
         self._lock = threading.Lock()
 
     def communicator(self, rank: int) -> Communicator:
         return ThreadCommunicator(self, rank)
 
-    def part(self, number: int, group: int, size: int) -> ThreadWorld:
-        """The world of one group that the ranks get at their so many-th parting, from 0."""
+    def part(self, number: int, group: int, members: Sequence[int]) -> ThreadWorld:
+        """The world of one group, of these ranks, that they get at their so many-th parting."""
         with self._lock:
             if (number, group) not in self._parts:
-                part = self._parts[number, group] = ThreadWorld(size, self.timeout_s)
-                if self.barrier.broken:
+                ranks = [self.ranks[member] for member in members]
+                part = ThreadWorld(len(members), self.timeout_s, (self, ranks))
+                self._parts[number, group] = part
+                if self._aborted:
                     part.abort()
             return self._parts[number, group]
 
+    def meet(self, rank: int, name: str, problem: str | None) -> None:
+        """Wait until all ranks have come so far.
+
+        Args:
+            name: of what they meet in, for errors.
+            problem: why this rank cannot go on, where the others are about to hear of that: it is
+                printed if they let it wait.
+        Raises:
+            RankFailed: another rank has failed.
+            UserError: another has left, or has not come in time.
+        """
+        with self._changed:
+            number, self._here = self._meetings, self._here + 1
+            self._came[rank] += 1
+            if self._here == self.size:
+                self._meetings, self._here = number + 1, 0
+                self._changed.notify_all()
+                return
+
+            def decided() -> bool:
+                over = self._meetings > number
+                return over or self._aborted or bool(self._missing(number))
+
+            in_time = self._changed.wait_for(decided, min(self.timeout_s, LOOKS_EVERY_S))
+            if not in_time and problem:
+                print(
+                    f"parallel_sgd: {problem} (on rank {self.ranks[rank]}, which now waits for the "
+                    f"others, to tell them)",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            in_time = in_time or self._changed.wait_for(decided, self.timeout_s)
+            if self._meetings > number:
+                return
+            waits = f"rank {self.ranks[rank]} waits in {name}"
+            if self._aborted:
+                raise RankFailed(f"{waits} for a rank that failed")
+            if missing := self._missing(number):
+                raise UserError(left_in_vain(missing, waits))
+            others = [self.ranks[k] for k in range(self.size) if self._came[k] <= number]
+            raise UserError(
+                f"{waits} for more than timeout_s={self.timeout_s:g} s: it has waited for "
+                f"{in_words(others)}"
+            )
+
+    def _missing(self, number: int) -> list[int]:
+        """Those who have left before they came to this meeting."""
+        came = zip(self.ranks, self._came, strict=True)
+        return [rank for rank, times in came if rank in self.left and times <= number]
+
+    def leave(self, rank: int) -> None:
+        """A rank of this (whole) world has come to its end: it is waited for in vain."""
+        self.left.add(rank)
+        for world in self._all():
+            with world._changed:
+                world._changed.notify_all()
+            world.mail.wake()
+
     def abort(self) -> None:
         """Let every rank that waits, here or in a part of this world, fail."""
-        self.barrier.abort()
-        self.mail.abort()
+        for world in self._all():
+            with world._changed:
+                world._aborted = True
+                world._changed.notify_all()
+            world.mail.abort()
+
+    def _all(self) -> list[ThreadWorld]:
+        """This world, and all parts of it."""
         with self._lock:
             parts = list(self._parts.values())
-        for world in parts:
-            world.abort()
+        return [self, *(each for part in parts for each in part._all())]
 
 
 class ThreadCommunicator(Communicator):
@@ -93,21 +179,21 @@ class ThreadCommunicator(Communicator):
         total: npt.NDArray[np.int64] = self._share("sum_integers", values, np.sum, axis=0)
         return total
 
-    def allgather_object(self, item: Any) -> list[Any]:
+    def _allgather_object(self, item: Any) -> list[Any]:
         items: list[Any] = self._share("allgather_object", item, copy.deepcopy)
         return items
 
     def duplicate(self) -> Communicator:
-        return self._part(0, self.size, self.rank)
+        return self._part(0, range(self.size))
 
     def split(self, group: int) -> Communicator:
         groups = self.allgather_object(group)
-        return self._part(group, groups.count(group), groups[: self.rank].count(group))
+        return self._part(group, [k for k, theirs in enumerate(groups) if theirs == group])
 
-    def _part(self, group: int, size: int, rank: int) -> Communicator:
-        world = self._world.part(self._partings, group, size)
+    def _part(self, group: int, members: Sequence[int]) -> Communicator:
+        world = self._world.part(self._partings, group, members)
         self._partings += 1
-        made = world.communicator(rank)
+        made = world.communicator(members.index(self.rank))
         made.trace = self.trace
         return made
 
@@ -132,13 +218,14 @@ class ThreadCommunicator(Communicator):
             return take([item], **options)
         world.offers[self.rank] = (name, item)
         try:
-            world.barrier.wait()
-            called = [called for called, _ in world.offers]
-            assert set(called) == {name}, f"ranks called different collectives: {called}"
+            world.meet(self.rank, name, self._problem)
+            different = different_calls([called for called, _ in world.offers], world.ranks)
+            if different:
+                raise SharedError(different)
             result = take([theirs for _, theirs in world.offers], **options)
-            world.barrier.wait()
-        except threading.BrokenBarrierError:
-            raise RankFailed(f"rank {self.rank} waited in {name} for a rank that failed") from None
+            world.meet(self.rank, name, None)
+        except RankFailed:
+            raise
         except BaseException:
             world.abort()
             raise
@@ -168,6 +255,7 @@ def simulate(
     def run(rank: int) -> None:
         try:
             results[rank] = function(world.communicator(rank))
+            world.leave(rank)
         except BaseException as error:
             errors.append(error)
             world.abort()

@@ -1,4 +1,4 @@
-"""No endless waits: what ends the job when the other ranks let this one wait too long."""
+"""No endless waits: what ends the job when other ranks let this one wait too long, or have left."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from .abort import GRACE_S
+from .departures import Calls, Departures
+from .phrases import left_in_vain
 
 #: The process of `ended_if_longer_than`: its stdin is closed when the wait is over.
 _GUARD = """
@@ -25,28 +27,71 @@ if not select.select([0], [], [], float(timeout_s))[0]:
 """
 
 
+#: How often a thread looks after the waits, and from when on a wait counts as a long one.
+LOOKS_EVERY_S = 0.5
+
+#: A message of a rank that has left may still be on its way for so long.
+_ON_ITS_WAY_S = 2.0
+
+
 class Watchdog:
-    """Used as ``with watchdog("alltoall"): ...`` around every wait for other ranks, in any thread.
+    """Used as ``with watchdog("alltoall", calls): ...`` around every wait for other ranks, in any
+    thread.
+
+    A wait ends the job where it lasts longer than `timeout_s`, or, within seconds, where it is for
+    a rank that has left.
 
     Args:
         timeout_s: longest time in one wait, in seconds, more than 0.
         rank: named in the message.
         abort: ends the job on all ranks; this process is ended 5 s later if it could not.
+        departures: tells who has left; None: nobody does.
 
-    Entering and leaving costs well under a microsecond; a thread looks a few times per timeout.
+    Entering and leaving costs well under a microsecond; a thread looks twice a second.
     """
 
-    def __init__(self, timeout_s: float, rank: int, abort: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        rank: int,
+        abort: Callable[[], object],
+        departures: Departures | None = None,
+    ) -> None:
         assert timeout_s > 0
         self.timeout_s, self._rank, self._abort = timeout_s, rank, abort
+        self._departures = departures
         self._waits: set[_Wait] = set()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def __call__(self, name: str) -> _Wait:
+    def __call__(
+        self,
+        name: str,
+        calls: Calls | None = None,
+        *,
+        peers: tuple[int, ...] = (),
+        problem: str | None = None,
+    ) -> _Wait:
+        """A wait.
+
+        Args:
+            name: of what is waited in.
+            calls: of the communicator, where it is in a collective, which has been counted.
+            peers: the ranks of the world of which one is waited for, where it is for a message.
+            problem: why this rank cannot go on, of which the others are to hear in this wait: it is
+                printed if they do not come soon.
+        """
         if self._thread is None:
             self._start()
-        return _Wait(self._waits, name)
+        return _Wait(self._waits, name, calls, peers, problem)
+
+    def know(self, calls: Calls) -> Calls:
+        """Tell the others at the end, too, how many of these there were. Local."""
+        return self._departures.know(calls) if self._departures else calls
+
+    def left(self, peers: tuple[int, ...]) -> list[int]:
+        """Those of these ranks of the world that are known to have left. Local."""
+        return self._departures.left(peers) if self._departures else []
 
     def _start(self) -> None:
         with self._starting:
@@ -56,22 +101,51 @@ class Watchdog:
 
     def _watch(self) -> None:
         while True:
-            time.sleep(min(1.0, self.timeout_s / 4))
-            for wait in self._waits.copy():  # one step of the interpreter: no thread comes between
-                if time.monotonic() - wait.since > self.timeout_s:
-                    return self._end(wait)
+            time.sleep(min(LOOKS_EVERY_S, self.timeout_s / 4))
+            waits, now = self._waits.copy(), time.monotonic()  # one step: no thread comes between
+            if self._departures is not None:
+                self._departures.look()
+            for wait in waits:
+                if now - wait.since > self.timeout_s:
+                    return self._end(wait, _message(self.timeout_s, self._rank, wait.name))
+                if now - wait.since < LOOKS_EVERY_S:
+                    continue
+                gone = self._gone(wait, now)
+                if gone:
+                    why = left_in_vain(gone, f"parallel_sgd: this rank waits in {wait.name}")
+                    return self._end(wait, f"[rank {self._rank}] {why}; ending the job")
+                self._tell_problem(wait)
 
-    def _end(self, wait: _Wait) -> None:
-        lines = [_message(self.timeout_s, self._rank, wait.name)]
+    def _gone(self, wait: _Wait, now: float) -> list[int]:
+        """The ranks for which this wait is in vain."""
+        if self._departures is None:
+            return []
+        if wait.calls is not None:
+            return self._departures.missing(wait.calls, wait.number)
+        gone = self._departures.left(wait.peers)
+        if gone and wait.gone_since is None:
+            wait.gone_since = now
+        return gone if now - (wait.gone_since or now) > _ON_ITS_WAY_S else []
+
+    def _tell_problem(self, wait: _Wait) -> None:
+        """Print why this rank cannot go on: the others may let it wait for long."""
+        problem, wait.problem = wait.problem, None
+        if problem is not None:
+            _print(
+                f"[rank {self._rank}] parallel_sgd: {problem}; this rank now waits for the others, "
+                f"to tell them (in {wait.name})"
+            )
+
+    def _end(self, wait: _Wait, why: str) -> None:
+        self._tell_problem(wait)
+        lines = [why]
         frame = sys._current_frames().get(wait.thread)
         if frame is not None:
             lines.append(f"[rank {self._rank}] where it waits:")
             stack = "".join(traceback.format_stack(frame))
             lines += [f"[rank {self._rank}] {line}" for line in stack.splitlines()]
         threading.Timer(5.0, os._exit, args=(1,)).start()
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be gone
-            sys.stderr.write("\n".join(lines) + "\n")
-            sys.stderr.flush()
+        _print("\n".join(lines))
         time.sleep(GRACE_S)  # mpiexec drops what it has not read yet, here and from the others
         self._abort()
 
@@ -79,10 +153,30 @@ class Watchdog:
 class _Wait:
     """One wait of one thread."""
 
-    __slots__ = ("_waits", "name", "since", "thread")
+    __slots__ = (
+        "_waits",
+        "calls",
+        "gone_since",
+        "name",
+        "number",
+        "peers",
+        "problem",
+        "since",
+        "thread",
+    )
 
-    def __init__(self, waits: set[_Wait], name: str) -> None:
-        self._waits, self.name = waits, name
+    def __init__(
+        self,
+        waits: set[_Wait],
+        name: str,
+        calls: Calls | None,
+        peers: tuple[int, ...],
+        problem: str | None,
+    ) -> None:
+        self._waits, self.name, self.calls, self.peers = waits, name, calls, peers
+        self.number = 0 if calls is None else calls.entered
+        self.problem = problem
+        self.gone_since: float | None = None
 
     def __enter__(self) -> None:
         self.thread, self.since = threading.get_ident(), time.monotonic()
@@ -124,3 +218,9 @@ def _message(timeout_s: float, rank: int, name: str) -> str:
         f"[rank {rank}] parallel_sgd: waited more than timeout_s={timeout_s:g} s for the other "
         f"ranks in {name}: one of them has stopped, left, or called something else; ending the job"
     )
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be gone
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()

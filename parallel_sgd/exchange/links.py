@@ -58,6 +58,7 @@ def _pass_on(comm: Communicator, to: int | None, from_: int | None, nbytes: int)
             piece = slice(begins, begins + PIECE_BYTES)
             messages.receive(received[piece], from_, 0, lambda: None)
             messages.send(sent[piece], to, 0, lambda: None)
+    messages.enter()
     with messages.watched("the measurement of links"):
         while messages.under_way:
             if not messages.progress():

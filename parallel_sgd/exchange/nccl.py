@@ -61,6 +61,7 @@ class Nccl:
         identity = comm.allgather_object(own)[0]
         with on_device(like):
             self._stream = self._xp.cuda.Stream(non_blocking=True)
+            self._messages.enter()
             with self._messages.watched("the start of NCCL"):
                 self._comm = self._nccl.NcclCommunicator(comm.size, identity, comm.rank)
 
@@ -102,6 +103,7 @@ class Nccl:
 
     def _finish(self, name: str) -> None:
         event, naps = recorded(self._xp, self._stream), Naps()
+        self._messages.enter()
         with self._messages.watched(name):
             while not is_done(self._xp, event):
                 try:

@@ -79,6 +79,7 @@ class Pipeline:
 
         Collective.
         """
+        self.messages.enter()
         run, messages, trace = _Run(self, vector, residuals), self.messages, self.comm.trace
         sent_before = self.bytes_sent
         computing, naps = Naps(computing=True), Naps()

@@ -24,6 +24,8 @@ from .wire import Kind, Malformed, Message, as_text, from_text
 
 Array = npt.NDArray[Any]
 
+LOOKS_EVERY_S = 0.5  #: after workers that have left
+ON_ITS_WAY_S = 2.0  #: a message of such a worker may be for so long
 SIGNS_OF_LIFE = 4  #: for each `timeout_s`, to workers whose answer is kept back
 LOOKING = {Kind.WRITE_TABLES, Kind.ASK_WRITTEN, Kind.COUNT_TABLES}
 """What changes nothing and is asked by the clock: it may come at any time, also in a replay."""
@@ -66,7 +68,8 @@ class Server:
         self._told: set[int] = set()  # workers that know of it
         self._gone: set[int] = set()  # workers that have their last answer
         self._statistics = np.zeros((len(self._ranks), LENGTH), np.int64)
-        self._looked = self._handled = time.monotonic()
+        self._looked = self._handled = self._seen = time.monotonic()
+        self._left_since: dict[int, float] = {}  # workers whose program has ended
         self._stopped = False
 
     def stop(self) -> None:
@@ -289,6 +292,9 @@ class Server:
     def _look_after_workers(self) -> None:
         """Now and then: signs of life to those who wait, and a look for those who give none."""
         now, every = time.monotonic(), self._endpoint.timeout_s / SIGNS_OF_LIFE
+        if now - self._seen > LOOKS_EVERY_S:
+            self._seen = now
+            self._require_presence(now)
         if now - self._looked < every / 4:
             return
         self._looked, heard = now, self._requests.heard
@@ -302,6 +308,17 @@ class Server:
         for worker in self._live - self._gone - self._told:
             if now - heard[worker] > self._endpoint.timeout_s:
                 self._missing(worker)
+
+    def _require_presence(self, now: float) -> None:
+        """See that no worker has left of which anything is yet to come."""
+        left = self._endpoint.left()
+        for worker in self._live - self._gone - self._told:
+            rank = self._ranks[worker]
+            if rank in left and now - self._left_since.setdefault(worker, now) > ON_ITS_WAY_S:
+                raise UserError(
+                    f"the worker on rank {rank} has left (its program has ended) without "
+                    "learner.finish(); ending the job"
+                )
 
     def _require_progress(self, now: float) -> None:
         """See that in a replay the next worker comes: all others wait for it."""

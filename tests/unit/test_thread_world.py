@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parallel_sgd import Communicator, UserError, simulate
-from parallel_sgd.communication import InBackground, RankFailed
+from parallel_sgd.communication import InBackground
 
 
 def test_results_come_in_rank_order():
@@ -33,12 +33,63 @@ def test_the_error_of_one_rank_stops_the_others():
     assert time.monotonic() - began < 5
 
 
-def test_a_rank_that_leaves_early_is_not_waited_for_for_ever():
+def test_a_rank_that_leaves_early_is_not_waited_for():
+    def body(comm):
+        comm.barrier()
+        if comm.rank != 2:
+            comm.sum_integers(np.ones(1, np.int64))
+
+    began = time.monotonic()
+    with pytest.raises(UserError, match=r"waits in sum_integers for rank 2, which has left"):
+        simulate(3, body)
+    assert time.monotonic() - began < 5
+
+
+def test_in_a_part_of_the_world_ranks_are_called_as_in_the_whole():
+    def body(comm):
+        part = comm.split(comm.rank % 2)
+        if comm.rank == 1:
+            part.duplicate().barrier()
+
+    with pytest.raises(UserError, match=r"rank 1 waits in sum_integers for rank 3, which has left"):
+        simulate(4, body)
+
+
+def test_who_has_left_after_the_last_meeting_is_not_missed():
+    def body(comm):
+        for _ in range(50):
+            comm.barrier()
+        return comm.rank
+
+    for _ in range(20):
+        assert simulate(4, body) == [0, 1, 2, 3]
+
+
+def test_a_message_of_a_rank_that_has_left_is_not_waited_for():
+    def body(comm):
+        messages = comm.messages()
+        if comm.rank == 0:
+            messages.receive(np.zeros(1), 1, 0, lambda: None)
+            with messages.watched("exchange"):
+                while messages.under_way:
+                    messages.progress()
+
+    with pytest.raises(UserError, match=r"rank 0 waits in exchange for rank 1, which has left"):
+        simulate(2, body)
+
+
+def test_a_rank_that_does_not_come_is_named():
+    gone = threading.Event()
+
     def body(comm):
         if comm.rank == 1:
+            gone.wait(10)
+        try:
             comm.barrier()
+        finally:
+            gone.set()
 
-    with pytest.raises(RankFailed, match="rank 1 waited in sum_integers for a rank that failed"):
+    with pytest.raises(UserError, match=r"timeout_s=0.2 s: it has waited for rank 1"):
         simulate(2, body, timeout_s=0.2)
 
 
@@ -46,8 +97,22 @@ def test_different_collectives_are_noticed():
     def body(comm):
         comm.barrier() if comm.rank else comm.broadcast(np.zeros(1))
 
-    with pytest.raises(AssertionError, match="ranks called different collectives"):
+    with pytest.raises(UserError, match=r"rank 0: broadcast; ranks 1, 2: sum_int"):
+        simulate(3, body)
+
+
+def test_a_problem_is_printed_where_the_others_do_not_come(capfd):
+    late = threading.Event()
+
+    def body(comm):
+        if comm.rank == 1:
+            late.wait(10)
+        comm.agree("rank 0 has no data" if comm.rank == 0 else None)
+
+    threading.Timer(0.8, late.set).start()
+    with pytest.raises(UserError, match="rank 0 has no data"):
         simulate(2, body)
+    assert "parallel_sgd: rank 0 has no data (on rank 0, which now waits" in capfd.readouterr().err
 
 
 def test_no_threads_are_left_behind():

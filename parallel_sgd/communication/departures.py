@@ -1,0 +1,167 @@
+"""Who has left: a rank whose program has ended is waited for in vain.
+
+A program may end on one rank long before it does on the others, if nobody waits for it any more. So
+each rank tells, as it ends, how many collectives it has entered on each communicator. Whoever waits
+in a later one then waits for a rank that will not come. MPI alone would not end such a wait: the
+rank that has left is in MPI_Finalize, and waits too.
+
+    every rank, at its end      -> rank 0     what it has entered
+    rank 0, now and then        -> the rest   who has left so far, with what they had entered
+    rank 0, after the last one  -> all        that all have left: go on to MPI_Finalize
+
+A job that ends everywhere at once costs two messages a rank. Everything here is local.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_TAG = 1
+_FORWARDED_EVERY_S = 1.0  #: by rank 0, if there is anything new
+_LONGEST_SLEEP_S = 0.02  #: of a rank that has left, between two looks
+
+Entered = Mapping[str, int]  #: collectives on a communicator, by its name
+
+
+@dataclass(eq=False)
+class Calls:
+    """The collectives that this rank has entered on one communicator.
+
+    Attributes:
+        name: the same on all of its ranks, and no other's.
+        ranks: of the world, in the order of the communicator's.
+        entered: so many, so far.
+        made: communicators made from it, so far.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    entered: int = 0
+    made: int = field(default=0, repr=False)
+
+    def enter(self) -> None:
+        """Another one begins."""
+        self.entered += 1
+
+    def child(self, ranks: tuple[int, ...], group: int = 0) -> Calls:
+        """Those of a communicator that is made from this one, by all of its ranks together."""
+        self.made += 1
+        return Calls(f"{self.name}/{self.made}.{group}", ranks)
+
+
+class Departures:
+    """Tells the other ranks that this one leaves, and keeps who has.
+
+    Args:
+        comm: of all ranks, for these messages alone.
+
+    It may be asked from any thread, if MPI allows that.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm, self._rank, self._size = comm, comm.rank, comm.size
+        self._calls: WeakValueDictionary[str, Calls] = WeakValueDictionary()
+        self._left: dict[int, Entered] = {}
+        self._told: set[int] = set()  # of whom rank 0 has told the rest
+        self._told_s = 0.0
+        self._released = False
+        self._sending: list[tuple[MPI.Request, Any]] = []
+        self._using = threading.RLock()
+        self._over, self._process = False, os.getpid()
+
+    def know(self, calls: Calls) -> Calls:
+        """Tell of these, too, at the end."""
+        self._calls[calls.name] = calls
+        return calls
+
+    def look(self) -> None:
+        """Take in who has left by now, and pass it on where that is this rank's to do."""
+        with self._using:
+            if self._over:
+                return
+            while self._comm.iprobe(tag=_TAG):
+                told = self._comm.recv(tag=_TAG)
+                self._released |= told is None
+                self._left |= told or {}
+            if self._rank == 0 and time.monotonic() - self._told_s > _FORWARDED_EVERY_S:
+                self._forward()
+
+    def _forward(self) -> None:
+        """Let the ranks that are still there know who is not."""
+        self._told_s = time.monotonic()
+        new = {rank: self._left[rank] for rank in self._left.keys() - self._told}
+        if not new:
+            return
+        self._told |= new.keys()
+        for rank in range(1, self._size):
+            if rank not in self._left:
+                self._send(rank, new)
+
+    def _send(self, rank: int, told: Mapping[int, Entered] | None) -> None:
+        self._sending.append((self._comm.isend(told, rank, _TAG), told))
+
+    def left(self, ranks: tuple[int, ...]) -> list[int]:
+        """Those of these ranks of the world that are known to have left."""
+        return [rank for rank in ranks if rank in self._left]
+
+    def missing(self, calls: Calls, number: int) -> list[int]:
+        """The ranks of the world that have left before they entered so many of these calls."""
+        return [r for r in self.left(calls.ranks) if self._left[r].get(calls.name, 0) < number]
+
+    def leave(self) -> None:
+        """Tell that this rank has come to its end, and wait until all have.
+
+        They may go on for as long as they like, without this rank. Calling it again does nothing.
+        """
+        from mpi4py import MPI
+
+        if self._over or os.getpid() != self._process or MPI.Is_finalized():
+            return
+        own = {name: calls.entered for name, calls in self._calls.items()}
+        with self._using:
+            self._left[self._rank] = own
+            if self._rank:
+                self._send(0, {self._rank: own})
+        sleep_s = 1e-4
+        while not (len(self._left) == self._size if self._rank == 0 else self._released):
+            time.sleep(sleep_s)
+            sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
+            self.look()
+        with self._using:
+            for rank in range(1, self._size) if self._rank == 0 else ():
+                self._send(rank, None)
+            MPI.Request.Waitall([request for request, _ in self._sending])
+            self._over = True
+
+
+_of_the_world: Departures | None = None
+
+
+def departures(world: MPI.Intracomm) -> Departures:
+    """Those of all ranks of this process's world. Collective at its first call."""
+    global _of_the_world
+    if _of_the_world is None:
+        from mpi4py import MPI
+
+        _of_the_world = Departures(world.Dup())
+        # Also for programs that call MPI.Finalize: it first deletes what COMM_SELF has.
+        key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _leave())
+        MPI.COMM_SELF.Set_attr(key, True)
+    return _of_the_world
+
+
+@atexit.register  # before any other of this package, so that it is called after them
+def _leave() -> None:
+    """This process ends, with nothing of ours in the background any more."""
+    if _of_the_world is not None:
+        _of_the_world.leave()

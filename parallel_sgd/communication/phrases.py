@@ -1,0 +1,33 @@
+"""What errors say of ranks that wait for each other in vain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def in_words(ranks: Sequence[int]) -> str:
+    """ "rank 3", or "ranks 0, 1, 2" """
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def left_in_vain(gone: Sequence[int], waits: str) -> str:
+    """That ranks have left, of which one is waited for; `waits`: who waits in what."""
+    have = "has" if len(gone) == 1 else "have"
+    return (
+        f"{waits} for {in_words(gone)}, which {have} left (the program has ended there): every "
+        "rank must take every step, and call learner.finish()"
+    )
+
+
+def different_calls(called: Sequence[str], ranks: Sequence[int]) -> str | None:
+    """That ranks have called different collectives; None where they have not.
+
+    Args:
+        called: by every rank, in their order.
+        ranks: what to call them.
+    """
+    if len(set(called)) == 1:
+        return None
+    who = {one: [k for k, c in zip(ranks, called, strict=True) if c == one] for one in called}
+    each = "; ".join(f"{in_words(some)}: {one}" for one, some in who.items())
+    return f"the ranks have called different things, and would wait for each other: {each}"
