@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
 from ..errors import UserError
+from .roll import Roll
 
 __all__ = ["TIMED_OUT", "run_job"]
 
@@ -26,7 +27,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run_job(
-    command: Sequence[str], environ: Mapping[str, str], timeout_s: float | None = None
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    timeout_s: float | None = None,
+    roll: Roll | None = None,
 ) -> int:
     """Run an mpiexec to its end.
 
@@ -37,6 +41,8 @@ def run_job(
         command: mpiexec and its arguments.
         environ: the whole environment.
         timeout_s: end the job after so many seconds.
+        roll: of the ranks: one that is gone without a word is named, and then the job has failed,
+            whatever mpiexec says.
 
     Returns:
         mpiexec's exit code, 128 + the signal that ended it or that this process got, or
@@ -63,9 +69,15 @@ def run_job(
                 return TIMED_OUT
             with contextlib.suppress(subprocess.TimeoutExpired):
                 job.wait(0.05)
+            if roll is not None:
+                roll.look()
     if received:  # mpiexec was quicker: a terminal sends its Ctrl-C to both
         return 128 + received[0]
-    return job.returncode if job.returncode >= 0 else 128 - job.returncode
+    code = job.returncode if job.returncode >= 0 else 128 - job.returncode
+    gone = None if roll is None else roll.gone_without_a_word()
+    if gone is not None:
+        print(f"parallel-sgd: error: {gone}", file=sys.stderr)
+    return code or int(gone is not None)
 
 
 def _end(job: subprocess.Popen[bytes], first: signal.Signals) -> None:

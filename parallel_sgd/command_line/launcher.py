@@ -30,6 +30,7 @@ from .hostfiles import MPICH, OPEN_MPI, Hostfile, read_hostfile
 from .job import run_job
 from .mpi_runtime import Mpiexec, bound_mpi, choose_mpiexec
 from .parser import Parser
+from .roll import Roll
 
 __all__ = ["Launch", "Request", "main", "plan", "rank_count"]
 
@@ -104,7 +105,11 @@ def main(argv: Sequence[str]) -> int:
     mpiexec = choose_mpiexec(vendor, request.mpiexec)
     launch = plan(request, mpiexec, os.environ, cores=usable_cores(), root=os.geteuid() == 0)
     print(f"parallel-sgd: {launch.line()}", file=sys.stderr, flush=True)
-    return run_job(launch.command, {**os.environ, **launch.environ}, request.timeout_s)
+    with Roll(request.ranks) as roll:
+        environ = {**os.environ, **launch.environ, **roll.environ}
+        return run_job(
+            launch.command, environ, request.timeout_s, None if request.survive else roll
+        )
 
 
 def plan(

@@ -14,6 +14,7 @@ import socket
 import sys
 
 from ..communication.abort import abort_on_error
+from ..communication.attendance import sign_on
 from ..communication.launched import send_without_asking
 from ..errors import UserError
 
@@ -23,6 +24,7 @@ __all__ = ["main"]
 def main(argv: list[str] | None = None) -> None:
     """Run the script or module named by the arguments as ``__main__``, with the rest as its own."""
     with abort_on_error():
+        sign_on()
         send_without_asking()  # the script may start MPI by itself
         _run(sys.argv[1:] if argv is None else argv)
 

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ..errors import SharedError, UserError
+from .attendance import FAILED, sign_off
 from .launched import is_hydra, launched_rank, launched_size
 
 __all__ = [
@@ -41,6 +42,8 @@ _PRINT_S = 5.0
 
 #: How long Hydra may take to end a job that asks for it over its own wire.
 _HYDRA_S = 2.0
+
+LONGEST_S = 1e8  #: three years, about what clocks and locks still take
 
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -75,12 +78,15 @@ def abort_on_error() -> Iterator[None]:
     except SystemExit as error:
         code = _exit_code(error)
         if code == 0:
+            _join_others()
             raise
         if isinstance(error.code, str):
             _print(error.code)
         end_job(code)
     except BaseException as error:
         end_job(_report(error), shared=isinstance(error, SharedError))
+    else:
+        _join_others()
 
 
 def install_excepthook() -> None:
@@ -127,6 +133,7 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
 
     Local.
     """
+    sign_off(FAILED)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
@@ -238,6 +245,17 @@ def _others() -> bool:
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         return True
     return (launched_size() or 1) > 1
+
+
+def _join_others() -> None:
+    """This rank ends well. If MPI is not up, the others may wait for it there: start MPI, so that
+    they find out as from any rank that has left (`departures`)."""
+    if not _others() or _mpi_that_is_up() is not None or _mpi_is_down():
+        return
+    with contextlib.suppress(ImportError, RuntimeError, UserError):  # there is no MPI to wait in
+        from .mpi import mpi_world
+
+        mpi_world(timeout_s=LONGEST_S, cuda_aware=False)
 
 
 def _mpi_that_is_up() -> Any:

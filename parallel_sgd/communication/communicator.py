@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ..errors import SharedError, UserError
 from ..trace import NO_TRACE, Trace
 from ..validation import number
+from .abort import LONGEST_S
 from .endpoint import Endpoint
 from .launched import launched_size, launcher_name
 from .messages import Messages
@@ -28,8 +29,6 @@ TIMEOUT_S = 600.0
 
 
 PROBLEM = "raise_together"
-
-LONGEST_S = 1e8  #: three years, about what clocks and locks still take
 
 
 class Communicator(ABC):

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from .attendance import LEFT, sign_off
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -165,3 +167,4 @@ def _leave() -> None:
     """This process ends, with nothing of ours in the background any more."""
     if _of_the_world is not None:
         _of_the_world.leave()
+    sign_off(LEFT)

@@ -18,6 +18,7 @@ from ..errors import UserError
 
 __all__ = [
     "EAGER_BYTES",
+    "FOLDER",
     "REQUESTED_RANKS",
     "SERVERS",
     "SURVIVE",
@@ -43,6 +44,9 @@ SERVERS = "PARALLEL_SGD_SERVERS"
 
 #: Set to 1 by `parallel-sgd run --survive`: MPI lets the others go on where a rank has died.
 SURVIVE = "PARALLEL_SGD_SURVIVE"
+
+#: Set by `parallel-sgd run`: where ranks on its host sign on and off.
+FOLDER = "PARALLEL_SGD_FOLDER"
 
 EAGER_BYTES = 320 << 10
 """More than a piece of an exchange. Of longer messages over TCP Open MPI sends one at a time, in
@@ -101,7 +105,7 @@ _LAUNCHER_PREFIXES = (
     "PRTE_",
     "SLURM_",
 )
-_LAUNCHER_NAMES = ("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE)
+_LAUNCHER_NAMES = ("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE, FOLDER)
 
 
 def launched_size(environ: Mapping[str, str] | None = None) -> int | None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..kernels import array_module
 from .abort import install_excepthook
+from .attendance import note_memory
 from .communicator import Array, Communicator, Counts
 from .departures import Calls, departures
 from .endpoint import Endpoint
@@ -49,6 +50,7 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
         limit = ended_if_longer_than(timeout_s, launched_rank() or 0, "Communicator.world()")
         with limit if launcher is not None else contextlib.nullcontext():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        note_memory()
     problem = world_mismatch(MPI.COMM_WORLD.size if fits else 1, vendor)
     if problem:
         raise UserError(problem)

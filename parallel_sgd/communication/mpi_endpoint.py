@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from .abort import dead_rank_errors
+from .attendance import FAILED, LEFT, sign_off
 from .endpoint import (
     HEADER_LENGTH,
     Bytes,
@@ -165,6 +166,7 @@ class MpiEndpoint(Endpoint):
 
 def _end_now() -> None:
     """End the process without MPI_Finalize, which hangs where ranks are missing."""
+    sign_off(LEFT)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -178,6 +180,7 @@ def _end_silent() -> None:
         file=sys.stderr,
         flush=True,
     )
+    sign_off(FAILED)
     MPI.COMM_WORLD.Abort(1)
 
 

@@ -20,7 +20,7 @@ from .messages import Messages
 from .phrases import different_calls, in_words, left_in_vain
 from .thread_endpoint import Mail, RankFailed, ThreadEndpoint
 from .thread_messages import ThreadMessages
-from .watchdog import LOOKS_EVERY_S
+from .watchdog import TELLS_AFTER_S
 
 Result = TypeVar("Result")
 
@@ -91,7 +91,7 @@ class ThreadWorld:
                 over = self._meetings > number
                 return over or self._aborted or bool(self._missing(number))
 
-            in_time = self._changed.wait_for(decided, min(self.timeout_s, LOOKS_EVERY_S))
+            in_time = self._changed.wait_for(decided, min(self.timeout_s, TELLS_AFTER_S))
             if not in_time and problem:
                 print(
                     f"parallel_sgd: {problem} (on rank {self.ranks[rank]}, which now waits for the "

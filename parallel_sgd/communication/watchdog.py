@@ -13,22 +13,28 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from .abort import GRACE_S
+from .attendance import END, FAILED, place_of, sign_off
 from .departures import Calls, Departures
 from .phrases import left_in_vain
 
 #: The process of `ended_if_longer_than`: its stdin is closed when the wait is over.
 _GUARD = """
 import os, select, signal, sys, time
-pid, timeout_s, grace_s, message = sys.argv[1:]
+pid, timeout_s, grace_s, message, end, failed = sys.argv[1:]
 if not select.select([0], [], [], float(timeout_s))[0]:
     print(message, file=sys.stderr, flush=True)
+    if end:
+        open(end, "w").write(failed)
     time.sleep(float(grace_s))  # for the others that wait too, to say so
     os.kill(int(pid), signal.SIGKILL)
 """
 
 
-#: How often a thread looks after the waits, and from when on a wait counts as a long one.
+#: How often a thread looks after the waits; shorter ones it leaves in peace.
 LOOKS_EVERY_S = 0.5
+
+#: When a rank with a problem prints it: the others as a rule come sooner, and print it too.
+TELLS_AFTER_S = 1.0
 
 #: A message of a rank that has left may still be on its way for so long.
 _ON_ITS_WAY_S = 2.0
@@ -114,7 +120,8 @@ class Watchdog:
                 if gone:
                     why = left_in_vain(gone, f"parallel_sgd: this rank waits in {wait.name}")
                     return self._end(wait, f"[rank {self._rank}] {why}; ending the job")
-                self._tell_problem(wait)
+                if now - wait.since > TELLS_AFTER_S:
+                    self._tell_problem(wait)
 
     def _gone(self, wait: _Wait, now: float) -> list[int]:
         """The ranks for which this wait is in vain."""
@@ -137,6 +144,7 @@ class Watchdog:
             )
 
     def _end(self, wait: _Wait, why: str) -> None:
+        sign_off(FAILED)
         self._tell_problem(wait)
         lines = [why]
         frame = sys._current_frames().get(wait.thread)
@@ -200,7 +208,8 @@ def ended_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[Non
 
     Local. Cost: starting one bare interpreter, some 10 ms in the background.
     """
-    facts = map(str, (os.getpid(), timeout_s, GRACE_S, _message(timeout_s, rank, name)))
+    message, end = _message(timeout_s, rank, name), place_of(END) or ""
+    facts = map(str, (os.getpid(), timeout_s, GRACE_S, message, end, FAILED))
     guard = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _GUARD, *facts],
         stdin=subprocess.PIPE,

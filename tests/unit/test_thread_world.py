@@ -109,7 +109,7 @@ def test_a_problem_is_printed_where_the_others_do_not_come(capfd):
             late.wait(10)
         comm.agree("rank 0 has no data" if comm.rank == 0 else None)
 
-    threading.Timer(0.8, late.set).start()
+    threading.Timer(1.3, late.set).start()
     with pytest.raises(UserError, match="rank 0 has no data"):
         simulate(2, body)
     assert "parallel_sgd: rank 0 has no data (on rank 0, which now waits" in capfd.readouterr().err

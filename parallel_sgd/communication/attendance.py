@@ -1,0 +1,59 @@
+"""A rank signs on with `parallel-sgd run`, and off: so that one which is gone can be named.
+
+The launcher makes a folder and names it in the environment; ranks on its host write small files
+there. What ends without having signed off was killed, or ended itself behind everybody's back. All
+this is a courtesy: where the folder is not there, or cannot be written to, nothing happens. Local.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from .launched import FOLDER, launched_rank
+
+PROCESS, END, MEMORY = "process", "end", "memory"
+"""Suffixes of a rank's files: the number of its process; why it ended; its shared memory."""
+
+LEFT, FAILED = "left", "failed"
+"""Why a rank has ended: its program is at its end, or it has said what is wrong."""
+
+_signed_on: int | None = None  # this process, and no child of it
+
+
+def sign_on() -> None:
+    """This process is a rank, from now on."""
+    global _signed_on
+    _signed_on = os.getpid()
+    _write(PROCESS, f"{_signed_on}\n")
+
+
+def sign_off(why: str) -> None:
+    """This rank ends, and has said all that there is to say. Of several reasons the first holds."""
+    place = place_of(END)
+    if place is not None and not place.exists():
+        _write(END, f"{why}\n")
+
+
+def note_memory() -> None:
+    """MPI is up: MPICH leaves its shared memory behind where a job is aborted."""
+    with contextlib.suppress(OSError):  # not Linux
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        names = {line.split(None, 5)[-1] for line in lines if "/dev/shm/mpich_shm" in line}
+        _write(MEMORY, "".join(f"{name}\n" for name in sorted(names)))
+
+
+def place_of(suffix: str) -> Path | None:
+    """A file of this rank's; None where no launcher wants to know of it."""
+    folder, rank = os.environ.get(FOLDER), launched_rank()
+    if _signed_on != os.getpid() or rank is None or not folder or not os.path.isdir(folder):
+        return None
+    return Path(folder, f"{rank}.{suffix}")
+
+
+def _write(suffix: str, text: str) -> None:
+    place = place_of(suffix)
+    if place is not None:
+        with contextlib.suppress(OSError):  # a full disk, say: then this rank is not named
+            place.write_text(text)
