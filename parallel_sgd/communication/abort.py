@@ -31,6 +31,7 @@ __all__ = [
     "install_excepthook",
     "install_excepthook_if_launched",
     "rank_label",
+    "users_line",
 ]
 
 #: Before it ends the job a rank waits so long: others with the same error can print it too, and
@@ -174,7 +175,7 @@ def _report(error: BaseException) -> int:
         _print("".join(["interrupted", *where]))
         return _INTERRUPTED
     if isinstance(error, UserError):
-        _print(f"parallel-sgd: error: {error}{_users_line(frames)}")
+        _print(f"parallel-sgd: error: {error}{users_line(traceback.extract_tb(frames))}")
     elif _tells_of_a_dead_rank(error):
         _print(
             "parallel-sgd: error: a rank has died, and the others cannot go on with what needs "
@@ -208,14 +209,15 @@ def _print(text: str) -> None:
         sys.stderr.flush()
 
 
-def _users_line(frames: TracebackType | None) -> str:
-    """Where in the user's own code an error of ours arose: `` (train.py:12)``, or nothing.
+def users_line(stack: traceback.StackSummary) -> str:
+    """Where the user's own code stands in a stack, or an error of ours arose: `` (train.py:12)``,
+    or nothing.
 
     Nothing where our own command line has read the arguments: no line of the user's is at fault.
     """
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     not_users = (_PACKAGE, "<", *(sysconfig.get_path(kind) + os.sep for kind in kinds))
-    for frame in reversed(traceback.extract_tb(frames)):
+    for frame in reversed(stack):
         if frame.filename.startswith(_COMMAND_LINE):
             return ""
         if not frame.filename.startswith(not_users):

@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 
-from .abort import GRACE_S
+from .abort import GRACE_S, users_line
 from .attendance import END, FAILED, place_of, sign_off
 from .departures import Calls, Departures
 from .phrases import left_in_vain
@@ -113,13 +113,15 @@ class Watchdog:
                 self._departures.look()
             for wait in waits:
                 if now - wait.since > self.timeout_s:
-                    return self._end(wait, _message(self.timeout_s, self._rank, wait.name))
+                    why = _message(self.timeout_s, self._rank, wait.name)
+                    return self._end(wait, [why, *self._where(wait)])
                 if now - wait.since < LOOKS_EVERY_S:
                     continue
                 gone = self._gone(wait, now)
                 if gone:
                     why = left_in_vain(gone, f"parallel_sgd: this rank waits in {wait.name}")
-                    return self._end(wait, f"[rank {self._rank}] {why}; ending the job")
+                    place = users_line(_stack(wait))
+                    return self._end(wait, [f"[rank {self._rank}] {why}; ending the job{place}"])
                 if now - wait.since > TELLS_AFTER_S:
                     self._tell_problem(wait)
 
@@ -143,15 +145,15 @@ class Watchdog:
                 f"to tell them (in {wait.name})"
             )
 
-    def _end(self, wait: _Wait, why: str) -> None:
+    def _where(self, wait: _Wait) -> list[str]:
+        """The stack of the thread that waits, in lines."""
+        text = "".join(traceback.format_list(_stack(wait)))
+        lines = ["where it waits:", *text.splitlines()] if text else []
+        return [f"[rank {self._rank}] {line}" for line in lines]
+
+    def _end(self, wait: _Wait, lines: Sequence[str]) -> None:
         sign_off(FAILED)
         self._tell_problem(wait)
-        lines = [why]
-        frame = sys._current_frames().get(wait.thread)
-        if frame is not None:
-            lines.append(f"[rank {self._rank}] where it waits:")
-            stack = "".join(traceback.format_stack(frame))
-            lines += [f"[rank {self._rank}] {line}" for line in stack.splitlines()]
         threading.Timer(5.0, os._exit, args=(1,)).start()
         _print("\n".join(lines))
         time.sleep(GRACE_S)  # mpiexec drops what it has not read yet, here and from the others
@@ -227,6 +229,12 @@ def _message(timeout_s: float, rank: int, name: str) -> str:
         f"[rank {rank}] parallel_sgd: waited more than timeout_s={timeout_s:g} s for the other "
         f"ranks in {name}: one of them has stopped, left, or called something else; ending the job"
     )
+
+
+def _stack(wait: _Wait) -> traceback.StackSummary:
+    """Of the thread that waits, if it still does."""
+    frame = sys._current_frames().get(wait.thread)
+    return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)
 
 
 def _print(text: str) -> None:

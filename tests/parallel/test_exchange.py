@@ -112,7 +112,7 @@ class Counting(Communicator):
     def sum_integers(self, values):
         raise NotImplementedError
 
-    def allgather_object(self, item):
+    def _allgather_object(self, item):
         raise NotImplementedError
 
     def duplicate(self):

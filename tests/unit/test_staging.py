@@ -24,6 +24,7 @@ from parallel_sgd.communication import (
     mpi,  # noqa: F401  (it keeps mpi4py from starting MPI)
     mpi_messages,
 )
+from parallel_sgd.communication.departures import Calls
 from parallel_sgd.compression import codec_for
 from parallel_sgd.exchange import Exchange, Routes, pieces
 
@@ -92,8 +93,9 @@ class World:
 
     def messages(self, rank: int, *, cuda_aware: bool) -> mpi_messages.MpiMessages:
         comm: Any = Comm(self.network, rank)
-        watched: Any = lambda name: contextlib.nullcontext()  # noqa: E731
-        return mpi_messages.MpiMessages(comm, watched, cuda_aware=cuda_aware)
+        watched: Any = lambda name, calls: contextlib.nullcontext()  # noqa: E731
+        calls = Calls("world", (0, 1))
+        return mpi_messages.MpiMessages(comm, watched, calls, cuda_aware=cuda_aware)
 
     def array(self, value: float) -> Any:
         return self.cupy.asarray(np.full(N, value, np.float32))
