@@ -148,6 +148,16 @@ class Algorithm(ABC, Generic[StateT]):
         """Wait for what runs in the background, so that the state is whole; training is not
         affected. Local."""
 
+    def close(self, state: StateT, comm: Communicator, *, failed: bool = False) -> None:
+        """Give back what `init` has taken beside memory: communicators, threads.
+
+        Args:
+            failed: training has ended with an error that all ranks share: wait for none of them.
+
+        Called once; then there is nothing more but questions about what was (`report`). Collective.
+        """
+        self.wait(state)
+
     def collect(
         self, state: StateT, parameters: Parameters, local_step: LocalStep, comm: Communicator
     ) -> None:

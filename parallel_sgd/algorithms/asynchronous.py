@@ -285,6 +285,11 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         client.in_turn(lambda: client.fail(text))
         raise SharedError(text)
 
+    def close(
+        self, state: DataParallelASGDState, comm: Communicator, *, failed: bool = False
+    ) -> None:
+        state.connection.close(finished=state.finished, failed=failed)
+
     def collect(
         self,
         state: DataParallelASGDState,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..kernels import array_module
 from .abort import install_excepthook
-from .communicator import Array, Communicator, Counts
+from .communicator import Array, Closed, Communicator, Counts
 from .endpoint import Endpoint
 from .launched import (
     launched_rank,
@@ -120,6 +120,12 @@ class MpiCommunicator(Communicator):
     def split(self, group: int) -> MpiCommunicator:
         with self._watched("Communicator.split()"):
             return self._of(cast(MPI.Intracomm, self._comm.Split(group, self.rank)))
+
+    def close(self) -> None:
+        comm, self._comm = self._comm, cast(MPI.Intracomm, Closed())
+        if isinstance(comm, MPI.Intracomm) and not MPI.Is_finalized():
+            with self._watched("Communicator.close()"):
+                comm.Free()
 
     def _of(self, comm: MPI.Intracomm) -> MpiCommunicator:
         """All or some of these ranks, with what else this communicator knows."""

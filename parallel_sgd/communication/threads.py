@@ -6,13 +6,14 @@ import copy
 import platform
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ..validation import integer
-from .communicator import TIMEOUT_S, Array, Communicator, Counts, checked_timeout
+from .communicator import TIMEOUT_S, Array, Closed, Communicator, Counts, checked_timeout
 from .endpoint import Endpoint
 from .messages import Messages
 from .thread_endpoint import Mail, RankFailed, ThreadEndpoint
@@ -31,6 +32,7 @@ class ThreadWorld:
         self.offers: list[Any] = [None] * size
         self.mail = Mail()
         self._parts: dict[tuple[int, int], ThreadWorld] = {}
+        self._left = 0  # ranks that have closed their communicator
         self._lock = threading.Lock()
 
     def communicator(self, rank: int) -> Communicator:
@@ -45,6 +47,17 @@ class ThreadWorld:
                     part.abort()
             return self._parts[number, group]
 
+    def leave(self) -> bool:
+        """A rank has closed its communicator; whether it was the last one."""
+        with self._lock:
+            self._left += 1
+            return self._left == self.size
+
+    def forget(self, number: int, group: int) -> None:
+        """All ranks have left a part."""
+        with self._lock:
+            del self._parts[number, group]
+
     def abort(self) -> None:
         """Let every rank that waits, here or in a part of this world, fail."""
         self.barrier.abort()
@@ -58,9 +71,15 @@ class ThreadWorld:
 class ThreadCommunicator(Communicator):
     """One thread's view of a `ThreadWorld`."""
 
-    def __init__(self, world: ThreadWorld, rank: int) -> None:
+    def __init__(
+        self, world: ThreadWorld, rank: int, forget: Callable[[], None] = lambda: None
+    ) -> None:
+        """
+        Args:
+            forget: called when the last rank has closed its communicator.
+        """
         self._world, self.rank, self.size = world, rank, world.size
-        self._partings = 0
+        self._partings, self._forget = 0, forget
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         def take(offers: list[Array]) -> None:
@@ -105,11 +124,17 @@ class ThreadCommunicator(Communicator):
         return self._part(group, groups.count(group), groups[: self.rank].count(group))
 
     def _part(self, group: int, size: int, rank: int) -> Communicator:
-        world = self._world.part(self._partings, group, size)
+        key = self._partings, group
+        world = self._world.part(*key, size)
         self._partings += 1
-        made = world.communicator(rank)
+        made = ThreadCommunicator(world, rank, partial(self._world.forget, *key))
         made.trace = self.trace
         return made
+
+    def close(self) -> None:
+        world, self._world = self._world, cast(ThreadWorld, Closed())
+        if isinstance(world, ThreadWorld) and world.leave():
+            self._forget()
 
     def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
         return ThreadEndpoint(self._world.mail, self.rank, peers, serving, self.timeout_s)

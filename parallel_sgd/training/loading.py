@@ -14,7 +14,7 @@ from ..validation import checked_path
 from . import checkpoint_files as files
 from .captured import Tree, require_fit, restore, unflatten
 from .checkpoint_files import Damaged, Reader
-from .checkpoints import described
+from .checkpoints import described, wait_for_writing
 from .learner import Learner
 from .regroup import regroup, stripe_sizes
 from .run_folder import CHECKPOINTS
@@ -73,18 +73,24 @@ def load_checkpoint(
         facts: as for `Checkpoints`.
     Raises:
         UserError: on all ranks, naming what is missing, damaged, or different; then nothing of the
-            learner has changed (but where servers cannot read their embedding tables).
+            learner has changed (but where servers cannot read their embedding tables). Or what was
+            being written there in the background could not be.
 
     On another number of ranks than wrote it, training goes on by the rules of `parallel_sgd.state`:
     models and optimizer states become their mean by samples, sums of residuals are kept, the
     samples of the present block are divided anew.
+
+    What this process is still writing there is waited for, so that the newest is the newest.
 
     Collective; a rank that only serves has nothing to take up. Cost: every rank reads its own files
     twice (once for the checksum), and holds their arrays in memory; on another number of ranks it
     reads the files of all.
     """
     comm = learner.comm
+    if not learner.serves:
+        learner.meet()  # a rank that has failed would be waited for below
     folder = comm.together(lambda: checked_path("path", path))
+    comm.raise_together(wait_for_writing(folder))
     at, manifest, single = _from_first(comm, lambda: _open(folder))
     comm.raise_together(_difference(at, manifest, described(learner, facts or {})))
     if learner.serves:  # its workers bring what it is to hold
