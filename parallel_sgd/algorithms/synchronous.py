@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ..communication import Communicator
-from ..compression import Codec
-from ..errors import SharedError
+from ..compression import GRADIENT_BITS, Codec
+from ..errors import SharedError, UserError
 from ..exchange import (
     TRANSPORTS,
     Bucket,
@@ -30,7 +30,7 @@ from ..exchange import (
 from ..optimizers import LocalStep
 from ..parameters import Parameters
 from ..state import across, workspace
-from ..validation import choice, integer, settle
+from ..validation import check_counts, choice, integer, settle, shown
 from .compressed import AUTO, CompressedAlgorithm, problem_with
 
 
@@ -154,6 +154,24 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
             state.way.close()
             if state.apart is not comm:
                 state.apart.close()
+
+    def check_saved(
+        self,
+        state: SynchronousStateT,
+        saved: Mapping[str, Any],
+        parameters: Parameters,
+        local_step: LocalStep,
+        ranks: int,
+    ) -> None:
+        check_counts(saved, "algorithm")
+        if state.residuals is not None:
+            had, has = saved["residuals"]["total"].keys(), state.residuals.total.keys()
+            if had != has:
+                raise UserError(f"has residuals of buckets {[*had]}, but there are {[*has]}")
+        bits, buckets = saved["bits"], {str(number) for number in range(len(state.buckets))}
+        chosen = bits is None or (bits.keys() == buckets and {*bits.values()} <= {*GRADIENT_BITS})
+        if not chosen:
+            raise UserError(f"has algorithm.bits={shown(bits)}, which must be of each bucket")
 
     @contextmanager
     def ranks_apart(self, comm: Communicator, *, apart: bool) -> Iterator[Communicator]:

@@ -12,9 +12,10 @@ from ..communication import Communicator
 from ..errors import SharedError, UserError
 from ..validation import checked_path
 from . import checkpoint_files as files
-from .captured import Tree, require_fit, restore, unflatten
+from .captured import Tree, restore, unflatten
 from .checkpoint_files import Damaged, Reader
 from .checkpoints import described, wait_for_writing
+from .fitting import require_alike, require_possible
 from .learner import Learner
 from .regroup import regroup, stripe_sizes
 from .run_folder import CHECKPOINTS
@@ -101,6 +102,7 @@ def load_checkpoint(
         reader = Reader(at, manifest["files"])
         if comm.rank == 0:
             reader.verify_others()
+            learner.algorithm.check_elsewhere(learner.state, str(at.resolve()))
         read = _read(learner, reader, manifest["ranks"], sizes)
     except UserError as error:
         problem, damaged = str(error), isinstance(error, Damaged)
@@ -169,15 +171,20 @@ def _read(
     numbers = [reader.numbers(each) for each in mine]
     for each in mine:
         reader.verify(each)
+    arrays = {each: reader.arrays(each) for each in mine}
     states, extras = [n["state"] for n in numbers], [n["extra"] for n in numbers]
     sent = sum(n["bytes_sent"] for n in numbers)
     try:
+        for each, state in zip(mine, states, strict=True):
+            require_alike(learner, state, arrays[each])
         if ranks == size:
-            tree = unflatten(states[0], reader.arrays(rank))
+            whole = {name: array.whole() for name, array in arrays[rank].items()}
+            tree = unflatten(states[0], whole)
         else:
-            tree = regroup(learner, states, [n["weight"] for n in numbers], sizes, reader.array)
+            weights = [n["weight"] for n in numbers]
+            tree = regroup(learner, states, weights, sizes, lambda k, name: arrays[k][name])
             sent = sent // size + (rank < sent % size)
-        require_fit(learner, tree)
+        require_possible(learner, tree, ranks)
     except Damaged:
         raise
     except UserError as error:
