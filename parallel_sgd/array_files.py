@@ -7,8 +7,9 @@ import importlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from .communication import InBackground
@@ -43,6 +44,71 @@ def open_arrays(path: Path) -> Any:
     """A file of arrays: `keys()` are their names, `get_tensor(name)` reads one."""
     require_safetensors()
     return importlib.import_module("safetensors").safe_open(path, framework="numpy")
+
+
+#: By safetensors' names; others are none of ours.
+DTYPES = {
+    **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
+    **{f"I{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
+    "BOOL": np.dtype(bool),
+}
+
+
+class StoredArray(Protocol):
+    """An array that is read when it is asked for, whole or by rows of its first axis."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def whole(self) -> HostArray:
+        """All of it."""
+        ...
+
+    def rows(self, begin: int, end: int) -> HostArray:
+        """A part of the first axis."""
+        ...
+
+
+class ArrayInMemory:
+    """One that is there already."""
+
+    def __init__(self, array: HostArray) -> None:
+        self._array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def whole(self) -> HostArray:
+        return self._array
+
+    def rows(self, begin: int, end: int) -> HostArray:
+        return self._array[begin:end]
+
+
+class ArrayInFile:
+    """One of a safetensors file.
+
+    Args:
+        file: of `open_arrays`.
+        name: of the array.
+
+    Attributes:
+        shape, dtype: of the array.
+    """
+
+    def __init__(self, file: Any, name: str) -> None:
+        self._file, self._name, self._slice = file, name, file.get_slice(name)
+        self.shape: tuple[int, ...] = tuple(self._slice.get_shape())
+        dtype = self._slice.get_dtype()
+        if dtype not in DTYPES:
+            raise UserError(f"{name} is of {dtype}, which no checkpoint holds")
+        self.dtype = DTYPES[dtype]
+
+    def whole(self) -> HostArray:
+        array: HostArray = self._file.get_tensor(self._name)
+        return array
+
+    def rows(self, begin: int, end: int) -> HostArray:
+        part: HostArray = self._slice[begin:end]
+        return part
 
 
 def flushed(path: Path) -> Fact:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SharedError", "UserError"]
+__all__ = ["SharedError", "SharedProblem", "UserError"]
 
 
 class UserError(ValueError):
@@ -15,3 +15,10 @@ class UserError(ValueError):
 
 class SharedError(UserError):
     """A UserError that all ranks raise at the same point, because they have agreed to."""
+
+
+class SharedProblem(str):
+    """What has gone wrong, in one line that names its ranks: all of them have been told, or soon
+    are. `Communicator.raise_together` adds nothing to it."""
+
+    __slots__ = ()

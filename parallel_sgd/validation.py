@@ -147,3 +147,14 @@ def checked_path(name: str, path: Any) -> Path:
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise UserError(f"{name}={path!r} must be the path of a folder")
     return Path(path)
+
+
+def check_counts(saved: Mapping[str, Any], where: str) -> None:
+    """See that the numbers of a saved state, by field, are finite and at least 0. Local.
+
+    Raises:
+        UserError: naming the one that is not.
+    """
+    for name, value in saved.items():
+        if isinstance(value, int | float) and not 0 <= value < math.inf:
+            raise UserError(f"{where}.{name}={shown(value)} must be a finite number, at least 0")

@@ -109,6 +109,32 @@ class Algorithm(ABC, Generic[StateT]):
         """
         return {}
 
+    def check_elsewhere(self, state: StateT, folder: str) -> None:
+        """See that what others have written can be read. Called by the first rank, before anything
+        of a learner has changed.
+
+        Raises:
+            UserError: it cannot.
+        """
+
+    def check_saved(
+        self,
+        state: StateT,
+        saved: Mapping[str, Any],
+        parameters: Parameters,
+        local_step: LocalStep,
+        ranks: int,
+    ) -> None:
+        """See that a saved state means something, before anything of a learner has changed. Local.
+
+        Args:
+            saved: its fields by name, of the types, dtypes and numbers of axes of the present ones;
+                states in it are mappings too. On another number of ranks, what they make of it.
+            ranks: that wrote it.
+        Raises:
+            UserError: naming what is not possible.
+        """
+
     def read_elsewhere(self, state: StateT, folder: str) -> None:
         """Have others read what they have written. Called by the first rank."""
 
@@ -147,6 +173,16 @@ class Algorithm(ABC, Generic[StateT]):
     def wait(self, state: StateT) -> None:
         """Wait for what runs in the background, so that the state is whole; training is not
         affected. Local."""
+
+    def close(self, state: StateT, comm: Communicator, *, failed: bool = False) -> None:
+        """Give back what `init` has taken beside memory: communicators, threads.
+
+        Args:
+            failed: training has ended with an error that all ranks share: wait for none of them.
+
+        Called once; then there is nothing more but questions about what was (`report`). Collective.
+        """
+        self.wait(state)
 
     def collect(
         self, state: StateT, parameters: Parameters, local_step: LocalStep, comm: Communicator

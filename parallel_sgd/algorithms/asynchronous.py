@@ -19,15 +19,18 @@ from ..parameter_server import (
     Client,
     Connection,
     RemoteTable,
+    check_tables,
     compile_step,
     form,
     roles,
 )
 from ..parameters import Parameters
+from ..validation import check_counts
 from .algorithm import Array
 from .asynchronous_options import AsynchronousAlgorithm
 from .asynchronous_state import DataParallelASGDState
 from .compressed import problem_with
+from .served_state import ServedState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +287,32 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         text, client = f"{problem} (on rank {state.connection.group.world.rank})", state.client
         client.in_turn(lambda: client.fail(text))
         raise SharedError(text)
+
+    def check_saved(
+        self,
+        state: DataParallelASGDState,
+        saved: Mapping[str, Any],
+        parameters: Parameters,
+        local_step: LocalStep,
+        ranks: int,
+    ) -> None:
+        check_counts(saved, "algorithm")
+        x = parameters.flat
+        for name in ("gathered", "arrived"):
+            found = saved[name]
+            if found is not None and (found.shape, found.dtype) != (x.shape, x.dtype):
+                raise UserError(f"has algorithm.{name} that is no {x.dtype} [{x.size}]")
+        buffers = len(local_step.state.buffers) if self.currency == "gradients" else 0
+        own = state.connection.group.own.rank
+        ServedState.check(saved["served"], x, buffers, ranks, first=own == 0)
+
+    def check_elsewhere(self, state: DataParallelASGDState, folder: str) -> None:
+        check_tables(self.tables, folder)
+
+    def close(
+        self, state: DataParallelASGDState, comm: Communicator, *, failed: bool = False
+    ) -> None:
+        state.connection.close(finished=state.finished, failed=failed)
 
     def collect(
         self,

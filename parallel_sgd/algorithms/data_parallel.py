@@ -83,10 +83,8 @@ class DataParallelSGD(SynchronousAlgorithm[DataParallelState]):
             )
 
     def init(self, parameters: Parameters, comm: Communicator) -> DataParallelState:
-        aside = self.overlap or self.double_buffering
-        state = DataParallelState(
-            **self.first_exchange(parameters, comm.duplicate() if aside else comm)
-        )
+        with self.ranks_apart(comm, apart=self.overlap or self.double_buffering) as ranks:
+            state = DataParallelState(**self.first_exchange(parameters, ranks))
         if self.overlap:
             name = f"gradient exchange of rank {comm.rank}"
             state.overlapped = OverlappedExchange(state.buckets, name)
@@ -171,6 +169,13 @@ class DataParallelSGD(SynchronousAlgorithm[DataParallelState]):
         if state.sending is not None:
             state.sending.result()
             state.sending = None
+
+    def close(self, state: DataParallelState, comm: Communicator, *, failed: bool = False) -> None:
+        if not failed:
+            self._settle(state, comm)
+        elif state.overlapped is not None and state.overlapped.running:
+            return  # to its end with the program's: nobody knows who else has begun
+        super().close(state, comm, failed=failed)
 
     def bytes_sent(self, state: DataParallelState) -> int:
         self.wait(state)  # what is counted does not depend on how far it has come

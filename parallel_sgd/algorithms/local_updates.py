@@ -166,10 +166,11 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         )
 
     def init(self, parameters: Parameters, comm: Communicator) -> LocalUpdateState:
-        apart = comm.duplicate() if self.overlap_samples else comm
         averages = self.inner_policy == "average"
+        with self.ranks_apart(comm, apart=self.overlap_samples > 0) as ranks:
+            first = self.first_exchange(parameters, ranks)
         return LocalUpdateState(
-            **self.first_exchange(parameters, apart),
+            **first,
             start=_copy(parameters),
             momentum=parameters.like().flat if self.has_momentum else None,
             sent=parameters.like().flat if self.overlap_samples else None,
@@ -233,6 +234,11 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         if state.sending is not None:
             state.sending.result()
             state.sending = None
+
+    def close(self, state: LocalUpdateState, comm: Communicator, *, failed: bool = False) -> None:
+        super().close(state, comm, failed=failed)
+        if state.averaging is not None:
+            state.averaging.close()
 
     def weight(self, state: LocalUpdateState) -> int:
         return state.own_samples

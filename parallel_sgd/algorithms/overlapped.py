@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from ..communication import Communicator, InBackground, program_ends
+from ..communication import Communicator, InBackground, ProgramEnds, program_ends
 from ..exchange import Bucket, Exchange, Residuals
 from ..kernels import finish_on_device
 from .algorithm import Array
@@ -55,7 +55,7 @@ class OverlappedExchange:
 
         def is_complete(number: int) -> bool:
             if not complete[number] and program_ends():
-                raise RuntimeError("the program ends, and a gradient was never complete")
+                raise ProgramEnds("the program ends, and a gradient was never complete")
             return complete[number]
 
         summed = partial(exchange.sum_aside, vector, residuals, is_complete)

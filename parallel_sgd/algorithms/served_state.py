@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,31 @@ class ServedState:
 
     vectors: Array | None = across("same", default=None)
     counters: Counters | None = across("same", default=None)
+
+    @staticmethod
+    def check(
+        saved: Mapping[str, Any], x: Array, buffers: int, workers: int, *, first: bool
+    ) -> None:
+        """See that a saved one, by field, can be put back. Local.
+
+        Args:
+            x, buffers: as for `collect`.
+            workers: that there were.
+            first: whether this is worker 0, who has the vectors.
+        Raises:
+            UserError: naming what is not possible.
+        """
+        vectors, counters = saved["vectors"], saved["counters"]
+        if counters is None:
+            raise UserError("a state of after learner.finish() lacks what servers held")
+        columns = COUNTERS + OF_EACH_WORKER * workers
+        if counters.dtype != np.int64 or counters.ndim != 2 or counters.shape[1] != columns:
+            raise UserError(f"has algorithm.served.counters that are no int64 [servers, {columns}]")
+        if not len(counters) or counters.min() < 0:
+            raise UserError("has algorithm.served.counters that are missing, or less than 0")
+        shape = (1 + buffers, x.size)
+        if first and (vectors is None or (vectors.shape, vectors.dtype) != (shape, x.dtype)):
+            raise UserError(f"has algorithm.served.vectors that are no {x.dtype} {list(shape)}")
 
     def forget(self) -> None:
         """Training goes on, and this is not true any more."""

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ..communication import Communicator
-from ..compression import Codec
+from ..compression import GRADIENT_BITS, Codec
+from ..errors import SharedError, UserError
 from ..exchange import (
     TRANSPORTS,
     Bucket,
@@ -28,7 +30,7 @@ from ..exchange import (
 from ..optimizers import LocalStep
 from ..parameters import Parameters
 from ..state import across, workspace
-from ..validation import choice, integer, settle
+from ..validation import check_counts, choice, integer, settle, shown
 from .compressed import AUTO, CompressedAlgorithm, problem_with
 
 
@@ -142,6 +144,49 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
             found["gradient_bits"] = {str(b): n for b, n in state.values_by_bits().items()}
             found |= state.measured.as_dict() if state.measured else {}
         return found
+
+    def close(self, state: SynchronousStateT, comm: Communicator, *, failed: bool = False) -> None:
+        try:
+            super().close(state, comm, failed=failed)
+        finally:
+            for exchange in state.exchanges.values():
+                exchange.close()
+            state.way.close()
+            if state.apart is not comm:
+                state.apart.close()
+
+    def check_saved(
+        self,
+        state: SynchronousStateT,
+        saved: Mapping[str, Any],
+        parameters: Parameters,
+        local_step: LocalStep,
+        ranks: int,
+    ) -> None:
+        check_counts(saved, "algorithm")
+        if state.residuals is not None:
+            had, has = saved["residuals"]["total"].keys(), state.residuals.total.keys()
+            if had != has:
+                raise UserError(f"has residuals of buckets {[*had]}, but there are {[*has]}")
+        bits, buckets = saved["bits"], {str(number) for number in range(len(state.buckets))}
+        chosen = bits is None or (bits.keys() == buckets and {*bits.values()} <= {*GRADIENT_BITS})
+        if not chosen:
+            raise UserError(f"has algorithm.bits={shown(bits)}, which must be of each bucket")
+
+    @contextmanager
+    def ranks_apart(self, comm: Communicator, *, apart: bool) -> Iterator[Communicator]:
+        """The ranks for exchanges, which are closed where all ranks fail in the `with` block.
+
+        Args:
+            apart: whether exchanges may run in the background, and need their own.
+        """
+        made = comm.duplicate() if apart else comm
+        try:
+            yield made
+        except SharedError:
+            if apart:
+                made.close()
+            raise
 
     def first_exchange(self, parameters: Parameters, comm: Communicator) -> dict[str, Any]:
         """The fields of `SynchronousState` with which training begins. Collective.

@@ -1,6 +1,6 @@
 """Ranks and their collectives: over MPI, over threads of one process, or a single rank."""
 
-from .background import InBackground, program_ends
+from .background import InBackground, ProgramEnds, program_ends
 from .communicator import TIMEOUT_S, Communicator, checked_timeout
 from .endpoint import Endpoint, PeerLost
 from .thread_endpoint import RankFailed
@@ -12,6 +12,7 @@ __all__ = [
     "Endpoint",
     "InBackground",
     "PeerLost",
+    "ProgramEnds",
     "RankFailed",
     "checked_timeout",
     "program_ends",

@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -27,6 +27,7 @@ from .launched import is_hydra, launched_rank, launched_size
 
 __all__ = [
     "abort_on_error",
+    "end_at_exit",
     "end_job",
     "install_excepthook",
     "install_excepthook_if_launched",
@@ -148,6 +149,18 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
         if not _mpi_is_down():
             _tell_hydra(code)
     raise SystemExit(code)
+
+
+def end_at_exit(errors: Sequence[BaseException]) -> NoReturn:
+    """End every rank of this job for errors that come to light as the program is about to end well.
+
+    For an exit handler, where no exception changes the exit code any more. Local.
+    """
+    for error in errors:
+        _report(error)
+    with contextlib.suppress(SystemExit):
+        end_job(1, shared=all(isinstance(error, SharedError) for error in errors))
+    os._exit(1)
 
 
 def rank_label() -> str:

@@ -8,11 +8,18 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast
 
 from . import departures  # noqa: F401  its exit handler comes first here, and runs after the one below
+from .abort import end_at_exit
+from .thread_endpoint import RankFailed
 
 Result = TypeVar("Result")
 
 _running: set[InBackground[Any]] = set()
+_failed: set[InBackground[Any]] = set()  # with an error that nobody has been told
 _ending = threading.Event()
+
+
+class ProgramEnds(RuntimeError):
+    """What was to be waited for never comes, since the program is at its end."""
 
 
 def program_ends() -> bool:
@@ -26,14 +33,15 @@ class InBackground(Generic[Result]):
     Whoever communicates in it needs a communicator of its own (`Communicator.duplicate`), since
     its collectives run beside those of the main thread.
 
-    Local. At the end of the program it is waited for, before MPI is shut down under it.
+    Local. At the end of the program it is waited for, before MPI is shut down under it. What it has
+    raised, if nobody has asked for it by then, is printed, and ends the program with exit code 1.
 
     >>> InBackground("addition", lambda: 1 + 1).result()
     2
     """
 
     def __init__(self, name: str, function: Callable[[], Result]) -> None:
-        self._function = function
+        self._function: Callable[[], Result] | None = function
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
@@ -52,17 +60,33 @@ class InBackground(Generic[Result]):
 
     def result(self) -> Result:
         """Wait for the function's end; what it returned."""
-        self._ended.wait()
-        if self._error is not None:
-            raise self._error
+        error = self.error()
+        if error is not None:
+            raise error
         return cast(Result, self._result)
 
+    def error(self) -> BaseException | None:
+        """Wait for the function's end; what it raised, of which the caller tells the user."""
+        self._ended.wait()
+        _failed.discard(self)
+        return self._error
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended with an error of which nobody has been told."""
+        return self in _failed
+
     def _run(self) -> None:
+        assert self._function is not None
         try:
             self._result = self._function()
+        except (RankFailed, ProgramEnds) as error:  # of which others tell
+            self._error = error
         except BaseException as error:  # raised where somebody waits for the result
             self._error = error
+            _failed.add(self)
         finally:
+            self._function = None  # and what it holds
             self._ended.set()
             _running.discard(self)
 
@@ -74,3 +98,6 @@ def _wait_for_all() -> None:
     while _running:  # one may begin another
         for background in _running.copy():
             background._ended.wait()
+    errors = {str(each._error): each._error for each in _failed if each._error is not None}
+    if errors:  # threads that are ranks may have the same
+        end_at_exit(list(errors.values()))

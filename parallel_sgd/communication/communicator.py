@@ -6,12 +6,13 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from types import TracebackType
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SharedError, UserError
+from ..errors import SharedError, SharedProblem, UserError
 from ..trace import NO_TRACE, Trace
 from ..validation import number
 from .abort import LONGEST_S
@@ -164,6 +165,26 @@ class Communicator(ABC):
         Local. Two that are in use at the same time need a communicator each (`duplicate`).
         """
 
+    def close(self) -> None:  # noqa: B027
+        """Give back what this communicator takes up in MPI, which has room for some thousands.
+
+        Nothing may be under way on it. Those that were made of it live on. Later calls are refused;
+        closing it again does nothing. Collective, but waits for nobody.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        """Closed, unless an error may have kept other ranks from coming here."""
+        if error is None or isinstance(error, SharedError):
+            self.close()
+
     @property
     @abstractmethod
     def timeout_s(self) -> float:
@@ -213,7 +234,10 @@ class Communicator(ABC):
         found = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
         if found:
             raise SharedError(
-                "; ".join(f"{text} (on {self._name(ranks)})" for text, ranks in found.items())
+                "; ".join(
+                    text if isinstance(text, SharedProblem) else f"{text} (on {self._name(ranks)})"
+                    for text, ranks in found.items()
+                )
             )
         different = different_calls([kind for kind, _ in everywhere], self.called[: self.size])
         if different:
@@ -302,3 +326,10 @@ def checked_timeout(timeout_s: float) -> float:
     if timeout_s == 0:
         raise UserError("timeout_s=0 must be more than 0 seconds")
     return timeout_s
+
+
+class Closed:
+    """Takes the place of what a closed communicator worked with, and refuses all use."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise UserError("this communicator is closed: after close() it cannot be used any more")

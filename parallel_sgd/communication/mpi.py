@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..kernels import array_module
 from .abort import install_excepthook
 from .attendance import note_memory
-from .communicator import Array, Communicator, Counts
+from .communicator import Array, Closed, Communicator, Counts
 from .departures import Calls, departures
 from .endpoint import Endpoint
 from .launched import (
@@ -135,6 +135,12 @@ class MpiCommunicator(Communicator):
     def split(self, group: int) -> MpiCommunicator:
         with self._waits("Communicator.split()"):
             return self._of(cast(MPI.Intracomm, self._comm.Split(group, self.rank)), group)
+
+    def close(self) -> None:
+        comm, self._comm = self._comm, cast(MPI.Intracomm, Closed())
+        if isinstance(comm, MPI.Intracomm) and not MPI.Is_finalized():
+            with self._watched("Communicator.close()"):
+                comm.Free()
 
     def _waits(self, name: str) -> AbstractContextManager[object]:
         """Around a collective, which begins."""

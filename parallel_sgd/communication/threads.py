@@ -7,14 +7,15 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import SharedError, UserError
 from ..validation import integer
-from .communicator import TIMEOUT_S, Array, Communicator, Counts, checked_timeout
+from .communicator import TIMEOUT_S, Array, Closed, Communicator, Counts, checked_timeout
 from .endpoint import Endpoint
 from .messages import Messages
 from .phrases import different_calls, in_words, left_in_vain
@@ -52,6 +53,7 @@ class ThreadWorld:
         self._here = 0  # ranks at the present one
         self._aborted = False
         self._parts: dict[tuple[int, int], ThreadWorld] = {}
+        self._closed = 0  # ranks that have closed their communicator
         self._lock = threading.Lock()
 
     def communicator(self, rank: int) -> Communicator:
@@ -126,6 +128,17 @@ class ThreadWorld:
                 world._changed.notify_all()
             world.mail.wake()
 
+    def close(self) -> bool:
+        """A rank has closed its communicator; whether it was the last one."""
+        with self._lock:
+            self._closed += 1
+            return self._closed == self.size
+
+    def forget(self, number: int, group: int) -> None:
+        """All ranks have left a part."""
+        with self._lock:
+            del self._parts[number, group]
+
     def abort(self) -> None:
         """Let every rank that waits, here or in a part of this world, fail."""
         for world in self._all():
@@ -144,9 +157,15 @@ class ThreadWorld:
 class ThreadCommunicator(Communicator):
     """One thread's view of a `ThreadWorld`."""
 
-    def __init__(self, world: ThreadWorld, rank: int) -> None:
+    def __init__(
+        self, world: ThreadWorld, rank: int, forget: Callable[[], None] = lambda: None
+    ) -> None:
+        """
+        Args:
+            forget: called when the last rank has closed its communicator.
+        """
         self._world, self.rank, self.size = world, rank, world.size
-        self._partings = 0
+        self._partings, self._forget = 0, forget
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         def take(offers: list[Array]) -> None:
@@ -191,11 +210,18 @@ class ThreadCommunicator(Communicator):
         return self._part(group, [k for k, theirs in enumerate(groups) if theirs == group])
 
     def _part(self, group: int, members: Sequence[int]) -> Communicator:
-        world = self._world.part(self._partings, group, members)
+        key = self._partings, group
+        world = self._world.part(*key, members)
         self._partings += 1
-        made = world.communicator(members.index(self.rank))
+        forget = partial(self._world.forget, *key)
+        made = ThreadCommunicator(world, members.index(self.rank), forget)
         made.trace = self.trace
         return made
+
+    def close(self) -> None:
+        world, self._world = self._world, cast(ThreadWorld, Closed())
+        if isinstance(world, ThreadWorld) and world.close():
+            self._forget()
 
     def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
         return ThreadEndpoint(self._world.mail, self.rank, peers, serving, self.timeout_s)

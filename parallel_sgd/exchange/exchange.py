@@ -132,6 +132,12 @@ class Exchange:
         total = {stages.name: zeros(stages.own.stop - stages.own.start) for stages in self._stages}
         return Residuals(zeros(parameters.flat.size), total)
 
+    def close(self) -> None:
+        """Let go of all buffers; what has been sent stays known. Local."""
+        self._sent_before = self.bytes_sent
+        self._pipeline = None
+        self._collectives, self._stages = [], []
+
     def sum(
         self,
         vector: Array,

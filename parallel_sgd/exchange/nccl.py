@@ -40,6 +40,7 @@ class Nccl:
     Args:
         comm: the ranks.
         like: an array on this rank's GPU, float32 or float64.
+        own: whether `comm` is for this alone, and is closed with it.
     Raises:
         SharedError: NCCL cannot start on rank 0.
 
@@ -49,21 +50,28 @@ class Nccl:
     longer than `timeout_s` ends the job, as does an error of NCCL.
     """
 
-    def __init__(self, comm: Communicator, like: Array) -> None:
+    def __init__(self, comm: Communicator, like: Array, *, own: bool = False) -> None:
         self._xp, self.size = array_module(like), comm.size
+        self._ranks = comm if own else None
         self._nccl = _module(self._xp)
         self._type = {
             np.dtype(np.float32): self._nccl.NCCL_FLOAT32,
             np.dtype(np.float64): self._nccl.NCCL_FLOAT64,
         }[like.dtype]
         self._messages = comm.messages()  # only bounds waits: nothing is sent
-        own = comm.together(lambda: self._identity() if comm.rank == 0 else None)
-        identity = comm.allgather_object(own)[0]
+        made = comm.together(lambda: self._identity() if comm.rank == 0 else None)
+        identity = comm.allgather_object(made)[0]
         with on_device(like):
             self._stream = self._xp.cuda.Stream(non_blocking=True)
             self._messages.enter()
             with self._messages.watched("the start of NCCL"):
                 self._comm = self._nccl.NcclCommunicator(comm.size, identity, comm.rank)
+
+    def close(self) -> None:
+        """Give back what NCCL has on the GPU, and the ranks' communicator. Collective."""
+        self._comm.destroy()
+        if self._ranks is not None:
+            self._ranks.close()
 
     def groups(self, routes: Routes) -> Routes:
         """All ranks as NCCL groups them: one group, or a group for each host. Local."""
@@ -258,7 +266,7 @@ def start_nccl(
             "transport='nccl' needs as many ranks on every host to exchange between hosts, but "
             f"{most} has {counts[most]} and {fewest} has {counts[fewest]}"
         )
-    return routes, Nccl(comm.split(routes.host_of[comm.rank]), parameters.flat)
+    return routes, Nccl(comm.split(routes.host_of[comm.rank]), parameters.flat, own=True)
 
 
 def _require_gpus(like: Array, comm: Communicator) -> None:

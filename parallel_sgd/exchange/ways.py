@@ -58,6 +58,11 @@ class Way:
     values: int = 0
     nccl: Nccl | None = None
 
+    def close(self) -> None:
+        """Give back what NCCL has. Collective."""
+        if self.nccl is not None:
+            self.nccl.close()
+
     def __str__(self) -> str:
         routes = self.routes
         ranks, hosts = len(routes.host_of), len(routes.hosts)

@@ -20,6 +20,7 @@ from .served import (
     compile_step,
 )
 from .statistics import Seconds, WorkerStatistics
+from .tables import check_tables
 from .wire import Kind
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "ServedModel",
     "Slice",
     "WorkerStatistics",
+    "check_tables",
     "compile_step",
     "form",
     "place",

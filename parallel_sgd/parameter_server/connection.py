@@ -199,6 +199,25 @@ class Connection:
         if self._thread is not None:
             self._thread.join()
 
+    def close(self, *, finished: bool, failed: bool) -> None:
+        """Give back the communicators, and end what serves and asks.
+
+        Args:
+            finished: all workers have left.
+            failed: others may still be talking: nothing is given back.
+
+        Collective over all ranks. Nor is anything where ranks may be lost, who would not come.
+        """
+        if failed or survives():
+            return
+        if not finished:  # nobody asks this server any more, nor answers this worker
+            self.group.world.barrier()
+            if self._client is not None:
+                self._client.close()
+            if self._thread is not None:
+                self._thread.end()
+        self.group.close()
+
 
 _running: WeakSet[ServerThread] = WeakSet()
 

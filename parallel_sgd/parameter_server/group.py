@@ -42,6 +42,11 @@ class Group:
         """Whether this rank serves and does not train."""
         return self.world.rank not in self.workers
 
+    def close(self) -> None:
+        """Give back the two communicators that are this group's. Collective."""
+        self.own.close()
+        self.messages.close()
+
     @property
     def shared(self) -> bool:
         """Whether every rank does both."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..array_files import open_arrays, write_arrays
+from ..array_files import ArrayInFile, open_arrays, write_arrays
 from ..communication import InBackground
 from ..communication.endpoint import as_bytes
 from ..errors import UserError
@@ -128,21 +128,68 @@ class ServedTables:
         Raises:
             UserError: there are none, or one cannot be read.
         """
-        paths = sorted(Path(folder).glob("tables-*.safetensors"))
-        if not paths:
-            raise UserError(f"checkpoint {folder!r} has no embedding tables")
         tables = [RowTable(each) for each in self._options]
-        for path in paths:
-            try:
-                file = open_arrays(path)
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            except Exception as error:
-                raise UserError(f"{str(path)!r} cannot be read: {error}") from error
-            for number, table in enumerate(tables):
-                prefix = f"{number}."
-                own = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+        for path in _files_in(folder):
+            for table, arrays in zip(tables, _contents(path, self._options), strict=True):
+                own = {name: array.whole() for name, array in arrays.items()}
                 table.add(own, lambda ids: server_of(ids, self._servers) == self._server)
         self._tables = tables
+
+
+def check_tables(options: Sequence[Embedding], folder: str) -> None:
+    """See that the rows of all tables in a folder can be taken up. Local.
+
+    Raises:
+        UserError: as `ServedTables.load`.
+    """
+    for path in _files_in(folder) if options else ():
+        _contents(path, options)
+
+
+def _files_in(folder: str) -> list[Path]:
+    paths = sorted(Path(folder).glob("tables-*.safetensors"))
+    if not paths:
+        raise UserError(f"checkpoint {folder!r} has no embedding tables")
+    return paths
+
+
+def _contents(path: Path, options: Sequence[Embedding]) -> list[dict[str, ArrayInFile]]:
+    """What a file holds of each table, by the names of `RowTable.contents`, checked."""
+    try:
+        file = open_arrays(path)
+        found = {name: ArrayInFile(file, name) for name in file.keys()}  # noqa: SIM118
+        tables = [_of_table(found, number, each) for number, each in enumerate(options)]
+        unknown = sorted(found.keys() - {f"{i}.{n}" for i, t in enumerate(tables) for n in t})
+        if unknown:
+            raise UserError(f"{unknown[0]} is of none of these tables")
+    except Exception as error:  # safetensors' own among them
+        raise UserError(f"{str(path)!r} cannot be read: {error}") from error
+    return tables
+
+
+def _of_table(
+    found: Mapping[str, ArrayInFile], number: int, options: Embedding
+) -> dict[str, ArrayInFile]:
+    """The arrays of one table: each as an empty one has it, but for the number of rows."""
+    taken: dict[str, ArrayInFile] = {}
+    for name, like in RowTable(options).contents().items():
+        array = found.get(f"{number}.{name}")
+        if array is None and name.endswith(("pushed", "pending_ids", "pending_counts")):
+            continue
+        rows = "pending_ids" if name.startswith("pending") else "ids"
+        length = 1 if name in ("samples", "swept") else _length(found.get(f"{number}.{rows}"))
+        wanted = (length, *like.shape[1:])
+        if array is None or array.dtype != like.dtype or array.shape != wanted:
+            is_ = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
+            raise UserError(f"{number}.{name} must be {like.dtype} {list(wanted)}, but is {is_}")
+        if like.dtype == np.int64 and array.whole().min(initial=0) < 0:
+            raise UserError(f"{number}.{name} must be at least 0")
+        taken[name] = array
+    return taken
+
+
+def _length(array: ArrayInFile | None) -> int:
+    return array.shape[0] if array is not None and array.shape else 0
 
 
 def _pull(tables: ServedTables, message: Message, body: Array) -> tuple[Kind, Array]:

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ..array_files import ArrayInMemory
 from ..communication import Communicator, simulate
 from ..training import Learner
-from ..training.captured import capture, flatten, require_fit, restore
+from ..training.captured import capture, flatten, restore
+from ..training.fitting import require_possible
 from ..training.regroup import leaves, regroup, stripe_sizes
 from .cases import (
     ROUNDING,
@@ -134,9 +136,9 @@ def _taken_up(case: Case, saved: Sequence[Saved]) -> Learner:
         [each.state for each in saved],
         [each.weight for each in saved],
         case.comm.allgather_object(stripe_sizes(learner)),
-        lambda rank, name: saved[rank].arrays[name],
+        lambda rank, name: ArrayInMemory(saved[rank].arrays[name]),
     )
-    require_fit(learner, tree)
+    require_possible(learner, tree, len(saved))
     learner.parameters.flat[...] = np.nan
     restore(learner, tree)
     return learner

@@ -45,31 +45,17 @@ def restore(learner: Learner, saved: Tree) -> None:
     """Put a tree, whose arrays are NumPy's, back into a learner.
 
     Arrays of the same shape and dtype are written in place, so that views of them stay valid.
-    `require_fit` has seen to it that nothing can go wrong on the way. Collective where servers hold
+    `fitting` has seen to it that nothing can go wrong on the way. Collective where servers hold
     a part of it; else local.
     """
     learner.algorithm.wait(learner.state)
     learner.expect_nothing()
     x = learner.parameters.flat
-    _restored(x, saved["parameters"], x)
-    _restored(learner.local_step.state, saved["optimizer"], x)
-    _restored(learner.state, saved["algorithm"], x)
+    live = {"parameters": x, "optimizer": learner.local_step.state, "algorithm": learner.state}
+    room = {name: _room(each, saved[name], x) for name, each in live.items()}  # may fail
+    for name, each in live.items():
+        _restored(each, saved[name], room[name])
     learner.algorithm.restored(learner.state, learner.parameters, learner.local_step, learner.comm)
-
-
-def require_fit(learner: Learner, saved: Tree) -> None:
-    """See that a tree can be put back into a learner; changes nothing. Local.
-
-    Raises:
-        UserError: naming the field that does not fit.
-    """
-    if np.shape(saved["parameters"]) != learner.parameters.flat.shape:
-        raise UserError(
-            f"has {np.size(saved['parameters'])} parameters, but this model "
-            f"{learner.parameters.flat.size}"
-        )
-    _require_fit(learner.local_step.state, saved["optimizer"], "optimizer")
-    _require_fit(learner.state, saved["algorithm"], "algorithm")
 
 
 def flatten(tree: Tree) -> tuple[Tree, dict[str, Array]]:
@@ -148,38 +134,40 @@ def _captured(value: Any, where: str) -> Any:
     )
 
 
-def _restored(old: Any, saved: Any, like: Array) -> Any:
+def _room(old: Any, saved: Any, like: Array) -> Any:
+    """Where the arrays of a saved tree go: those of the state, or new ones."""
+    if isinstance(saved, dict):
+        return {name: _room(_part(old, name), each, like) for name, each in saved.items()}
+    if not isinstance(saved, np.ndarray):
+        return None
+    if is_array(old) and old.shape == saved.shape and old.dtype == saved.dtype:
+        return old
+    return empty_like(like, saved.size, saved.dtype).reshape(saved.shape)
+
+
+def _part(old: Any, name: str) -> Any:
+    if isinstance(old, dict):
+        return old.get(name)
+    return getattr(old, name) if is_state(old) else None
+
+
+def _restored(old: Any, saved: Any, room: Any) -> Any:
     """What takes the place of `old`: itself, changed, where that is possible."""
     if is_state(old) and saved is not None:
         for field in state_fields(old):
-            value = _restored(getattr(old, field.name), saved[field.name], like)
-            setattr(old, field.name, value)
+            name = field.name
+            setattr(old, name, _restored(getattr(old, name), saved[name], room[name]))
         return old
     if isinstance(saved, dict):
         old = old if isinstance(old, dict) else {}
-        values = {name: _restored(old.get(name), each, like) for name, each in saved.items()}
+        values = {name: _restored(old.get(name), saved[name], room[name]) for name in saved}
         old.clear()
         old.update(values)
         return old
     if not isinstance(saved, np.ndarray):
         return saved
-    if not is_array(old) or old.shape != saved.shape or old.dtype != saved.dtype:
-        old = empty_like(like, saved.size, saved.dtype).reshape(saved.shape)
-    if array_module(old) is np:
-        old[...] = saved
+    if array_module(room) is np:
+        room[...] = saved
     else:
-        old.set(np.ascontiguousarray(saved))
-    return old
-
-
-def _require_fit(old: Any, saved: Any, where: str) -> None:
-    if is_state(old) and isinstance(saved, dict):
-        names = {field.name for field in state_fields(old)}
-        for name in sorted(names ^ saved.keys()):
-            has = "lacks" if name in names else "has"
-            raise UserError(f"{has} {where}.{name}, unlike this program's {type(old).__name__}")
-        for name in names:
-            _require_fit(getattr(old, name), saved[name], f"{where}.{name}")
-    elif is_state(old) or (isinstance(saved, dict) and not isinstance(old, dict)):
-        had = "nothing" if saved is None else "something else"
-        raise UserError(f"has {had} for {where}, unlike these options")
+        room.set(np.ascontiguousarray(saved))
+    return room

@@ -22,10 +22,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..array_files import Fact, HostArray, checksum, flushed, open_arrays, write_arrays
+from ..array_files import (
+    ArrayInFile,
+    Fact,
+    HostArray,
+    checksum,
+    flushed,
+    open_arrays,
+    write_arrays,
+)
 from ..errors import UserError
+from ..validation import shown
+from .documents import FORMAT, check_manifest, check_numbers, parsed
 
-FORMAT = 1  #: of the folder; another is refused
+__all__ = ["FORMAT", "Damaged", "Reader"]
 
 MANIFEST = "manifest.json"
 NAME = re.compile(r"(\d{12,})(?:-(\d+))?")
@@ -84,13 +94,30 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(
             f"checkpoint {str(path)!r} is damaged: {MANIFEST} does not match its checksum"
         )
-    manifest: dict[str, Any] = json.loads(data)
-    if manifest["format"] != FORMAT:
+    with _as_damage(path, MANIFEST):
+        manifest: dict[str, Any] = parsed(data)
+        found = manifest.get("format") if isinstance(manifest, dict) else None
+        if found is None:
+            raise UserError("it lacks 'format'")
+    if found != FORMAT:
         raise UserError(
-            f"checkpoint {str(path)!r} has format {manifest['format']}, written by parallel_sgd "
-            f"{manifest['parallel_sgd']}; this version reads format {FORMAT}"
+            f"checkpoint {str(path)!r} has format {shown(found)}, written by parallel_sgd "
+            f"{shown(manifest.get('parallel_sgd'))}; this version reads format {FORMAT}"
         )
+    with _as_damage(path, MANIFEST):
+        check_manifest(manifest)
     return manifest
+
+
+@contextmanager
+def _as_damage(path: Path, name: str) -> Iterator[None]:
+    """What is wrong in one file of a checkpoint."""
+    try:
+        yield
+    except Damaged:
+        raise
+    except UserError as error:
+        raise Damaged(f"checkpoint {str(path)!r} is damaged: {name}: {error}") from None
 
 
 class Reader:
@@ -109,7 +136,10 @@ class Reader:
         name = f"rank-{rank:05d}.json"
         self._verify(name)
         with self._reading(name):
-            numbers: dict[str, Any] = json.loads((self.path / name).read_bytes())
+            data = (self.path / name).read_bytes()
+        with _as_damage(self.path, name):
+            numbers: dict[str, Any] = parsed(data)
+            check_numbers(numbers)
         return numbers
 
     def verify(self, rank: int) -> None:
@@ -119,16 +149,11 @@ class Reader:
         with self._reading(name):
             self._tensors[rank] = open_arrays(self.path / name)
 
-    def arrays(self, rank: int) -> dict[str, HostArray]:
-        """All arrays of a rank that has been verified."""
-        names = self._tensors[rank].keys()
-        return {name: self.array(rank, name) for name in names}
-
-    def array(self, rank: int, name: str) -> HostArray:
-        """An array of a rank that has been verified."""
+    def arrays(self, rank: int) -> dict[str, ArrayInFile]:
+        """All arrays of a rank that has been verified; they are read when they are asked for."""
         with self._reading(f"rank-{rank:05d}.safetensors"):
-            array: HostArray = self._tensors[rank].get_tensor(name)
-        return array
+            tensors = self._tensors[rank]
+            return {name: ArrayInFile(tensors, name) for name in tensors.keys()}  # noqa: SIM118
 
     def verify_others(self) -> None:
         """Raise Damaged where a file that is no rank's is not as it was written."""

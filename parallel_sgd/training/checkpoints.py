@@ -6,20 +6,28 @@ import json
 import math
 import os
 import shutil
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from numbers import Real
 from pathlib import Path
-from typing import Any, cast
+from types import TracebackType
+from typing import Any, Self, cast
 
 from ..array_files import require_safetensors
 from ..communication import Communicator, InBackground
-from ..errors import SharedError, UserError
+from ..errors import SharedError, SharedProblem, UserError
 from ..validation import checked_path, integer
 from ..version import __version__
 from . import checkpoint_files as files
 from .captured import HostArray, HostCopies, capture, flatten
 from .learner import Learner
+from .run_folder import CHECKPOINTS
+
+_written_now: defaultdict[Path, list[InBackground[Path]]] = defaultdict(list)
+"""What ranks of this process write in the background, by folder, until somebody has been told."""
+_noting = threading.Lock()
 
 
 class Checkpoints:
@@ -35,16 +43,17 @@ class Checkpoints:
     Raises:
         UserError: a value that is not possible, or the library safetensors is missing.
 
-    Every rank makes one. Local.
+    Every rank makes one, and closes it at the end of training: by `close`, or in a `with` block. An
+    error in the background that nobody is told of by then is printed as the program ends, with exit
+    code 1. Local.
 
     >>> import tempfile, numpy as np, parallel_sgd as psgd
     >>> comm = psgd.Communicator.single()
     >>> model = psgd.models.SoftmaxRegression(4, 3)
     >>> learner = psgd.Learner(model.parameters, psgd.SGD(lr=0.5), psgd.DataParallelSGD(), comm)
-    >>> checkpoints = psgd.Checkpoints(tempfile.mkdtemp(), keep=2)
-    >>> checkpoints.save(learner, extra={"note": "before the first step"})
-    >>> path = checkpoints.wait()
-    >>> psgd.load_checkpoint(learner, path).extra
+    >>> with psgd.Checkpoints(tempfile.mkdtemp(), keep=2) as checkpoints:
+    ...     checkpoints.save(learner, extra={"note": "before the first step"})
+    >>> psgd.load_checkpoint(learner, checkpoints.folder).extra
     {'note': 'before the first step'}
     """
 
@@ -63,6 +72,7 @@ class Checkpoints:
         self._writing: InBackground[Path] | None = None
         self._written: Path | None = None
         self._apart: tuple[Communicator, Communicator] | None = None
+        self._closed = False
 
     def save(
         self,
@@ -86,9 +96,13 @@ class Checkpoints:
                 it, written in the background, could not be written. The earlier ones are untouched.
 
         Collective; on a rank that only serves it does nothing, since the workers save what servers
-        hold. Waits until the checkpoint before is written. Cost in the foreground: a copy of
+        hold. Waits until the checkpoint before is written. What goes wrong in the background is
+        raised on all ranks by the next step, and by the next `save`, `wait`, `close` or
+        `load_checkpoint` of this folder. Cost in the foreground: a copy of
         the state, whose memory is kept for the next one; on the disk the state of every rank.
         """
+        if self._closed:
+            raise UserError(f"Checkpoints({str(self.folder)!r}) are closed: nothing more is saved")
         if learner.serves:
             return
         learner.meet()  # a rank that has failed would be waited for below
@@ -108,6 +122,8 @@ class Checkpoints:
             }
         except UserError as error:
             problem = str(error)
+        except MemoryError as error:
+            problem = f"no memory for the copy of a checkpoint: {error}"
         manifest = self._manifest(learner, metric)
         apart = self._communicator(learner.comm) if background else None
         comm = apart or learner.comm
@@ -122,6 +138,8 @@ class Checkpoints:
             self._written = write()
         else:
             self._writing = InBackground(f"checkpoint of rank {comm.rank}", write)
+            _note(self.folder, self._writing)
+            learner.beside(self._writing)
 
     def wait(self) -> Path | None:
         """Wait until what is written in the background is on the disk.
@@ -131,12 +149,53 @@ class Checkpoints:
         Raises:
             UserError: on all ranks, if it could not be written.
 
-        Collective: call it at the end of training, before the program ends.
+        Collective.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
+            _forget(writing)
             self._written = writing.result()
         return self._written
+
+    def close(self) -> None:
+        """Wait as `wait` does, and give back the ranks' communicator and the memory of copies.
+
+        Then nothing more can be saved. To close it again does nothing. At the end of a `with` block
+        it is closed; by an error the block ends at once, and what is being written goes on.
+
+        Raises:
+            UserError: as `wait`.
+
+        Collective.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.wait()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._copies = HostCopies()
+        apart, self._apart = self._apart, None
+        if apart is not None:
+            apart[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        elif isinstance(error, SharedError) and not self.writing:
+            self._release()
+        self._closed = True
 
     @property
     def writing(self) -> bool:
@@ -151,6 +210,9 @@ class Checkpoints:
     def _communicator(self, comm: Communicator) -> Communicator | None:
         """For the background; None where MPI does not allow it. Collective at the first call."""
         if self._apart is None or self._apart[0] is not comm:
+            if self._apart is not None:
+                self._apart[1].close()
+                self._apart = None
             try:
                 self._apart = comm, comm.duplicate()
             except SharedError:
@@ -196,15 +258,18 @@ class Checkpoints:
         everyone = comm.allgather_object((written or {}, problem))
         if comm.rank == 0:
             manifest["files"] = {k: v for theirs, _ in everyone for k, v in theirs.items()}
-            if any(problem for _, problem in everyone):
+            if not any(problem for _, problem in everyone):
+                _, problem = self._attempt(lambda: files.publish(part, path, manifest))
+            if part.exists():
                 shutil.rmtree(part, ignore_errors=True)
-            else:
-                _, problem = self._attempt(lambda: self._publish(path, manifest))
+            elif problem is None:
+                what = "older checkpoints could not be removed from"
+                _, problem = self._attempt(lambda: self._remove_others(path), what)
         comm.raise_together(problem)
         return path
 
-    def _publish(self, path: Path, manifest: dict[str, Any]) -> None:
-        files.publish(files.part_of(path), path, manifest)
+    def _remove_others(self, path: Path) -> None:
+        """Of the checkpoints in the folder keep the latest, the best, and this new one."""
         whole = {}
         for each in files.checkpoints_in(self.folder):
             try:
@@ -219,13 +284,53 @@ class Checkpoints:
         for each in whole.keys() - {*latest, best, path}:
             files.remove(each)
 
-    def _attempt(self, work: Any) -> tuple[Any, str | None]:
+    def _attempt(
+        self, work: Any, otherwise: str = "no checkpoint could be written to"
+    ) -> tuple[Any, str | None]:
         """What `work` returns, and what went wrong in one line: others wait to be told."""
         try:
             return work(), None
         except Exception as error:
             text = " ".join(str(error).split()) or type(error).__name__
-            return None, f"no checkpoint could be written to {str(self.folder)!r}: {text}"
+            return None, f"{otherwise} {str(self.folder)!r}: {text}"
+
+
+def _note(folder: Path, writing: InBackground[Path]) -> None:
+    with _noting:
+        known = _written_now[folder.resolve()]
+        known[:] = [each for each in known if not each.done or each.failed] + [writing]
+
+
+def _forget(writing: InBackground[Path]) -> None:
+    with _noting:
+        for folder, known in list(_written_now.items()):
+            known[:] = [each for each in known if each is not writing]
+            if not known:
+                del _written_now[folder]
+
+
+def wait_for_writing(path: Path) -> SharedProblem | None:
+    """Until nothing that this process writes concerns a path: that of a checkpoint, of a folder of
+    them, or of a run. Local.
+
+    Returns:
+        What went wrong there, if nobody has been told yet.
+    Raises:
+        what is not the user's to mend.
+    """
+    here = path.resolve()
+    with _noting:
+        folders = (here, here.parent, here / CHECKPOINTS)
+        found = [each for folder in folders for each in _written_now.get(folder, ())]
+    problems: dict[str, None] = {}
+    for writing in found:
+        error = writing.error()
+        _forget(writing)
+        if isinstance(error, UserError):
+            problems[str(error)] = None
+        elif error is not None:
+            raise error
+    return SharedProblem("; ".join(problems)) if problems else None
 
 
 def described(learner: Learner, facts: Mapping[str, Any]) -> dict[str, Any]:

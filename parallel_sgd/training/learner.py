@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, NoReturn
+from types import TracebackType
+from typing import Any, NoReturn, Self
 
 from ..algorithms import Algorithm
-from ..communication import Communicator
-from ..errors import UserError
+from ..communication import Communicator, InBackground
+from ..errors import SharedError, SharedProblem, UserError
 from ..optimizers import Optimizer
 from ..parameters import Parameters
 from ..validation import integer
@@ -44,7 +45,9 @@ class Learner:
         state: the algorithm's.
         last_samples: of all ranks in the latest step; 0 says that every rank has run dry.
 
-    Collective. Memory: the gradient, and what optimizer and algorithm need.
+    Collective. Memory: the gradient, and what optimizer and algorithm need. A program that makes
+    many learners closes each, since an MPI has room for some thousand communicators: `close`, or a
+    `with` block.
 
     >>> import numpy as np, parallel_sgd as psgd
     >>> comm = psgd.Communicator.single()
@@ -95,6 +98,8 @@ class Learner:
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
         self._expected: deque[tuple[int, int]] = deque()
         self._computes_since: float | None = None  # the user does, between two steps
+        self._beside: list[InBackground[Any]] = []
+        self._closed = False
 
     @property
     def samples(self) -> int:
@@ -168,6 +173,7 @@ class Learner:
 
         Local; whoever calls it takes the step with samples. Parameters need not be told of.
         """
+        self._require_open()
         if name not in self.gradient:
             raise UserError(f"name={name!r} must be a parameter: {', '.join(self.gradient)}")
         self.algorithm.ready(self.state, self.parameters, self.gradient, name, self.local_step)
@@ -181,10 +187,13 @@ class Learner:
             The samples of all ranks in this minibatch.
         Raises:
             UserError: on all ranks, if any rank's gradient is not finite (nothing has changed), or,
-                where the ranks train alone for a while, its model at the next synchronization.
+                where the ranks train alone for a while, its model at the next synchronization; or
+                if a checkpoint could not be written in the background.
 
         Collective: every rank takes every step. What is communicated is the algorithm's affair.
         """
+        if self._beside or self._closed:
+            self._look_beside()
         if self._computes_since is not None:
             self.world.trace.record("compute", self._computes_since, time.perf_counter())
         with self.world.trace.span("step"):
@@ -242,6 +251,7 @@ class Learner:
             UserError: here, and on all ranks where they next wait for each other: in `step`, `meet`
                 or `finish`.
         """
+        self._require_open()
         self.expect_nothing()
         self.algorithm.fail(self.state, problem, self.comm)
 
@@ -252,6 +262,7 @@ class Learner:
         Raises:
             UserError: on all ranks, if any of them has called `fail`.
         """
+        self._require_open()
         self.algorithm.meet(self.state, self.comm)
 
     @contextmanager
@@ -270,6 +281,7 @@ class Learner:
         `with` block; training goes on afterwards as if it had not been there. Local. Copies the
         model where it differs from `parameters`.
         """
+        self._require_open()
         x = self.parameters.flat
         shared = self.algorithm.shared_model(self.state, self.parameters)
         if shared is x:
@@ -287,11 +299,77 @@ class Learner:
 
         On a rank that only serves it serves, until all others have finished.
         """
+        self._look_beside()
         end = self.algorithm.serve if self.serves else self.algorithm.finish
         with self.world.trace.span("serve" if self.serves else "finish"):
             end(self.state, self.parameters, self.local_step, self.comm)
+        self._stop_statistics()
+
+    def beside(self, work: InBackground[Any]) -> None:
+        """Hear of what goes on beside training, such as a checkpoint that is being written: of its
+        failure `step` and `finish` tell all ranks, and `close` waits for it. Local."""
+        self._beside = [each for each in self._beside if not each.done] + [work]
+
+    def _look_beside(self) -> None:
+        """Tell all ranks of what has failed beside training, in place of a step."""
+        self._require_open()
+        failed = [each for each in self._beside if each.failed]
+        self._beside = [each for each in self._beside if not each.done]
+        for each in failed:
+            error = each.error()
+            if isinstance(error, SharedError):
+                self.fail(SharedProblem(error))
+            each.result()
+
+    def close(self) -> None:
+        """Give back what the learner has taken beside memory: communicators, threads; and buffers.
+
+        What is under way comes to its end first, but nothing that `finish` does is done. Then the
+        learner trains no more; `parameters`, `samples`, `bytes_sent` and `report` stay as they are.
+        To close it again does nothing. At the end of a `with` block it is closed, unless by an
+        error that other ranks may not have: they would be waited for.
+
+        Raises:
+            UserError: on all ranks, if what went on beside training has failed.
+
+        Collective, on ranks that serve too.
+        """
+        if not self._closed:
+            self._close(failed=False)
+
+    def _close(self, *, failed: bool) -> None:
+        self._closed = True
+        beside, self._beside = self._beside, []
+        try:
+            for each in beside:
+                if not failed:
+                    each.result()
+        finally:
+            self.algorithm.close(self.state, self.comm, failed=failed)
+            self._stop_statistics()
+
+    def _stop_statistics(self) -> None:
         if self._performance:
             self.world.trace, self._performance = self._performance.passed_on, None
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UserError("this learner is closed: after close() it cannot train any more")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+        elif isinstance(error, SharedError) and not self._closed:
+            self._close(failed=True)
+        self._closed = True
 
 
 def _facts(name: str, options: Any) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from ..communication import Communicator
 from ..errors import SharedError, UserError
 from ..validation import checked_path
 from . import checkpoint_files as files
-from .captured import Tree, require_fit, restore, unflatten
+from .captured import Tree, restore, unflatten
 from .checkpoint_files import Damaged, Reader
-from .checkpoints import described
+from .checkpoints import described, wait_for_writing
+from .fitting import require_alike, require_possible
 from .learner import Learner
 from .regroup import regroup, stripe_sizes
 from .run_folder import CHECKPOINTS
@@ -73,18 +74,24 @@ def load_checkpoint(
         facts: as for `Checkpoints`.
     Raises:
         UserError: on all ranks, naming what is missing, damaged, or different; then nothing of the
-            learner has changed (but where servers cannot read their embedding tables).
+            learner has changed (but where servers cannot read their embedding tables). Or what was
+            being written there in the background could not be.
 
     On another number of ranks than wrote it, training goes on by the rules of `parallel_sgd.state`:
     models and optimizer states become their mean by samples, sums of residuals are kept, the
     samples of the present block are divided anew.
+
+    What this process is still writing there is waited for, so that the newest is the newest.
 
     Collective; a rank that only serves has nothing to take up. Cost: every rank reads its own files
     twice (once for the checksum), and holds their arrays in memory; on another number of ranks it
     reads the files of all.
     """
     comm = learner.comm
+    if not learner.serves:
+        learner.meet()  # a rank that has failed would be waited for below
     folder = comm.together(lambda: checked_path("path", path))
+    comm.raise_together(wait_for_writing(folder))
     at, manifest, single = _from_first(comm, lambda: _open(folder))
     comm.raise_together(_difference(at, manifest, described(learner, facts or {})))
     if learner.serves:  # its workers bring what it is to hold
@@ -95,6 +102,7 @@ def load_checkpoint(
         reader = Reader(at, manifest["files"])
         if comm.rank == 0:
             reader.verify_others()
+            learner.algorithm.check_elsewhere(learner.state, str(at.resolve()))
         read = _read(learner, reader, manifest["ranks"], sizes)
     except UserError as error:
         problem, damaged = str(error), isinstance(error, Damaged)
@@ -163,15 +171,20 @@ def _read(
     numbers = [reader.numbers(each) for each in mine]
     for each in mine:
         reader.verify(each)
+    arrays = {each: reader.arrays(each) for each in mine}
     states, extras = [n["state"] for n in numbers], [n["extra"] for n in numbers]
     sent = sum(n["bytes_sent"] for n in numbers)
     try:
+        for each, state in zip(mine, states, strict=True):
+            require_alike(learner, state, arrays[each])
         if ranks == size:
-            tree = unflatten(states[0], reader.arrays(rank))
+            whole = {name: array.whole() for name, array in arrays[rank].items()}
+            tree = unflatten(states[0], whole)
         else:
-            tree = regroup(learner, states, [n["weight"] for n in numbers], sizes, reader.array)
+            weights = [n["weight"] for n in numbers]
+            tree = regroup(learner, states, weights, sizes, lambda k, name: arrays[k][name])
             sent = sent // size + (rank < sent % size)
-        require_fit(learner, tree)
+        require_possible(learner, tree, ranks)
     except Damaged:
         raise
     except UserError as error:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from ..array_files import StoredArray
 from ..errors import UserError
 from .captured import HostArray, Tree, is_state, state_fields
 from .learner import Learner
 
-Read = Callable[[int, str], HostArray]  #: an array of an old rank, by its name in the checkpoint
+Read = Callable[[int, str], StoredArray]  #: of an old rank, by its name in the checkpoint
+
+PIECE = 1 << 20  #: values that are accumulated at a time
 
 
 def stripe_sizes(learner: Learner) -> dict[str, int]:
@@ -37,13 +41,14 @@ def regroup(
         saved: flattened trees of the old ranks.
         weights: what the model of each old rank counts in a mean.
         sizes: `stripe_sizes` of all new ranks.
-        read: reads an array.
+        read: finds an array.
     Returns:
         A tree for `captured.restore`.
     Raises:
         UserError: a field does not say what it means on another number of ranks.
 
-    Local. Cost: reads the model of every old rank; accumulates in float64.
+    Local. Cost: reads the model of every old rank; accumulates in float64, by pieces. Memory: the
+    new tree, and some pieces.
     """
     return _Regrouping(learner, weights, sizes, read).tree(saved)
 
@@ -100,11 +105,9 @@ class _Regrouping:
             )
         return rule(parts, where) if meaning == "stripe" else rule(parts)
 
-    def _value(self, rank: int, part: Any) -> Any:
-        return self.read(rank, part[0]) if isinstance(part, list) else part
-
     def _same(self, parts: list[Any]) -> Any:
-        return self._value(0, parts[0])
+        first = parts[0]
+        return self.read(0, first[0]).whole() if isinstance(first, list) else first
 
     def _most(self, parts: list[Any]) -> Any:
         return max(parts)
@@ -114,37 +117,80 @@ class _Regrouping:
         return int(total // self.size + (self.rank < total % self.size))
 
     def _mean(self, parts: list[Any]) -> Any:
-        first = self._value(0, parts[0])
-        total, equal = np.zeros(np.shape(first)), True
-        for rank, (part, weight) in enumerate(zip(parts, self.weights, strict=True)):
-            value = first if rank == 0 else self._value(rank, part)
-            equal = equal and np.array_equal(value, first, equal_nan=True)
-            if weight:
-                total += np.multiply(value, weight, dtype=np.float64)
+        weights = np.array(self.weights, np.float64)
+        if not isinstance(parts[0], list):
+            values = [np.array(part, np.float64) for part in parts]
+            alike = all(np.array_equal(value, values[0], equal_nan=True) for value in values)
+            return parts[0] if alike else float(_weighted(values, weights))
+        arrays = [self.read(rank, part[0]) for rank, part in enumerate(parts)]
+        out, equal = np.empty(arrays[0].shape, arrays[0].dtype), True
+        for begin, end in _pieces(out):
+            values = [_read(array, begin, end) for array in arrays]
+            equal = equal and all(
+                np.array_equal(value, values[0], equal_nan=True) for value in values
+            )
+            _rows(out, begin, end)[...] = _weighted(values, weights)
         if equal:
-            return first
-        total /= sum(self.weights)
-        return total.astype(first.dtype) if isinstance(first, np.ndarray) else float(total)
+            for begin, end in _pieces(out):
+                _rows(out, begin, end)[...] = _read(arrays[0], begin, end)
+        return out
 
     def _sum(self, parts: list[Any]) -> Any:
         """That of old ranks rank, rank + size, ...; zeros where there are none, or they have
         nothing."""
-        mine = range(self.rank, len(parts), self.size)
+        mine = [rank for rank in range(self.rank, len(parts), self.size) if parts[rank] is not None]
         some = next(rank for rank, part in enumerate(parts) if part is not None)
-        first = self._value(some, parts[some])
-        total = np.zeros(np.shape(first))
-        for rank in mine:
-            if parts[rank] is not None:
-                total += self._value(rank, parts[rank])
-        return total.astype(first.dtype) if isinstance(first, np.ndarray) else float(total)
+        if not isinstance(parts[some], list):
+            return float(sum((parts[rank] for rank in mine), np.float64(0)))
+        first = self.read(some, parts[some][0])
+        arrays = [self.read(rank, parts[rank][0]) for rank in mine]
+        out = np.empty(first.shape, first.dtype)
+        for begin, end in _pieces(out):
+            total = np.zeros(np.shape(_rows(out, begin, end)))
+            for array in arrays:
+                total += _read(array, begin, end)
+            _rows(out, begin, end)[...] = total
+        return out
 
     def _stripe(self, parts: list[Any], where: str) -> HostArray:
+        arrays = [self.read(rank, part[0]) for rank, part in enumerate(parts)]
         sizes = [sizes.get(where, 0) for sizes in self.sizes]
-        whole = np.concatenate([self._value(rank, part) for rank, part in enumerate(parts)])
-        if sum(sizes) != len(whole):
-            raise UserError(f"{where} has {len(whole)} values, but these ranks have {sum(sizes)}")
+        ends = list(accumulate(array.shape[0] for array in arrays))
+        if sum(sizes) != ends[-1]:
+            raise UserError(f"{where} has {ends[-1]} values, but these ranks have {sum(sizes)}")
         begin = sum(sizes[: self.rank])
-        return whole[begin : begin + sizes[self.rank]]
+        end, found = begin + sizes[self.rank], []
+        for array, stop in zip(arrays, ends, strict=True):
+            start = stop - array.shape[0]
+            if start < end and begin < stop:
+                found.append(array.rows(max(begin - start, 0), min(end, stop) - start))
+        return np.concatenate(found) if found else np.empty(0, arrays[0].dtype)
+
+
+def _weighted(values: Sequence[HostArray], weights: HostArray) -> HostArray:
+    """The weighted mean, in float64, summed in the order of the ranks."""
+    total = np.zeros(np.shape(values[0]))
+    for value, weight in zip(values, weights, strict=True):
+        if weight:
+            total += np.multiply(value, weight, dtype=np.float64)
+    total /= weights.sum()
+    return total
+
+
+def _pieces(array: HostArray) -> Iterator[tuple[int, int]]:
+    """Rows of the first axis, about `PIECE` values at a time; one piece of what has no axes."""
+    rows = array.shape[0] if array.ndim else 1
+    each = max(1, PIECE * rows // max(1, array.size))
+    for begin in range(0, rows, each):
+        yield begin, min(begin + each, rows)
+
+
+def _rows(array: HostArray, begin: int, end: int) -> HostArray:
+    return array[begin:end] if array.ndim else array
+
+
+def _read(array: StoredArray, begin: int, end: int) -> HostArray:
+    return array.rows(begin, end) if array.shape else array.whole()
 
 
 def leaves(

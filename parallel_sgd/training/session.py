@@ -6,6 +6,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -110,6 +111,10 @@ class Session:
             comm,
             sync_perf_stats=self.sync_perf_stats,
         )
+        with learner, saver or nullcontext():
+            return self._train(learner, source, saver)
+
+    def _train(self, learner: Learner, source: Source, saver: Checkpoints | None) -> list[Progress]:
         if learner.serves:
             learner.finish()
             return []

@@ -104,9 +104,12 @@ def fake_nccl(gpu: fake_cupy.Gpu, *, dies: Callable[[int], bool] = lambda rank: 
         def abort(self) -> None:
             module.aborted.append(self.rank)
 
+        def destroy(self) -> None:
+            module.destroyed.append(self.rank)
+
     module: Any = ModuleType("cupy.cuda.nccl")
     identities = iter(range(100))
-    module.aborted, module.meetings = [], meetings
+    module.aborted, module.destroyed, module.meetings = [], [], meetings
     module.available, module.NcclError, module.NCCL_SUM = True, NcclError, "NCCL_SUM"
     module.NCCL_FLOAT32, module.NCCL_FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
     module.get_unique_id = lambda: next(identities)
