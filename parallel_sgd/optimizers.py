@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -20,6 +21,10 @@ from .state import across, workspace
 from .validation import LARGEST, choice, number, settle, shown
 
 Array = Any  #: a NumPy or CuPy array
+
+SMALLEST_EPSILON = 1e-30
+"""Of what is added to a root that may be 0: in float32, and times Adam's bias correction, it must
+not vanish, or nothing would be divided by nothing."""
 
 
 @dataclass
@@ -62,9 +67,22 @@ class Optimizer(ABC):
         name, given = self._given
         settle(self, **{name: _rate(name, given)})
 
-    @abstractmethod
+    @property
+    def initial_values(self) -> Mapping[str, float]:
+        """What the vectors of the state, by name, are filled with before the first step."""
+        return {}
+
     def init(self, parameters: Parameters) -> OptimizerState:
         """The state before the first step. Local."""
+        state = OptimizerState({name: parameters.like().flat for name in self.initial_values})
+        self.reset(state)
+        return state
+
+    def reset(self, state: OptimizerState) -> None:
+        """Forget all but the clock: the state is as before the first step, in place. Local."""
+        state.steps = 0
+        for name, vector in state.buffers.items():
+            vector.fill(self.initial_values.get(name, 0.0))
 
     @abstractmethod
     def step(
@@ -101,7 +119,7 @@ class Optimizer(ABC):
         if type(value) is float and 0 <= value <= LARGEST:
             return value
         try:
-            return number(name, value, 0)
+            return number(name, value, 0, may_vanish=True)
         except UserError as error:
             raise UserError(f"{error} (the schedule's value after {samples} samples)") from None
 
@@ -185,9 +203,6 @@ class LocalStep:
 class SGD(Optimizer):
     """x -= lr * mean gradient"""
 
-    def init(self, parameters: Parameters) -> OptimizerState:
-        return OptimizerState()
-
     def step(
         self,
         state: OptimizerState,
@@ -230,8 +245,9 @@ class MomentumSGD(Optimizer):
         unit_gain = choice("unit_gain", self.unit_gain, (False, True))
         settle(self, momentum=momentum, momentum_time_constant=tau, unit_gain=unit_gain)
 
-    def init(self, parameters: Parameters) -> OptimizerState:
-        return OptimizerState({"m": parameters.like().flat})
+    @property
+    def initial_values(self) -> Mapping[str, float]:
+        return {"m": 0.0}
 
     def step(
         self,
@@ -278,7 +294,7 @@ class Adam(Optimizer):
 
     Args:
         beta1, beta2: in [0, 1), weights of the old averages of gradient and squared gradient.
-        epsilon: added to the root of the average square.
+        epsilon: added to the root of the average square; at least 1e-30.
         weight_decay: x -= lr * weight_decay * x in every step.
 
     Source: Kingma & Ba, ICLR 2015, algorithm 1; Loshchilov & Hutter, ICLR 2019, algorithm 2.
@@ -295,12 +311,13 @@ class Adam(Optimizer):
             self,
             beta1=number("beta1", self.beta1, 0, below=1),
             beta2=number("beta2", self.beta2, 0, below=1),
-            epsilon=number("epsilon", self.epsilon, 0),
+            epsilon=number("epsilon", self.epsilon, SMALLEST_EPSILON),
             weight_decay=number("weight_decay", self.weight_decay, 0),
         )
 
-    def init(self, parameters: Parameters) -> OptimizerState:
-        return OptimizerState({"m": parameters.like().flat, "v": parameters.like().flat})
+    @property
+    def initial_values(self) -> Mapping[str, float]:
+        return {"m": 0.0, "v": 0.0}
 
     def step(
         self,
@@ -333,7 +350,7 @@ class Adagrad(Optimizer):
     """g = mean gradient;  s += g * g;  x -= lr * g / (sqrt(s) + epsilon)
 
     Args:
-        epsilon: added to the root of the sum of squares.
+        epsilon: added to the root of the sum of squares; at least 1e-30.
         initial_accumulator: the sum of squares to begin with.
 
     Source: Duchi et al., JMLR 2011, with a diagonal matrix.
@@ -346,14 +363,13 @@ class Adagrad(Optimizer):
         super().__post_init__()
         settle(
             self,
-            epsilon=number("epsilon", self.epsilon, 0),
+            epsilon=number("epsilon", self.epsilon, SMALLEST_EPSILON),
             initial_accumulator=number("initial_accumulator", self.initial_accumulator, 0),
         )
 
-    def init(self, parameters: Parameters) -> OptimizerState:
-        s = parameters.like().flat
-        s.fill(self.initial_accumulator)
-        return OptimizerState({"s": s})
+    @property
+    def initial_values(self) -> Mapping[str, float]:
+        return {"s": self.initial_accumulator}
 
     def step(
         self,

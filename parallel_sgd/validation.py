@@ -23,6 +23,9 @@ Value = TypeVar("Value")
 LARGEST = float(np.finfo(np.float32).max)
 """Options meet float32 arrays: beyond this they would be infinite there."""
 
+SMALLEST = float(np.finfo(np.float32).tiny)
+"""Below this they would be zero there, or lose their precision."""
+
 
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     """Return an argument as an int.
@@ -41,12 +44,21 @@ def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
 
 
 def number(
-    name: str, value: Any, least: float, below: float | None = None, most: float | None = None
+    name: str,
+    value: Any,
+    least: float,
+    below: float | None = None,
+    most: float | None = None,
+    *,
+    may_vanish: bool = False,
 ) -> float:
     """Return an argument as a float.
 
+    Args:
+        may_vanish: whether it may be 0 in float32 though it is not here.
     Raises:
-        UserError: it is not a real number, not finite (in float32), or out of range.
+        UserError: it is not a real number, not finite, or out of range, or it is so in float32; or
+            it vanishes there.
     """
     found = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
@@ -55,10 +67,12 @@ def number(
         except OverflowError:
             found = math.inf
     largest = LARGEST if most is None else most
-    if not least <= found <= largest or (below is not None and not found < below):
+    vanishes = 0 < found < SMALLEST and not may_vanish
+    reaches = below is not None and not np.float32(min(found, LARGEST)) < below
+    if not least <= found <= largest or vanishes or reaches:
         required = f", at least {least}" + ("" if below is None else f" and less than {below}")
         required += "" if most is None else f" and at most {most}"
-        if LARGEST < found < math.inf:
+        if LARGEST < found < math.inf or (found >= least and (vanishes or reaches)):
             required += ", also in float32"
         raise UserError(f"{name}={shown(value)} must be a finite number{required}")
     return found
@@ -136,6 +150,13 @@ def shown(value: Any) -> str:
     plain = isinstance(value, Real) and not isinstance(value, bool)
     text = " ".join((str(value) if plain else repr(value)).split())
     return text if len(text) <= 100 else text[:97] + "..."
+
+
+def kind_of(value: Any) -> str:
+    """The name of a value's class, as errors show it."""
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"a {module}{kind.__qualname__}"
 
 
 def checked_path(name: str, path: Any) -> Path:

@@ -23,8 +23,9 @@ class BlockMomentumSGD(LocalUpdates):
 
     Args:
         block_momentum: in [0, 1); 1 - 1/K on K ranks if no time constant is given either.
-        block_momentum_as_time_constant: instead, in samples of all ranks: block_momentum =
-            exp(-samples of the block / time constant).
+        block_momentum_as_time_constant: instead, in samples as the block's length is: of each rank
+            with `sync_period` (as the default), of all ranks with `block_samples` and `sync_steps`.
+            block_momentum = exp(-samples of the block / time constant).
         block_learning_rate: multiplies the block gradient, 1 by default.
         use_nesterov_momentum: Nesterov's form or the classical one.
         reset_sgd_momentum: whether a synchronization zeroes the local optimizer's state.
@@ -41,8 +42,9 @@ class BlockMomentumSGD(LocalUpdates):
     Source: Chen, Huo, "Scalable Training of Deep Learning Machines by Incremental Block Training
     with Intra-Block Parallel Optimization and Blockwise Model-Update Filtering", ICASSP 2016, eq. 6
     to 8. Unlike CNTK's and fairseq's, Nesterov's form is the paper's (see
-    `CNTKBlockMomentumSGD`), and the momentum comes from the samples of all ranks, so that uneven
-    data cannot make the ranks differ.
+    `CNTKBlockMomentumSGD`), and the momentum comes from the samples of all ranks (with
+    `sync_period` from their mean), so that uneven data cannot make the ranks differ. CNTK's
+    options are of all ranks, both, and it divides both by their number.
     """
 
     default_period: ClassVar[dict[str, int]] = {"sync_period": 120_000}
@@ -85,7 +87,8 @@ class BlockMomentumSGD(LocalUpdates):
         """The block momentum after a block of so many samples of all ranks."""
         tau = self.block_momentum_as_time_constant
         if tau is not None:
-            return math.exp(-samples / tau) if tau > 0 else 0.0
+            length = samples if self.sync_period is None else samples / ranks
+            return math.exp(-length / tau) if tau > 0 else 0.0
         return 1 - 1 / ranks if self.block_momentum is None else self.block_momentum
 
     def outer_step(
@@ -116,7 +119,8 @@ class CNTKBlockMomentumSGD(BlockMomentumSGD):
     (1 + block_momentum) * block_learning_rate * K * G a block.
 
     Source: Microsoft CNTK 2.7, BlockMomentumDistributedLearner.h. Unlike there, the momentum of a
-    time constant comes from the samples of all ranks.
+    time constant comes from the samples that all ranks have had in the block, not from the length
+    that it should have: the same wherever minibatches fill blocks exactly.
     """
 
     def share(self, own_samples: int, samples: int) -> float:

@@ -83,7 +83,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
     A block ends with the minibatch that fills it. The exchange has the options of every exchange,
     error feedback included: what `gradient_bits` loses of one block gradient is sent with the next.
 
-    A step in which a block ends is collective: one sum of three integers and one exchange (a rank
+    A step in which a block ends is collective: one sum of four integers and one exchange (a rank
     sends 2·(K-1)/K models in 32 bits), and about 14 passes over the model. With overlap the merge
     waits for the exchange, after a sum of its own; an inner state that is averaged is exchanged
     then; and one that is zeroed loses what it has gathered since the block ended.
@@ -165,7 +165,20 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
             f"{samples} samples on {ranks} ranks"
         )
 
+    def check_block(self, ranks: int) -> None:
+        """See that every rank can have a sample in a block. Local.
+
+        Raises:
+            SharedError: it cannot, with these options; alike on all ranks.
+        """
+        if self.block_samples is not None and self.block_samples < ranks:
+            raise SharedError(
+                f"block_samples={self.block_samples} must be at least the number of ranks, "
+                f"{ranks}: they are samples of all ranks"
+            )
+
     def init(self, parameters: Parameters, comm: Communicator) -> LocalUpdateState:
+        self.check_block(comm.size)
         averages = self.inner_policy == "average"
         with self.ranks_apart(comm, apart=self.overlap_samples > 0) as ranks:
             first = self.first_exchange(parameters, ranks)
@@ -219,7 +232,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         local_step: LocalStep,
         comm: Communicator,
     ) -> None:
-        self.meet(state, comm)
+        self._meet_at_end(state, parameters, comm)
         if state.sent_samples:
             self._merge(state, parameters, local_step, comm)
         if state.block_samples:
@@ -276,8 +289,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         try:
             self._weigh(state, difference, clock, comm)
         except SharedError:
-            if not overlap:
-                x[...] = state.start  # a model again
+            x[...] = state.start  # a model again
             raise
         exchange = self.exchange_after(state, clock, parameters)
         samples = state.block_samples
@@ -302,7 +314,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
     ) -> None:
         """With overlap: take the outer step of the block under way, and mix Φ into the model."""
         x = parameters.flat
-        self.meet(state, comm)  # a rank may have failed in place of this step
+        self._meet_at_end(state, parameters, comm)
         with comm.trace.span("wait"):
             self.wait(state)
         self._close(state, state.sent, state.sent_samples, state.sent_lr, local_step, comm)
@@ -310,6 +322,17 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         x -= state.start
         x *= 0.5 if self.merge_weight is None else self.merge_weight
         x += state.start
+
+    def _meet_at_end(
+        self, state: LocalUpdateState, parameters: Parameters, comm: Communicator
+    ) -> None:
+        """Before ranks synchronize: one may have failed in place of this step. Collective."""
+        try:
+            self.meet(state, comm)
+        except SharedError:
+            if not state.warm:
+                parameters.flat[...] = state.start  # this rank's own model may not be finite
+            raise
 
     def _weigh(self, state: LocalUpdateState, x: Array, clock: int, comm: Communicator) -> None:
         """Turn a copy of this rank's model into its term of G: x = n_k / N * (Φ - x).
@@ -319,7 +342,11 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         """
         array_module(x).subtract(state.start, x, out=x)
         problem = problem_with(x, self.fewest_bits(state, clock), "model's change over the block")
-        samples = comm.agree(problem, state.own_samples)
+        block = {
+            "steps in the block": state.block_steps,
+            "samples of all ranks in the block": state.block_samples,
+        }
+        samples = comm.agree(problem, state.own_samples, alike=block, steps=state.block_steps)
         if samples != state.block_samples:
             counts = comm.allgather_object(state.own_samples)
             raise SharedError(
@@ -343,9 +370,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         local = local_step.state
         match self.inner_policy:
             case "zero":
-                local.steps = 0
-                for buffer in local.buffers.values():
-                    buffer.fill(0)
+                local_step.optimizer.reset(local)
             case "average":
                 assert state.averaging is not None
                 for buffer in local.buffers.values():

@@ -252,7 +252,8 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
         state.exchanges[bits].send_stray_residuals = state.residuals is not None
 
     def _replace(self, state: SynchronousStateT, bits: int | str, parameters: Parameters) -> None:
-        sent = self.bytes_sent(state)
+        self.wait(state)  # what is under way is counted by the exchange that does it
+        sent = SynchronousAlgorithm.bytes_sent(self, state)
         stray = any(each.send_stray_residuals for each in state.exchanges.values())
         state.exchanges.clear()
         state.exchanges[bits] = self._exchange(state, bits, parameters)
@@ -297,7 +298,7 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
     ) -> int:
         """One step of the warm start: all ranks have the same whole minibatch. Collective."""
         name = "samples of a minibatch before distributed_after"
-        comm.agree(problem_with(gradient.flat), samples, alike=name)
+        comm.agree(problem_with(gradient.flat), samples, alike={name: samples})
         ends = self.distributed(local_step.samples + samples)
         if samples:
             local_step(gradient.flat, samples)

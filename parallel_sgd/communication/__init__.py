@@ -1,12 +1,13 @@
 """Ranks and their collectives: over MPI, over threads of one process, or a single rank."""
 
 from .background import InBackground, ProgramEnds, program_ends
-from .communicator import TIMEOUT_S, Communicator, checked_timeout
+from .communicator import SIGN_FACTOR, TIMEOUT_S, Communicator, checked_timeout
 from .endpoint import Endpoint, PeerLost
 from .thread_endpoint import RankFailed
 from .threads import simulate
 
 __all__ = [
+    "SIGN_FACTOR",
     "TIMEOUT_S",
     "Communicator",
     "Endpoint",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar, cast
+from typing import Any, NoReturn, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,28 @@ TIMEOUT_S = 600.0
 
 PROBLEM = "raise_together"
 
+SIGN_FACTOR = 1_000_003
+"""Several numbers become one sign: times this, plus the next."""
+
+SIGN_PRIME = 2**24 - 3
+"""Signs are sent modulo this: their squares, added up over 2**15 ranks, are still int64."""
+
+
+class InCommon(Protocol):
+    """What all ranks must have in common as they agree: see `Communicator.agree`."""
+
+    def sign(self, steps: int) -> int:
+        """A whole number, another one where a fact is another one: see `SIGN_FACTOR`. Local.
+
+        Args:
+            steps: taken since the ranks have agreed, the same on all.
+        """
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """The facts behind the latest sign, by name, for the error where they differ. Local."""
+        ...
+
 
 class Communicator(ABC):
     """A fixed group of ranks that call the same collectives in the same order.
@@ -40,6 +62,8 @@ class Communicator(ABC):
         size: how many ranks train together.
         trace: where this rank says what its time goes into; duplicates and parts made later share
             it. Nothing is kept unless it is set to a `Trace`.
+        in_common: what `agree` compares between the ranks beside its arguments.
+        learners: how many have been made with it.
 
     Every method here is collective unless it says local. No wait is endless: after the
     communicator's `timeout_s` the waiting rank says for what it waited and ends the job.
@@ -48,6 +72,8 @@ class Communicator(ABC):
     rank: int
     size: int
     trace: Trace = NO_TRACE
+    in_common: InCommon | None = None
+    learners: int = 0
     called: Sequence[int] = range(2**31)  #: what errors call the ranks: where they are of a world
     _hosts: list[str] | None = None
     _problem: str | None = None  # of this rank, which the others are about to hear of
@@ -254,7 +280,14 @@ class Communicator(ABC):
         finally:
             self._problem = None
 
-    def agree(self, problem: str | None, samples: int = 0, *, alike: str | None = None) -> int:
+    def agree(
+        self,
+        problem: str | None,
+        samples: int = 0,
+        *,
+        alike: Mapping[str, int] | None = None,
+        steps: int = 1,
+    ) -> int:
         """The sum of `samples` over the ranks, once no rank is known to have a problem.
 
         The one place where ranks in training wait for each other before anything is changed: a rank
@@ -263,20 +296,26 @@ class Communicator(ABC):
         Args:
             problem: what is wrong on this rank, in one line, or None.
             samples: of this rank.
-            alike: what to call the samples in the error, where all ranks must have as many.
+            alike: what must be the same on all ranks, by name, beside what they have `in_common`.
+            steps: that the ranks have taken since they agreed; so that what takes a while is
+                compared now and then.
         Raises:
-            SharedError: on all ranks, if any has a problem, or the samples should be alike and are
-                not.
+            SharedError: on all ranks, if any has a problem, or if what must be the same differs.
 
-        Cost: one sum of three integers.
+        Cost: one sum of four integers.
         """
-        own = np.array([samples, samples**2, problem is not None], np.int64)
+        in_common = self.in_common if self.size > 1 else None
+        sign = in_common.sign(steps) if in_common else 0
+        for value in alike.values() if alike else ():
+            sign = sign * SIGN_FACTOR + value
+        sign %= SIGN_PRIME
+        own = np.array([samples, problem is not None, sign, sign * sign], np.int64)
         with self.trace.span("wait"), self._telling(problem):
-            total, squares, problems = self.sum_integers(own).tolist()
+            total, problems, signs, squares = self.sum_integers(own).tolist()
         if problems:
             self.raise_together(problem)
-        if alike and self.size * squares != total**2:  # equal only where all have the same number
-            self.require_agreement({alike: samples})
+        if self.size * squares != signs * signs:  # equal only where all signs are
+            self.require_agreement({**(in_common.facts() if in_common else {}), **(alike or {})})
         return int(total)
 
     def together(self, prepare: Callable[[], Result]) -> Result:

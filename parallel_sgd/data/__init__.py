@@ -12,11 +12,12 @@ from .classes import count_classes
 from .clicks import CLICKS_CLASSES, Clicks, clicks
 from .dataset import Arrays, Dataset, Flattened, Items, Subset, as_dataset, flattened
 from .files import load
+from .fingerprint import require_same_data
 from .library_source import ByteWindows, library_source
 from .ngrams import NGRAM_CLASSES, ORDERS, NGrams, library_ngrams
 from .rank_source import RankSource
 from .source import Source
-from .view import CommunicatorView, LearnerView
+from .view import CommunicatorView, FeedView, LearnerView
 
 __all__ = [
     "CLICKS_CLASSES",
@@ -28,6 +29,7 @@ __all__ = [
     "Clicks",
     "CommunicatorView",
     "Dataset",
+    "FeedView",
     "Flattened",
     "Items",
     "LearnerView",
@@ -43,5 +45,6 @@ __all__ = [
     "library_ngrams",
     "library_source",
     "load",
+    "require_same_data",
     "with_next",
 ]

@@ -48,6 +48,8 @@ class Clicks(Dataset):
     ((5, 3), dtype('int64'), (5,))
     """
 
+    repeatable = True
+
     def __init__(
         self,
         samples: int,

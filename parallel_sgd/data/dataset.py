@@ -24,7 +24,14 @@ SPLIT_STREAM = (0, 1)  #: follows the seed of a split; an epoch's order is (seed
 
 
 class Dataset(ABC):
-    """Numbered samples, each an input x and a label y, of which only what is asked for is read."""
+    """Numbered samples, each an input x and a label y, of which only what is asked for is read.
+
+    Attributes:
+        repeatable: whether a sample is the same, and soon read, whenever it is asked for; False
+            where that is not known.
+    """
+
+    repeatable: bool = False
 
     @abstractmethod
     def __len__(self) -> int:
@@ -99,6 +106,8 @@ class Arrays(Dataset):
     Raises:
         UserError: not arrays of plain numbers, labels not integers, or lengths that differ.
     """
+
+    repeatable = True
 
     def __init__(self, x: Any, y: Any, *, name: str = "") -> None:
         before = f"{name}: " if name else ""
@@ -190,6 +199,7 @@ class Subset(Dataset):
     def __init__(self, dataset: Dataset, indexes: Array) -> None:
         self.dataset = dataset
         self.indexes = indexes
+        self.repeatable = dataset.repeatable
 
     def __len__(self) -> int:
         return len(self.indexes)
@@ -212,6 +222,7 @@ class Flattened(Dataset):
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
+        self.repeatable = dataset.repeatable
 
     def __len__(self) -> int:
         return len(self.dataset)

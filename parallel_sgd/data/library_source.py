@@ -43,6 +43,8 @@ class ByteWindows(Dataset):
     [97, 98, 99, 100, 101]
     """
 
+    repeatable = True
+
     def __init__(self, files: Mapping[str, bytes], context: int = 8) -> None:
         self.files = tuple(files)
         self.context = integer("context", context, 1)

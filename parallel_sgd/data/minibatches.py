@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
@@ -11,18 +9,7 @@ from ..errors import SharedError, UserError
 from ..validation import integer
 from .dataset import as_dataset
 from .validation import Array, DType, float_dtype
-from .view import LearnerView
-
-
-@contextmanager
-def expecting(learner: LearnerView) -> Iterator[None]:
-    """While minibatches are given: those that are never trained on are forgotten at its end."""
-    learner.expect_nothing()
-    try:
-        yield
-    except GeneratorExit:  # in the midst of it
-        learner.expect_nothing()
-        raise
+from .view import FeedView, LearnerView
 
 
 def without_data(learner: LearnerView) -> bool:
@@ -99,14 +86,35 @@ class MinibatchSource:
         known = self._get_to_know(learner)
         self._met[id(learner)] = ref(learner), ref(learner.comm), known
 
-    def _position(self, learner: LearnerView) -> int:
-        """How many samples of this source the learner has seen."""
-        if learner.samples < self.start:
+    def _position(self, feed: FeedView, learner: LearnerView) -> int:
+        """How many samples of this source have been given for the learner."""
+        if feed.samples < self.start:
             learner.fail(
-                f"start={self.start} must be at most the {learner.samples} samples that the "
+                f"start={self.start} must be at most the {feed.samples} samples that the "
                 "learner has seen"
             )
-        return learner.samples - self.start
+        return feed.samples - self.start
+
+    def _epochs_left(self, samples: int, feed: FeedView, learner: LearnerView) -> range:
+        """The epochs, of so many samples each, from where the learner stands; the last in any case,
+        of which nothing may be left."""
+        if samples == 0:
+            return range(0)
+        first = self._position(feed, learner) // samples
+        return range(min(first, self.epochs - 1), self.epochs)
+
+    def _seen_of_epoch(
+        self, number: int, samples: int, feed: FeedView, learner: LearnerView
+    ) -> int:
+        """How many of an epoch's samples have been given for the learner."""
+        position = self._position(feed, learner) - number * samples
+        waiting = feed.samples - learner.samples
+        if 0 <= position - waiting < samples <= position:
+            learner.fail(
+                f"epoch {number} has been given already, and {waiting} samples of it wait for "
+                "their step"
+            )
+        return min(max(position, 0), samples)
 
     def _read(self, indexes: Array, learner: LearnerView) -> tuple[Array, Array]:
         """Read samples; where they are not as required, end the step of all ranks."""

@@ -40,6 +40,8 @@ class NGrams(Dataset):
     (True, False)
     """
 
+    repeatable = True
+
     def __init__(self, files: Mapping[str, bytes], orders: Sequence[int] = ORDERS) -> None:
         self.orders = _checked(orders)
         self.windows = ByteWindows(files, max(self.orders))

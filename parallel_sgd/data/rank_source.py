@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from .minibatches import MinibatchSource, expecting, without_data
+from .minibatches import MinibatchSource, without_data
 from .order import IndexArray, epoch_order, share
 from .validation import Array, DType
-from .view import LearnerView
+from .view import FeedView, LearnerView
 
 
 class RankSource(MinibatchSource):
@@ -72,7 +72,7 @@ class RankSource(MinibatchSource):
         """Yield this rank's part of each minibatch, from where the learner stands to the end.
 
         Args:
-            learner: must take a step for every minibatch, an empty one too; `learner.samples` is
+            learner: must take a step for every minibatch, an empty one too; where it stands is
                 read at the beginning and between epochs.
         Yields:
             x [m, …] in `dtype` and int64 y [m, …]: NumPy arrays, the caller's own. m may be 0.
@@ -88,11 +88,9 @@ class RankSource(MinibatchSource):
         if without_data(learner):
             return
         self.meet(learner)
-        samples = sum(self._known(learner))
-        begin = self._position(learner) // samples if samples else self.epochs
-        with expecting(learner):
-            for number in range(begin, self.epochs):
-                yield from self._epoch(number, learner)
+        with learner.feed() as feed:
+            for number in self._epochs_left(int(sum(self._known(learner))), feed, learner):
+                yield from self._epoch(number, feed, learner)
 
     def epoch(self, number: int, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
         """Yield what `minibatches` does, of one epoch: all that the learner has not seen of it.
@@ -104,26 +102,28 @@ class RankSource(MinibatchSource):
         if without_data(learner):
             return
         self.meet(learner)
-        with expecting(learner):
-            yield from self._epoch(number, learner)
+        with learner.feed() as feed:
+            yield from self._epoch(number, feed, learner)
 
-    def _epoch(self, number: int, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
+    def _epoch(
+        self, number: int, feed: FeedView, learner: LearnerView
+    ) -> Iterator[tuple[Array, Array]]:
         totals: IndexArray = self._known(learner)  # of all ranks in each minibatch of an epoch
         begins = np.concatenate([[0], totals.cumsum()])
         samples = int(begins[-1])
-        seen = min(max(self._position(learner) - number * samples, 0), samples)
+        seen = self._seen_of_epoch(number, samples, feed, learner)
         first = int(np.searchsorted(begins, seen))
         if begins[first] != seen:
             learner.fail(
                 f"minibatch_size={self.minibatch_size}: no minibatch of these ranks begins after "
-                f"{learner.samples} samples"
+                f"{feed.samples} samples"
             )
         order = epoch_order(len(self.dataset), self.seed, number, self.shuffle)
         part = share(self.minibatch_size, learner.comm.rank, learner.comm.size)
         each = part.stop - part.start
         for step in range(first, len(totals)):
             minibatch = order[step * each : (step + 1) * each]
-            learner.expect(len(minibatch), int(totals[step]))
+            feed.expect(len(minibatch), int(totals[step]))
             yield self._read(minibatch, learner)
 
     def _get_to_know(self, learner: LearnerView) -> IndexArray:

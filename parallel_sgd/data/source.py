@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .minibatches import MinibatchSource, expecting, without_data
+from .fingerprint import require_same_data
+from .minibatches import MinibatchSource, without_data
 from .order import epoch_order, share
 from .validation import Array, DType
-from .view import LearnerView
+from .view import FeedView, LearnerView
 
 
 class Source(MinibatchSource):
@@ -80,13 +81,13 @@ class Source(MinibatchSource):
         """Yield this rank's part of each minibatch, from where the learner stands to the end.
 
         Args:
-            learner: `learner.samples` is read at the beginning and between epochs,
-                `learner.distributed` at every minibatch: while it is False, during the warm
-                start, every rank gets the whole minibatch.
+            learner: where it stands is read at the beginning and between epochs. Minibatches that
+                have been fetched ahead count as if they had been trained on. Those that begin in
+                the warm start are whole on every rank.
         Yields:
             x [m, …] in `dtype` and int64 y [m, …]: NumPy arrays, the caller's own. m may be 0.
         Raises:
-            SharedError: on all ranks, if they disagree on an argument or on the number of samples;
+            SharedError: on all ranks, if they disagree on an argument or have other data;
                 if a sample that any rank reads is not as required (see `Dataset.read`), on the
                 others as they `step`; or if the learner stands before `start`.
 
@@ -96,9 +97,9 @@ class Source(MinibatchSource):
         if without_data(learner):
             return
         self.meet(learner)
-        with expecting(learner):
-            for number in range(self._position(learner) // self.samples_per_epoch, self.epochs):
-                yield from self._epoch(number, learner)
+        with learner.feed() as feed:
+            for number in self._epochs_left(self.samples_per_epoch, feed, learner):
+                yield from self._epoch(number, feed, learner)
 
     def epoch(self, number: int, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
         """Yield what `minibatches` does, of one epoch: all that the learner has not seen of it.
@@ -110,20 +111,30 @@ class Source(MinibatchSource):
         if without_data(learner):
             return
         self.meet(learner)
-        with expecting(learner):
-            yield from self._epoch(number, learner)
+        with learner.feed() as feed:
+            yield from self._epoch(number, feed, learner)
 
-    def _epoch(self, number: int, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
+    def _epoch(
+        self, number: int, feed: FeedView, learner: LearnerView
+    ) -> Iterator[tuple[Array, Array]]:
         samples = self.samples_per_epoch
         order = epoch_order(samples, self.seed, number, self.shuffle)
-        seen = min(max(self._position(learner) - number * samples, 0), samples)
+        seen = self._seen_of_epoch(number, samples, feed, learner)
         for begin in range(seen, samples, self.minibatch_size):
             minibatch = order[begin : begin + self.minibatch_size]
             part = minibatch
-            if learner.distributed:
+            if feed.distributed:
                 part = minibatch[share(len(minibatch), learner.comm.rank, learner.comm.size)]
-            learner.expect(len(part), len(minibatch))
+            feed.expect(len(part), len(minibatch))
             yield self._read(part, learner)
 
     def _facts(self) -> dict[str, Any]:
-        return {**super()._facts(), "number of samples": len(self.dataset)}
+        return {
+            **super()._facts(),
+            "number of samples": len(self.dataset),
+        }
+
+    def _get_to_know(self, learner: LearnerView) -> None:
+        require_same_data(
+            "data", self.dataset, learner.comm, dtype=self.dtype, classes=self.classes
+        )

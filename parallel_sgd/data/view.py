@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
 
 
@@ -27,6 +28,25 @@ class CommunicatorView(Protocol):
         ...
 
 
+class FeedView(Protocol):
+    """One pass of a source over its minibatches, for one learner."""
+
+    @property
+    def samples(self) -> int:
+        """Of all ranks, up to where the next minibatch begins, whether they have been trained on or
+        wait for their step."""
+        ...
+
+    @property
+    def distributed(self) -> bool:
+        """False where the next minibatch is of the warm start: every rank gets it whole."""
+        ...
+
+    def expect(self, samples: int, total: int) -> None:
+        """Be told what is given next: samples of this rank, and of all ranks."""
+        ...
+
+
 class LearnerView(Protocol):
     """The learner as a source sees it; anything with these attributes will do.
 
@@ -47,12 +67,8 @@ class LearnerView(Protocol):
         """Samples seen by all ranks so far."""
         ...
 
-    def expect(self, samples: int, total: int) -> None:
-        """Be told what a coming step gets: samples of this rank, and of all ranks."""
-        ...
-
-    def expect_nothing(self) -> None:
-        """Forget what no step has taken."""
+    def feed(self) -> AbstractContextManager[FeedView]:
+        """A `with` block around a pass over minibatches; an exception says that it was left."""
         ...
 
     def fail(self, problem: str) -> NoReturn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -15,8 +14,10 @@ from ..communication import Communicator, InBackground
 from ..errors import SharedError, SharedProblem, UserError
 from ..optimizers import Optimizer
 from ..parameters import Parameters
-from ..validation import integer
+from ..validation import integer, kind_of
 from ..version import __version__
+from .expected import MOST_SAMPLES, Expected, Feed
+from .in_common import InCommon
 from .performance import SyncPerformance
 
 
@@ -32,8 +33,8 @@ class Learner:
         sync_perf_stats: after every so many exchanges of all ranks the first rank that trains
             prints a line on their cost: see `SyncPerformance`. 0: never.
     Raises:
-        UserError: on all ranks, if they disagree on layout, dtype, optimizer, algorithm, any
-            option, or the library's version.
+        UserError: on all ranks, if an argument is not what it must be on any of them, or if they
+            disagree on layout, dtype, optimizer, algorithm, any option, or the library's version.
 
     Attributes:
         gradient: of the parameters' layout; fill it with the gradient *summed* over this rank's
@@ -70,7 +71,10 @@ class Learner:
         *,
         sync_perf_stats: int = 0,
     ) -> None:
-        every = integer("sync_perf_stats", sync_perf_stats, 0)
+        if not isinstance(comm, Communicator):
+            raise UserError(_other_kind("comm", comm, "Communicator", "Communicator.world()"))
+        comm.together(lambda: _check_kinds(parameters, optimizer, algorithm))
+        every = comm.together(lambda: integer("sync_perf_stats", sync_perf_stats, 0))
         comm.require_agreement(
             {
                 "parallel_sgd version": __version__,
@@ -96,7 +100,11 @@ class Learner:
         self.world, self.comm = comm, algorithm.group(self.state, comm)
         self.last_samples = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
-        self._expected: deque[tuple[int, int]] = deque()
+        self._expected = Expected(algorithm, self.local_step)
+        self._in_common = InCommon(
+            comm.learners, algorithm, self.state, parameters, self.local_step, self._expected
+        )
+        comm.learners += 1
         self._computes_since: float | None = None  # the user does, between two steps
         self._beside: list[InBackground[Any]] = []
         self._closed = False
@@ -142,11 +150,11 @@ class Learner:
         self._sent_before = sent - self.algorithm.bytes_sent(self.state)
 
     def expect(self, samples: int, total: int) -> None:
-        """Tell what a coming `step` gets, so that the ranks need not ask each other: for sources.
+        """Tell what a coming `step` gets, so that the ranks need not ask each other.
 
         All ranks tell of every minibatch, in their order, or none does. A step takes the next one,
         or the next ones that together have its samples, so that minibatches may be fetched ahead
-        and gradients be added up.
+        and gradients be added up. For sources there is `feed`.
 
         Args:
             samples: of this rank in the minibatch.
@@ -154,12 +162,20 @@ class Learner:
 
         Local.
         """
-        samples = integer("samples", samples, 0)
-        self._expected.append((samples, integer("total", total, samples)))
+        self._expected.add(samples, total)
 
     def expect_nothing(self) -> None:
-        """Forget what `expect` has told and no step has taken: for sources that end. Local."""
+        """Forget all that no step has taken, and the source that has given it. Local."""
         self._expected.clear()
+
+    def feed(self) -> Feed:
+        """For sources: a `with` block around one pass over their minibatches, which tells where the
+        next one begins, whether it is split, and is told of it. Local.
+
+        While it lasts `step` takes what was given, and is refused without. What no step has taken
+        is kept where the pass has come to its end, and forgotten where it was left before.
+        """
+        return Feed(self._expected, self.algorithm, self.fail)
 
     def ready(self, name: str) -> None:
         """Tell that the gradient of one parameter is complete, before `step`, while others are
@@ -187,8 +203,10 @@ class Learner:
             The samples of all ranks in this minibatch.
         Raises:
             UserError: on all ranks, if any rank's gradient is not finite (nothing has changed), or,
-                where the ranks train alone for a while, its model at the next synchronization; or
-                if a checkpoint could not be written in the background.
+                where the ranks train alone for a while, its model at the next synchronization; if
+                a checkpoint could not be written in the background; if a rank has left out a step,
+                or taken one without a minibatch or with another number of samples than its source
+                gave; if models that must be equal are not.
 
         Collective: every rank takes every step. What is communicated is the algorithm's affair.
         """
@@ -210,37 +228,26 @@ class Learner:
                 f"rank {self.world.rank} is a server and takes no step: call learner.finish() "
                 "there, which serves (sources give it no minibatches)"
             )
-        try:
-            samples = integer("samples", samples, 0)
-            total = self._told(samples)
-        except UserError as error:
-            self.fail(str(error))
-        if samples == 0:  # whatever is left there from the last exchange
-            self.gradient.flat.fill(0)
-        self.last_samples = self.algorithm.step(
-            self.state,
-            self.parameters,
-            self.gradient,
-            samples,
-            self.local_step,
-            self.comm,
-            total,
-        )
-        return self.last_samples
-
-    def _told(self, samples: int) -> int | None:
-        """The samples of all ranks in the minibatches that a step takes; None where nobody told."""
-        if not self._expected:
-            return None
-        own, total = self._expected.popleft()
-        while own < samples and self._expected:
-            more, all_more = self._expected.popleft()
-            own, total = own + more, total + all_more
-        if own != samples and not self.algorithm.meets_in_every_step:
-            raise UserError(
-                f"samples={samples} must be the {own} of the minibatches that the source gave"
+        with self._in_common("step", self.comm):
+            try:
+                samples = integer("samples", samples, 0, MOST_SAMPLES)
+                total = self._expected.take(samples)
+            except UserError as error:
+                self.fail(str(error))
+            if samples == 0:  # whatever is left there from the last exchange
+                self.gradient.flat.fill(0)
+            self.last_samples = self.algorithm.step(
+                self.state,
+                self.parameters,
+                self.gradient,
+                samples,
+                self.local_step,
+                self.comm,
+                total,
             )
-        return total if own == samples else None
+        if total is not None and total != self.last_samples:
+            self._expected.catch_up(self.last_samples - total)
+        return self.last_samples
 
     def fail(self, problem: str) -> NoReturn:
         """End training for a problem of this rank alone (bad data, say), in place of a `step`.
@@ -253,17 +260,20 @@ class Learner:
         """
         self._require_open()
         self.expect_nothing()
-        self.algorithm.fail(self.state, problem, self.comm)
+        with self._in_common("fail", self.comm):
+            self.algorithm.fail(self.state, problem, self.comm)
 
     def meet(self) -> None:
         """Find out whether all ranks have come so far: before collectives of your own on `comm`,
         such as an evaluation. Collective.
 
         Raises:
-            UserError: on all ranks, if any of them has called `fail`.
+            UserError: on all ranks, if any of them has called `fail`, or what all must have in
+                common differs: the minibatches so far, the model.
         """
         self._require_open()
-        self.algorithm.meet(self.state, self.comm)
+        with self._in_common("meet", self.comm):
+            self.algorithm.meet(self.state, self.comm)
 
     @contextmanager
     def aside(self, name: str) -> Iterator[None]:
@@ -298,10 +308,19 @@ class Learner:
         """Complete what is under way, so that all ranks hold the final model. Collective.
 
         On a rank that only serves it serves, until all others have finished.
+
+        Raises:
+            UserError: on all ranks, as `meet` does, or if a rank has taken no step with samples
+                that a source gave before it ended.
         """
         self._look_beside()
         end = self.algorithm.serve if self.serves else self.algorithm.finish
-        with self.world.trace.span("serve" if self.serves else "finish"):
+        if left_out := self._expected.left_out():
+            self.fail(f"no step was taken with the last {left_out} samples that the source gave")
+        with (
+            self.world.trace.span("serve" if self.serves else "finish"),
+            self._in_common("finish", self.comm),
+        ):
             end(self.state, self.parameters, self.local_step, self.comm)
         self._stop_statistics()
 
@@ -370,6 +389,23 @@ class Learner:
         elif isinstance(error, SharedError) and not self._closed:
             self._close(failed=True)
         self._closed = True
+
+
+def _check_kinds(parameters: Any, optimizer: Any, algorithm: Any) -> None:
+    """See that arguments are what they must be, and not in one another's place."""
+    for name, value, kind, example in (
+        ("parameters", parameters, Parameters, "model.parameters"),
+        ("optimizer", optimizer, Optimizer, "SGD(lr=0.1)"),
+        ("algorithm", algorithm, Algorithm, "DataParallelSGD()"),
+    ):
+        if not isinstance(value, kind):
+            raise UserError(_other_kind(name, value, kind.__name__, example))
+
+
+def _other_kind(name: str, value: Any, kind: str, example: str) -> str:
+    """What to say of an argument that is none of a class."""
+    found = f"the class {value.__qualname__} itself" if isinstance(value, type) else kind_of(value)
+    return f"{name} must be a {kind}, such as {example}: it is {found}"
 
 
 def _facts(name: str, options: Any) -> dict[str, Any]:

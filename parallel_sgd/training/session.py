@@ -16,7 +16,7 @@ import numpy as np
 
 from ..algorithms import Algorithm, DataParallelASGD
 from ..communication import Communicator
-from ..data import Dataset, Source
+from ..data import Dataset, Source, require_same_data
 from ..errors import SharedError
 from ..models import Classifier
 from ..optimizers import Optimizer
@@ -103,6 +103,7 @@ class Session:
                 "resume": self.resume and str(self.resume),
             }
         )
+        require_same_data("test data", self.test, comm, classes=self.model.classes)
         saver = comm.together(self._saver)
         learner = Learner(
             self.model.parameters,

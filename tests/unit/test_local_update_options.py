@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -85,14 +86,21 @@ def test_default_periods_in_minibatches():
 
 
 def test_block_momentum_by_default_and_as_a_time_constant():
-    """A time constant τ and the momentum are the same thing: τ = -block / ln η."""
+    """A time constant τ and the momentum are the same thing: τ = -block / ln η, where the block is
+    of each rank or of all, as its length is given."""
     assert BlockMomentumSGD().block_momentum_for(10, ranks=4) == 0.75
     assert BlockMomentumSGD().block_momentum_for(10, ranks=1) == 0
     assert BlockMomentumSGD(block_momentum=0.4).block_momentum_for(10, ranks=4) == 0.4
     tau = -1000 / math.log(0.6)
-    timed = BlockMomentumSGD(block_momentum_as_time_constant=tau)
-    assert timed.block_momentum_for(1000, ranks=4) == pytest.approx(0.6, abs=1e-15)
-    assert timed.block_momentum_for(2000, ranks=4) == pytest.approx(0.36, abs=1e-15)
+    for period in ({"block_samples": 1000}, {"sync_steps": 5}):
+        timed = BlockMomentumSGD(**period, block_momentum_as_time_constant=tau)
+        assert timed.block_momentum_for(1000, ranks=4) == pytest.approx(0.6, abs=1e-15)
+        assert timed.block_momentum_for(2000, ranks=4) == pytest.approx(0.36, abs=1e-15)
+    cntk = -120_000 / math.log(0.75)
+    for kind, ranks in product((BlockMomentumSGD, CNTKBlockMomentumSGD), (1, 2, 3, 64)):
+        timed = kind(block_momentum_as_time_constant=cntk)
+        block = timed.block_size_on(ranks)
+        assert timed.block_momentum_for(block, ranks) == pytest.approx(0.75, abs=1e-15)
     assert BlockMomentumSGD(block_momentum_as_time_constant=0).block_momentum_for(9, 4) == 0
 
 

@@ -1,0 +1,72 @@
+"""How data are told from others without reading all of them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from ..errors import UserError
+from .dataset import Dataset
+from .validation import DType
+from .view import CommunicatorView
+
+FEW = 256  #: samples that are compared
+FEW_BYTES = 1 << 22  #: fewer, where they are large
+FEW_LABELS = 8  #: where reading one may be slow, and give another x each time
+
+
+def require_same_data(
+    name: str,
+    dataset: Dataset,
+    comm: CommunicatorView,
+    *,
+    dtype: DType = np.float32,
+    classes: int | None = None,
+) -> None:
+    """See that the ranks read the same data, by a few samples.
+
+    Args:
+        name: what the data are called in the error.
+        dtype, classes: as for `Dataset.read`.
+    Raises:
+        SharedError: they differ, or one of those samples cannot be read on some of the ranks (what
+            is alike on all is found where it is trained on).
+
+    Collective.
+    """
+    found, problem = "", None
+    try:
+        found = fingerprint(dataset, dtype=dtype, classes=classes)
+    except UserError as error:
+        problem = str(error)
+    if len(set(comm.allgather_object(problem or found))) > 1:
+        comm.raise_together(problem)
+        comm.require_agreement({name: found})
+
+
+def fingerprint(dataset: Dataset, *, dtype: DType = np.float32, classes: int | None = None) -> str:
+    """What tells a data set from others of the same length: a digest of a few samples.
+
+    Where it is not known to give the same x again (`Dataset.repeatable`), only labels count.
+
+    Args:
+        dtype, classes: as for `Dataset.read`.
+    Raises:
+        UserError: one of the samples is not as required.
+
+    Local. Cost: reads 256 samples, or as many as 4 MiB hold, at least 2; or 8 for their labels.
+    """
+    if len(dataset) == 0:
+        return ""
+    few = FEW_LABELS
+    if dataset.repeatable:
+        x, _ = dataset.read(np.zeros(1, np.int64), dtype=dtype, classes=classes)
+        few = min(max(FEW_BYTES // max(x.nbytes, 1), 2), FEW)
+    spread = np.unique(np.linspace(0, len(dataset) - 1, few).astype(np.int64))
+    x, y = dataset.read(spread, dtype=dtype, classes=classes)
+    digest = hashlib.sha256(repr((x.shape, y.shape)).encode())
+    digest.update(y.tobytes())
+    if dataset.repeatable:
+        digest.update(x.tobytes())
+    return digest.hexdigest()[:16]

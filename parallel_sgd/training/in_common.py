@@ -1,0 +1,98 @@
+"""What all ranks must have in common where a learner waits for them."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from ..algorithms import Algorithm
+from ..communication import SIGN_FACTOR, Communicator
+from ..kernels import array_module
+from ..optimizers import LocalStep
+from ..parameters import Parameters
+from .expected import Expected
+
+Array = Any  #: a NumPy or CuPy array
+
+EVERY = 64
+"""Steps from one comparison of the ranks' models to the next: a pass over memory each, where a
+step without any calculation of gradients takes three at least."""
+
+CALLS = ("step", "fail", "meet", "finish")
+MEETINGS = CALLS[2:]
+
+
+class InCommon:
+    """A `with` block around what a learner calls on all ranks: while it lasts, the ranks see where
+    they agree that they do the same.
+
+    That is: they call the same, of the same learner, and have got the same minibatches so far. The
+    common model is compared now and then, and whenever they `meet`.
+
+    Args:
+        number: of the learner on its communicator.
+        algorithm, state, parameters, local_step, expected: the learner's.
+
+    Local. Cost: less than a microsecond, and a pass over the model where it is compared.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        algorithm: Algorithm[Any],
+        state: Any,
+        parameters: Parameters,
+        local_step: LocalStep,
+        expected: Expected,
+    ) -> None:
+        self._number, self._algorithm, self._state = number, algorithm, state
+        self._parameters, self._local_step, self._expected = parameters, local_step, expected
+        self._comm: Communicator | None = None
+        self._call, self._steps = 0, 0  #: the latter since models were compared
+        self._checksum: int | None = None
+
+    def __call__(self, call: str, comm: Communicator) -> InCommon:
+        self._call, self._comm = CALLS.index(call), comm
+        return self
+
+    def __enter__(self) -> None:
+        assert self._comm is not None
+        self._comm.in_common = self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        assert self._comm is not None
+        self._comm.in_common = None
+
+    def sign(self, steps: int) -> int:
+        self._steps += steps
+        due = self._steps >= EVERY or CALLS[self._call] in MEETINGS
+        self._checksum = self._compare() if due else None
+        sign = (self._number * len(CALLS) + self._call) * SIGN_FACTOR + self._expected.end
+        return sign * SIGN_FACTOR + (self._checksum or 0)
+
+    def facts(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "what the ranks do": f"{CALLS[self._call]} of learner {self._number}",
+            "samples of the minibatches so far (one step for each)": self._expected.end,
+        }
+        if self._checksum is not None:
+            found["the model's checksum"] = f"{self._checksum:016x}"
+        return found
+
+    def _compare(self) -> int | None:
+        """The checksum of the model that all ranks have in common now; None where there is none."""
+        algorithm, self._steps = self._algorithm, 0
+        if algorithm.apart or not algorithm.distributed(self._local_step.samples):
+            return None  # before the end of the warm start machines may round differently
+        return checksum(algorithm.shared_model(self._state, self._parameters))
+
+
+def checksum(x: Array) -> int:
+    """The sum of a vector's bytes, as 64-bit words, modulo 2^64. Local. Cost: reads it once."""
+    xp = array_module(x)
+    words = x.view(xp.uint32)
+    even = len(words) - len(words) % 2
+    total = int(words[:even].view(xp.uint64).sum(dtype=xp.uint64))
+    return (total + sum(map(int, words[even:]))) % 2**64
