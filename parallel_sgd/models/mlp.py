@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
-from ..validation import integer
+from ..validation import checked_seed
 from .classifier import Array, Classifier, Ready
 
 
@@ -55,7 +55,7 @@ class MLP(Classifier):
         self.inputs, self.classes = self.sizes[0], self.sizes[-1]
         self.layers = len(self.sizes) - 1
         xp = _module_of(device)
-        random = np.random.default_rng(integer("seed", seed, 0))
+        random = np.random.default_rng(checked_seed(seed))
         initial = self._initial(random, _float_dtype(dtype))
         self.parameters = Parameters({name: xp.asarray(array) for name, array in initial.items()})
         self._outputs: list[Array] = []  # of each layer; in backward, a rectifier's slopes

@@ -139,7 +139,7 @@ BAD_INPUT = [
     ),
     (
         "--algorithm model-averaging --merge-weight 0.5",
-        "merge_weight=0.5 needs overlap_samples",
+        "merge_weight=0.5 has no effect without overlap_samples",
     ),
     ("--algorithm slowmo --sync-steps 4 --sync-period 9", "at most one of block_samples, sync"),
     ("--epochs 1 --gradient 1", "unrecognized arguments: --gradient"),

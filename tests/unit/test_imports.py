@@ -21,7 +21,7 @@ PACKAGE = Path(parallel_sgd.__file__).parent
 FLOORS: list[set[str]] = [
     {"kernels"},
     {"errors", "state", "trace", "version"},
-    {"validation"},
+    {"files", "validation"},
     {"parameters"},
     {"communication"},
     {"array_files", "compression"},
@@ -39,7 +39,7 @@ FLOORS: list[set[str]] = [
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # Rooms that know less than all that is below them.
-GROUND = {"kernels", "errors", "state", "trace", "version", "validation", "parameters"}
+GROUND = {"kernels", "errors", "state", "trace", "version", "files", "validation", "parameters"}
 KNOWN_ONLY = {
     "communication": GROUND - {"parameters"},
     "compression": GROUND,
