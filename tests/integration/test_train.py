@@ -145,7 +145,7 @@ BAD_INPUT = [
     ("--epochs 1 --gradient 1", "unrecognized arguments: --gradient"),
     ("--model softmax --hidden 7", "hidden=[7]: a softmax model has no hidden layers"),
     ("--gradient-bits 0:1,0:2", "'0:1,0:2' must give each number of samples once"),
-    ("--data missing.npz", "missing.npz: there is no such data file"),
+    ("--data missing.npz", "missing.npz: there is no such file"),
     ("--data cut.npz", "cut.npz is not a well-formed .npz file"),
     ("--data text.npz", "text.npz is not a well-formed .npz file"),
     ("--data lengths.npz", "lengths.npz: x and y must have one length: 39 and 40"),
