@@ -3,7 +3,11 @@
 
 import sys
 
-from parallel_sgd.command_line.train import main
+try:
+    from parallel_sgd.command_line.train import main
+except KeyboardInterrupt:
+    print("parallel-sgd: interrupted", file=sys.stderr)
+    sys.exit(130)
 
 if __name__ == "__main__":
     sys.exit(main())

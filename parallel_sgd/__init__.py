@@ -15,6 +15,11 @@
 True
 """
 
+from .starting import is_own_program, say_interrupted
+
+if is_own_program():
+    say_interrupted()
+
 from . import data, models, schedules
 from .algorithms import (
     Algorithm,

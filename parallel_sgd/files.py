@@ -87,9 +87,11 @@ def append_line(name: str, path: Path, line: str) -> None:
 @contextmanager
 def writing(name: str, path: str | os.PathLike[str]) -> Iterator[None]:
     """An error of the disk's, where a file is written, is the user's to mend."""
+    if "\0" in str(path):
+        raise UserError(f"{name}={str(path)!r} must be the path of a file: it has a zero byte")
     try:
         yield
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UserError(f"{name}={str(path)!r} cannot be written: {reason(error)}") from error
 
 
