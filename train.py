@@ -3,11 +3,7 @@
 
 import sys
 
-try:
-    from parallel_sgd.command_line.train import main
-except KeyboardInterrupt:
-    print("parallel-sgd: interrupted", file=sys.stderr)
-    sys.exit(130)
+from parallel_sgd.command_line.train import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,10 +15,10 @@
 True
 """
 
-from .starting import is_own_program, say_interrupted
+# ruff: noqa: E402 - what Ctrl-C does while the rest is imported comes first
+from . import starting
 
-if is_own_program():
-    say_interrupted()
+starting.begin()
 
 from . import data, models, schedules
 from .algorithms import (

@@ -74,11 +74,12 @@ def append_line(name: str, path: Path, line: str) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    with writing(name, path), path.open("ab") as file:
+    with writing(name, path), path.open("ab", buffering=0) as file:
         end = os.fstat(file.fileno()).st_size
+        rest = line.encode() + b"\n"
         try:
-            file.write(line.encode() + b"\n")
-            file.flush()
+            while rest:
+                rest = rest[file.write(rest) :]
         except OSError:
             os.truncate(path, end)
             raise

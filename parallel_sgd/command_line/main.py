@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from ..communication.abort import INTERRUPTED, abort_on_error, user_line
+from ..starting import started
 from .info import package_version
 from .parser import Parser
 
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, a command's own, or 2 for wrong arguments.
     """
     argv = sys.argv[1:] if argv is None else argv
+    started()
     try:
         if not argv or argv[0] not in COMMANDS:
             _parser().parse_args(argv or ["--help"])

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ..errors import SharedError, UserError
+from ..starting import started
 from ..validation import line_of
 from .launched import is_hydra, launched_rank, launched_size
 
@@ -75,6 +76,7 @@ def abort_on_error() -> Iterator[None]:
         with abort_on_error():
             main()
     """
+    started()
     try:
         yield
     except SystemExit as error:

@@ -41,7 +41,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Rooms that know less than all that is below them.
 GROUND = {"kernels", "errors", "state", "trace", "version", "files", "validation", "parameters"}
 KNOWN_ONLY = {
-    "communication": GROUND - {"parameters"},
+    "communication": GROUND - {"parameters"} | {"starting"},
     "compression": GROUND,
     "optimizers": GROUND | {"schedules"},
     "data": GROUND,
