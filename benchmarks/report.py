@@ -60,8 +60,11 @@ class Report:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """The JSON file: ``{"machine": {...}, "rows": [...]}``."""
+        from parallel_sgd.files import write_whole
+
         content = {"machine": machine(), "rows": [asdict(row) for row in self.rows]}
-        Path(path).write_text(json.dumps(content, indent=2) + "\n")
+        text = json.dumps(content, indent=2) + "\n"
+        write_whole("--json", path, lambda aside: aside.write_text(text))
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """A bar for every row's ratio; the line at 1 is the peer or limit."""

@@ -15,6 +15,11 @@
 True
 """
 
+# ruff: noqa: E402 - what Ctrl-C does while the rest is imported comes first
+from . import starting
+
+starting.begin()
+
 from . import data, models, schedules
 from .algorithms import (
     Algorithm,

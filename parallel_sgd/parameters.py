@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from .errors import UserError
-from .kernels import blocks, empty_like
+from .kernels import array_module, blocks, empty_like
+from .validation import kind_of, shown
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -21,7 +22,8 @@ class Parameters(Mapping[str, Array]):
         arrays: the initial values by name, all of one dtype, all NumPy or all CuPy. They are
             copied, one behind the other in the order given; the originals are not kept.
     Raises:
-        UserError: no arrays, several dtypes, or a dtype other than float32 and float64.
+        UserError: no mapping of names to arrays, no arrays, several dtypes, or a dtype other than
+            float32 and float64.
 
     ``p.flat`` is the vector, ``p["W1"]`` a view into it with the original shape. Local.
 
@@ -32,6 +34,7 @@ class Parameters(Mapping[str, Array]):
     """
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
+        _require_arrays(arrays)
         dtypes = {str(a.dtype) for a in arrays.values()}
         if dtypes not in ({"float32"}, {"float64"}):
             raise UserError(
@@ -119,3 +122,34 @@ class Parameters(Mapping[str, Array]):
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}{list(shape)}" for name, shape in self._shapes.items())
         return f"Parameters({shapes}; {self.flat.size} {self.dtype} values)"
+
+
+def _require_arrays(arrays: Any) -> None:
+    """Refuse all but names with arrays, of one library.
+
+    Raises:
+        UserError: names what is none, and what it is.
+    """
+    if not isinstance(arrays, Mapping):
+        raise UserError(
+            f"parameters must be a mapping from names to arrays: {shown(arrays)} is "
+            f"{kind_of(arrays)}"
+        )
+    libraries = set()
+    for name, array in arrays.items():
+        if not isinstance(name, str):
+            raise UserError(f"parameters: name {shown(name)} must be a text: it is {kind_of(name)}")
+        if isinstance(array, type) or not hasattr(array, "dtype") or not hasattr(array, "shape"):
+            hint = ", a shape say: np.zeros(shape, np.float32)" if _is_shape(array) else ""
+            raise UserError(
+                f"parameters[{name!r}]={shown(array)} must be an array with its initial values: it "
+                f"is {kind_of(array)}{hint}"
+            )
+        libraries.add(array_module(array).__name__)
+    if len(libraries) > 1:
+        raise UserError("parameters must be all of NumPy, or all of CuPy: there are both")
+
+
+def _is_shape(value: Any) -> bool:
+    each = value if isinstance(value, tuple | list) else [value]
+    return bool(each) and all(isinstance(n, int) for n in each)

@@ -26,10 +26,14 @@ LARGEST = float(np.finfo(np.float32).max)
 SMALLEST = float(np.finfo(np.float32).tiny)
 """Below this they would be zero there, or lose their precision."""
 
+LARGEST_INTEGER = (1 << 63) - 1  #: of arrays and messages
 
-def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
+
+def integer(name: str, value: Any, least: int, most: int | None = None, *, bits: int = 63) -> int:
     """Return an argument as an int.
 
+    Args:
+        bits: that it has at most: as arrays and messages hold; random generators take more.
     Raises:
         UserError: it is not a whole number of an integer type, or out of range.
     """
@@ -37,10 +41,22 @@ def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
         found = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         found = None
-    if found is None or found < least or (most is not None and found > most):
+    largest = (1 << bits) - 1 if most is None else most
+    if found is None or not least <= found <= largest:
         required = f", at least {least}" if most is None else f" from {least} to {most}"
+        if most is None and found is not None and found > largest:
+            required += f" and less than 2**{bits}"
         raise UserError(f"{name}={shown(value)} must be a whole number{required}")
     return found
+
+
+def checked_seed(value: Any) -> int:
+    """Return a seed, which may be as long as those that NumPy draws from the system.
+
+    Raises:
+        UserError: it is not a whole number, or below 0.
+    """
+    return integer("seed", value, 0, bits=1024)
 
 
 def number(
@@ -139,6 +155,38 @@ def points(name: str, values: Any, check: Callable[[str, Any], Value]) -> Points
     return Points(found)
 
 
+def require_use(name: str, value: Any, default: Any, used: bool, needs: str) -> None:
+    """See that what was asked for has an effect.
+
+    Args:
+        default: of the option: whoever has asked for nothing may not want it.
+        used: whether the option is looked at, beside the others that were given.
+        needs: what would have to be given, so that it were.
+    Raises:
+        UserError: it has none.
+    """
+    if not used and value != default:
+        raise UserError(f"{name}={shown(value)} has no effect without {needs}")
+
+
+def require_use_of(options: object, name: str, used: bool, needs: str) -> None:
+    """`require_use` of a field of a dataclass that has a default."""
+    require_use(name, getattr(options, name), getattr(type(options), name), used, needs)
+
+
+def require_memory(name: str, size: int) -> None:
+    """See that so many bytes could fit into this machine's memory, if nothing else were there.
+
+    Linux promises more than it has, and ends the process that takes it by its word. Local.
+
+    Raises:
+        UserError: they could not.
+    """
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > there:
+        raise UserError(f"{name} needs {size:,} bytes, but this machine's memory has {there:,}")
+
+
 def settle(options: object, **values: Any) -> None:
     """Put checked values into a frozen dataclass, from its ``__post_init__``."""
     for name, value in values.items():
@@ -148,25 +196,36 @@ def settle(options: object, **values: Any) -> None:
 def shown(value: Any) -> str:
     """A value as errors show it: in one line, not too long."""
     plain = isinstance(value, Real) and not isinstance(value, bool)
-    text = " ".join((str(value) if plain else repr(value)).split())
+    try:
+        text = " ".join((str(value) if plain else repr(value)).split())
+    except ValueError:  # Python writes no more than some thousand digits
+        text = f"<{kind_of(value)}, too long to show>"
     return text if len(text) <= 100 else text[:97] + "..."
 
 
 def kind_of(value: Any) -> str:
-    """The name of a value's class, as errors show it."""
+    """What a value is, as errors say it: "a list", or "the class SGD"."""
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
     kind = type(value)
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return f"a {module}{kind.__qualname__}"
+    return f"a {kind.__module__}.{kind.__qualname__}".replace("builtins.", "")
 
 
-def checked_path(name: str, path: Any) -> Path:
-    """A folder's path, as it was given.
+def line_of(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
+
+def checked_path(name: str, path: Any, what: str = "folder") -> Path:
+    """A path, as it was given.
+
+    Args:
+        what: it is to be the path of.
     Raises:
         UserError: it is none.
     """
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise UserError(f"{name}={path!r} must be the path of a folder")
+        raise UserError(f"{name}={shown(path)} must be the path of a {what}")
     return Path(path)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from parallel_sgd import UserError
 from parallel_sgd.command_line.units import bits_per_s
+from parallel_sgd.files import write_whole
 
 from ..report import Report, machine
 from .contenders import CONTENDERS, HOOKS, PLAIN
@@ -107,7 +108,8 @@ class Summary(Report):
         content = {**asdict(self.results), "rows": [asdict(row) for row in self.rows]}
         for each in (*content["times"], *content["runs"]):
             each["rate"] = words(each["rate"])  # JSON knows no infinity
-        Path(path).write_text(json.dumps(content, indent=2) + "\n")
+        text = json.dumps(content, indent=2) + "\n"
+        write_whole("--json", path, lambda aside: aside.write_text(text))
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Several figures: training.png means training-5M.png, …, training-to-loss.png."""

@@ -23,7 +23,7 @@ from ..parameter_server import (
     place,
 )
 from ..parameters import Parameters
-from ..validation import checked_path, choice, integer, number, settle, shown
+from ..validation import checked_path, choice, integer, number, require_use_of, settle, shown
 from .algorithm import StateT
 from .compressed import CompressedAlgorithm
 
@@ -155,16 +155,12 @@ class AsynchronousAlgorithm(CompressedAlgorithm[StateT]):
             min_block=integer("min_block", self.min_block, 1),
             tables=_tables(self.tables),
         )
-        self._require_use("staleness", mode == "bounded", "mode='bounded'")
+        require_use_of(self, "staleness", mode == "bounded", "mode='bounded'")
         for name in ("ramp_coefficient", "ramp"):
-            self._require_use(name, self.ramp_minibatches > 0, "ramp_minibatches")
-        self._require_use("min_block", self.slice_parameters, "slice_parameters=True")
-
-    def _require_use(self, name: str, used: bool, needs: str) -> None:
-        """See that what is given has an effect."""
-        value, default = getattr(self, name), getattr(AsynchronousAlgorithm, name)
-        if not used and value != default:
-            raise UserError(f"{name}={shown(value)} has no effect without {needs}")
+            require_use_of(self, name, self.ramp_minibatches > 0, "ramp_minibatches")
+        require_use_of(self, "min_block", self.slice_parameters, "slice_parameters=True")
+        # No buckets are cut here: blocks are those of quantization alone.
+        require_use_of(self, "block_size", self.may_use(1, 2, 4, 8), "gradient_bits of 1 to 8")
 
     @property
     def apart(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ..compression import GRADIENT_BITS, Codec, HalfPrecision, OneBit, codec_for
 from ..kernels import body
-from ..validation import choice, points, settle
+from ..validation import choice, points, require_use_of, settle
 from .algorithm import Algorithm, Array
 
 LARGEST = 1e30
@@ -29,11 +29,14 @@ class CompressedAlgorithm(Algorithm[StateT], ABC):
         gradient_bits: 1, 2, 4, 8, 16 or 32 bits a value on the wire, or where the algorithm allows
             it a mapping from samples to bits: ``{0: 32, 20_000: 1}``. 32 means the parameters' own
             precision.
-        block_size: values that share quantization levels (1 to 8 bits).
+        block_size: values that share quantization levels (1 to 8 bits). With any bits buckets, and
+            what a rank adds up of them, begin and end with a block.
         threshold: "zero" or "mean": how 1 bit splits a block (see `compression.OneBit`).
         half_format: "float16" or "bfloat16" for 16 bits.
         error_feedback: whether what a message loses is sent with the next one. Without it few
             bits do not converge: only to see what it is for.
+
+    What the bits make no use of is refused; "auto" may take any.
     """
 
     takes_auto_bits: ClassVar[bool] = False
@@ -60,6 +63,17 @@ class CompressedAlgorithm(Algorithm[StateT], ABC):
             half_format=half.format,
             error_feedback=choice("error_feedback", self.error_feedback, (True, False)),
         )
+        require_use_of(self, "threshold", self.may_use(1), "gradient_bits=1")
+        require_use_of(self, "half_format", self.may_use(16), "gradient_bits=16")
+        require_use_of(
+            self, "error_feedback", self.may_use(1, 2, 4, 8, 16), "gradient_bits of less than 32"
+        )
+
+    def may_use(self, *bits: int) -> bool:
+        """Whether any of these numbers of bits may ever be used."""
+        given = self.gradient_bits
+        ever = set(given.values()) if isinstance(given, Mapping) else {given}
+        return AUTO in ever or not ever.isdisjoint(bits)
 
     def codec(self, bits: int) -> Codec:
         """The codec that these options mean at so many bits."""

@@ -25,7 +25,7 @@ from ..kernels import array_module, finish_on_device
 from ..optimizers import LocalStep
 from ..parameters import Parameters
 from ..state import across, workspace
-from ..validation import choice, integer, number, settle
+from ..validation import choice, integer, number, require_use, settle
 from .algorithm import Array
 from .compressed import problem_with
 from .synchronous import SynchronousAlgorithm, SynchronousState
@@ -116,8 +116,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
         overlap, weight = integer("overlap_samples", self.overlap_samples, 0), self.merge_weight
         if weight is not None:
             weight = number("merge_weight", weight, 0, most=1)
-        if weight is not None and not overlap:
-            raise UserError(f"merge_weight={weight} needs overlap_samples of more than 0")
+        require_use("merge_weight", weight, None, overlap > 0, "overlap_samples of more than 0")
         settle(self, **period, overlap_samples=overlap, merge_weight=weight)
 
     @abstractmethod

@@ -20,12 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
+from ..files import opened
+from ..validation import shown
 
 __all__ = ["Host", "Hostfile", "read_hostfile"]
 
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _OPEN_MPI_OPTIONS = ("max_slots", "max-slots")
 _MPICH_OPTIONS = ("binding", "ifname", "user")
+
+MOST_RANKS = 1 << 20  #: some mpiexecs spin, or divide by zero, near 2^31
 
 _BYTE_ORDER_MARK = "\ufeff"
 
@@ -121,12 +125,10 @@ def read_hostfile(path: str | Path) -> Hostfile:
         UserError: no such file, no hosts in it, or a line that neither dialect has; names the line.
     """
     path = Path(path)
+    with opened(f"hostfile {str(path)!r}", path) as file:
+        data = file.read()
     try:
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UserError(
-            f"hostfile must be a readable file: {str(path)!r} ({error.strerror})"
-        ) from None
+        text = data.decode("utf-8")
     except UnicodeDecodeError:
         raise UserError(f"hostfile must be a text file: {str(path)!r}") from None
     hosts = []
@@ -136,6 +138,11 @@ def read_hostfile(path: str | Path) -> Hostfile:
             hosts.append(_host(content, f"{path}:{number}", number, bool(comment)))
     if not hosts:
         raise UserError(f"hostfile must name at least one host: {str(path)!r} names none")
+    slots = sum(host.slots or 1 for host in hosts)
+    if slots > MOST_RANKS:
+        raise UserError(
+            f"hostfile {str(path)!r} must have at most {MOST_RANKS} slots in all: it has {slots}"
+        )
     plain = "\r" not in text and not text.startswith(_BYTE_ORDER_MARK)
     return Hostfile(path, tuple(hosts), plain)
 
@@ -145,7 +152,7 @@ def _host(content: str, where: str, line: int, trailing_comment: bool) -> Host:
     first, *options = re.sub(r"\s*=\s*", "=", content).split()
     name, colon, after = first.partition(":")
     if not _HOST.fullmatch(name):
-        raise UserError(f"{where}: a line must begin with a host's name: {first!r}")
+        raise UserError(f"{where}: a line must begin with a host's name: {shown(first)}")
     slots, dialect, special = None, None, None
     if colon:
         slots, dialect = _slots(after, first, where), MPICH
@@ -162,13 +169,21 @@ def _host(content: str, where: str, line: int, trailing_comment: bool) -> Host:
             belongs_to = None
         if belongs_to is None or dialect not in (None, belongs_to):
             raise UserError(
-                f"{where}: a line must read `host slots=N` or `host:N`: {content.strip()!r}"
+                f"{where}: a line must read `host slots=N` or `host:N`: {shown(content.strip())}"
             )
         dialect = belongs_to
     return Host(name, slots, line, dialect, special, trailing_comment)
 
 
 def _slots(value: str, text: str, where: str) -> int:
-    if not value.isascii() or not value.isdecimal() or int(value) < 1:
-        raise UserError(f"{where}: slots must be a whole number of at least 1: {text!r}")
-    return int(value)
+    slots = decimal(value)
+    if slots is None or not 1 <= slots <= MOST_RANKS:
+        raise UserError(
+            f"{where}: slots must be a whole number from 1 to {MOST_RANKS}: {shown(text)}"
+        )
+    return slots
+
+
+def decimal(text: str) -> int | None:
+    """A whole number of not too many digits, or None."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None

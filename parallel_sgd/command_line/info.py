@@ -29,8 +29,11 @@ from ..communication.launched import (
     same_mpi_family,
 )
 from ..errors import UserError
+from ..files import opened
 from ..parameter_server.placement import DISPATCH, place
+from ..validation import integer, require_use
 from .cores import all_cores, usable_cores
+from .hostfiles import MOST_RANKS
 from .links import add_link_options, link_lines, measured_links, require_use_of_links
 from .mpi_runtime import bound_mpi, find_mpiexecs, identify
 from .parser import Parser
@@ -210,6 +213,8 @@ def _placement(given: argparse.Namespace) -> dict[str, Any] | None:
             "--servers needs the parameters, from one of --model FILE.npz and "
             "--shapes W1=784x128 b1=128 ..."
         )
+    require_use("--min-block", given.min_block, None, not given.whole_parameters, "slices")
+    integer("--servers", given.servers, 1, MOST_RANKS)
     rule = next(iter(DISPATCH)) if given.placement is None else given.placement
     placement = place(
         _shapes_in(Path(given.model)) if given.shapes is None else _shapes_from(given.shapes),
@@ -255,7 +260,7 @@ def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     shapes: dict[str, tuple[int, ...]] = {}
     try:
-        with zipfile.ZipFile(path) as archive:
+        with opened(str(path), path) as content, zipfile.ZipFile(content) as archive:
             for member in archive.namelist():
                 with archive.open(member) as file:
                     shape, _, dtype = readers[npy.read_magic(file)](file)
@@ -265,8 +270,6 @@ def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
                 shapes[name] = shape
     except UserError:
         raise
-    except OSError as error:
-        raise UserError(f"{path} must be a readable file: {error.strerror or error}") from None
     except Exception as error:  # zipfile and NumPy let through whatever a damaged head provokes
         raise UserError(f"{path} must be a well-formed .npz file: {_first_line(error)}") from None
     if not shapes:

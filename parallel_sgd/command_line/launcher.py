@@ -25,8 +25,9 @@ from ..communication.launched import (
     launcher_name,
 )
 from ..errors import UserError
+from ..validation import shown
 from .cores import usable_cores
-from .hostfiles import MPICH, OPEN_MPI, Hostfile, read_hostfile
+from .hostfiles import MOST_RANKS, MPICH, OPEN_MPI, Hostfile, decimal, read_hostfile
 from .job import run_job
 from .mpi_runtime import Mpiexec, bound_mpi, choose_mpiexec
 from .parser import Parser
@@ -182,7 +183,7 @@ def parse(argv: Sequence[str]) -> Request:
             raise UserError("-m must be followed by a module")
     elif not command:
         raise UserError("a script must be given: parallel-sgd run -n 4 script.py [argument ...]")
-    elif not Path(command[0]).exists():
+    elif not os.path.exists(command[0]):
         hint = ""
         if Path(command[0]).name.startswith("python"):
             hint = "; give the script alone, without the interpreter"
@@ -290,15 +291,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def rank_count(text: str) -> int:
     """The type of the option -n."""
-    if not text.isascii() or not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1: {text!r}")
-    return int(text)
+    return _count(text, 1)
 
 
 def _server_count(text: str) -> int:
-    if not text.isascii() or not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0: {text!r}")
-    return int(text)
+    return _count(text, 0)
+
+
+def _count(text: str, least: int) -> int:
+    found = decimal(text)
+    if found is None or not least <= found <= MOST_RANKS:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from {least} to {MOST_RANKS}: {shown(text)}"
+        )
+    return found
 
 
 def _seconds(text: str) -> float:

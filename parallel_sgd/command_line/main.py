@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from ..communication.abort import abort_on_error
-from ..errors import UserError
+from ..communication.abort import INTERRUPTED, abort_on_error, user_line
+from ..starting import started
 from .info import package_version
 from .parser import Parser
 
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, a command's own, or 2 for wrong arguments.
     """
     argv = sys.argv[1:] if argv is None else argv
+    started()
     try:
         if not argv or argv[0] not in COMMANDS:
             _parser().parse_args(argv or ["--help"])
@@ -40,13 +42,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command == "train":  # the one that runs on ranks
             with abort_on_error():
                 sys.exit(_main_of(command, arguments))
-        return _main_of(command, arguments)
-    except UserError as error:
-        print(f"parallel-sgd: error: {error}", file=sys.stderr)
-        return 2
+        code = _main_of(command, arguments)
+        sys.stdout.flush()  # what has gone wrong there is told below, and not as Python exits
+        return code
     except BrokenPipeError:  # the reader has left, as in `parallel-sgd info | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         return 1
+    except (Exception, KeyboardInterrupt) as error:
+        line = user_line(error)
+        if line is None:
+            raise
+        print(line, file=sys.stderr)
+        _leave_stdout()
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 2
+
+
+def _leave_stdout() -> None:
+    """Nothing more is to be written there as Python exits."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main_of(command: str, arguments: list[str]) -> int:

@@ -10,7 +10,11 @@ from typing import Any
 
 from ..algorithms.compressed import AUTO
 from ..errors import UserError
-from ..schedules import Linear, Steps
+from ..schedules import Cosine, Linear, Schedule, Steps
+
+SHAPES = ("linear", "cosine")  #: of schedules, between their points
+COSINE = "cosine:0:0.3,50000:0.01"
+RATES = f"0:0.3,20000:0.03 (linear:0:0,1000:0.3 goes up in between, {COSINE} down)"
 
 
 def add_fields(parser: argparse.ArgumentParser, title: str, kinds: Mapping[str, type]) -> None:
@@ -99,9 +103,7 @@ def _reader(name: str, annotation: str) -> Callable[[str], Any]:
             if "Mapping" in annotation and ":" in text:
                 return _points(text, int)
             if "Schedule" in annotation and ":" in text:
-                linear = text.startswith("linear:")
-                points = _points(text.removeprefix("linear:"), float)
-                return Linear(points) if linear else Steps(points)
+                return _schedule(text)
             if text == AUTO and "str" in annotation.split(" | "):
                 return text
             if "bool" in annotation.split(" | "):
@@ -120,6 +122,20 @@ def _reader(name: str, annotation: str) -> Callable[[str], Any]:
     return read
 
 
+def _schedule(text: str) -> Schedule:
+    """One of rates: ``0:0.3,1000:0.1``, ``linear:0:0,1000:0.3`` or ``cosine:0:0.3,1000:0``."""
+    kind, _, rest = text.partition(":")
+    if kind not in SHAPES:
+        return Steps(_points(text, float))
+    points = _points(rest, float)
+    if kind == "linear":
+        return Linear(points)
+    if len(points) != 2 or 0 not in points:
+        raise UserError(f"{text!r} must give two rates, at 0 samples and at the end: {COSINE}")
+    end = max(points)
+    return Cosine(start=points[0], end=points[end], samples=end)
+
+
 def _points(text: str, number: Callable[[str], Any]) -> dict[int, Any]:
     pairs = [pair.split(":") for pair in text.split(",")]
     points = {int(at): number(value) for at, value in pairs}
@@ -130,15 +146,18 @@ def _points(text: str, number: Callable[[str], Any]) -> dict[int, Any]:
 
 def _expected(annotation: str) -> str:
     number = "a whole number" if "int" in annotation.split(" | ") else "a number"
-    if "Mapping" in annotation or "Schedule" in annotation:
-        linear = " (linear:0:0,1000:0.3 goes up in between)" if "Schedule" in annotation else ""
+    if "Schedule" in annotation:
+        return f"{number}, or samples:rate pairs as {RATES}"
+    if "Mapping" in annotation:
         auto = f", or {AUTO}" if "str" in annotation.split(" | ") else ""
-        return f"{number}, or samples:value pairs as 0:32,20000:1{linear}{auto}"
+        return f"{number}, or samples:value pairs as 0:32,20000:1{auto}"
     return number
 
 
 def _metavar(annotation: str) -> str:
-    if "Mapping" in annotation or "Schedule" in annotation:
+    if "Schedule" in annotation:
+        return "X | [linear:|cosine:]S:X,..."
+    if "Mapping" in annotation:
         return "X | S:X,... | auto" if "str" in annotation.split(" | ") else "X | S:X,..."
     if "bool" in annotation.split(" | "):
         return "true | false | auto"

@@ -7,8 +7,10 @@ this machine's kernels, measured on the spot.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from ..compression import GRADIENT_BITS
 from ..errors import UserError
 from ..exchange.costs import KernelSpeeds, Link
 from ..exchange.kernel_speeds import measure_kernel_speeds
+from ..files import write_whole
 from ..optimizers import OPTIMIZERS
 from ..parameters import Parameters
 from ..planning import Candidate, Job, candidates, recommend
@@ -43,8 +46,9 @@ def main(argv: Sequence[str]) -> int:
             raise UserError(f"{flag}={getattr(given, name)} must be at most {most}")
     pyplot = _pyplot() if given.figure else None
     for flag, path in (("--json", given.json), ("--figure", given.figure)):
-        if path is not None and not Path(path).absolute().parent.is_dir():
+        if path is not None and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
             raise UserError(f"{flag}={path} must be a file in a folder that is there")
+    form = _form(given.figure) if given.figure else ""
     job = _job(given, measure_kernel_speeds())
     every = candidates(job)
     print(f"{_described(job)}\n{_constants(job)}\n")
@@ -53,9 +57,9 @@ def main(argv: Sequence[str]) -> int:
     print(f"\n{found.reason}\ntrain.py {found.options}")
     if given.json:
         text = json.dumps(_content(given, job), indent=2, allow_nan=False)
-        Path(given.json).write_text(text + "\n")
+        write_whole("--json", given.json, lambda path: path.write_text(text + "\n"))
     if given.figure:
-        _draw(given.figure, job, pyplot)
+        write_whole("--figure", given.figure, lambda path: _draw(path, form, job, pyplot))
     return 0
 
 
@@ -233,11 +237,22 @@ def _content(given: argparse.Namespace, job: Job) -> dict[str, Any]:
     }
 
 
-def _draw(path: str, job: Job, pyplot: Any) -> None:
+def _form(path: str) -> str:
+    """In which form a figure is written: by its name's ending, which Matplotlib must know."""
+    form = os.path.splitext(path)[1].removeprefix(".").lower() or "png"
+    canvas = importlib.import_module("matplotlib.backend_bases").FigureCanvasBase
+    known = sorted(canvas.get_supported_filetypes())
+    if form not in known:
+        raise UserError(f"--figure={path} must end in one of {', '.join(known)}")
+    return form
+
+
+def _draw(path: Path, form: str, job: Job, pyplot: Any) -> None:
     on = [job.on(nodes) for nodes in NODES]
     every = candidates(job.on(NODES[-1]))
     draw(
         path,
+        form,
         NODES,
         {
             each: [each.cost(j).efficiency if each.is_possible(j) else None for j in on]

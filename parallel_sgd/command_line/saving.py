@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from ..errors import UserError
+
+KEEP = 3  #: checkpoints
 
 
 def add_saving_options(parser: argparse.ArgumentParser) -> None:
@@ -21,9 +24,10 @@ def add_saving_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--keep",
         type=int,
-        default=3,
+        default=KEEP,
         metavar="N",
-        help="how many of the latest to keep, beside the one of the lowest test loss (default: 3)",
+        help="how many of the latest to keep, beside the one of the lowest test loss "
+        f"(default: {KEEP})",
     )
     group.add_argument(
         "--resume",
@@ -47,6 +51,6 @@ def resumed_run(options: argparse.Namespace) -> str | None:
         return None
     path = Path(options.resume)
     for folder in (path, path.parent, path.parent.parent):
-        if (folder / "options.json").is_file():
+        if os.path.isfile(folder / "options.json"):
             return str(folder)
     raise UserError(f"resume={options.resume!r} is in no run's folder: give --output too")

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ..communication import simulate
+from ..validation import require_use
 from .launcher import THREAD_VARIABLES, rank_count
 from .parser import Parser
 from .train import parser as train_parser
@@ -37,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
         command = [sys.executable, "-m", "parallel_sgd", "simulate", *argv]
         os.execve(sys.executable, command, {**os.environ, **missing})
     options, algorithm, optimizer = read(rest)
+    require_use("cuda_aware", options.cuda_aware, False, False, "MPI, which simulate does not use")
     simulate(
         given.ranks,
         lambda comm: train_on(copy.copy(options), algorithm, optimizer, comm),

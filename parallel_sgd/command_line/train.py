@@ -28,14 +28,15 @@ from ..data import (
 )
 from ..errors import UserError
 from ..models import MLP, ByteLanguageModel, Classifier, SoftmaxRegression, use_gpu
-from ..optimizers import OPTIMIZERS, Optimizer
+from ..optimizers import OPTIMIZERS, SGD, Optimizer
 from ..training import CHECKPOINTS, RunFolder, Session, require_matplotlib
+from ..validation import require_use, require_use_of
 from ..version import __version__
 from .measuring import add_measuring_options
 from .options import add_fields, build, describe
 from .parser import Parser
 from .reporting import blocks, finish, print_choices, print_progress, ranks_in_words
-from .saving import add_saving_options, resumed_run
+from .saving import KEEP, add_saving_options, resumed_run
 
 #: Options that belong to an algorithm or optimizer.
 KINDS: tuple[Any, ...] = (*ALGORITHMS.values(), *OPTIMIZERS.values())
@@ -53,6 +54,7 @@ EXAMPLES = """\
 examples:
   parallel-sgd run -n 4 train.py --gradient-bits 1 --compare-serial
   mpiexec -hostfile hosts python train.py --optimizer momentum --lr 0:0.1,50000:0.01
+  mpiexec -n 4 python train.py --lr cosine:0:0.3,40000:0.001
   parallel-sgd run -n 5 --servers 1 train.py --algorithm async --sync-period 64 --lr 0.1
   parallel-sgd run -n 4 train.py --checkpoint-every 10000 --output run
   parallel-sgd run -n 2 train.py --checkpoint-every 10000 --resume run
@@ -179,8 +181,13 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
     if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
         options.lr = DEFAULT_LR[options.optimizer]
     checked_timeout(options.timeout_s)
+    _require_use(options)
     algorithm = build(options.algorithm, ALGORITHMS, options)
     optimizer = build(options.optimizer, OPTIMIZERS, options)
+    for name in ("inner_state", "reset_sgd_momentum"):
+        if hasattr(algorithm, name):
+            has_state = not isinstance(optimizer, SGD)
+            require_use_of(algorithm, name, has_state, "an --optimizer that has a state")
     return options, algorithm, optimizer
 
 
@@ -267,6 +274,19 @@ def train_on(
             print(f"trace                     {options.trace}, for https://ui.perfetto.dev")
 
 
+def _require_use(options: argparse.Namespace) -> None:
+    """See that no option was given in vain; those of algorithm and optimizer see to theirs."""
+    saves, cuda = options.checkpoint_every > 0, options.device == "cuda"
+    require_use("keep", options.keep, KEEP, saves, "--checkpoint-every N")
+    require_use("cuda_aware", options.cuda_aware, False, cuda, "--device cuda")
+    if options.labels and options.data in BUNDLED:
+        raise UserError(f"labels={options.labels!r}: {options.data} has labels of its own")
+    if options.hidden and options.model == "softmax":
+        raise UserError(f"hidden={options.hidden}: a softmax model has no hidden layers")
+    free = _kind_of_model(options) != "bytes"
+    require_use("classes", options.classes, None, free, "a --model whose classes are not the bytes")
+
+
 def _require_use_of_servers(algorithm: Algorithm[Any]) -> None:
     """See that `parallel-sgd run --servers` is heeded."""
     requested = requested_servers()
@@ -285,8 +305,6 @@ def _load(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
     """Training and test data; finds out the number of classes where it was not given."""
     if options.data in BUNDLED:
         classes, read_bundled = BUNDLED[options.data]
-        if options.labels:
-            raise UserError(f"labels={options.labels!r}: {options.data} has labels of its own")
         options.classes = classes if options.classes is None else options.classes
         return read_bundled(test=options.test, seed=options.seed)
     data = load(options.data, options.labels)
@@ -295,14 +313,16 @@ def _load(options: argparse.Namespace) -> tuple[Dataset, Dataset]:
     return flattened(train), flattened(test)
 
 
+def _kind_of_model(options: argparse.Namespace) -> str:
+    return options.model or ("bytes" if options.data == "library" else "mlp")
+
+
 def _model(options: argparse.Namespace, train: Dataset) -> Classifier:
     x, _ = train.read(np.arange(1), classes=options.classes)
     inputs, where = x[0].size, {"seed": options.seed, "device": options.device}
     hidden = options.hidden or [128]
-    match options.model or ("bytes" if options.data == "library" else "mlp"):
+    match _kind_of_model(options):
         case "softmax":
-            if options.hidden:
-                raise UserError(f"hidden={options.hidden}: a softmax model has no hidden layers")
             return SoftmaxRegression(inputs, options.classes, **where)
         case "bytes":
             return ByteLanguageModel(inputs, hidden=hidden, **where)

@@ -21,25 +21,29 @@ def bits_per_s(text: str) -> float:
     """The rate of a link, ``100mbit`` or ``2.5gbit``; infinity for ``unlimited``."""
     if text.lower() == UNLIMITED:
         return math.inf
-    return _read(text, _RATES, f"a rate such as 100mbit or 1gbit, or {UNLIMITED}")
+    return _read(text, _RATES, f"a rate such as 100mbit or 1gbit, or {UNLIMITED}", 1e3, 1e15)
 
 
 def seconds(text: str) -> float:
     """A time, ``30us``, ``1.5ms`` or ``0.2`` (seconds)."""
-    return _read(text, _TIMES, "a time such as 30us, 1.5ms or 0.2s")
+    return _read(text, _TIMES, "a time such as 30us, 1.5ms or 0.2s", 1e-9, 1e6)
 
 
 def count(text: str) -> int:
     """A whole number, ``60M`` or ``1024``."""
-    found = _read(text, _COUNTS, "a number such as 60M, 250k or 1024")
+    found = _read(text, _COUNTS, "a number such as 60M, 250k or 1024", 1, 1e15)
     if found != int(found):
         raise argparse.ArgumentTypeError(f"must be a whole number: {text!r}")
     return int(found)
 
 
-def _read(text: str, units: Mapping[str, float], what: str) -> float:
+def _read(text: str, units: Mapping[str, float], what: str, least: float, most: float) -> float:
     found = _NUMBER.fullmatch(text.strip())
     factor = units.get(found.group(2).lower()) if found else None
     if found is None or factor is None or not float(found.group(1)) > 0:
         raise argparse.ArgumentTypeError(f"must be {what}: {text!r}")
-    return float(found.group(1)) * factor
+    value = float(found.group(1)) * factor
+    if not least <= value <= most:
+        unit = "" if units is _COUNTS else " bit/s" if units is _RATES else " s"
+        raise argparse.ArgumentTypeError(f"must be from {least:g} to {most:g}{unit}: {text!r}")
+    return value

@@ -10,6 +10,7 @@ before it is up, after it is down, and without it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -22,6 +23,8 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ..errors import SharedError, UserError
+from ..starting import started
+from ..validation import line_of
 from .attendance import FAILED, sign_off
 from .launched import is_hydra, launched_rank, launched_size
 
@@ -47,7 +50,9 @@ _HYDRA_S = 2.0
 
 LONGEST_S = 1e8  #: three years, about what clocks and locks still take
 
-_INTERRUPTED = 128 + signal.SIGINT
+INTERRUPTED = 128 + signal.SIGINT
+
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _COMMAND_LINE = _PACKAGE + "command_line" + os.sep
@@ -65,7 +70,8 @@ _SCAFFOLD = {
 def abort_on_error() -> Iterator[None]:
     """Run an entry point: whatever ends it other than success ends the job on every rank.
 
-    A UserError prints its one line, any other exception its traceback, each line led by
+    What the user can mend (a UserError, a full disk) prints one line, any other exception its
+    traceback, each line led by
     ``[rank k]``; `sys.exit` with a code other than 0 keeps its code. The rank then waits until the
     others have printed a SharedError, or else `GRACE_S`, in case they have the same error, and
     calls MPI_Abort. With one rank there is no one to stop: it prints the same and exits.
@@ -75,6 +81,7 @@ def abort_on_error() -> Iterator[None]:
         with abort_on_error():
             main()
     """
+    started()
     try:
         yield
     except SystemExit as error:
@@ -182,13 +189,14 @@ def _wait_for_all(mpi: Any) -> None:
 def _report(error: BaseException) -> int:
     """Print what the user needs to know of an error; returns the exit code that goes with it."""
     frames = _without_scaffold(error.__traceback__)
+    line = user_line(error)
     if isinstance(error, KeyboardInterrupt):
         places = traceback.extract_tb(frames)[-1:]
         where = [f" in {place.name}, {place.filename}:{place.lineno}" for place in places]
         _print("".join(["interrupted", *where]))
-        return _INTERRUPTED
-    if isinstance(error, UserError):
-        _print(f"parallel-sgd: error: {error}{users_line(traceback.extract_tb(frames))}")
+        return INTERRUPTED
+    if line is not None:
+        _print(f"{line}{users_line(traceback.extract_tb(frames))}")
     elif _tells_of_a_dead_rank(error):
         _print(
             "parallel-sgd: error: a rank has died, and the others cannot go on with what needs "
@@ -197,6 +205,22 @@ def _report(error: BaseException) -> int:
     else:
         _print("".join(traceback.format_exception(type(error), error, frames)))
     return 1
+
+
+def user_line(error: BaseException) -> str | None:
+    """The one line that is all a user needs to know of an error; None where that is a traceback.
+
+    Local.
+    """
+    if isinstance(error, UserError):
+        return f"parallel-sgd: error: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        return "parallel-sgd: interrupted"
+    if isinstance(error, MemoryError):
+        return f"parallel-sgd: error: there is not enough memory: {line_of(error)}"
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return f"parallel-sgd: error: what was to be written could not be: {line_of(error)}"
+    return None
 
 
 def _tells_of_a_dead_rank(error: BaseException) -> bool:

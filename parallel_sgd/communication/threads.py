@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SharedError, UserError
-from ..validation import integer
+from ..validation import integer, line_of
 from .communicator import TIMEOUT_S, Array, Closed, Communicator, Counts, checked_timeout
 from .endpoint import Endpoint
 from .messages import Messages
@@ -24,6 +24,9 @@ from .thread_messages import ThreadMessages
 from .watchdog import TELLS_AFTER_S
 
 Result = TypeVar("Result")
+
+
+MOST_THREADS = 1 << 15  #: Linux has about as many in a process; each collective takes size² steps
 
 
 class ThreadWorld:
@@ -273,7 +276,7 @@ def simulate(
     >>> simulate(3, lambda comm: int(comm.sum_integers(np.array([comm.rank]))[0]))
     [3, 3, 3]
     """
-    size = integer("size", size, 1)
+    size = integer("size", size, 1, MOST_THREADS)
     world = ThreadWorld(size, checked_timeout(timeout_s))
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
@@ -286,11 +289,18 @@ def simulate(
             errors.append(error)
             world.abort()
 
-    threads = [
-        threading.Thread(target=run, args=(k,), name=f"rank {k}", daemon=True) for k in range(size)
-    ]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
+    try:
+        for k in range(size):
+            thread = threading.Thread(target=run, args=(k,), name=f"rank {k}", daemon=True)
+            thread.start()
+            threads.append(thread)
+    except (RuntimeError, MemoryError) as error:  # as many threads as the system allows
+        world.abort()
+        raise UserError(
+            f"size={size} ranks need a thread each, but only {len(threads)} could be started: "
+            f"{line_of(error)}"
+        ) from None
     try:
         for thread in threads:
             thread.join()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import UserError
-from ..validation import integer
+from ..validation import LARGEST_INTEGER, integer
 from .dataset import Arrays
 from .validation import checked_labels, place_name
 
@@ -30,9 +30,10 @@ def count_classes(data: Arrays, classes: int | None = None) -> int:
         classes = integer("classes", classes, 1)
     largest, where = -1, ""
     for begin in range(0, len(data), BATCH):
+        data.require_whole()
         stored = np.asarray(data.y[begin : begin + BATCH])
         indexes = np.arange(begin, begin + len(stored))
-        y = checked_labels(data.y_name, stored, indexes, classes)
+        y = checked_labels(data.y_name, stored, indexes, classes or LARGEST_INTEGER)
         if y.size and y.max() > largest:
             place = np.unravel_index(int(y.argmax()), y.shape)
             largest, where = int(y[place]), place_name(indexes, place)

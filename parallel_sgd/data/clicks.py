@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ..errors import UserError
-from ..validation import integer, number
+from ..validation import checked_seed, integer, number
 from .dataset import Dataset
 from .hashing import LARGEST_ID, STEP, fractions, mixed
 from .validation import Array, DType, checked_labels, float_dtype
@@ -64,7 +64,7 @@ class Clicks(Dataset):
     ) -> None:
         self.samples = integer("samples", samples, 1)
         self.fields = integer("fields", fields, 1, 1 << 15)
-        self.seed, self.first = integer("seed", seed, 0), integer("first", first, 0)
+        self.seed, self.first = checked_seed(seed), integer("first", first, 0)
         self.vocabulary = integer("vocabulary", vocabulary, 1, (1 << RANK_BITS) - 1)
         self.exponent = number("exponent", exponent, 0, most=100)
         self.bias = number("bias", bias, -100, most=100)
@@ -84,7 +84,8 @@ class Clicks(Dataset):
         draws = self._draw(indexes)
         x = self._ids(draws[:, :-1])
         clicked = draws[:, -1] < _probabilities(self._scores(x))
-        return x, checked_labels("y", clicked.astype(np.int64), indexes, classes)
+        y = clicked.astype(np.int64)
+        return x, y if classes is None else checked_labels("y", y, indexes, classes)
 
     def probabilities(self, indexes: Array) -> Array:
         """Return the true probability of a click in some samples, float64 [m]. Local."""

@@ -14,11 +14,14 @@ import numpy as np
 from numpy.lib import format as npy
 
 from ..errors import UserError
+from ..files import opened
+from ..validation import checked_path, line_of, require_memory
 from .dataset import Arrays
 from .validation import Array
 
 ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  #: signature, then lengths of name and extra field
 ENCRYPTED = 0x1
+MOST_DEFLATED = 1032  #: bytes that a byte of zlib's can stand for
 MALFORMED = (ValueError, OverflowError, EOFError, OSError, struct.error)
 
 
@@ -34,12 +37,15 @@ def load(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = N
         compressed ones (`numpy.savez_compressed`) are read whole into memory by every rank.
         The zip file's checksums are verified for compressed arrays only.
     Raises:
-        UserError: a file is missing, malformed, truncated or not readable, holds Python objects
-            (which could execute code), or x and y do not fit together.
+        UserError: a file is missing, malformed, truncated, not readable or no regular file, holds
+            Python objects (which could execute code) or more than memory does, or x and y do not
+            fit together.
 
     Local.
     """
-    file = Path(path)
+    file = checked_path("path", path, "file")
+    if labels is not None:
+        labels = checked_path("labels", labels, "file")
     suffixes = [Path(p).suffix.lower() for p in (path, labels) if p is not None]
     if suffixes == [".npz"]:
         return Arrays(_npz_member(file, "x"), _npz_member(file, "y"), name=str(path))
@@ -50,13 +56,13 @@ def load(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = N
 
 
 def _npy(path: Path) -> Array:
-    with _opened(path) as file:
-        return _mapped(str(path), path, file, 0, os.path.getsize(path))
+    with opened(str(path), path) as file:
+        return _mapped(str(path), file, 0, _size(file))
 
 
 def _npz_member(path: Path, name: str) -> Array:
     what = f"{path}: {name}"
-    with _opened(path) as file:
+    with opened(str(path), path) as file:
         try:
             archive = zipfile.ZipFile(file)
             members = {info.filename: info for info in archive.infolist()}
@@ -74,22 +80,20 @@ def _npz_member(path: Path, name: str) -> Array:
                 if signature != b"PK\x03\x04":
                     raise zipfile.BadZipFile("no local header")
                 begin = info.header_offset + ZIP_LOCAL_HEADER.size + name_length + extra_length
-                return _mapped(what, path, file, begin, begin + info.file_size)
+                return _mapped(what, file, begin, begin + info.file_size)
+            if info.file_size > MOST_DEFLATED * info.compress_size + 64 and (
+                info.compress_type == zipfile.ZIP_DEFLATED
+            ):
+                raise UserError(
+                    f"{what} is not well-formed: it claims {info.file_size} bytes, which its "
+                    f"{info.compress_size} compressed ones cannot hold"
+                )
             with archive.open(info) as member:
                 return _decompressed(what, member, info.file_size)
         except UserError:
             raise
         except (*MALFORMED, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-            raise UserError(f"{path} is not a well-formed .npz file: {_line(error)}") from None
-
-
-def _opened(path: Path) -> IO[bytes]:
-    try:
-        return open(path, "rb")
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such data file") from None
-    except OSError as error:
-        raise UserError(f"{path}: the data file cannot be read: {error.strerror}") from None
+            raise UserError(f"{path} is not a well-formed .npz file: {line_of(error)}") from None
 
 
 def _header(what: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -101,7 +105,7 @@ def _header(what: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype
     except KeyError:
         raise UserError(f"{what} must hold plain numbers, not structures") from None
     except Exception as error:  # NumPy's parser lets through whatever a damaged header provokes
-        raise UserError(f"{what} is not a well-formed .npy array: {_line(error)}") from None
+        raise UserError(f"{what} is not a well-formed .npy array: {line_of(error)}") from None
     if dtype.hasobject:
         raise UserError(f"{what} must hold plain numbers: it has dtype {dtype}, Python objects")
     if any(n < 0 for n in shape):
@@ -109,24 +113,33 @@ def _header(what: str, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype
     return shape, fortran, dtype
 
 
-def _mapped(what: str, path: Path, file: IO[bytes], begin: int, end: int) -> Array:
+def _mapped(what: str, file: IO[bytes], begin: int, end: int) -> Array:
     """Memory-map the array in ``.npy`` format that lies in a part of a file."""
     file.seek(begin)
     shape, fortran, dtype = _header(what, file)
     offset = file.tell()
-    size = _require(what, shape, dtype, min(end, os.path.getsize(path)) - offset)
+    size = _require(what, shape, dtype, min(end, _size(file)) - offset)
     order: Any = "F" if fortran else "C"
-    if size == 0:
-        return np.empty(shape, dtype, order)
-    return np.memmap(path, dtype, mode="r", offset=offset, shape=shape, order=order)
+    try:
+        if size == 0:
+            return np.empty(shape, dtype, order)
+        return np.memmap(file, dtype, mode="r", offset=offset, shape=shape, order=order)
+    except (ValueError, OverflowError) as error:  # more, or larger, dimensions than NumPy has
+        raise UserError(f"{what} is not a well-formed .npy array: {line_of(error)}") from None
+    except (OSError, MemoryError) as error:  # address space, or what the file system can
+        raise UserError(f"{what} cannot be mapped into memory: {line_of(error)}") from None
 
 
 def _decompressed(what: str, member: IO[bytes], length: int) -> Array:
     """Read the array in ``.npy`` format that a compressed member of a zip file is."""
     shape, _, dtype = _header(what, member)  # refuses objects before anything else is read
-    _require(what, shape, dtype, length - member.tell())
+    size = _require(what, shape, dtype, length - member.tell())
+    require_memory(what, size)
     member.seek(0)
-    array: Array = npy.read_array(member, allow_pickle=False)
+    try:
+        array: Array = npy.read_array(member, allow_pickle=False)
+    except MemoryError:
+        raise UserError(f"{what} does not fit into memory: it has {size:,} bytes") from None
     return array
 
 
@@ -140,5 +153,5 @@ def _require(what: str, shape: tuple[int, ...], dtype: np.dtype[Any], have: int)
     return size
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ..errors import UserError
-from ..validation import integer, number
+from ..validation import checked_seed, integer, number
 from .dataset import SPLIT_STREAM, Dataset
-from .validation import Array, DType, checked_labels, float_dtype
+from .validation import Array, DType, checked_targets, float_dtype
 
 #: Folders left out: tests, what was installed beside the library, and what the build wrote.
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -61,11 +61,11 @@ class ByteWindows(Dataset):
     def read(
         self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
     ) -> tuple[Array, Array]:
-        kind = float_dtype(dtype) or np.uint8
+        kind = float_dtype(dtype)
         begins = indexes + self.context * self._ends.searchsorted(indexes, side="right")
         windows = sliding_window_view(self._bytes, self.context + 1)[begins]
-        x = windows[:, :-1].astype(kind)
-        return x, checked_labels("y", windows[:, -1], indexes, classes)
+        x = windows[:, :-1].astype(kind or np.uint8)
+        return x, checked_targets("y", windows[:, -1], indexes, kind, classes)
 
     def __repr__(self) -> str:
         return f"ByteWindows({len(self.files)} files, {len(self)} bytes, context={self.context})"
@@ -104,7 +104,7 @@ def library_files(
     """The content of the library's files by path, as (training, test): see `library_source`."""
     fraction = number("test", test, 0, 1)
     room = None if most_bytes is None else integer("most_bytes", most_bytes, 1)
-    random = np.random.default_rng((integer("seed", seed, 0), *SPLIT_STREAM))
+    random = np.random.default_rng((checked_seed(seed), *SPLIT_STREAM))
     folder = Path(sysconfig.get_path("stdlib"))
     try:
         found = sorted(_files(folder))

@@ -6,7 +6,7 @@ from typing import Any
 from weakref import ref
 
 from ..errors import SharedError, UserError
-from ..validation import integer
+from ..validation import LARGEST_INTEGER, checked_seed, choice, integer
 from .dataset import as_dataset
 from .validation import Array, DType, float_dtype
 from .view import FeedView, LearnerView
@@ -36,11 +36,15 @@ class MinibatchSource:
         self.dataset = as_dataset(x, y)
         self.minibatch_size = integer("minibatch_size", minibatch_size, 1)
         self.epochs = integer("epochs", epochs, 1)
-        self.seed = integer("seed", seed, 0)
-        self.shuffle = bool(shuffle)
+        self.seed = checked_seed(seed)
+        self.shuffle = choice("shuffle", shuffle, (True, False))
         self.dtype = float_dtype(dtype)
         self.classes = None if classes is None else integer("classes", classes, 1)
         self.start = integer("start", start, 0)
+        if self.start + self.epochs * len(self.dataset) > LARGEST_INTEGER:
+            raise UserError(
+                f"epochs={self.epochs} of {len(self.dataset)} samples: must be less than 2**63"
+            )
         # Threads that share a source have a learner each; ids, as a learner need not be hashable.
         self._met: dict[int, tuple[ref[Any], ref[Any], Any]] = {}
 

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..validation import require_memory
+
 IndexArray = npt.NDArray[np.signedinteger[Any]]
 
 
@@ -15,7 +17,11 @@ def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> IndexArra
 
     It knows neither rank nor number of ranks, so that every rank finds the same one without
     communication. Takes 8 bytes a sample. Local.
+
+    Raises:
+        UserError: no machine like this one has as much memory.
     """
+    require_memory("the order of an epoch's samples", 8 * samples)
     if not shuffle:
         return np.arange(samples)
     return np.random.default_rng((seed, epoch)).permutation(samples)

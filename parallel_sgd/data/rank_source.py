@@ -30,7 +30,7 @@ class RankSource(MinibatchSource):
     Args:
         x: this rank's inputs [n, …], n from 0, plain numbers in memory or memory-mapped; or
             without `y` a `Dataset` or any object whose items are pairs (x_i, y_i).
-        y: this rank's labels [n, …], integers.
+        y: what this rank's samples are to teach [n, …]: labels, or values of any sign.
         minibatch_size: samples of all ranks together in a minibatch while none is dry; at least
             the number of ranks.
         epochs: passes over the data, at least 1.
@@ -75,7 +75,8 @@ class RankSource(MinibatchSource):
             learner: must take a step for every minibatch, an empty one too; where it stands is
                 read at the beginning and between epochs.
         Yields:
-            x [m, …] in `dtype` and int64 y [m, …]: NumPy arrays, the caller's own. m may be 0.
+            x [m, …] in `dtype` and y [m, …], int64 or in `dtype`: NumPy arrays, the caller's own. m
+                may be 0.
         Raises:
             SharedError: on all ranks, if they disagree on an argument; if a sample that any rank
                 reads is not as required (see `Dataset.read`), on the others as they next wait for

@@ -30,13 +30,16 @@ class Source(MinibatchSource):
     Args:
         x: inputs [n, …], plain numbers in memory or memory-mapped; or without `y` a `Dataset` or
             any object with ``__len__`` and ``__getitem__`` whose items are pairs (x_i, y_i).
-        y: labels [n, …], integers.
+        y: what is to be learned [n, …], plain numbers: labels, or values of any sign.
         minibatch_size: samples of all ranks together in a minibatch, at least 1.
         epochs: passes over the data, at least 1.
         seed: an integer of at least 0, the same on all ranks.
         shuffle: False takes the samples in their own order in every epoch.
-        dtype: the float type that each minibatch's x is converted to; None keeps the data's own.
-        classes: labels must be below this; None: only not negative.
+        dtype: the float type that each minibatch's x is converted to, and its y where that holds
+            floats; None keeps the data's own.
+        classes: y holds labels, integers from 0 to classes - 1: any other is refused as it is
+            read. None: y holds any numbers, of which integers become int64. (The models here refuse
+            labels that are not theirs; a model of your own must.)
         start: samples that the learner had seen before this source's first one, where it has
             already been trained on another.
     Raises:
@@ -85,7 +88,8 @@ class Source(MinibatchSource):
                 have been fetched ahead count as if they had been trained on. Those that begin in
                 the warm start are whole on every rank.
         Yields:
-            x [m, …] in `dtype` and int64 y [m, …]: NumPy arrays, the caller's own. m may be 0.
+            x [m, …] in `dtype` and y [m, …], int64 or in `dtype`: NumPy arrays, the caller's own. m
+                may be 0.
         Raises:
             SharedError: on all ranks, if they disagree on an argument or have other data;
                 if a sample that any rank reads is not as required (see `Dataset.read`), on the

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UserError
+from ..validation import LARGEST_INTEGER
 
 Array = npt.NDArray[Any]
 DType = npt.DTypeLike | None
@@ -60,15 +61,15 @@ def place_name(indexes: Array, place: Sequence[Any]) -> str:
 
 
 def checked_inputs(name: str, stored: Array, indexes: Array, dtype: np.dtype[Any] | None) -> Array:
-    """Convert the inputs of a minibatch, and see that all are finite.
+    """Convert the inputs of a minibatch, or what they are trained on; see that all are finite.
 
     Args:
-        name: what to call the inputs in an error.
-        stored: [m, …], the inputs as they were read.
+        name: what to call them in an error.
+        stored: [m, …], as they were read.
         indexes: int [m], their places in the data set, for the error.
         dtype: the float type to convert to; None keeps the stored one, in native byte order.
     Returns:
-        [m, …]: the inputs.
+        [m, …]: the numbers.
     Raises:
         UserError: a value is not a finite number, or too large for `dtype`.
     """
@@ -83,18 +84,50 @@ def checked_inputs(name: str, stored: Array, indexes: Array, dtype: np.dtype[Any
         where = place_name(indexes, place)
         value = stored[place]
         problem = "is too large for " + str(x.dtype) if np.isfinite(value) else "is not finite"
-        raise UserError(f"{name}{where} = {value} {problem}: inputs must be finite numbers")
+        raise UserError(f"{name}{where} = {value} {problem}: must be a finite number")
     return x
 
 
-def checked_labels(name: str, stored: Array, indexes: Array, classes: int | None) -> Array:
+def checked_targets(
+    name: str, stored: Array, indexes: Array, dtype: np.dtype[Any] | None, classes: int | None
+) -> Array:
+    """Convert what a minibatch is to be trained on, labels or other numbers, and check it.
+
+    Args:
+        name: what to call them in an error.
+        stored: [m, …], as they were read.
+        indexes: int [m], their places in the data set, for the error.
+        dtype: the float type that floats are converted to; None keeps the stored one.
+        classes: they are labels below this; None: any numbers.
+    Returns:
+        [m, …]: int64 where integers are stored, of any sign; else floats.
+    Raises:
+        UserError: labels as for `checked_labels`; else they are not numbers, not finite, or too
+            large for int64 or `dtype`.
+    """
+    if classes is not None:
+        return checked_labels(name, stored, indexes, classes)
+    if stored.dtype.kind == "f":
+        return checked_inputs(name, stored, indexes, dtype)
+    check_numbers(name, stored)
+    y = stored.astype(np.int64, copy=False)
+    if stored.dtype == np.uint64 and (y < 0).any():
+        place = tuple(np.argwhere(y < 0)[0])
+        where = place_name(indexes, place)
+        raise UserError(f"{name}{where} = {stored[place]} is too large for int64")
+    return y
+
+
+def checked_labels(
+    name: str, stored: Array, indexes: Array, classes: int = LARGEST_INTEGER
+) -> Array:
     """Convert the labels of a minibatch to int64, and see that all are in range.
 
     Args:
         name: what to call the labels in an error.
         stored: [m, …], the labels as they were read.
         indexes: int [m], their places in the data set, for the error.
-        classes: labels must be below this; None: only not negative.
+        classes: labels must be below this.
     Returns:
         int64 [m, …]: the labels.
     Raises:
@@ -102,10 +135,10 @@ def checked_labels(name: str, stored: Array, indexes: Array, classes: int | None
     """
     check_integers(name, stored)
     y = stored.astype(np.int64, copy=False)
-    bad = y < 0 if classes is None else (y < 0) | (y >= classes)
+    bad = (y < 0) | (y >= classes)
     if bad.any():
         place = tuple(np.argwhere(bad)[0])
         where = place_name(indexes, place)
-        required = "at least 0" if classes is None else f"from 0 to {classes - 1}"
+        required = "at least 0" if classes == LARGEST_INTEGER else f"from 0 to {classes - 1}"
         raise UserError(f"{name}{where} = {stored[place]} is out of range: must be {required}")
     return y

@@ -11,6 +11,9 @@ import numpy as np
 from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
+from ..validation import integer, kind_of
+
+NUMBERS = "biuf"  #: kinds of dtypes
 
 Array = Any  #: a NumPy or CuPy array
 Ready = Callable[[str], object]
@@ -55,10 +58,14 @@ class Classifier(ABC):
         Returns:
             The loss, 0.0 where m is 0. Non-finite values pass through, for the learner to judge.
         Raises:
-            UserError: shapes that do not fit, or a label out of range.
+            UserError: no arrays of numbers, shapes that do not fit, or y are no labels of this
+                model: not integers, or out of range.
 
         Local. Reuses its memory while m does not grow.
         """
+        if not isinstance(out, Parameters):
+            raise UserError(f"out must be Parameters like the model's: it is {kind_of(out)}")
+        x, y = as_numbers("x", x), as_numbers("y", y)
         if out.flat.shape != self.parameters.flat.shape:
             raise UserError(
                 f"out must have the model's {self.parameters.flat.size} values: {out.flat.size}"
@@ -80,12 +87,14 @@ class Classifier(ABC):
             y: [n], integers from 0 to classes - 1.
             batch: samples at a time, at least 1; bounds the memory.
         Raises:
-            UserError: no samples, shapes that do not fit, or a label out of range.
+            UserError: no samples, shapes that do not fit, or y are no labels of this model.
 
         Local.
         """
-        if batch < 1:
-            raise UserError(f"batch={batch!r} must be at least 1")
+        batch = integer("batch", batch, 1)
+        x, y = as_numbers("x", x), as_numbers("y", y)
+        if y.ndim == 0:
+            raise UserError(f"y must have shape [m], a label for each x: it has {shape_of(y)}")
         if len(x) == 0:
             raise UserError("evaluate needs at least one sample: x is empty")
         if len(x) != len(y):
@@ -106,7 +115,6 @@ class Classifier(ABC):
         x = xp.asarray(x, dtype=self.parameters.dtype)
         if x.ndim != 2 or x.shape[1] != self.inputs:
             raise UserError(f"x must have shape [m, {self.inputs}]: it has {shape_of(x)}")
-        y = y if hasattr(y, "dtype") else np.asarray(y)
         if y.ndim != 1:
             raise UserError(f"y must have shape [m], a label for each x: it has {shape_of(y)}")
         if len(x) != len(y):
@@ -133,6 +141,22 @@ class Classifier(ABC):
         logits /= total[:, None]
         logits[rows, y] -= 1
         return float(loss), logits
+
+
+def as_numbers(name: str, values: Any) -> Array:
+    """Take what a user has as an array, NumPy's or CuPy's as it is.
+
+    Raises:
+        UserError: it holds no plain numbers, or none of several.
+    """
+    try:
+        array = values if hasattr(values, "dtype") else np.asarray(values)
+    except (TypeError, ValueError):
+        raise UserError(f"{name} must be an array of numbers: it is {kind_of(values)}") from None
+    if getattr(array.dtype, "kind", "") not in NUMBERS or (array.ndim == 0 and name == "x"):
+        found = shape_of(array) if array.ndim == 0 else f"an array of {array.dtype}"
+        raise UserError(f"{name} must be an array of numbers: it is {found}")
+    return array
 
 
 def shape_of(array: Array) -> str:

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
-from ..validation import choice, integer, shown
-from .classifier import Array, Ready, shape_of
+from ..validation import choice, integer, kind_of, shown
+from .classifier import Array, Ready, as_numbers, shape_of
 from .mlp import MLP
 
 Ids = npt.NDArray[np.int64]
@@ -112,6 +112,10 @@ class EmbeddedMLP(MLP):
 
     @rows.setter
     def rows(self, table: Rows) -> None:
+        if not all(hasattr(table, name) for name in ("width", "rows", "push", "prefetch")):
+            raise UserError(
+                f"model.rows must be a table, learner.tables[name]: it is {kind_of(table)}"
+            )
         if table.width != self.width:
             raise UserError(
                 f"the table's rows have width={table.width}, the model's have width={self.width}: "
@@ -142,6 +146,8 @@ class EmbeddedMLP(MLP):
 
         Local; waits for the table.
         """
+        x = as_numbers("x", x)
+        coming = None if coming is None else as_numbers("coming", coming)
         self._coming = self._ids("coming", coming) if coming is not None and len(coming) else None
         if len(x) == 0:
             self._prefetch()

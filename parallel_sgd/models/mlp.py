@@ -6,6 +6,7 @@ import importlib
 import math
 import operator
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
-from ..validation import integer
+from ..validation import checked_seed, line_of, require_memory, shown
 from .classifier import Array, Classifier, Ready
 
 
@@ -51,13 +52,19 @@ class MLP(Classifier):
         except TypeError:
             self.sizes = ()
         if len(self.sizes) < 2 or min(self.sizes) < 1:
-            raise UserError(f"sizes must be at least two integers of at least 1: {sizes!r}")
+            raise UserError(f"sizes must be at least two integers of at least 1: {shown(sizes)}")
         self.inputs, self.classes = self.sizes[0], self.sizes[-1]
         self.layers = len(self.sizes) - 1
         xp = _module_of(device)
-        random = np.random.default_rng(integer("seed", seed, 0))
-        initial = self._initial(random, _float_dtype(dtype))
-        self.parameters = Parameters({name: xp.asarray(array) for name, array in initial.items()})
+        random = np.random.default_rng(checked_seed(seed))
+        what = f"sizes={shown(list(self.sizes))}: the model"
+        require_memory(what, 8 * sum(n * m + m for n, m in pairwise(self.sizes)))
+        try:
+            initial = self._initial(random, _float_dtype(dtype))
+            arrays = {name: xp.asarray(array) for name, array in initial.items()}
+            self.parameters = Parameters(arrays)
+        except MemoryError as error:
+            raise UserError(f"{what} does not fit into memory: {line_of(error)}") from None
         self._outputs: list[Array] = []  # of each layer; in backward, a rectifier's slopes
         self._deltas: list[Array] = []  # the loss's gradient by each hidden layer's outputs
 

@@ -14,6 +14,7 @@ _BLOCKS = {"model averaging": "#fd8d3c", "block momentum": "#a50f15", "SlowMo": 
 
 def draw(
     path: str | os.PathLike[str],
+    form: str,
     nodes: Sequence[int],
     efficiencies: Mapping[Candidate, Sequence[float | None]],
     here: int,
@@ -23,7 +24,8 @@ def draw(
     """Draw a line for each algorithm.
 
     Args:
-        path: of the figure; its ending says in which form.
+        path: of the figure.
+        form: "png", "svg", …
         nodes: where the lines have points.
         efficiencies: of every algorithm at each of `nodes`; None where it is not possible.
         here: the number of nodes that was asked about.
@@ -47,7 +49,7 @@ def draw(
     figure.suptitle(title, x=0.01, horizontalalignment="left", size=10)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, format=form)
     pyplot.close(figure)
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self, cast
 from ..array_files import require_safetensors
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, SharedProblem, UserError
-from ..validation import checked_path, integer
+from ..validation import checked_path, integer, shown
 from ..version import __version__
 from . import checkpoint_files as files
 from .captured import HostArray, HostCopies, capture, flatten
@@ -67,6 +67,8 @@ class Checkpoints:
         require_safetensors()
         self.folder = checked_path("folder", folder)
         self.keep = integer("keep", keep, 1)
+        if not isinstance(facts, Mapping | None):
+            raise UserError(f"facts={shown(facts)} must be a mapping from names to values")
         self.facts = dict(facts or {})
         self._copies = HostCopies()
         self._writing: InBackground[Path] | None = None

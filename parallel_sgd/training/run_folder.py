@@ -8,16 +8,18 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
+from ..files import append_line, reason, write_whole
 from ..kernels import array_module
 from ..parameters import Parameters
 
+WHAT = "output"  #: what errors call the files here
 CHECKPOINTS = "checkpoints"  #: the folder of checkpoints in a run's
 
 
@@ -29,8 +31,8 @@ class RunFolder:
         options: what was asked for, written as options.json.
         resumed: the folder is that of a run which goes on.
 
-    Every file but metrics.jsonl, which grows line by line, is written aside and renamed, so that
-    it is there whole or not at all. Local.
+    Every file is there whole or not at all; metrics.jsonl grows line by line. Where one cannot be
+    written (the disk is full, say) that is a UserError. Local.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             filled = any(self.path.iterdir())
-        except OSError as error:
-            raise UserError(f"output={str(self.path)!r} must be a folder: {error}") from error
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"output={str(self.path)!r} must be a folder: {reason(error)}"
+            ) from error
         if filled and not self.resumed:
             raise UserError(f"output={str(self.path)!r} must be a new or empty folder")
         self.write_json("options.json", self.options)
@@ -65,8 +69,7 @@ class RunFolder:
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(metrics, allow_nan=False) + "\n")
+        append_line(WHAT, self.path / "metrics.jsonl", json.dumps(metrics, allow_nan=False))
 
     def write_model(self, parameters: Parameters) -> None:
         """Write the parameters by name as model.npz (read it with `numpy.load`)."""
@@ -97,10 +100,8 @@ class RunFolder:
         self._write("loss.png", lambda path: figure.savefig(path, dpi=150, format="png"))
         pyplot.close(figure)
 
-    def _write(self, name: str, write: Any) -> None:
-        aside = self.path / f".{name}.part"
-        write(aside)
-        os.replace(aside, self.path / name)
+    def _write(self, name: str, write: Callable[[Path], object]) -> None:
+        write_whole(WHAT, self.path / name, write)
 
 
 def require_matplotlib() -> Any:

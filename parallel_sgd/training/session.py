@@ -20,7 +20,7 @@ from ..data import Dataset, Source, require_same_data
 from ..errors import SharedError
 from ..models import Classifier
 from ..optimizers import Optimizer
-from ..validation import integer
+from ..validation import integer, require_use_of
 from .checkpoint_files import set_aside_after
 from .checkpoints import Checkpoints
 from .learner import Learner
@@ -158,6 +158,7 @@ class Session:
     def _saver(self) -> Checkpoints | None:
         every = integer("checkpoint_every", self.checkpoint_every, 0)
         integer("keep", self.keep, 1)
+        require_use_of(self, "keep", every > 0, "checkpoint_every of more than 0")
         if self.checkpoints is None or every == 0:
             return None
         return Checkpoints(self.checkpoints, keep=self.keep, facts=self._facts)

@@ -289,7 +289,10 @@ def what_few_bits_lose_is_not_lost(
 ) -> None:
     """What was applied and the residuals of all workers are the sum of all gradients."""
     algorithm = asynchronous(
-        servers=servers_of(comm, apart), gradient_bits=bits, block_size=16, **options
+        servers=servers_of(comm, apart),
+        gradient_bits=bits,
+        **({"block_size": 16} if bits < 16 else {}),
+        **options,
     )
     learner = learner_of(comm, algorithm, SGD(lr_per_sample=1.0), np.float32)
     workers = comm.size - algorithm.servers

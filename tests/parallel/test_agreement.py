@@ -98,10 +98,15 @@ def zeros(shapes, dtype=np.float32):
     return Parameters({name: np.zeros(shape, dtype) for name, shape in shapes.items()})
 
 
+def of_all_options(**options):
+    """None of them is without effect."""
+    return DataParallelSGD(gradient_bits={0: 16, 9: 1}, **options)
+
+
 USUAL = {
     "parameters": lambda: zeros({"W": (2, 3), "b": (6,)}),
     "optimizer": lambda: SGD(lr=0.1),
-    "algorithm": DataParallelSGD,
+    "algorithm": of_all_options,
 }
 
 
@@ -118,14 +123,14 @@ USUAL = {
         ("optimizer", "optimizer", lambda: Adam(lr=0.1)),
         ("gradient_bits of the algorithm", "algorithm", lambda: DataParallelSGD(gradient_bits=1)),
         ("gradient_bits of the", "algorithm", lambda: DataParallelSGD(gradient_bits={0: 32, 9: 1})),
-        ("block_size of the algorithm", "algorithm", lambda: DataParallelSGD(block_size=512)),
-        ("threshold of the algorithm", "algorithm", lambda: DataParallelSGD(threshold="mean")),
+        ("block_size of the algorithm", "algorithm", lambda: of_all_options(block_size=512)),
+        ("threshold of the algorithm", "algorithm", lambda: of_all_options(threshold="mean")),
         (
             "half_format of the algorithm",
             "algorithm",
-            lambda: DataParallelSGD(half_format="bfloat16"),
+            lambda: of_all_options(half_format="bfloat16"),
         ),
-        ("distributed_after of the", "algorithm", lambda: DataParallelSGD(distributed_after=1)),
+        ("distributed_after of the", "algorithm", lambda: of_all_options(distributed_after=1)),
     ],
 )
 def test_learners_that_disagree(on_ranks, fact, argument, other):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
 import resource
+import struct
 import warnings
+import zipfile
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -135,20 +140,82 @@ def test_file_errors_name_the_file(tmp_path):
     np.save(tmp_path / "x.npy", np.ones((3, 2)))
     np.save(tmp_path / "y.npy", np.arange(4))
     np.savez(tmp_path / "a.npz", x=np.ones(3), z=np.ones(3))
-    np.savez(tmp_path / "f.npz", x=np.ones(3), y=np.ones(3))
+    np.savez(tmp_path / "text.npz", x=np.ones(3), y=np.array(["a", "b", "c"]))
+    (tmp_path / "empty.npz").touch()
+    for name in ("pipe.npz", "pipe.npy"):
+        os.mkfifo(tmp_path / name)
+    with open(tmp_path / "dimensions.npy", "wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (0, 2**70)}
+        np.lib.format.write_array_header_1_0(file, header)
     (tmp_path / "folder.npz").mkdir()
     for names, message in [
-        (["no.npz"], "no.npz: there is no such data file"),
-        (["no.npy", "y.npy"], "no.npy: there is no such data file"),
-        (["folder.npz"], "folder.npz: the data file cannot be read: Is a directory"),
+        (["no.npz"], "no.npz: there is no such file"),
+        (["no.npy", "y.npy"], "no.npy: there is no such file"),
+        (["folder.npz"], "folder.npz cannot be read: Is a directory"),
         (["x.npy"], r"x.npy: a data set must be one .npz file, or .npy files of x and of y"),
         (["x.npy", "a.npz"], r"a.npz: a data set must be one .npz file, or .npy files"),
         (["x.npy", "y.npy"], r"y.npy: x and y must have one length: 3 and 4"),
         (["a.npz"], r"a.npz must hold arrays x and y: it holds \['x', 'z'\]"),
-        (["f.npz"], r"f.npz: y must hold integer labels: it has dtype float64"),
+        (["pipe.npz"], r"pipe.npz must be a regular file: it is a pipe"),
+        (["x.npy", "pipe.npy"], r"pipe.npy must be a regular file: it is a pipe"),
+        (["empty.npz"], "empty.npz is not a well-formed .npz file"),
+        (["text.npz"], "text.npz: y must hold plain numbers: it has dtype <U1"),
+        (["dimensions.npy", "y.npy"], "dimensions.npy is not a well-formed .npy array"),
     ]:
         with pytest.raises(UserError, match=message):
             data.load(*(tmp_path / name for name in names))
+    for path in ("a\0b.npz", "", 5, None):
+        with pytest.raises(UserError, match=r"cannot be read|must be the path of a file"):
+            data.load(path)
+
+
+@pytest.mark.parametrize("claimed", ["in the array", "in the archive too"])
+def test_a_compressed_file_that_claims_too_much_is_refused(tmp_path, claimed):
+    """2^40 rows in some hundred bytes: memory for them is never asked for."""
+    head = io.BytesIO()
+    header = {"descr": "<f8", "fortran_order": False, "shape": (2**40,)}
+    np.lib.format.write_array_header_1_0(head, header)
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", head.getvalue() + bytes(1 << 16))
+        archive.writestr("y.npy", head.getvalue())
+    message = "is truncated"
+    if claimed == "in the archive too":
+        content, message = path.read_bytes(), "claims 4294967294 bytes, which its"
+        size = struct.pack("<L", len(head.getvalue()) + (1 << 16))
+        assert content.count(size) >= 2
+        path.write_bytes(content.replace(size, struct.pack("<L", 2**32 - 2)))
+    with pytest.raises(UserError, match=rf"bomb.npz: x .*{message}"):
+        data.load(path)
+
+
+def test_more_than_memory_holds_is_refused(tmp_path, monkeypatch):
+    (path,) = saved(tmp_path, "compressed", *numbered(1000))
+    monkeypatch.setattr(os, "sysconf", lambda name: 8)
+    with pytest.raises(UserError, match=r"d.npz: x needs 16,000 bytes, but this machine's memory"):
+        data.load(path)
+    with pytest.raises(UserError, match="the order of an epoch's samples needs 8,000 bytes, but"):
+        read_all(*numbered(1000))
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz", "mapped"])
+def test_a_file_that_is_cut_while_it_is_read(tmp_path, kind):
+    """To touch pages that are gone would end the process by a signal, without a line."""
+    paths = saved(tmp_path, "npy" if kind == "mapped" else kind, *numbered(100_000))
+    if kind == "mapped":
+        loaded = Arrays(*(np.load(path, mmap_mode="r") for path in paths))
+    else:
+        loaded = data.load(*paths)
+    rows = Source(data.as_dataset(loaded), minibatch_size=1000).minibatches(learner())
+    next(rows)
+    os.truncate(paths[0], 300)
+    with pytest.raises(SharedError, match=r"all know: .*x has been cut while .* 300 bytes left of"):
+        next(rows)
+    if kind == "npz":  # which holds both
+        with pytest.raises(UserError, match="x has been cut while it is read"):
+            data.count_classes(loaded)
+    os.truncate(paths[0], 10**7)
+    next(Source(loaded).minibatches(learner()))
 
 
 def test_bad_arguments_are_refused_by_name():
@@ -163,13 +230,17 @@ def test_bad_arguments_are_refused_by_name():
         ("classes=0 must be a whole number, at least 1", (x, y), {"classes": 0}),
         ("dtype='int32' must be a float type, or None", (x, y), {"dtype": "int32"}),
         ("x and y must have one length: 4 and 3", (x, y[:3]), {}),
-        ("y must hold integer labels: it has dtype float64", (x, y / 2), {}),
+        ("y must hold plain numbers: it has dtype <U1", (x, ["a", "b", "c", "d"]), {}),
+        ("shuffle='no' must be True or False", (x, y), {"shuffle": "no"}),
+        ("epochs=4611686018427387904 of 4 samples: must be less", (x, y), {"epochs": 2**62}),
+        (r"minibatch_size=1180591620717411303424 .* and less than 2\*\*63", (x, y, 2**70), {}),
+        (r"x must be an array, or an object .*: it is the class list$", (list,), {}),
         ("x must hold plain numbers: it has dtype object", (x.astype(object), y), {}),
         ("x must hold plain numbers: it has dtype complex128", (x * 1j, y), {}),
-        ("y must hold integer labels: it has dtype object", (x, y.astype(object)), {}),
+        ("y must hold plain numbers: it has dtype object", (x, y.astype(object)), {}),
         ("y is missing", (x,), {}),
         (
-            "y must not be given beside a data set, which has labels: it is a int",
+            "y must not be given beside a data set, which has its own: it is a int",
             (Arrays(x, y), 64),
             {},
         ),
@@ -203,10 +274,15 @@ def test_a_bad_sample_is_named_by_its_index():
     huge = np.full((4, 2), 3e38, np.float32)  # finite, though their sum is not
     assert len(read_all(huge, y[:4])) == 1
     for label, options, message in [
-        (-1, {}, r"y\[3\] = -1 is out of range: must be at least 0"),
+        (-1, {"classes": 10}, r"y\[3\] = -1 is out of range: must be from 0 to 9"),
+        (0.5, {"classes": 10}, "y must hold integer labels: it has dtype float64"),
+        (np.nan, {}, r"y\[3\] = nan is not finite"),
+        (1e39, {}, r"y\[3\] = 1e\+39 is too large for float32"),
+        (2**63, {}, r"y\[3\] = 9223372036854775808 is too large for int64"),
         (10, {"classes": 10}, r"y\[3\] = 10 is out of range: must be from 0 to 9"),
     ]:
         x, y = numbered(10)
+        y = y.astype(np.result_type(np.min_scalar_type(label)) if label == 2**63 else type(label))
         y[3] = label
         with pytest.raises(UserError, match=message):
             read_all(x, y, **options)
@@ -216,8 +292,13 @@ def test_a_bad_item_is_named_by_its_index():
     for items, message in [
         ([(np.ones(2), 0), 5], "item 1 must be a pair .*: it is a int"),
         ([(np.ones(2), 0), (np.ones(3), 0)], r"x\[\d\] has shape \[\d\]: must be \[\d\]"),
-        ([(np.ones(2), 0), (np.ones(2), 0.5)], "y must hold integer labels"),
-        ([(object(), 0)], "x must hold plain numbers: it has dtype object"),
+        (
+            [(np.ones(2), 0), (np.ones(2), 0.5)],
+            r"y\[\d\] holds (floats|whole numbers), and y\[\d\] .*: must be alike",
+        ),
+        ([(np.ones(2), "a")], r"y\[0\] must hold plain numbers: it has dtype <U1"),
+        ([(np.ones(2), None)], r"y\[0\] must hold plain numbers: it has dtype object"),
+        ([(object(), 0)], r"x\[0\] must hold plain numbers: it has dtype object"),
         ([([[1], [1, 2]], 0)], r"x\[0\] must be a NumPy array: it is a list"),
     ]:
         with pytest.raises(SharedError, match=f"^all know: {message}"):
@@ -243,8 +324,39 @@ def test_an_item_that_cannot_be_read_is_named_by_its_index():
         read_all(Unreadable(UserError("item 0 is a secret")), None)
     with pytest.raises(SharedError, match=r"^they all know already$"):
         read_all(Unreadable(SharedError("they all know already")), None)
-    with pytest.raises(ZeroDivisionError):  # no fault of the data: the traceback is of use
-        read_all(Unreadable(ZeroDivisionError()), None)
+    place = rf"{Path(__file__).name}:\d+"
+    with pytest.raises(SharedError, match=rf"item 0 cannot be read: KeyError: 'x' \({place}\)$"):
+        read_all(Unreadable(KeyError("x")), None)
+    with pytest.raises(SharedError, match=rf"item 0 cannot be read: MemoryError \({place}\)$"):
+        read_all(Unreadable(MemoryError()), None)
+
+
+def test_items_whose_number_cannot_be_told():
+    class Endless(Unreadable):
+        def __len__(self):
+            raise NotImplementedError("how\nmany?")
+
+    with pytest.raises(UserError, match=r"^the number of items cannot be told: NotImpl"):
+        Source(Endless(None))
+
+
+@pytest.mark.parametrize("as_items", [False, True])
+def test_what_is_learned_may_be_any_numbers(as_items):
+    """Values of a regression, ±1, ratings: only labels of classes must be from 0."""
+    x, signs = numbered(9)[0], np.where(np.arange(9) % 2, 1, -1)
+
+    def targets(y, **options):
+        given = (list(zip(x, y, strict=True)), None) if as_items else (x, y)
+        return np.concatenate([y for _, y in read_all(*given, shuffle=False, **options)])
+
+    found = targets(signs.astype(np.int8))
+    assert found.dtype == np.int64 and (found == signs).all()
+    heights = np.linspace(-1, 1, 9)
+    for dtype, expected in ((np.float32, "f4"), (np.float64, "f8"), (None, "f8")):
+        found = targets(heights, dtype=dtype)
+        assert found.dtype == expected and (found == heights.astype(expected)).all()
+    assert (targets(np.stack([heights, heights], 1)) == heights.astype("f4")[:, None]).all()
+    assert (targets(heights > 0) == (heights > 0)).all()
 
 
 def test_only_the_samples_read_are_checked():

@@ -1,5 +1,6 @@
 """Hostfiles of both dialects: reading, handing over, translating, and telling what is wrong."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,10 @@ def test_does_not_drop_what_a_list_of_hosts_cannot_say(
         ("", r"at least one host: .* names none"),
         ("# nothing\n\n", r"at least one host"),
         ("n0 slots=2\nn1 slots=two\n", r"hosts:2: slots must be a whole number.*'slots=two'"),
-        ("n0 slots=0\n", r"hosts:1: slots must be .* at least 1.*'slots=0'"),
+        ("n0 slots=0\n", r"hosts:1: slots must be .* from 1 to .*'slots=0'"),
+        ("n0 slots=2147483647\n", r"hosts:1: slots must be .* to 1048576: 'slots=2147483647'"),
+        ("n0:99999999999999999999\n", r"hosts:1: slots must be a whole number from 1 to 1048576"),
+        ("n0:1048576\nn1\n", r"hosts' must have at most 1048576 slots in all: it has 1048577"),
         ("n0:\n", r"hosts:1: slots must be .*'n0:'"),
         ("n0:-1\n", r"hosts:1: slots must be .*'n0:-1'"),
         ("\n\nn0 slot=4\n", r"hosts:3: a line must read .*'n0 slot=4'"),
@@ -123,10 +127,13 @@ def test_names_the_line_that_is_wrong(tmp_path: Path, text: str, wrong: str) -> 
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"readable file: .*none'.*No such file"):
+    with pytest.raises(UserError, match=r"^hostfile '.*none': there is no such file"):
         read_hostfile(tmp_path / "none")
-    with pytest.raises(UserError, match=r"readable file: .*directory"):
+    with pytest.raises(UserError, match=r"^hostfile .* cannot be read: Is a directory"):
         read_hostfile(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match=r"^hostfile .*pipe' must be a regular file: it is a pipe$"):
+        read_hostfile(tmp_path / "pipe")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00n0")
     with pytest.raises(UserError, match="text file"):
         read_hostfile(tmp_path / "binary")

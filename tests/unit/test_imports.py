@@ -20,8 +20,8 @@ PACKAGE = Path(parallel_sgd.__file__).parent
 # From the ground up; rooms of one floor do not know each other.
 FLOORS: list[set[str]] = [
     {"kernels"},
-    {"errors", "state", "trace", "version"},
-    {"validation"},
+    {"errors", "starting", "state", "trace", "version"},
+    {"files", "validation"},
     {"parameters"},
     {"communication"},
     {"array_files", "compression"},
@@ -39,9 +39,9 @@ FLOORS: list[set[str]] = [
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # Rooms that know less than all that is below them.
-GROUND = {"kernels", "errors", "state", "trace", "version", "validation", "parameters"}
+GROUND = {"kernels", "errors", "state", "trace", "version", "files", "validation", "parameters"}
 KNOWN_ONLY = {
-    "communication": GROUND - {"parameters"},
+    "communication": GROUND - {"parameters"} | {"starting"},
     "compression": GROUND,
     "optimizers": GROUND | {"schedules"},
     "data": GROUND,

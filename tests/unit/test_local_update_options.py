@@ -35,7 +35,7 @@ from parallel_sgd import (
             {"merge_weight": 1.5},
             "merge_weight=1.5 must be .* at least 0 and at most 1",
         ),
-        (ModelAveragingSGD, {"merge_weight": 0.5}, "merge_weight=0.5 needs overlap_samples of mor"),
+        (ModelAveragingSGD, {"merge_weight": 0.5}, "merge_weight=0.5 has no effect without overl"),
         (ModelAveragingSGD, {"merge_weight": math.nan}, "merge_weight=nan must be"),
         (ModelAveragingSGD, {"inner_state": "reset"}, "inner_state='reset' must be one of"),
         (ModelAveragingSGD, {"gradient_bits": 3}, "gradient_bits=3 must be one of 1, 2, 4, 8, 16"),

@@ -165,6 +165,11 @@ def test_bad_minibatches_are_refused():
         (r"y must have shape \[m\], a label for each x: it has \[\]$", (x, y[0], out)),
         (r"x and y must have one length: 6 and 5", (x, y[:5], out)),
         ("y must hold integer labels: it has dtype float64", (x, y + 0.5, out)),
+        (r"x must be an array of numbers: it is \[\]", (3, y, out)),
+        ("x must be an array of numbers: it is a list", ([[1], [1, 2]], y[:2], out)),
+        ("x must be an array of numbers: it is an array of <U1", (x.astype("U1"), y, out)),
+        ("y must be an array of numbers: it is an array of object", (x, y.astype(object), out)),
+        ("out must be Parameters like the model's: it is a numpy.ndarray", (x, y, out.flat)),
         ("out must have the model's 74 values: 64", (x, y, MLP([5, 6, 4]).parameters.like())),
     ]:
         with pytest.raises(UserError, match=message):
@@ -173,7 +178,9 @@ def test_bad_minibatches_are_refused():
         (r"y\[4\] = 4 is out of range: labels must be from 0 to 3", (x, high, 2)),
         ("evaluate needs at least one sample", (x[:0], y[:0])),
         ("x and y must have one length: 6 and 5", (x, y[:5])),
-        ("batch=0 must be at least 1", (x, y, 0)),
+        ("batch=0 must be a whole number, at least 1", (x, y, 0)),
+        ("batch='all' must be a whole number", (x, y, "all")),
+        (r"y must have shape \[m\], a label for each x: it has \[\]$", (x, 3)),
     ]:
         with pytest.raises(UserError, match=message):
             model.evaluate(*arguments)
@@ -186,6 +193,8 @@ def test_bad_arguments_are_refused(monkeypatch):
         (r"sizes must be at least two integers of at least 1: \[5, 0\]", [5, 0], {}),
         (r"sizes must be at least two integers of at least 1: 5", 5, {}),
         ("seed=-1 must be a whole number, at least 0", [5, 4], {"seed": -1}),
+        (r"sizes=\[5, 10000000000000, 4\]: the model needs .* bytes, but", [5, 10**13, 4], {}),
+        (r"sizes=\[5, 9223372036854775808\]: the model needs .* bytes, but", [5, 2**63], {}),
         ("dtype must be float32 or float64: 'int8'", [5, 4], {"dtype": "int8"}),
         ("dtype must be float32 or float64: 'no'", [5, 4], {"dtype": "no"}),
         ("device must be 'cpu' or 'cuda': 'tpu'", [5, 4], {"device": "tpu"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -128,6 +129,31 @@ def test_blocks_follow_the_layout():
 )
 def test_other_dtypes_are_refused(arrays, got):
     with pytest.raises(UserError, match=f"one dtype, float32 or float64; got {got}$"):
+        Parameters(arrays)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"w": (20,)},
+            "parameters['w']=(20,) must be an array with its initial values: it is a tu",
+        ),
+        (
+            {"w": 20},
+            "parameters['w']=20 must be an array with its initial values: it is a int, a s",
+        ),
+        ({"w": np.ndarray}, "parameters['w']=<class 'numpy.ndarray'> must be an array with its in"),
+        ({"w": [1.0, 2.0]}, "parameters['w']=[1.0, 2.0] must be an array with its initial values"),
+        ({3: np.zeros(2)}, "parameters: name 3 must be a text: it is a int"),
+        ([np.zeros(2)], "parameters must be a mapping from names to arrays: [array([0., 0.])] is"),
+        (dict, "parameters must be a mapping from names to arrays: <class 'dict'> is the class d"),
+        (None, "parameters must be a mapping from names to arrays: None is a NoneType"),
+    ],
+    ids=str,
+)
+def test_what_is_no_arrays_by_name_is_refused(arrays, message):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}"):
         Parameters(arrays)
 
 

@@ -147,6 +147,7 @@ def test_memory_is_what_training_takes(bits):
     job = replace(JOB, nodes=1, parameters=1 << 20)
     expected = DataParallel(bits).memory(job)
     parameters = Parameters({"W": np.zeros((1024, 1024), np.float32)})
+    DataParallelSGD(gradient_bits=bits).init(parameters, Communicator.single())  # loads kernels
     tracemalloc.start()
     state = DataParallelSGD(gradient_bits=bits).init(parameters, Communicator.single())
     taken = tracemalloc.get_traced_memory()[0]
@@ -220,6 +221,15 @@ def test_json_and_figure(capsys, tmp_path):
         ({"latency": "-1us"}, "--latency"),
         ({"parameters": "many"}, "--parameters: must be a number"),
         ({"step_time": "0"}, "--step-time: must be a time"),
+        ({"step_time": "1e400"}, "--step-time: must be from 1e-09 to 1e+06 s: '1e400'"),
+        ({"step_time": "1e-300"}, "--step-time: must be from 1e-09 to 1e+06 s: '1e-300'"),
+        ({"step_time": "nan"}, "--step-time: must be a time"),
+        ({"latency": "1e300us"}, "--latency: must be from 1e-09 to 1e+06 s: '1e300us'"),
+        ({"bandwidth": "1e-9kbit"}, "--bandwidth: must be from 1000 to 1e+15 bit/s: '1e-9kbit'"),
+        ({"bandwidth": "1e400gbit"}, "--bandwidth: must be from 1000 to 1e+15 bit/s"),
+        ({"nodes": "9" * 400}, "--nodes: must be from 1 to 1e+15"),
+        ({"parameters": "1e400"}, "--parameters: must be from 1 to 1e+15: '1e400'"),
+        ({"figure": "plan.xyz"}, "--figure=plan.xyz must end in one of "),
         ({"optimizer": "magic"}, "--optimizer: invalid choice"),
         ({"minibatch": "0"}, "--minibatch: must be a number"),
         ({"json": "/no/such/folder/a.json"}, "--json=/no/such/folder/a.json must be a file in"),
@@ -230,6 +240,27 @@ def test_what_is_refused_is_named(capsys, changed, said):
     code, shown, error = told(capsys, **changed)
     assert code == 2 and not shown
     assert said in error and error.count("\n") == 1
+
+
+def test_a_plan_at_every_limit_has_only_numbers(capsys):
+    """Each number is as large, or as small, as it may be."""
+    limits = [("nodes", 1, 1 << 20), ("parameters", 1, "10000G"), ("step_time", "1ns", "1000000")]
+    limits += [("latency", "1ns", "1000000"), ("bandwidth", "1kbit", "1000000gbit")]
+    limits += [("ranks_per_node", 1, 1024), ("minibatch", 1, "1G")]
+    for number in range(2 ** len(limits)):
+        if number.bit_count() % 3 == 0:
+            chosen = {name: str(ends[number >> i & 1]) for i, (name, *ends) in enumerate(limits)}
+            code, shown, error = told(capsys, **chosen)
+            assert code == 0, error
+            assert "nan" not in shown and "inf" not in shown, shown
+
+
+def test_a_full_disk_is_one_line(capsys):
+    code, _, error = told(capsys, json="/dev/full")
+    assert code == 2
+    assert error == (
+        "parallel-sgd: error: --json='/dev/full' cannot be written: No space left on device\n"
+    )
 
 
 def test_what_is_missing_is_named(capsys):

@@ -1,0 +1,157 @@
+"""Files that are there whole or not at all, and programs that end in one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import parallel_sgd
+from parallel_sgd import Parameters, UserError
+from parallel_sgd.command_line import info
+from parallel_sgd.command_line.main import main
+from parallel_sgd.communication.abort import user_line
+from parallel_sgd.files import opened, write_whole
+from parallel_sgd.training import RunFolder
+
+FULL = r"cannot be written: (File too large|No space left on device)$"
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a disk that is full after so many bytes of a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_no_part_of_a_run_folders_file(tmp_path):
+    pytest.importorskip("matplotlib")
+    folder = RunFolder(tmp_path / "run", {"seed": 0})
+    folder.create()
+    folder.append_metrics({"epoch": 1})
+    parameters = Parameters({"W": np.zeros((100, 100), np.float32)})
+    for name, write in {
+        "model.npz": lambda: folder.write_model(parameters),
+        "summary.json": lambda: folder.write_json("summary.json", {"a": "b" * 1000}),
+        "loss.png": lambda: folder.write_loss_curves({"test": [(0, 1.0), (9, 0.1)]}),
+        "metrics.jsonl": lambda: folder.append_metrics({"epoch": 2, "more": "b" * 100}),
+    }.items():
+        with files_of_at_most(100), pytest.raises(UserError, match=f"^output='.*{name}' {FULL}"):
+            write()
+    assert sorted(os.listdir(folder.path)) == ["metrics.jsonl", "options.json"]
+    assert (folder.path / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
+    with files_of_at_most(10), pytest.raises(UserError, match=f"options.json' {FULL}"):
+        RunFolder(tmp_path / "other", {"seed": 0}).create()
+    assert os.listdir(tmp_path / "other") == []
+
+
+def test_what_was_there_stays_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("old")
+
+    def write(aside: Path) -> None:
+        aside.write_text("ne")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole("--json", path, write)
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.json"]
+    with pytest.raises(UserError, match=r"^--json='/dev/full' cannot be written: No space left"):
+        write_whole("--json", "/dev/full", lambda path: path.write_text("new"))
+    for bad, why in (("a\0b", "zero byte"), (str(path / "in a file"), "Not a directory")):
+        with pytest.raises(UserError, match=why):
+            write_whole("--json", bad, lambda path: path.write_text("new"))
+
+
+def test_devices_and_pipes_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, why in (
+        (tmp_path / "pipe", "must be a regular file: it is a pipe"),
+        ("/dev/zero", "must be a regular file: it is a device"),
+        (tmp_path, "cannot be read: Is a directory"),
+        (tmp_path / ("n" * 300), "cannot be read: File name too long"),
+        (tmp_path / "none", "there is no such file"),
+    ):
+        with pytest.raises(UserError, match=rf"^data.* {why}$"):
+            opened("data", path)
+
+
+def test_errors_that_are_the_users_to_mend():
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert user_line(full) == (
+        "parallel-sgd: error: what was to be written could not be: "
+        "[Errno 28] No space left on device"
+    )
+    assert user_line(MemoryError("Unable to\nallocate")) == (
+        "parallel-sgd: error: there is not enough memory: Unable to allocate"
+    )
+    assert user_line(OSError(errno.ECONNRESET, "reset")) is None
+    assert user_line(ZeroDivisionError()) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyboardInterrupt(), 130, "parallel-sgd: interrupted\n"),
+        (MemoryError(), 2, "parallel-sgd: error: there is not enough memory: MemoryError\n"),
+    ],
+)
+def test_a_command_that_is_stopped_says_so_in_one_line(monkeypatch, capfd, error, code, line):
+    def stopped(argv):
+        raise error
+
+    monkeypatch.setattr(info, "main", stopped)
+    monkeypatch.setattr("parallel_sgd.command_line.main._leave_stdout", lambda: None)
+    assert main(["info"]) == code
+    assert capfd.readouterr().err == line
+
+
+def default_interrupt() -> None:
+    """In the child: also where what runs these tests ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("program", ["-m parallel_sgd info", "train.py", "-m rank"])
+def test_ctrl_c_while_it_is_being_imported(tmp_path, program):
+    """A numpy that is interrupted as soon as its import begins, and would turn that into another
+    error, as NumPy does."""
+    (tmp_path / "numpy.py").write_text(
+        "import os, signal, time\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        "    raise ImportError('a bad install')\n"
+    )
+    root = Path(parallel_sgd.__file__).parents[1]
+    words = {
+        "train.py": [str(root / "train.py")],
+        "-m rank": ["-m", "parallel_sgd.command_line.rank", "script.py"],
+    }.get(program, program.split())
+    done = subprocess.run(
+        [sys.executable, *words],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        preexec_fn=default_interrupt,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (
+        -signal.SIGINT,
+        "",
+        "parallel-sgd: interrupted\n",
+    )

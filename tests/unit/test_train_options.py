@@ -1,0 +1,132 @@
+"""The command line of train.py: what is refused before anything starts, and what schedules mean."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from parallel_sgd import UserError
+from parallel_sgd.command_line.launcher import THREAD_VARIABLES
+from parallel_sgd.command_line.options import describe
+from parallel_sgd.command_line.simulate import main as simulate
+from parallel_sgd.command_line.train import read
+from parallel_sgd.schedules import Cosine, Linear, Steps
+
+
+def refused(line: str) -> str:
+    with pytest.raises(UserError) as caught:
+        read(line.split())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--keep 5", "keep=5 has no effect without --checkpoint-every N"),
+        ("--cuda-aware", "cuda_aware=True has no effect without --device cuda"),
+        ("--labels y.npy", "labels='y.npy': digits has labels of its own"),
+        ("--model softmax --hidden 7", "hidden=[7]: a softmax model has no hidden layers"),
+        ("--data library --classes 9", "classes=9 has no effect without a --model whose classes"),
+        (
+            "--model bytes --classes 256",
+            "classes=256 has no effect without a --model whose classes",
+        ),
+        ("--threshold mean", "threshold='mean' has no effect without gradient_bits=1"),
+        (
+            "--gradient-bits 1 --half-format bfloat16",
+            "half_format='bfloat16' has no effect without",
+        ),
+        ("--no-error-feedback", "error_feedback=False has no effect without gradient_bits of less"),
+        (
+            "--algorithm model-averaging --inner-state zero",
+            "inner_state='zero' has no effect without an --optimizer that has a state",
+        ),
+        (
+            "--algorithm block-momentum --no-reset-sgd-momentum",
+            "reset_sgd_momentum=False has no effect without an --optimizer that has a state",
+        ),
+        ("--algorithm diloco --merge-weight 0.5", "merge_weight=0.5 has no effect without overlap"),
+        ("--algorithm async --staleness 9", "staleness=9 has no effect without mode='bounded'"),
+        (
+            "--algorithm async --block-size 64",
+            "block_size=64 has no effect without gradient_bits of",
+        ),
+    ],
+)
+def test_options_without_effect(line, message):
+    assert refused(line).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--keep 5 --checkpoint-every 9",
+        "--keep 3",
+        "--cuda-aware --device cuda",
+        "--gradient-bits auto --threshold mean --half-format bfloat16 --no-error-feedback",
+        "--algorithm model-averaging --inner-state zero --optimizer adam",
+        "--block-size 64",
+    ],
+)
+def test_options_with_an_effect(line):
+    read(line.split())
+
+
+def test_cuda_aware_says_nothing_to_threads(monkeypatch):
+    for name in THREAD_VARIABLES:  # else it would start anew with them
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(UserError, match="cuda_aware=True has no effect without MPI"):
+        simulate(["-n", "2", "--device", "cuda", "--cuda-aware"])
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        ("0.3", 0.3),
+        ("0:0.3,100:0.1", Steps({0: 0.3, 100: 0.1})),
+        ("linear:0:0,100:0.3", Linear({0: 0, 100: 0.3})),
+        ("cosine:0:0.3,100:0.01", Cosine(start=0.3, end=0.01, samples=100)),
+    ],
+)
+@pytest.mark.parametrize("name", ["lr", "lr_per_sample"])
+def test_rates(name, text, schedule):
+    """And what options.json says of them."""
+    _, _, optimizer = read([f"--{name.replace('_', '-')}", text])
+    assert getattr(optimizer, name) == schedule
+    told = json.loads(json.dumps(describe(optimizer)))[name]
+    if isinstance(schedule, float):
+        assert told == schedule
+        return
+    kinds = {kind.__name__: kind for kind in (Steps, Linear, Cosine)}
+    values = {key: value for key, value in told.items() if key != "name"}
+    if "values" in values:
+        values["values"] = {int(at): rate for at, rate in values["values"].items()}
+    assert kinds[told["name"]](**values) == schedule
+
+
+@pytest.mark.parametrize("text", ["abc", "linear:abc", "cosine:0.3", "cosine:a:b,c:d", "0:", ""])
+def test_what_is_no_rate_is_told_what_one_looks_like(text):
+    assert refused(f"--lr={text}").startswith(
+        f"--lr: lr={text!r} must be a number, or samples:rate"
+    )
+    assert re.search(r"0:0.3,.*linear:0:0,.*cosine:0:0.3,50000:0.01", refused(f"--lr={text}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cosine:0:0.3", "'cosine:0:0.3' must give two rates, at 0 samples and at the end: cosine"),
+        ("cosine:5:0.3,9:0", "'cosine:5:0.3,9:0' must give two rates, at 0 samples and at the end"),
+        ("cosine:0:1,5:1,9:0", "'cosine:0:1,5:1,9:0' must give two rates, at 0 samples and at the"),
+        ("cosine:0:-1,9:0", "Cosine: start=-1.0 must be a finite number, at least 0"),
+        ("cosine:0:1,0:2", "must give each number of samples once"),
+        ("linear:5:1", "Linear values={5: 1.0} must begin at 0 samples"),
+        ("0:nan", "Steps values[0]=nan must be a finite number"),
+        ("0:1," + "9" * 30 + ":2", "must be a whole number, at least 0 and less than 2**63"),
+        ("inf", "lr=inf must be a finite number"),
+    ],
+)
+def test_rates_that_are_not_possible(text, message):
+    assert message in refused(f"--lr={text}")
