@@ -15,7 +15,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ..communication.launched import survives
-from ..errors import UserError
+from ..errors import SharedError, UserError
 from ..kernels import array_module
 from ..optimizers import Optimizer
 from ..parameters import Parameters
@@ -220,14 +220,15 @@ class ServerThread:
             self._error = error
 
     def check(self) -> None:
-        """Raise what has ended the server."""
-        if self._error is not None and not self._thread.is_alive():
+        """Raise what has ended the server, unless that is what it has answered to all workers."""
+        if self._error is not None and not isinstance(self._error, SharedError):
             raise self._error
 
     def join(self) -> None:
         """Until it has ended; raise what has ended it."""
         self._thread.join()
-        self.check()
+        if self._error is not None:
+            raise self._error
 
     def stop(self) -> None:
         """Nobody needs it any more."""
