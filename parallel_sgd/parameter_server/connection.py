@@ -26,7 +26,7 @@ from .group import Group
 from .order import AnyOrder, Facts, Order, RecordedOrder, ReplayedOrder
 from .parts import Part, layout
 from .placement import Placement
-from .remote_table import RemoteTable
+from .remote_table import RemoteTable, RemoteTables
 from .served import Rules, ServedModel
 from .server import Server
 from .tables import ServedTables
@@ -119,13 +119,13 @@ class Connection:
             self._client = Client(endpoint, self.parts, self._check)
         return self._client
 
-    def remote_tables(self) -> dict[str, RemoteTable]:
+    def remote_tables(self) -> RemoteTables:
         """This rank's side of the embedding tables, by name."""
         client = None if self.group.serves else lambda: self.client
-        return {
-            options.name: RemoteTable(options, number, client)
+        return RemoteTables(
+            (options.name, RemoteTable(options, number, client))
             for number, options in enumerate(self._tables)
-        }
+        )
 
     def write_tables(self, folder: str) -> dict[str, Any]:
         """Have servers write the rows that `ServedState.collect` has found, while training goes on.

@@ -269,7 +269,11 @@ class Server:
         self._answer(request, kind, body)
 
     def _refuse(self, request: Request, error: Exception) -> None:
-        self._answer(request, Kind.REFUSED, from_text(str(error) or type(error).__name__))
+        text = str(error)
+        if isinstance(error, MemoryError):
+            kind, rank = request.message.kind.name, self._endpoint.rank
+            text = f"the server on rank {rank} has not enough memory for {kind}: {text}"
+        self._answer(request, Kind.REFUSED, from_text(text))
 
     def _answer(
         self,

@@ -13,6 +13,7 @@ from ..algorithms import Algorithm
 from ..communication import Communicator
 from ..errors import UserError
 from ..optimizers import Optimizer
+from ..parameter_server import RemoteTables
 from ..parameters import Parameters
 from ..validation import integer
 from ..version import __version__
@@ -82,7 +83,8 @@ class Learner:
         self.parameters, self.algorithm = parameters, algorithm
         self._performance: SyncPerformance | None = None
         if every and comm.rank == algorithm.workers(comm)[0]:
-            comm.trace = self._performance = SyncPerformance(every, comm.trace)
+            stats = SyncPerformance(every, comm.trace, apart=algorithm.apart)
+            comm.trace = self._performance = stats
         comm.broadcast(parameters.flat)
         self.gradient = parameters.like()
         self.local_step = optimizer.bind(parameters)
@@ -113,8 +115,9 @@ class Learner:
 
     @property
     def tables(self) -> Mapping[str, Any]:
-        """The embedding tables that the algorithm distributes over servers, by name. Local."""
-        return self.algorithm.tables_of(self.state)
+        """The embedding tables that the algorithm distributes over servers, by name; one that is
+        not there is a UserError. Local."""
+        return RemoteTables(self.algorithm.tables_of(self.state))
 
     def report(self) -> dict[str, Any] | None:
         """What the algorithm can tell of this rank's training so far (or of all ranks', after
@@ -187,9 +190,11 @@ class Learner:
         """
         if self._computes_since is not None:
             self.world.trace.record("compute", self._computes_since, time.perf_counter())
+        stats = self._performance
+        if stats:
+            stats.begin_step()
         with self.world.trace.span("step"):
             total = self._step(samples)
-        stats = self._performance
         if stats and stats.stepped(samples, total, lambda: self.bytes_sent):
             print(stats.line(self.comm.rank, self.comm.size, self.bytes_sent), flush=True)
         self._computes_since = time.perf_counter()
@@ -291,6 +296,8 @@ class Learner:
         with self.world.trace.span("serve" if self.serves else "finish"):
             end(self.state, self.parameters, self.local_step, self.comm)
         if self._performance:
+            if said := self._performance.missed():
+                print(said, flush=True)
             self.world.trace, self._performance = self._performance.passed_on, None
 
 
