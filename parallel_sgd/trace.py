@@ -54,6 +54,9 @@ class Span(Protocol):
     ) -> None: ...
 
 
+_NO_SPAN: Span = nullcontext()  # one is enough for all, in any thread
+
+
 class Trace:
     """Keeps the intervals of one rank, from any of its threads.
 
@@ -80,6 +83,10 @@ class Trace:
     def span(self, name: str) -> Span:
         """For a `with`, whose body is the interval, also where it ends with an error. Local."""
         return _Recorded(self, name)
+
+    def collective(self) -> Span:
+        """For a `with`, whose body is a collective on arrays: who adds up wants to know. Local."""
+        return _NO_SPAN
 
     def record(
         self, name: str, begin_s: float, end_s: float, *, row: str = "", **facts: Any
@@ -125,10 +132,8 @@ class _Recorded:
 class _NoTrace(Trace):
     """Keeps nothing."""
 
-    _no_span: Span = nullcontext()  # one is enough for all, in any thread
-
     def span(self, name: str) -> Span:
-        return self._no_span
+        return _NO_SPAN
 
     def record(
         self, name: str, begin_s: float, end_s: float, *, row: str = "", **facts: Any

@@ -136,7 +136,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
             raise UserError("step() after finish(): this worker has left its servers")
         client = state.client
         if total is None:  # only in mode "sync" do workers know of each other
-            total = samples * comm.size if self.apart else self._meet(client, samples)
+            total = samples * comm.size if self.apart else self._sum(client, samples)
         if self.currency == "deltas":
             local_step.state.lr_factor = self.ramp_factor(state.minibatches)
             local_step(gradient.flat, samples, total)
@@ -274,12 +274,13 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
 
     def meet(self, state: DataParallelASGDState, comm: Communicator) -> None:
         if not self.serves(state):
-            self._meet(state.client, 0)
+            client = state.client
+            client.in_turn(client.meet)
 
     @staticmethod
-    def _meet(client: Client, samples: int) -> int:
+    def _sum(client: Client, samples: int) -> int:
         """Wait for all workers, through a server; the sum of their samples."""
-        return client.in_turn(lambda: client.meet(samples))
+        return client.in_turn(lambda: client.sum_samples(samples))
 
     def fail(self, state: DataParallelASGDState, problem: str, comm: Communicator) -> NoReturn:
         if state.finished:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from ..parameter_server import Client, Connection, RemoteTable, WorkerStatistics
+from ..parameter_server import Client, Connection, RemoteTables, WorkerStatistics
 from ..state import across, workspace
 from .algorithm import Array
 from .served_state import ServedState
@@ -43,7 +43,7 @@ class DataParallelASGDState:
     arrived: Array | None = across("same", default=None)
     served: ServedState = field(default_factory=ServedState)
     connection: Connection = workspace()
-    tables: dict[str, RemoteTable] = workspace()
+    tables: RemoteTables = workspace()
     sending: Future[None] | None = workspace(default=None)
     sent: Array | None = workspace(default=None)
     incoming: Array | None = workspace(default=None)

@@ -87,7 +87,7 @@ class MpiCommunicator(Communicator):
         own = receive[sum(counts[: self.rank]) :][: counts[self.rank]]
         if not _same_place(send, own):
             own[...] = send
-        with self._waits("allgather"):
+        with self.trace.collective(), self._waits("allgather"):
             host = self._host(receive, read=True)
             if len(set(counts)) == 1:
                 self._comm.Allgather(MPI.IN_PLACE, host)
@@ -98,7 +98,7 @@ class MpiCommunicator(Communicator):
     def alltoall(
         self, send: Array, send_counts: Counts, receive: Array, receive_counts: Counts
     ) -> None:
-        with self._waits("alltoall"):
+        with self.trace.collective(), self._waits("alltoall"):
             host = self._host(receive, read=False)
             self._comm.Alltoallv(
                 [self._host(send, read=True), list(send_counts)], [host, list(receive_counts)]
@@ -106,7 +106,7 @@ class MpiCommunicator(Communicator):
             self._return(host, receive)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
-        with self._waits("broadcast"):
+        with self.trace.collective(), self._waits("broadcast"):
             host = self._host(array, read=True)
             self._comm.Bcast(host, root)
             self._return(host, array)

@@ -176,7 +176,8 @@ class ThreadCommunicator(Communicator):
             for part, begin, end in zip(offers, ends - counts, ends, strict=True):
                 receive[begin:end] = part
 
-        self._share("allgather", send, take)
+        with self.trace.collective():
+            self._share("allgather", send, take)
 
     def alltoall(
         self, send: Array, send_counts: Counts, receive: Array, receive_counts: Counts
@@ -188,14 +189,16 @@ class ThreadCommunicator(Communicator):
                 receive[at : at + n] = theirs[begin : begin + n]
                 at += n
 
-        self._share("alltoall", (send, send_counts), take)
+        with self.trace.collective():
+            self._share("alltoall", (send, send_counts), take)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         def take(offers: list[Array]) -> None:
             if self.rank != root:
                 array[...] = offers[root]
 
-        self._share("broadcast", array, take)
+        with self.trace.collective():
+            self._share("broadcast", array, take)
 
     def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         total: npt.NDArray[np.int64] = self._share("sum_integers", values, np.sum, axis=0)

@@ -5,7 +5,7 @@ from .connection import Connection
 from .embedding import Embedding
 from .group import ROLES, Group, Role, form, roles
 from .placement import DISPATCH, Placement, Slice, place
-from .remote_table import RemoteTable
+from .remote_table import RemoteTable, RemoteTables
 from .served import (
     COUNTERS,
     CURRENCIES,
@@ -41,6 +41,7 @@ __all__ = [
     "Mode",
     "Placement",
     "RemoteTable",
+    "RemoteTables",
     "Role",
     "Rules",
     "Seconds",

@@ -145,9 +145,20 @@ class Client:
         spent.apply += applied
         spent.wire += max(0.0, seconds - waited - applied)
 
-    def meet(self, samples: int = 0) -> int:
-        """Wait until all workers that have not left are here; the sum of their samples."""
-        begin, message = time.perf_counter(), Message(kind=Kind.MEET, samples=samples)
+    def meet(self) -> None:
+        """Wait until all workers are here.
+
+        Every server is told, so that none has others wait for this worker's next push.
+
+        Raises:
+            SharedError: a worker has left, and never comes.
+        """
+        begin = time.perf_counter()
+        self.spend(self.ask_all(Kind.MEET), time.perf_counter() - begin)
+
+    def sum_samples(self, samples: int) -> int:
+        """The sum of the samples that workers have in a step; waits for all that have not left."""
+        begin, message = time.perf_counter(), Message(kind=Kind.SUM_SAMPLES, samples=samples)
         answers = self.ask([Ask(0, message)])
         self.spend(answers, time.perf_counter() - begin)
         return answers[0].message.samples
@@ -169,6 +180,7 @@ class Client:
             finish_on_device(out)
         self.samples = answers[0].message.samples
         self.versions = [answer.message.version for answer in answers]
+        self._conversation.left = True
         if any(answer.message.count for answer in answers):
             self._conversation.leave_lost()
         table = answers[0].body[self.parts[0].bytes :].copy().view(np.int64)

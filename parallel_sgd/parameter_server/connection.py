@@ -15,7 +15,7 @@ from weakref import WeakSet
 import numpy as np
 
 from ..communication.launched import survives
-from ..errors import UserError
+from ..errors import SharedError, UserError
 from ..kernels import array_module
 from ..optimizers import Optimizer
 from ..parameters import Parameters
@@ -26,7 +26,7 @@ from .group import Group
 from .order import AnyOrder, Facts, Order, RecordedOrder, ReplayedOrder
 from .parts import Part, layout
 from .placement import Placement
-from .remote_table import RemoteTable
+from .remote_table import RemoteTable, RemoteTables
 from .served import Rules, ServedModel
 from .server import Server
 from .tables import ServedTables
@@ -119,13 +119,13 @@ class Connection:
             self._client = Client(endpoint, self.parts, self._check)
         return self._client
 
-    def remote_tables(self) -> dict[str, RemoteTable]:
+    def remote_tables(self) -> RemoteTables:
         """This rank's side of the embedding tables, by name."""
         client = None if self.group.serves else lambda: self.client
-        return {
-            options.name: RemoteTable(options, number, client)
+        return RemoteTables(
+            (options.name, RemoteTable(options, number, client))
             for number, options in enumerate(self._tables)
-        }
+        )
 
     def write_tables(self, folder: str) -> dict[str, Any]:
         """Have servers write the rows that `ServedState.collect` has found, while training goes on.
@@ -239,14 +239,15 @@ class ServerThread:
             self._error = error
 
     def check(self) -> None:
-        """Raise what has ended the server."""
-        if self._error is not None and not self._thread.is_alive():
+        """Raise what has ended the server, unless that is what it has answered to all workers."""
+        if self._error is not None and not isinstance(self._error, SharedError):
             raise self._error
 
     def join(self) -> None:
         """Until it has ended; raise what has ended it."""
         self._thread.join()
-        self.check()
+        if self._error is not None:
+            raise self._error
 
     def stop(self) -> None:
         """Nobody needs it any more."""

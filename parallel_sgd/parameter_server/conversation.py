@@ -10,15 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..communication import Endpoint, PeerLost
-from ..communication.endpoint import Header
+from ..communication.endpoint import Header, OtherLength, Transfer
 from ..errors import SharedError, UserError
 from .statistics import WorkerStatistics
-from .wire import Kind, Message, as_text, from_text, unpacked
+from .wire import ANSWERS, Kind, Malformed, Message, as_text, from_text, unpacked
 
 HostArray = npt.NDArray[Any]
 
 TRAINING = {Kind.PUSH, Kind.PULL, Kind.PUSH_ROWS, Kind.PULL_ROWS}
 """Whose bytes are counted; what checkpoints take is not training's."""
+
+NO_ANSWERS = {Kind.FAILED, Kind.REFUSED}
 
 
 @dataclass
@@ -51,6 +53,9 @@ class Conversation:
         statistics: counts the bytes of training.
         check: raises if there is a reason not to wait any longer.
 
+    Attributes:
+        left: the servers have ended, and nothing may be asked any more.
+
     Local.
     """
 
@@ -61,7 +66,8 @@ class Conversation:
         self._ranks = endpoint.peers
         self._came: dict[int, Header] = {}
         self._problem: str | None = None  # why training cannot go on
-        self._closed = False
+        self._lost: str | None = None  # which server is
+        self.left = False
 
     def ask(self, asks: Iterable[Ask]) -> list[Answer]:
         """Send requests, and wait for all answers, in their order.
@@ -75,7 +81,9 @@ class Conversation:
         asks = list(asks)
         if self._problem is not None:
             raise SharedError(self._problem)
-        if self._closed:
+        if self._lost is not None:
+            raise UserError(self._lost)
+        if self.left:
             raise UserError(
                 "the servers have left with learner.finish(): save, load, evaluate and ask for "
                 "rows before it"
@@ -83,13 +91,14 @@ class Conversation:
         try:
             return self._sound(asks, self._exchange(asks))
         except PeerLost as error:
-            raise UserError(f"the server on rank {error.peer} is lost") from None
+            self._lost = f"the server on rank {error.peer} is lost"
+            raise UserError(self._lost) from None
 
     def _sound(self, asks: list[Ask], answers: list[Answer]) -> list[Answer]:
         """The answers, where they answer the requests."""
         texts = {
             kind: [as_text(each.body) for each in answers if each.message.kind == kind]
-            for kind in (Kind.FAILED, Kind.REFUSED)
+            for kind in NO_ANSWERS
         }
         if texts[Kind.FAILED]:
             self._problem = texts[Kind.FAILED][0]
@@ -113,34 +122,51 @@ class Conversation:
             rank, header = self._ranks[ask.server], ask.message.packed()
             sending.append(self._endpoint.send(rank, header, ask.body))
             self._statistics.bytes_sent += ask.message.body * self._counts(ask)
-        messages = [self._answer_of(self._ranks[ask.server]) for ask in asks]
-        sound = not any(message.kind in (Kind.FAILED, Kind.REFUSED) for message in messages)
+        came = [self._answer_to(ask) for ask in asks]  # all of them: later ones must not meet these
+        sound = all(isinstance(each, Message) and each.kind not in NO_ANSWERS for each in came)
         answers, coming = [], []
-        for ask, message in zip(asks, messages, strict=True):
+        for ask, message in zip(asks, came, strict=True):
             rank = self._ranks[ask.server]
+            if isinstance(message, Malformed):
+                answers.append(_no_answer(rank, message))
+                continue
             own = not sound or ask.into is None
             body = np.empty(message.body, np.uint8) if own else cast(HostArray, ask.into)
-            assert len(body) == message.body, (message, len(body))
             self._statistics.bytes_received += message.body * self._counts(ask)
             if message.body:
                 coming.append(self._endpoint.receive(rank, body))
             answers.append(Answer(message, body))
         with self._endpoint.watched("messages to and from servers"):
-            self._endpoint.finish([*coming, *sending])
+            self._finish([*coming, *sending])
         return answers
+
+    def _finish(self, transfers: list[Transfer]) -> None:
+        """Until all have ended, also behind one that is not what was announced."""
+        try:
+            self._endpoint.finish(transfers)
+        except OtherLength:
+            self._finish(transfers)
+            raise UserError("a server's answer is not as long as it has announced") from None
 
     def _counts(self, ask: Ask) -> bool:
         """Whether it is a part of training, and leaves this rank."""
         return ask.message.kind in TRAINING and self._ranks[ask.server] != self._endpoint.rank
 
-    def _answer_of(self, rank: int) -> Message:
-        """The header of a server's answer."""
+    def _answer_to(self, ask: Ask) -> Message | Malformed:
+        """The header of an answer; or why it is none, and then its body is dropped."""
+        rank = self._ranks[ask.server]
         while True:
             with self._endpoint.watched(f"an answer of the server on rank {rank}"):
-                message = unpacked(self._endpoint.until(lambda: self._header_of(rank)))
+                header = self._endpoint.until(lambda: self._header_of(rank))
             self._endpoint.listen(rank)
-            if message.kind != Kind.WAIT:  # that is a sign of life: the time begins anew
-                return message
+            try:
+                message = unpacked(header)
+                if message.kind != Kind.WAIT:  # that is a sign of life: the time begins anew
+                    _require_answer(ask, message)
+                    return message
+            except Malformed as error:
+                self._endpoint.discard(rank)
+                return error
 
     def _header_of(self, rank: int) -> Header | None:
         for sender, header in self._endpoint.arrivals():
@@ -152,9 +178,25 @@ class Conversation:
 
     def close(self) -> None:
         """Nothing more is asked."""
-        self._closed = True
+        self.left = True
         self._endpoint.close()
 
     def leave_lost(self) -> None:
         """As the endpoint's."""
         self._endpoint.leave_lost()
+
+
+def _require_answer(ask: Ask, message: Message) -> None:
+    """See that a header is an answer to a request, as long as the room for its body."""
+    if message.kind in NO_ANSWERS:
+        return
+    if message.kind != ANSWERS.get(ask.message.kind):
+        raise Malformed(f"kind={message.kind.name} is no answer to {ask.message.kind.name}")
+    if ask.into is not None and message.body != len(ask.into):
+        raise Malformed(f"body={message.body} of this answer must be {len(ask.into)}")
+
+
+def _no_answer(rank: int, problem: Malformed) -> Answer:
+    """What this worker takes nonsense for."""
+    text = from_text(f"the server on rank {rank} has sent what is no answer: {problem}")
+    return Answer(Message(kind=Kind.REFUSED, body=text.nbytes), text)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import UserError
+from ..validation import shown
 
 FLUSHED = 4096  #: requests that are written at a time
 
@@ -64,19 +65,21 @@ class RecordedOrder(AnyOrder):
         server: this server's number.
         facts: what must be the same where it is replayed.
     Raises:
-        UserError: it cannot be written to, or has a recording already.
+        UserError: it cannot be written to, now or later, or has a recording already.
     """
 
     def __init__(self, folder: str, server: int, facts: Facts) -> None:
         path = _path(folder, server)
-        self._facts, self._description = facts, path.with_suffix(".json")
+        self._facts, self._description, self._folder = facts, path.with_suffix(".json"), folder
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            self._file = path.open("xb")
-            self._describe(None)
+            self._file = path.open("xb", buffering=0)
+            self._description.write_text(self._described(None))
         except FileExistsError:
+            if not Path(folder).is_dir():
+                raise UserError(f"record={folder!r} must be a folder, but is a file") from None
             raise UserError(f"record={folder!r} has a recording already") from None
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise UserError(f"record={folder!r} must be a folder to write to: {error}") from None
         self._unwritten: list[int] = []
         self._written = 0
@@ -87,20 +90,30 @@ class RecordedOrder(AnyOrder):
             self.write()
 
     def write(self) -> None:
-        if self._unwritten:
-            self._file.write(np.array(self._unwritten, "<i4").tobytes())
-            self._file.flush()
-            self._written += len(self._unwritten)
-            self._unwritten.clear()
+        unwritten, self._unwritten = self._unwritten, []
+        data = memoryview(np.array(unwritten, "<i4").tobytes())
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise self._unwritable(error) from None
+        self._written += len(unwritten)
 
     def close(self) -> None:
-        self.write()
-        self._file.close()
-        self._describe(self._written)
+        try:
+            self.write()
+            self._description.write_text(self._described(self._written))
+        except OSError as error:
+            raise self._unwritable(error) from None
+        finally:
+            self._file.close()
 
-    def _describe(self, requests: int | None) -> None:
+    def _described(self, requests: int | None) -> str:
         """With the number of requests, once that is known: a job that is ended leaves it open."""
-        self._description.write_text(json.dumps({**self._facts, "requests": requests}, indent=1))
+        return json.dumps({**self._facts, "requests": requests}, indent=1)
+
+    def _unwritable(self, error: OSError) -> UserError:
+        return UserError(f"record={self._folder!r}: the order cannot be written: {error}")
 
 
 class ReplayedOrder(AnyOrder):
@@ -113,15 +126,16 @@ class ReplayedOrder(AnyOrder):
     def __init__(self, folder: str, server: int, facts: Facts) -> None:
         path = _path(folder, server)
         try:
-            recorded = json.loads(path.with_suffix(".json").read_text())
+            recorded = _facts_in(path.with_suffix(".json"))
             requests = recorded.pop("requests")
-            data = path.read_bytes()
-        except (OSError, ValueError, LookupError, AttributeError) as error:
+            data = _bytes_of(path)
+        except (OSError, ValueError) as error:
             raise UserError(f"replay={folder!r}: no order of server {server} ({error})") from None
         for name in sorted(facts.keys() | recorded.keys()):
             here, there = facts.get(name, "none"), recorded.get(name, "none")
             if here != there:
-                raise UserError(f"replay={folder!r} is of {name}={there}, but here it is {here}")
+                what = f"{_in_one_line(name)}={_in_one_line(there)}"
+                raise UserError(f"replay={folder!r} is of {what}, but here it is {here}")
         self._order = np.frombuffer(data[: len(data) // 4 * 4], "<i4").tolist()
         known = range(int(facts["workers"]))
         whole = requests in (None, len(data) / 4) and all(each in known for each in self._order)
@@ -141,6 +155,36 @@ class ReplayedOrder(AnyOrder):
                 file=sys.stderr,
                 flush=True,
             )
+
+
+def _facts_in(path: Path) -> dict[str, Any]:
+    """What a recording says of itself.
+
+    Raises:
+        OSError, ValueError: there is none, or not one.
+    """
+    try:
+        found = json.loads(_bytes_of(path))
+    except RecursionError:
+        found = None
+    if not isinstance(found, dict) or "requests" not in found:
+        raise ValueError(f'{path.name} must be a JSON object that has "requests"')
+    requests = found["requests"]
+    if requests is not None and type(requests) is not int:
+        raise ValueError(f'{path.name}: "requests" must be a whole number or null')
+    return found
+
+
+def _in_one_line(found: Any) -> str:
+    """A text of a file as it is, where that can be."""
+    return found if isinstance(found, str) and found.isprintable() else shown(found)
+
+
+def _bytes_of(path: Path) -> bytes:
+    """Of a file; of a pipe they might never come."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} must be a file")
+    return path.read_bytes()
 
 
 def _path(folder: str, server: int) -> Path:

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from ..communication.endpoint import as_bytes
 from ..errors import UserError
 from ..kernels import row_kernels
-from ..validation import integer
+from ..validation import integer, shown
 from .client import Client
 from .conversation import Ask
 from .embedding import Embedding
-from .wire import Kind, Message
+from .wire import LARGEST, Kind, Message
 
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
@@ -111,7 +111,7 @@ class RemoteTable:
             UserError: ids or a gradient that are not possible, or not finite.
         """
         flat, client = self._checked(ids), self._worker()
-        samples, name = integer("samples", samples, 1), self.options.name
+        samples, name = integer("samples", samples, 1, LARGEST - 1), self.options.name
         if not isinstance(gradient, np.ndarray):
             kind = type(gradient).__name__
             raise UserError(f"gradient of table {name!r} must be a NumPy array, not {kind}")
@@ -184,6 +184,9 @@ class RemoteTable:
         begin, spread = time.perf_counter(), self._spread(client, ids)
         total = np.empty((len(spread.ids), self.width), np.float32)
         self._kernels.sum_rows(spread.inverse, gradient, total)
+        # One server can refuse it by itself; of several, others might have taken their parts.
+        if client.servers > 1 and not np.isfinite(total).all():
+            raise UserError(f"the gradient of rows of table {self.options.name!r} is not finite")
         asks = []
         for server in range(client.servers):
             first, end = spread.starts[server : server + 2]
@@ -198,3 +201,11 @@ class RemoteTable:
 
     def _message(self, kind: Kind, count: int, body: int) -> Message:
         return Message(kind=kind, table=self._number, count=count, body=body)
+
+
+class RemoteTables(dict[str, RemoteTable]):
+    """The tables by name; one that is not there is a mistake of the user's."""
+
+    def __missing__(self, name: Any) -> RemoteTable:
+        known = ", ".join(map(repr, self)) or "none (DataParallelASGD(tables=...) makes them)"
+        raise UserError(f"tables[{shown(name)}] is not known; there are {known}")

@@ -133,10 +133,11 @@ class RowTable:
                 are missing, it counts as pushed now.
             keep: given ids int64 [k], a boolean [k]: which to take.
         Raises:
-            UserError: something is missing, or of another shape.
+            UserError: something is missing, or of another shape or dtype.
         """
-        self.samples = max(self.samples, int(self._given(contents, "samples", (1,))[0]))
-        self._swept = max(self._swept, int(self._given(contents, "swept", (1,))[0]))
+        clock = np.dtype(np.int64)
+        self.samples = max(self.samples, int(self._given(contents, "samples", (1,), clock)[0]))
+        self._swept = max(self._swept, int(self._given(contents, "swept", (1,), clock)[0]))
         self._take(self._rows, _KEYS, contents, keep)
         if self._counts and "pending_ids" in contents:
             self._take(self._counts, _PENDING_KEYS, contents, keep)
@@ -207,12 +208,15 @@ class RowTable:
         """Put into records what `contents` has of their fields."""
         key = keys["id"]
         n = int(np.size(contents.get(key, ())))
-        ids = self._given(contents, key, (n,))
+        ids = self._given(contents, key, (n,), records.dtype["id"])
+        if n and ids.min() < 0:
+            raise UserError(f"{self._name}: {key!r} must be at least 0, but one is {ids.min()}")
         given = {}
         for name in records.names[1:]:
             key = keys.get(name, name)
             if name != "pushed" or key in contents:
-                given[name] = self._given(contents, key, (n, *records.dtype[name].shape))
+                field = records.dtype[name]
+                given[name] = self._given(contents, key, (n, *field.shape), field.base)
         for first in range(0, n, TAKEN):
             part = np.ascontiguousarray(ids[first : first + TAKEN], np.int64)
             mine = np.flatnonzero(keep(part))
@@ -221,11 +225,15 @@ class RowTable:
             records.insert(part, rows, self.samples)
             records.set(rows, {name: values[first + mine] for name, values in given.items()})
 
-    def _given(self, contents: Mapping[str, Array], key: str, shape: tuple[int, ...]) -> Array:
+    def _given(
+        self, contents: Mapping[str, Array], key: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Array:
         found = contents.get(key)
         if found is None or found.shape != shape:
             is_ = "missing" if found is None else f"of shape {found.shape}"
             raise UserError(f"{self._name}: {key!r} must be of shape {shape}, but is {is_}")
+        if found.dtype != dtype:
+            raise UserError(f"{self._name}: {key!r} must be {dtype}, but is {found.dtype}")
         return found
 
     def _check(self, ids: Array, name: str, values: Array) -> None:

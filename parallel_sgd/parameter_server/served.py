@@ -9,7 +9,7 @@ from the model since. With K workers, n_k samples in a push and N in a round of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -222,12 +222,17 @@ class ServedModel:
         self.local_step.state.lr_factor = factor
         self.local_step(gradient, samples, out=self._elsewhere())
 
-    def may_go_on(self, worker: int) -> bool:
-        """Whether a worker that has pushed may have its answer."""
+    def may_go_on(self, worker: int, meeting: Set[int] = frozenset()) -> bool:
+        """Whether a worker that has pushed may have its answer.
+
+        Args:
+            meeting: workers that push no more until this one meets them; no bound waits for them.
+        """
         if self.rules.mode == "sync":
             return worker not in self._round
         if self.rules.mode == "bounded":
-            slowest = min((self.clocks[k] for k in self.live), default=self.clocks[worker])
+            others = self.live - meeting
+            slowest = min((self.clocks[k] for k in others), default=self.clocks[worker])
             return self.clocks[worker] - slowest <= self.rules.staleness
         return True
 

@@ -20,6 +20,7 @@ from .requests import Request, Requests
 from .served import ServedModel
 from .statistics import LENGTH, WAIT, WorkerStatistics
 from .tables import TABLE_REQUESTS, ServedTables
+from .waits import of_kind, stalemate
 from .wire import Kind, Malformed, Message, as_text, from_text
 
 Array = npt.NDArray[Any]
@@ -131,10 +132,11 @@ class Server:
 
     def _handle_next(self) -> bool:
         """Handle the request whose turn it is, if it is here."""
-        turn = self._order.next()
+        turn = self._turn
         may = (r for r in self._ready if turn in (None, r.worker) or r.message.kind in LOOKING)
         request = next(may, None)
         if request is None:
+            self._require_turn(turn)
             return False
         self._ready.remove(request)
         if request.message.kind not in LOOKING:
@@ -182,23 +184,26 @@ class Server:
         self._kept[request.worker] = request
 
     def _release(self) -> None:
-        """Answer those that need not wait any more."""
+        """Answer those that need not wait any more; see that the rest does not wait for ever."""
+        meeting = of_kind(self._kept, Kind.MEET)
         for worker, request in sorted(self._kept.items()):
-            if request.message.kind == Kind.PUSH and self.model.may_go_on(worker):
+            if request.message.kind == Kind.PUSH and self.model.may_go_on(worker, meeting):
                 del self._kept[worker]
                 self._give_model(request)
-        self._end_meeting(Kind.MEET)
-        self._end_meeting(Kind.LEAVE)
+        if self._kept:
+            for kind in (Kind.SUM_SAMPLES, Kind.MEET, Kind.LEAVE):
+                self._end_meeting(kind)
+            self._require_a_way_on()
 
     def _end_meeting(self, kind: Kind) -> None:
-        """Where all that have not left are at a meeting, or all have left, answer them."""
+        """Where all are at a meeting or have left, or have told their samples, answer them."""
         waiting = {k: r for k, r in sorted(self._kept.items()) if r.message.kind == kind}
-        rest = self._live if kind == Kind.LEAVE else self.model.live
+        rest = self.model.live if kind == Kind.SUM_SAMPLES else self._live
         if not waiting or not rest <= waiting.keys():
             return
         for worker in waiting:
             del self._kept[worker]
-        if kind == Kind.MEET:
+        if kind != Kind.LEAVE:
             total = sum(request.message.samples for request in waiting.values())
             for request in waiting.values():
                 self._answer(request, Kind.DONE, samples=total)
@@ -210,6 +215,14 @@ class Server:
             for request in waiting.values():
                 self._answer(request, Kind.FINAL, last)
             self._gone |= waiting.keys()
+
+    def _require_a_way_on(self) -> None:
+        """Where workers wait for each other, end training: signs of life would keep them there."""
+        busy = self._live - self._gone - self._told - self._kept.keys()
+        clocks, mode = self.model.clocks, self.model.rules.mode
+        problem = stalemate(self._kept, busy, self._ranks, clocks, mode)
+        if problem:
+            self._end_training(problem)
 
     def _handle_meet(self, request: Request) -> None:
         self._keep(request)
@@ -224,8 +237,12 @@ class Server:
         self._release()
 
     def _handle_fail(self, request: Request) -> None:
-        self._problem = self._problem or as_text(request.body)
+        self._end_training(as_text(request.body))
         self._tell_problem(request)
+
+    def _end_training(self, problem: str) -> None:
+        """Tell all that wait why, and later the others, as they ask for something."""
+        self._problem = self._problem or problem
         for worker in list(self._kept):
             self._tell_problem(self._kept.pop(worker))
 
@@ -255,7 +272,11 @@ class Server:
         self._answer(request, kind, body)
 
     def _refuse(self, request: Request, error: Exception) -> None:
-        self._answer(request, Kind.REFUSED, from_text(str(error) or type(error).__name__))
+        text = str(error)
+        if isinstance(error, MemoryError):
+            kind, rank = request.message.kind.name, self._endpoint.rank
+            text = f"the server on rank {rank} has not enough memory for {kind}: {text}"
+        self._answer(request, Kind.REFUSED, from_text(text))
 
     def _answer(
         self,
@@ -320,9 +341,25 @@ class Server:
                     "learner.finish(); ending the job"
                 )
 
+    @property
+    def _turn(self) -> int | None:
+        """The worker whose request is next; None where anybody's may be."""
+        return None if self._problem else self._order.next()
+
+    def _require_turn(self, turn: int | None) -> None:
+        """See that in a replay the next worker can come at all, where others wait for it."""
+        if turn is None or not self._ready:
+            return
+        if turn in self._kept or turn not in self._live:
+            why = "waits for the others itself" if turn in self._kept else "is lost"
+            raise UserError(
+                f"replay: the recorded order has the worker on rank {self._ranks[turn]} next, "
+                f"which {why}: this is not the run that was recorded"
+            )
+
     def _require_progress(self, now: float) -> None:
         """See that in a replay the next worker comes: all others wait for it."""
-        turn, timeout_s = self._order.next(), self._endpoint.timeout_s
+        turn, timeout_s = self._turn, self._endpoint.timeout_s
         if turn is not None and self._ready and now - self._handled > timeout_s:
             raise UserError(
                 f"replay: the recorded order has the worker on rank {self._ranks[turn]} next, "
@@ -369,6 +406,7 @@ HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.PUSH_STATE: Server._handle_push_state,
     Kind.PUSH_BACKUP: Server._handle_push_backup,
     Kind.MEET: Server._handle_meet,
+    Kind.SUM_SAMPLES: Server._handle_meet,
     Kind.LEAVE: Server._handle_leave,
     Kind.FAIL: Server._handle_fail,
     **dict.fromkeys(TABLE_REQUESTS, Server._handle_tables),

@@ -36,9 +36,10 @@ class Kind(IntEnum):
     ASK_WRITTEN = 10  #: Answer: TEXT, empty until all is written
     LOAD_TABLES = 11  #: body: the path of a folder. Answer: DONE
     COUNT_TABLES = 12  #: Answer: STATE, int64 counts of every table
-    MEET = 13  #: samples of this worker. Answer: DONE with all workers', when all have come
+    MEET = 13  #: Answer: DONE, when all workers have come
     LEAVE = 14  #: no more pushes; body: this worker's statistics. Answer: FINAL, when all left
     FAIL = 15  #: a problem of this worker; body: text. Answer: FAILED
+    SUM_SAMPLES = 16  #: of this worker in a step. Answer: DONE with the sum, when all have asked
     # answers of servers
     MODEL = 32
     ROWS = 33
@@ -49,6 +50,27 @@ class Kind(IntEnum):
     WAIT = 38  #: the answer will come; this is a sign of life
     REFUSED = 39  #: body: text. The request has changed nothing
     FAILED = 40  #: body: text. Training has failed for all
+
+
+ANSWERS = {
+    Kind.PUSH: Kind.MODEL,
+    Kind.PULL: Kind.MODEL,
+    Kind.PULL_ROWS: Kind.ROWS,
+    Kind.PUSH_ROWS: Kind.DONE,
+    Kind.PULL_STATE: Kind.STATE,
+    Kind.PUSH_STATE: Kind.DONE,
+    Kind.PUSH_BACKUP: Kind.DONE,
+    Kind.COPY_TABLES: Kind.DONE,
+    Kind.WRITE_TABLES: Kind.DONE,
+    Kind.ASK_WRITTEN: Kind.TEXT,
+    Kind.LOAD_TABLES: Kind.DONE,
+    Kind.COUNT_TABLES: Kind.STATE,
+    Kind.MEET: Kind.DONE,
+    Kind.LEAVE: Kind.FINAL,
+    Kind.FAIL: Kind.FAILED,
+    Kind.SUM_SAMPLES: Kind.DONE,
+}
+"""Of each request, where it is neither refused nor training has failed."""
 
 
 class Malformed(UserError):

@@ -13,6 +13,7 @@ from ..algorithms import Algorithm
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, SharedProblem, UserError
 from ..optimizers import Optimizer
+from ..parameter_server import RemoteTables
 from ..parameters import Parameters
 from ..validation import integer, kind_of
 from ..version import __version__
@@ -89,7 +90,8 @@ class Learner:
         self.parameters, self.algorithm = parameters, algorithm
         self._performance: SyncPerformance | None = None
         if every and comm.rank == algorithm.workers(comm)[0]:
-            comm.trace = self._performance = SyncPerformance(every, comm.trace)
+            stats = SyncPerformance(every, comm.trace, apart=algorithm.apart)
+            comm.trace = self._performance = stats
         comm.broadcast(parameters.flat)
         self.gradient = parameters.like()
         self.local_step = optimizer.bind(parameters)
@@ -126,8 +128,9 @@ class Learner:
 
     @property
     def tables(self) -> Mapping[str, Any]:
-        """The embedding tables that the algorithm distributes over servers, by name. Local."""
-        return self.algorithm.tables_of(self.state)
+        """The embedding tables that the algorithm distributes over servers, by name; one that is
+        not there is a UserError. Local."""
+        return RemoteTables(self.algorithm.tables_of(self.state))
 
     def report(self) -> dict[str, Any] | None:
         """What the algorithm can tell of this rank's training so far (or of all ranks', after
@@ -214,9 +217,11 @@ class Learner:
             self._look_beside()
         if self._computes_since is not None:
             self.world.trace.record("compute", self._computes_since, time.perf_counter())
+        stats = self._performance
+        if stats:
+            stats.begin_step()
         with self.world.trace.span("step"):
             total = self._step(samples)
-        stats = self._performance
         if stats and stats.stepped(samples, total, lambda: self.bytes_sent):
             print(stats.line(self.comm.rank, self.comm.size, self.bytes_sent), flush=True)
         self._computes_since = time.perf_counter()
@@ -369,6 +374,8 @@ class Learner:
 
     def _stop_statistics(self) -> None:
         if self._performance:
+            if said := self._performance.missed():
+                print(said, flush=True)
             self.world.trace, self._performance = self._performance.passed_on, None
 
     def _require_open(self) -> None:

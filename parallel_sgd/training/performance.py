@@ -6,16 +6,20 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ..trace import Trace
+from ..trace import Span, Trace
 
-TOGETHER = ("exchange", "wait")  #: intervals in which ranks need each other
+COLLECTIVE = "collective"
+TOGETHER = ("exchange", "wait", COLLECTIVE)  #: intervals in which ranks need each other
 
 
 class SyncPerformance(Trace):
     """Adds up what the learner's rank does, as it is told to a trace, and passes it on.
 
-    A synchronization is a step since whose predecessor an exchange of all ranks has ended: every
-    step of `DataParallelSGD`, or the last one of a block. Its time is that of computing, since the
+    A synchronization is a step since whose predecessor an exchange of all ranks has ended, or in
+    which the learner's thread took part in a collective on arrays: every step of `DataParallelSGD`,
+    or the last one of a block, and of an algorithm of one's own whatever it communicates by. (One
+    that has other means than its communicator says so: ``with comm.trace.span("exchange")``.) Its
+    time is that of computing, since the
     synchronization before; of aggregation, which is what the learner's thread spends in exchanges
     and in waiting for the others; and of the update, the rest of all steps. What runs in the
     background counts only where it is waited for. The first synchronization is left out: in it
@@ -24,6 +28,7 @@ class SyncPerformance(Trace):
     Args:
         every: so many synchronizations make a line, at least 1.
         passed_on: the trace that gets everything, too.
+        apart: whether ranks train at their own paces: then nothing is said of the others' samples.
 
     Make it in the learner's thread. Local. Cost: about a microsecond an interval.
 
@@ -32,11 +37,12 @@ class SyncPerformance(Trace):
     line is of the latest synchronization, or only the samples are of all since the line before.
     """
 
-    def __init__(self, every: int, passed_on: Trace) -> None:
+    def __init__(self, every: int, passed_on: Trace, *, apart: bool = False) -> None:
         super().__init__()
-        self.passed_on = passed_on
+        self.passed_on, self._apart = passed_on, apart
         self._every, self._thread = every, threading.get_ident()
-        self._exchanged = False
+        self._exchanged = self._met = False
+        self._steps = 0
         self._together: list[tuple[float, float]] = []  # in the present step, none within another
         self._computed_s = self._step_s = 0.0  # of the present step
         self._synchronizations = 0
@@ -50,11 +56,19 @@ class SyncPerformance(Trace):
 
     def begin(self) -> None:
         """Forget what has been recorded so far. Local."""
-        self._exchanged = False
+        self._exchanged = self._met = False
         self._together.clear()
 
+    def begin_step(self) -> None:
+        """Collectives until now were the user's own. Local."""
+        self._met = False
+
+    def collective(self) -> Span:
+        return self.span(COLLECTIVE)
+
     def record(self, name: str, begin_s: float, end_s: float, **facts: Any) -> None:
-        self.passed_on.record(name, begin_s, end_s, **facts)
+        if name != COLLECTIVE:  # a part of what traces show anyhow
+            self.passed_on.record(name, begin_s, end_s, **facts)
         if name == "exchange":
             self._exchanged = True
         if threading.get_ident() != self._thread:
@@ -63,6 +77,7 @@ class SyncPerformance(Trace):
             while self._together and self._together[-1][0] >= begin_s:
                 self._together.pop()  # it lay within this one
             self._together.append((begin_s, end_s))
+            self._met |= name == COLLECTIVE
         elif name == "compute":
             self._computed_s = end_s - begin_s
             self._together.clear()
@@ -76,7 +91,9 @@ class SyncPerformance(Trace):
             own_samples, samples: in its minibatch, of this rank and of all.
             sent: tells how many bytes this rank has sent so far.
         """
-        exchanged, self._exchanged = self._exchanged, False
+        exchanged = self._exchanged or self._met
+        self._exchanged = self._met = False
+        self._steps += 1
         if not self._synchronizations:
             if exchanged:
                 self._synchronizations, self._sent = 1, sent()
@@ -104,13 +121,24 @@ class SyncPerformance(Trace):
         }
         total_s, last = sum(parts.values()), self._synchronizations
         each = {name: f"{1e3 * part / self._every:.3f}" for name, part in parts.items()}
+        own = f"{self._own_samples / total_s:,.0f}"
+        rates = f"{self._samples / total_s:,.0f} samples/s by {ranks} ranks, {own} by rank {rank}"
+        if self._apart:
+            rates = f"{own} samples/s by rank {rank}, one of {ranks} at their own paces"
         text = (
-            f"synchronizations {last - self._every + 1} to {last}: "
-            f"{self._samples / total_s:,.0f} samples/s by {ranks} ranks, "
-            f"{self._own_samples / total_s:,.0f} by rank {rank}; "
+            f"synchronizations {last - self._every + 1} to {last}: {rates}; "
             f"{1e3 * total_s / self._every:.3f} ms each: "
             + ", ".join(f"{name} {ms}" for name, ms in each.items())
             + f"; {(sent - self._sent) / total_s / 1e6:,.2f} MB/s sent by rank {rank}"
         )
         self._start_anew(sent)
         return text
+
+    def missed(self) -> str | None:
+        """At the end, in words, that no step was a synchronization; None where one was."""
+        if self._synchronizations or not self._steps:
+            return None
+        return (
+            f"sync_perf_stats={self._every}: in none of {self._steps} steps have ranks exchanged "
+            'arrays; an algorithm that does says so by `with comm.trace.span("exchange")`'
+        )

@@ -12,6 +12,7 @@ from parallel_sgd import (
     Adagrad,
     Adam,
     DataParallelASGD,
+    DataParallelSGD,
     Embedding,
     Learner,
     Parameters,
@@ -169,5 +170,40 @@ def test_bad_ids_and_gradients_are_refused_and_the_server_goes_on(on_ranks):
             rows.push(ids, good, samples=1)
             assert rows.counts()["rows"] == 2
         learner.finish()
+
+    on_ranks(body)
+
+
+def test_of_several_servers_none_takes_what_one_would_refuse(on_ranks):
+    def body(comm):
+        table = Embedding(name="t", width=3)
+        learner = learner_on(comm, table, servers=max(0, comm.size - 1))
+        if not learner.serves:
+            rows, ids = learner.tables["t"], np.arange(50)
+            gradient = np.ones((50, 3), np.float32)
+            gradient[7, 1] = np.inf
+            with pytest.raises(UserError, match=r"'t' is not finite$"):
+                rows.push(ids, gradient, samples=1)
+            with pytest.raises(UserError, match=r"^samples=\d+ must be a whole number from 1 to "):
+                rows.push(ids, np.ones((50, 3), np.float32), samples=2**70)
+            assert rows.counts()["rows"] == 0
+            assert rows.rows(ids[:0]).shape == (0, 3)
+        learner.finish()
+
+    on_ranks(body)
+
+
+def test_tables_that_are_not_there(on_ranks):
+    def body(comm):
+        learner = learner_on(comm, Embedding(name="t", width=3))
+        for name, shown in (("no such", "'no such'"), (7, "7")):
+            with pytest.raises(UserError, match=rf"^tables\[{shown}\] is not known; there are 't'"):
+                learner.tables[name]
+        assert learner.tables.get("no such") is None
+        assert "no such" not in learner.tables
+        learner.finish()
+        alone = Learner(Parameters({"b": np.zeros(2)}), SGD(lr=1.0), DataParallelSGD(), comm)
+        with pytest.raises(UserError, match=r"^tables\['t'\] is not known; there are none \(Data"):
+            alone.tables["t"]
 
     on_ranks(body)

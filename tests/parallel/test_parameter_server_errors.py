@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from parallel_sgd import SGD, Learner, Parameters, UserError, simulate
 from parallel_sgd.communication.endpoint import HEADER_LENGTH
 from parallel_sgd.errors import SharedError
 from parallel_sgd.parameter_server import Kind
+from parallel_sgd.parameter_server.answers import Answers
 from parallel_sgd.parameter_server.conversation import Ask
 from parallel_sgd.parameter_server.wire import NAMES, Message, _seal
 
@@ -295,4 +297,79 @@ def test_a_server_refuses_what_is_wrong_and_lives_on(on_ranks, apart):
             assert same_bits(final, serial.x)
             assert [each.pushes for each in learner.state.table] == [3] * learner.comm.size
 
+    on_ranks(body)
+
+
+class NoAnswer:
+    """In the place of a server's answer: other numbers."""
+
+    kind = Kind.MODEL
+
+    def __init__(self, message, **values):
+        self.body, self._header = message.body, message.packed()
+        for name, value in values.items():
+            self._header[1 + NAMES.index(name)] = value
+        self._header[0] = _seal(self._header) if values else 0
+
+    def packed(self):
+        return self._header
+
+
+NO_ANSWERS = {
+    "damaged": ({}, "a message's header is damaged, or of another version of parallel_sgd"),
+    "a request": ({"kind": Kind.PULL}, "kind=PULL is no answer to PULL"),
+    "another": ({"kind": Kind.DONE}, "kind=DONE is no answer to PULL"),
+    "longer": ({"body": 1 << 40}, rf"body={1 << 40} of this answer must be \d+"),
+}
+
+
+@beside_and_apart
+@pytest.mark.parametrize("name", NO_ANSWERS)
+def test_after_nonsense_from_a_server_the_next_answer_is_right(on_ranks, monkeypatch, apart, name):
+    """Nothing of the conversation is left over, with this server or with others."""
+    values, said = NO_ANSWERS[name]
+    right = Answers.send
+
+    def body(comm):
+        learner = learner_of(comm, asynchronous(servers=servers_of(comm, apart)), SGD(lr=0.2))
+        if not learner.serves:
+            client, x = learner.state.client, learner.parameters.flat
+            before = x.copy()
+            for _ in range(2):
+                with pytest.raises(UserError, match=rf"^the server on rank \d .* answer: {said}$"):
+                    client.pull(out=x)
+                assert same_bits(x, before)
+            client.pull(out=x)
+            assert same_bits(x, starting_point().flat)
+        learner.finish()
+
+    def wrong(self, worker, message, body=None, *, of=None):
+        sent = self.__dict__.setdefault("sent", Counter())
+        sent[worker] += message.kind == Kind.MODEL
+        if message.kind == Kind.MODEL and sent[worker] <= 2:
+            message = NoAnswer(message, **values)
+        right(self, worker, message, body, of=of)
+
+    monkeypatch.setattr(Answers, "send", wrong)
+    on_ranks(body)
+
+
+def test_an_answer_that_is_not_as_long_as_announced(on_ranks, monkeypatch):
+    right = Answers.send
+
+    def shorter(self, worker, message, body=None, *, of=None):
+        if message.kind == Kind.STATE:
+            body = body[:-8]
+        right(self, worker, message, body, of=of)
+
+    def body(comm):
+        learner = learner_of(comm, asynchronous(), SGD(lr=0.2))
+        if not learner.serves:
+            client = learner.state.client
+            with pytest.raises(UserError, match=r"^a server's answer is not as long as it has ann"):
+                client.ask_all(Kind.PULL_STATE)
+            client.pull(out=learner.parameters.flat)
+        learner.finish()
+
+    monkeypatch.setattr(Answers, "send", shorter)
     on_ranks(body)

@@ -92,7 +92,7 @@ def does_not_count(right: Any) -> Any:
 
 def with_staleness(change: int) -> Any:
     def wrong(right: Any) -> Any:
-        def may_go_on(self: ServedModel, worker: int) -> bool:
+        def may_go_on(self: ServedModel, worker: int, *meeting: Any) -> bool:
             ahead = self.clocks[worker] - min(self.clocks)
             return ahead <= self.rules.staleness + change
 

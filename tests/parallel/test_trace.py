@@ -14,7 +14,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from parallel_sgd import SGD, BlockMomentumSGD, DataParallelSGD, Learner, UserError
+from parallel_sgd import (
+    SGD,
+    BlockMomentumSGD,
+    Communicator,
+    DataParallelASGD,
+    DataParallelSGD,
+    Learner,
+    UserError,
+)
 from parallel_sgd import trace as trace_module
 from parallel_sgd.algorithms import Algorithm
 from parallel_sgd.communication.clocks import compare_clocks
@@ -238,19 +246,23 @@ def test_after_an_error(on_ranks, tmp_path, error, after_errors, written):
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting(Algorithm):
-    """All ranks meet after every so many steps, and say that it was an exchange."""
+    """All ranks meet after every so many steps: they say that it was an exchange, or broadcast."""
 
     period: int
+    says: bool = True
 
     def init(self, parameters, comm):
         return SimpleNamespace(steps=0)
 
     def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
         state.steps += 1
-        if state.steps % self.period == 0:
+        if state.steps % self.period == 0 and self.says:
             with comm.trace.span("exchange"):
                 comm.barrier()
                 time.sleep(0.01)
+        elif state.steps % self.period == 0:
+            time.sleep(0.01 * (comm.rank > 0))  # for which the first rank waits
+            comm.broadcast(np.zeros(3), root=comm.size - 1)
         return comm.size * samples
 
     def bytes_sent(self, state):
@@ -291,6 +303,71 @@ def test_a_line_after_every_so_many_synchronizations(
         assert compute >= 5 * period
         assert aggregation >= 10
         assert 0 <= update < compute
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_an_algorithm_of_ones_own_synchronizes_where_it_exchanges_arrays(
+    on_ranks, monkeypatch, period
+):
+    """It need not know of traces; what a program broadcasts between the steps is its own affair."""
+    printed = []
+    monkeypatch.setattr(learner, "print", lambda line, flush: printed.append(line), raising=False)
+
+    def body(comm):
+        parameters = MLP([6, 5, 4], seed=0).parameters
+        algorithm = Meeting(period=period, says=False)
+        trained = Learner(parameters, SGD(lr=0.1), algorithm, comm, sync_perf_stats=2)
+        for _ in range(5 * period):
+            comm.broadcast(np.zeros(3))
+            trained.step(samples=5)
+        trained.finish()
+        comm.barrier()
+        return list(printed)
+
+    results = on_ranks(body)
+    assert [line.split(":")[0] for line in results[0]] == [
+        "synchronizations 2 to 3",
+        "synchronizations 4 to 5",
+    ]
+    if len(results) > 1:
+        assert all(float(re.search(r"aggregation ([\d.]+)", line)[1]) > 5 for line in results[0])
+
+
+def test_where_nothing_is_exchanged_the_end_says_so(capsys):
+    parameters = MLP([6, 5, 4], seed=0).parameters
+    algorithm = Meeting(period=9)
+    trained = Learner(parameters, SGD(lr=0.1), algorithm, Communicator.single(), sync_perf_stats=50)
+    for _ in range(3):
+        trained.step(samples=5)
+    trained.finish()
+    assert capsys.readouterr().out.startswith(
+        "sync_perf_stats=50: in none of 3 steps have ranks exchanged arrays; an algorithm that"
+    )
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_of_workers_at_their_own_paces_each_speaks_for_itself(on_ranks, monkeypatch, mode):
+    """What the others do is not known to it."""
+    printed = []
+    monkeypatch.setattr(learner, "print", lambda line, flush: printed.append(line), raising=False)
+
+    def body(comm):
+        parameters = MLP([6, 5, 4], seed=0).parameters
+        algorithm = DataParallelASGD(sync_steps=1, mode=mode)
+        trained = Learner(parameters, SGD(lr=0.1), algorithm, comm, sync_perf_stats=2)
+        for _ in range(0 if trained.serves else 3):
+            trained.gradient.flat.fill(0)
+            trained.step(samples=5)
+        trained.finish()
+        comm.barrier()
+        return list(printed), trained.comm.size
+
+    (lines, workers), *_ = on_ranks(body)
+    (line,) = lines
+    rates = rf"by {workers} ranks, [\d,]+ by rank 0"
+    if mode == "async":
+        rates = rf"by rank 0, one of {workers} at their own paces"
+    assert re.match(rf"synchronizations 2 to 3: [\d,]+ samples/s {rates}; [\d.]+ ms each", line)
 
 
 @pytest.mark.parametrize("gradient_bits", [1, 32])

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -125,3 +130,93 @@ def test_an_order_of_another_server_only(tmp_path):
     recorded(tmp_path, [0, 1], server=1, servers=2)
     with pytest.raises(UserError, match=r"no order of server 0 \("):
         ReplayedOrder(str(tmp_path), 0, facts_of(2))
+
+
+NO_ORDERS = {
+    "a list": b"[1, 2]",
+    "a text": b'"requests"',
+    "a number": b"7",
+    "nested without end": b'{"a":' * 100_000,
+    "lists without end": b"[" * 100_000,
+    "no requests": b'{"servers": "1", "workers": "3"}',
+    "requests as a list": b'{"requests": [2]}',
+    "requests as a truth": b'{"requests": true}',
+    "requests not finite": b'{"requests": 1e999}',
+    "a number too long": b'{"requests": ' + b"9" * 5000 + b"}",
+    "other bytes": bytes(range(256)),
+    "UTF-16": '{"requests": 2}'.encode("utf-16") + b"!",
+}
+
+
+@pytest.mark.parametrize("text", NO_ORDERS.values(), ids=NO_ORDERS)
+def test_what_is_no_description_is_refused(tmp_path, text):
+    recorded(tmp_path, [0, 1])
+    (tmp_path / "order-of-server-0.json").write_bytes(text)
+    with pytest.raises(UserError, match=r"^replay='.*': no order of server 0 \(") as caught:
+        ReplayedOrder(str(tmp_path), 0, facts_of())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["order-of-server-0.i4", "order-of-server-0.json"])
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_only_files_are_read(tmp_path, name, kind):
+    recorded(tmp_path, [0, 1])
+    path = tmp_path / name
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    with pytest.raises(UserError, match=rf"no order of server 0 \({re.escape(name)} must be a f"):
+        ReplayedOrder(str(tmp_path), 0, facts_of())
+
+
+def mutated(random, data):
+    """With some bytes changed, cut out, or put in."""
+    for _ in range(random.integers(1, 4)):
+        at = int(random.integers(0, len(data) + 1))
+        some = random.choice([b"[", b"{", b'"', b"\0", b"9", b"null", b"\xff", b"\\ud800"])
+        data = data[:at] + bytes(some) * int(random.integers(0, 3)) + data[at + 1 :]
+    return data
+
+
+def test_thousands_of_changed_recordings_are_taken_or_refused(tmp_path):
+    """By nothing but a UserError of one line, which can be sent to other ranks."""
+    recorded(tmp_path, [0, 1, 2, 1])
+    random, ends = np.random.default_rng(9), Counter()
+    right = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for number in range(2000):
+        changed = sorted(right)[number % 4 > 0]
+        changed.write_bytes(mutated(random, right[changed]))
+        try:
+            order = ReplayedOrder(str(tmp_path), 0, facts_of())
+        except UserError as error:
+            assert str(error).encode()
+            assert "\n" not in str(error)
+            ends["refused"] += 1
+        else:
+            assert order.next() in (None, 0, 1, 2)
+            ends["taken"] += 1
+        changed.write_bytes(right[changed])
+    assert min(ends.values()) > 10, ends
+
+
+@pytest.mark.parametrize("folder", ["/dev/null", "/dev/null/x", "a\0b"])
+def test_what_cannot_be_recorded_to(folder):
+    with pytest.raises(UserError, match=r"^record='.*' must be a folder"):
+        RecordedOrder(folder, 0, facts_of())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_said(tmp_path):
+    order = RecordedOrder(str(tmp_path), 0, facts_of())
+    order.answered(1)
+    order._file.close()
+    order._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    message = r"^record='.*': the order cannot be written: .*No space left"
+    with pytest.raises(UserError, match=message):
+        order.write()
+    order.answered(1)
+    with pytest.raises(UserError, match=message):
+        order.close()
+    order.close()  # nothing is left to write

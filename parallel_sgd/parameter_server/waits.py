@@ -1,0 +1,58 @@
+"""Answers that a server keeps back: who waits for what, and where nobody can ever go on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from .requests import Request
+from .wire import Kind
+
+WAITS = {
+    Kind.PUSH: "for the answer to its push {clock} (mode={mode!r})",
+    Kind.SUM_SAMPLES: "in step() for the samples of all",
+    Kind.MEET: "in meet() or Checkpoints.save() for all",
+    Kind.LEAVE: "in finish() for all",
+}
+
+
+def of_kind(kept: Mapping[int, Request], kind: Kind) -> set[int]:
+    """The workers that wait for an answer to such a request."""
+    return {worker for worker, request in kept.items() if request.message.kind == kind}
+
+
+def stalemate(
+    kept: Mapping[int, Request],
+    busy: Collection[int],
+    ranks: Sequence[int],
+    clocks: Sequence[int],
+    mode: str,
+) -> str | None:
+    """Why training cannot go on, in one line; None where it may.
+
+    It cannot where all workers wait, so that none will ask for what another waits for; and where
+    one is at a meeting of all that another, which has finished, never comes to.
+
+    Args:
+        kept: requests that wait, of which none can be answered now, by worker.
+        busy: workers that do not wait.
+        ranks, clocks: of every worker, its rank in the world and its pushes.
+    """
+    met_by_all = not (of_kind(kept, Kind.MEET) and of_kind(kept, Kind.LEAVE))
+    if not kept or (busy and met_by_all):
+        return None
+    waiting: defaultdict[str, list[int]] = defaultdict(list)
+    for worker, request in sorted(kept.items()):
+        what = WAITS[request.message.kind].format(clock=clocks[worker], mode=mode)
+        waiting[what].append(ranks[worker])
+    told = "; ".join(f"{_waits(found)} {what}" for what, found in waiting.items())
+    return (
+        f"training cannot go on, since workers wait for each other: {told}; every worker must take "
+        "as many steps as the others, and meet, save and finish where they do"
+    )
+
+
+def _waits(ranks: Sequence[int]) -> str:
+    """ "rank 1 waits", or "ranks 0, 2 wait" """
+    listed = ", ".join(map(str, ranks))
+    return f"rank {listed} waits" if len(ranks) == 1 else f"ranks {listed} wait"
