@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import gradient_of, samples_of
+from limits import patience
 
 from parallel_sgd import (
     SGD,
@@ -259,7 +260,7 @@ raise KeyError("of the user's")
         env=without_launcher(os.environ),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * patience(),
     )
     assert done.returncode == 1
     assert "of the user's" in done.stderr
