@@ -10,6 +10,8 @@ from typing import Any
 
 from parallel_sgd import UserError
 
+from .report import Report
+
 NAMES = {
     "kernels": "CPU kernels against memory bandwidth and NumPy",
     "exchange": "sums over K ranks against MPI_Allreduce and the theory; over links beside gloo",
@@ -22,6 +24,8 @@ NAMES = {
     "training": "whole steps beside PyTorch DDP and its hooks on emulated hosts; needs root",
     "gpu": "CUDA kernels, staging, exchanges of ranks that share a GPU; needs a GPU",
 }
+
+OF_THEIR_OWN = ("convergence", "training")  #: whose JSON, tables and figures are of another form
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,11 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_argument("--json", metavar="FILE", help="write the rows as JSON")
-        command.add_argument("--figure", metavar="FILE", help="draw the ratios (PNG, SVG, PDF)")
+        command.add_argument("--figure", metavar="FILE", help="draw it (PNG, SVG, PDF)")
         module.add_arguments(command)
+        if name not in OF_THEIR_OWN:
+            command.add_argument("--table", metavar="FILE", help="measure nothing: read this JSON")
     options = parser.parse_args(argv)
     try:
-        report = _module(options.name).main(options)
+        read = options.name not in OF_THEIR_OWN and options.table
+        report = Report.read(options.table) if read else _module(options.name).main(options)
         report.print()
         if options.json:
             report.write(options.json)

@@ -59,36 +59,30 @@ class Report:
             )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """The JSON file: ``{"machine": {...}, "rows": [...]}``."""
+        """The JSON file: ``{"title": …, "machine": {...}, "rows": [...]}``."""
         from parallel_sgd.files import write_whole
 
-        content = {"machine": machine(), "rows": [asdict(row) for row in self.rows]}
+        content = {
+            "title": self.title,
+            "machine": machine(),
+            "rows": [asdict(row) for row in self.rows],
+        }
         text = json.dumps(content, indent=2) + "\n"
         write_whole("--json", path, lambda aside: aside.write_text(text))
 
-    def draw(self, path: str | os.PathLike[str]) -> None:
-        """A bar for every row's ratio; the line at 1 is the peer or limit."""
-        from parallel_sgd.training import require_matplotlib
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Report:
+        """What `write` has written."""
+        content = json.loads(Path(path).read_text())
+        report = cls(content["title"])
+        report.rows = [Row(**row) for row in content["rows"]]
+        return report
 
-        pyplot = require_matplotlib()
-        rows = [row for row in self.rows if row.ratio is not None][::-1]
-        figure, axes = pyplot.subplots(figsize=(9, 0.32 * len(rows) + 1.2), layout="constrained")
-        axes.barh([row.name for row in rows], [row.ratio for row in rows], color="#4878a8")
-        axes.axvline(1, color="#c44", linewidth=1, zorder=0)
-        ratios = [row.ratio for row in rows if row.ratio]
-        if ratios and max(ratios) > 10:
-            axes.set_xscale("log")
-        for row, y in zip(rows, range(len(rows)), strict=True):
-            assert row.ratio is not None
-            text = f" {_number(row.ratio)} of {row.reference}"
-            behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-            axes.text(row.ratio, y, text, va="center", size=7, bbox=behind)
-        axes.margins(x=0.9)
-        figure.suptitle(self.title, x=0.01, horizontalalignment="left", size=9, wrap=True)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        figure.savefig(path, dpi=110)
-        pyplot.close(figure)
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """A figure of what the rows compare: see `figures`."""
+        from .figures import draw
+
+        draw(self, path)
 
 
 def positive(text: str) -> int:

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-for layer in ("unit", "parallel", "integration"):
-    sys.path.insert(0, str(Path(__file__).parent / layer))
+HERE = Path(__file__).parent
+LAYERS = [HERE / layer for layer in ("unit", "parallel", "integration")]
 
-pytest.register_assert_rewrite("cases", "invariants", "learners", "local_updates")
+sys.path[:0] = map(str, (HERE, *LAYERS))
+
+# Before anything imports them: what their assertions compare is then shown.
+SHARED = [file for layer in LAYERS for file in layer.glob("*.py") if file.stem != "conftest"]
+pytest.register_assert_rewrite(*(f.stem for f in SHARED if not f.stem.startswith("test_")))
+
+pytest_plugins = ("limits",)

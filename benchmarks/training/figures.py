@@ -43,7 +43,8 @@ def draw_times(panels: Mapping[str, Mapping[str, StepTime]], title: str, path: P
             if plain and name != PLAIN:
                 text += f", {plain.seconds / seconds:.1f}{TIMES}"
             axes.text(seconds, y, text, va="center", size=8)
-        axes.set_title(rate, loc="left", size=10)
+        axes.set_title(f"links: {rate}", loc="left", size=10)
+        axes.set_xlabel("seconds a step")
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     for axes in list(grid.flat)[len(panels) :]:

@@ -4,42 +4,116 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
+from limits import patience
 
 from parallel_sgd.communication.launched import without_launcher
 
 ROOT = Path(__file__).parents[2]
 TRAIN = str(ROOT / "train.py")
 ENVIRONMENT = without_launcher(os.environ) | {"PYTHONPATH": str(ROOT)}
-TIMEOUT_S = 120
+TIMEOUT_S = 90  #: how long a job may take on an idle machine; see `limits.patience`
 SECONDS = 30  #: what "within seconds" means for four starting ranks on two busy cores
 
+PARALLEL_SGD = (sys.executable, "-m", "parallel_sgd")
 
-def start(*arguments: str, folder: Path | None = None) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "parallel_sgd", *arguments],
-        env=ENVIRONMENT,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+
+@contextmanager
+def started(
+    command: Sequence[str],
+    *,
+    folder: Path | None = None,
+    environ: Mapping[str, str] = ENVIRONMENT,
+    output: str | Path = "output",
+) -> Iterator[subprocess.Popen[str]]:
+    """A process whose output goes to a file, which nobody can hold open; killed with all it left.
+
+    Ctrl-C ends it, also where what runs the tests ignores that, as `make test &` does.
+    """
+    with open(output, "w") as file:
+        job = subprocess.Popen(
+            command,
+            env=environ,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+    try:
+        yield job
+    finally:
+        kill(job)
+        print(Path(output).read_text())  # for pytest, which shows it if the test fails
 
 
 def finished(*arguments: str, folder: Path | None = None) -> tuple[int, str]:
-    """Exit code and all output."""
-    with start(*arguments, folder=folder) as job:
-        try:
-            output, _ = job.communicate(timeout=TIMEOUT_S)
-        except BaseException:
-            job.kill()
-            raise
-    return job.returncode, output
+    """Exit code and all output of `parallel-sgd …`."""
+    return executed([*PARALLEL_SGD, *arguments], folder=folder)
+
+
+def executed(
+    command: Sequence[str],
+    *,
+    folder: Path | None = None,
+    environ: Mapping[str, str] = ENVIRONMENT,
+    timeout_s: float = TIMEOUT_S,
+) -> tuple[int, str]:
+    """Exit code and all output; a command that takes too long fails the test with its output."""
+    with tempfile.NamedTemporaryFile("r") as output:
+        with started(command, folder=folder, environ=environ, output=output.name) as job:
+            ended = within(timeout_s, lambda: job.poll() is not None)
+        if not ended:
+            pytest.fail(f"{shlex.join(command)} ran longer than {timeout_s:g} s, and was killed")
+        return job.returncode, output.read()
+
+
+def within(seconds: float, condition: Callable[[], object]) -> bool:
+    """Wait for something, longer on a busy machine; whether it has come."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > seconds * patience():
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def kill(job: subprocess.Popen[str]) -> None:
+    """SIGKILL to everything at once that is left of a job: launcher, mpiexec and ranks."""
+    if job.poll() is None:
+        for pid in list(descendants(job.pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    job.wait()
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """A process and all that it has started, also in sessions of their own."""
+    yield pid
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from descendants(int(child))
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead, and only not yet collected, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 TRAININGS = """

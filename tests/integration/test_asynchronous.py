@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import ENVIRONMENT, ROOT, TIMEOUT_S, TRAIN, finished, trainings
+from jobs import ENVIRONMENT, ROOT, TRAIN, executed, finished, trainings
 
 from parallel_sgd.command_line.mpi_runtime import bound_mpi
 
@@ -154,15 +153,12 @@ def test_training_that_diverges_ends_workers_and_servers() -> None:
 def test_roles_of_programs_that_are_started_apart() -> None:
     mpiexec = str(Path(sys.executable).with_name("mpiexec"))
     train = [sys.executable, TRAIN, *USUAL, "--epochs", "2", "--output", "run"]
-    done = subprocess.run(
+    code, output = executed(
         [mpiexec, "-n", "1", *train, "--role", "server", ":", "-n", "2", *train, "--role=worker"],
-        env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
-        timeout=TIMEOUT_S,
-        capture_output=True,
-        text=True,
+        environ=ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 workers and 1 server" in done.stdout
+    assert code == 0, output
+    assert "2 workers and 1 server" in output
     assert [row["epoch"] for row in rows_of("run")] == [1, 2]
 
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import ENVIRONMENT, TIMEOUT_S, TRAIN, finished, start, trainings
+from jobs import PARALLEL_SGD, SECONDS, TRAIN, executed, finished, started, trainings, within
 
 OPTIONS = [
     *["--algorithm", "block-momentum", "--block-samples", "640", "--gradient-bits", "1"],
@@ -40,23 +35,6 @@ def run(*arguments: str, ranks: int = 3) -> tuple[int, str]:
     return finished(*run_line(*arguments, ranks=ranks))
 
 
-def descendants(pid: int) -> Iterator[int]:
-    """A process and all that it has started, also in sessions of their own."""
-    yield pid
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield from descendants(int(child))
-
-
-def kill(job: subprocess.Popen[str]) -> None:
-    """SIGKILL to everything at once: launcher, mpiexec and ranks."""
-    for pid in list(descendants(job.pid)):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    job.communicate(timeout=TIMEOUT_S)
-
-
 def checkpoints(run: str) -> list[str]:
     with suppress(FileNotFoundError):
         return sorted(p.name for p in Path(run, "checkpoints").iterdir() if p.name.isdecimal())
@@ -77,11 +55,9 @@ def test_a_killed_job_goes_on_as_if_nothing_had_been(folder: Path) -> None:
     arguments = ("--output", "killed")
     for _ in range(2):
         seen = checkpoints("killed")
-        job = start(*run_line(*arguments, ranks=3))
-        while len(set(checkpoints("killed")) - set(seen)) < 3:
-            assert job.poll() is None, job.communicate()[0]
-            time.sleep(0.01)
-        kill(job)
+        with started([*PARALLEL_SGD, *run_line(*arguments, ranks=3)]) as job:
+            assert within(SECONDS, lambda seen=seen: len({*checkpoints("killed")} - {*seen}) >= 3)
+            assert job.poll() is None, "it was killed too late to show anything"
         assert not Path("killed/model.npz").exists(), "it was killed too late to show anything"
         arguments = ("--resume", "killed")
     code, output = run("--resume", "killed")
@@ -202,14 +178,8 @@ print(partial, step)
 def test_a_program_killed_while_it_writes(folder: Path) -> None:
     """30 times, at random moments of a loop that does nothing else."""
     Path("killed.py").write_text(KILLED)
-    done = subprocess.run(
-        [sys.executable, "killed.py", "checkpoints", "30"],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    partial, step = map(int, done.stdout.split())
+    code, output = executed([sys.executable, "killed.py", "checkpoints", "30"])
+    assert code == 0, output
+    partial, step = map(int, output.split())
     assert partial >= 5, "too few were killed while they wrote"
     assert step >= 30

@@ -13,13 +13,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from jobs import ENVIRONMENT, SECONDS, TIMEOUT_S, TRAIN
+from jobs import ENVIRONMENT, SECONDS, TRAIN, alive, executed, started, within
 
 from benchmarks.cluster import BURST, emulated_hosts, payload_rate
 from benchmarks.cluster.__main__ import main
@@ -49,43 +46,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@contextmanager
-def started(*command: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
-    """A process whose output goes to the file "output"; killed at the end if it still runs."""
-    with (
-        open("output", "w") as output,
-        subprocess.Popen(
-            command,
-            env=ENVIRONMENT | environ,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        ) as job,
-    ):
-        try:
-            yield job
-        finally:
-            job.kill()
-
-
 def cluster(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "benchmarks.cluster", *arguments)
-
-
-def ran(*command: str) -> tuple[int, str]:
-    """Exit code and all output."""
-    with started(*command) as job:
-        code = job.wait(TIMEOUT_S)
-    return code, Path("output").read_text()
-
-
-def wait_until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, Path("output").read_text()
-        time.sleep(0.05)
 
 
 def left_by(pid: int) -> list[str]:
@@ -96,17 +58,10 @@ def left_by(pid: int) -> list[str]:
     return [name for name in names if name.startswith(f"psgd-hosts-{pid}-")]
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def test_plain_mpiexec_trains_on_four_hosts(folder: Path) -> None:
     train = f"mpiexec -hostfile hosts python {TRAIN} --epochs 2 --gradient-bits 1 --output run"
     both = f"mpiexec -hostfile hosts sh -c 'touch at-$(hostname)' && {train}"
-    code, output = ran(*cluster("--hosts", "4", "--", "sh", "-c", both))
+    code, output = executed(cluster("--hosts", "4", "--", "sh", "-c", both))
     assert code == 0, output
     assert "cluster: 4 hosts, slots=1, links of 1000 Mbit/s, in hosts: sh -c" in output
     assert len({path.name for path in folder.glob("at-psgd-hosts-*")}) == 4
@@ -145,7 +100,7 @@ def test_ranks_of_one_host_are_neighbours_and_hosts_talk_over_limited_links(fold
     (folder / "places.py").write_text(PLACES)
     command = ["mpiexec", "-hostfile", "two", "python", "places.py"]
     options = ["--hosts", "2", "--slots", "2", "--rate", "50mbit", "--hostfile", "two"]
-    code, output = ran(*cluster(*options, "--", *command))
+    code, output = executed(cluster(*options, "--", *command))
     assert code == 0, output
     found = json.loads((folder / "places.json").read_text())
     names = [name for name, _ in found["places"]]
@@ -159,12 +114,13 @@ def test_ranks_of_one_host_are_neighbours_and_hosts_talk_over_limited_links(fold
 def test_a_signal_leaves_nothing_behind(folder: Path, name: str) -> None:
     script = "echo $$ > pid-$(hostname).part && mv pid-$(hostname).part pid-$(hostname); sleep 99"
     command = ["mpiexec", "-hostfile", "hosts", "sh", "-c", script]
-    with started(*cluster("--hosts", "2", "--", *command)) as job:
-        wait_until(lambda: len(list(folder.glob("pid-*[01]"))) == 2)
+    with started(cluster("--hosts", "2", "--", *command)) as job:
+        assert within(SECONDS, lambda: len(list(folder.glob("pid-*[01]"))) == 2)
         ranks = [int(path.read_text()) for path in folder.glob("pid-*[01]")]
         assert all(map(alive, ranks)) and len(left_by(job.pid)) == 4
         job.send_signal(signal.Signals[name])
-        assert job.wait(SECONDS) == 128 + signal.Signals[name]
+        assert within(SECONDS, lambda: job.poll() is not None)
+        assert job.returncode == 128 + signal.Signals[name]
     assert not any(map(alive, ranks))
     assert not left_by(job.pid) and not (folder / "hosts").exists()
 
@@ -176,44 +132,47 @@ def test_sigterm_ends_a_program_that_has_made_hosts_in_order(folder: Path) -> No
         "from benchmarks.cluster import emulated_hosts\n"
         "with emulated_hosts(1, math.inf):\n    Path('up').touch()\n    time.sleep(99)\n"
     )
-    with started(sys.executable, "program.py") as job:
-        wait_until(Path("up").exists)
+    with started([sys.executable, "program.py"]) as job:
+        assert within(SECONDS, Path("up").exists)
         assert len(left_by(job.pid)) == 3
         job.terminate()
-        assert job.wait(SECONDS) == 128 + signal.SIGTERM
+        assert within(SECONDS, lambda: job.poll() is not None)
+        assert job.returncode == 128 + signal.SIGTERM
     assert not left_by(job.pid)
 
 
 @pytest.mark.any_mpi
 def test_what_a_killed_cluster_has_left_behind_is_removed_by_the_next(folder: Path) -> None:
     script = "setsid sh -c 'echo $$ > pid.part; mv pid.part pid; exec sleep 99' & wait"
-    with started(*cluster("--hosts", "1", "--", "sh", "-c", script)) as job:
-        wait_until(Path("pid").exists)
+    with started(cluster("--hosts", "1", "--", "sh", "-c", script)) as job:
+        assert within(SECONDS, Path("pid").exists)
         job.kill()
         job.wait()
     sleeper = int(Path("pid").read_text())
     assert alive(sleeper) and len(left_by(job.pid)) == 3 and Path("hosts").exists()
-    code, output = ran(*cluster("--hosts", "1", "--hostfile", "next", "--", "true"))
+    code, output = executed(cluster("--hosts", "1", "--hostfile", "next", "--", "true"))
     assert code == 0, output
     assert not left_by(job.pid) and not Path("hosts").exists()
-    wait_until(lambda: not alive(sleeper))
+    assert within(SECONDS, lambda: not alive(sleeper))
 
 
 def test_a_host_that_is_cut_off_ends_the_job(folder: Path) -> None:
     with emulated_hosts(3, 1e9) as hosts:
         mpiexec = [*hosts.inside, "mpiexec", "-hostfile", str(hosts.folder / "hosts")]
         train = ["python", TRAIN, "--epochs", "1000000", "--timeout-s", "5"]
-        with started(*mpiexec, *train, **hosts.environment) as job:
-            wait_until(lambda: re.search("^epoch", Path("output").read_text(), re.MULTILINE))
+        environ = ENVIRONMENT | hosts.environment
+        with started([*mpiexec, *train], environ=environ) as job:
+            assert within(SECONDS, lambda: "\nepoch" in Path("output").read_text())
             hosts.cut(1)
-            code = job.wait(CUT_S)
+            assert within(CUT_S, lambda: job.poll() is not None)
+        code = job.returncode
         output = Path("output").read_text()
         assert code not in (0, -signal.SIGKILL), output
         assert re.search(r"\[rank [02]\] parallel_sgd: waited more than timeout_s=5 s", output)
         inside = [*hosts.names, hosts.switch]
         for name in inside:
             pids = ["ip", "netns", "pids", name]
-            wait_until(lambda pids=pids: not subprocess.check_output(pids))
+            assert within(SECONDS, lambda pids=pids: not subprocess.check_output(pids))
 
 
 @pytest.mark.any_mpi
@@ -227,12 +186,12 @@ def test_a_link_that_is_mended_carries_again(folder: Path) -> None:
         def answers() -> bool:
             return subprocess.run(asking, capture_output=True).returncode == 0
 
-        with started(*listen):
-            wait_until(answers)
+        with started(listen):
+            assert within(SECONDS, answers)
             hosts.cut(1)
             assert not answers()
             hosts.mend(1)
-            wait_until(answers)
+            assert within(SECONDS, answers)
             named = subprocess.check_output([*hosts.on(1), "hostname"], text=True)
             assert named.strip() == hosts.names[1] != os.uname().nodename
 

@@ -9,21 +9,15 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from jobs import PARALLEL_SGD, SECONDS, alive, executed, started, within
 
-import parallel_sgd
 from parallel_sgd.command_line.launcher import Request, plan
 from parallel_sgd.command_line.mpi_runtime import Mpiexec, bound_mpi, choose_mpiexec
-from parallel_sgd.communication.launched import without_launcher
-
-TIMEOUT_S = 60
-SECONDS = 20  # what "within seconds" means here: starting 3 ranks on 2 busy cores takes 1 to 4
 
 RANKS = 3
 
@@ -52,32 +46,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def environment() -> dict[str, str]:
-    root = str(Path(parallel_sgd.__file__).parents[1])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    return without_launcher(os.environ) | {"PYTHONPATH": path}
-
-
 def execute(command: Sequence[str]) -> tuple[int, str]:
     """Exit code and all output of a command, which must end within seconds."""
-    started = time.monotonic()
-    done = subprocess.run(
-        command,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert time.monotonic() - started < SECONDS, done.stdout
-    return done.returncode, done.stdout
+    return executed(command, timeout_s=SECONDS)
 
 
 def run(script: str, *arguments: str, options: Sequence[str] = ()) -> tuple[int, str]:
     """`parallel-sgd run -n 3` of a script's text, in the working directory."""
     Path("script.py").write_text(script)
-    command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(RANKS), *options]
+    command = [*PARALLEL_SGD, "run", "-n", str(RANKS), *options]
     return execute([*command, "script.py", *arguments])
 
 
@@ -117,7 +94,7 @@ def test_a_module_and_both_hostfile_dialects(folder: Path) -> None:
         "\ufefflocalhost slots=1\r\nlocalhost slots=1\r\n",  # neither mpiexec takes this
     ):
         (folder / "hosts").write_text(text)
-        command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(RANKS)]
+        command = [*PARALLEL_SGD, "run", "-n", str(RANKS)]
         code, output = execute([*command, "--hostfile", "hosts", "-m", "package.part", "-m", "x"])
         assert code == 0, output
         assert output.count("is up") == RANKS
@@ -190,7 +167,7 @@ def test_a_module_that_is_missing_or_a_script_with_a_syntax_error(folder: Path) 
     assert code == 1, output
     assert re.search(r"\[rank \d\]     if True print\(1\)\n", output)
     assert re.search(r"\[rank \d\] SyntaxError", output)
-    command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(RANKS), "-m", "no.such"]
+    command = [*PARALLEL_SGD, "run", "-n", str(RANKS), "-m", "no.such"]
     code, output = execute(command)
     assert code == 1, output
     assert "No module named 'no'" in output
@@ -210,52 +187,17 @@ def test_a_signal_to_the_launcher_ends_every_rank(folder: Path, name: str) -> No
         WORLD + "open(f'up-{comm.rank}', 'w').write(f'{os.getpid()} ')\n"
         "if comm.rank == 1:\n    time.sleep(60)" + WAIT
     )
-    command = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(RANKS), "script.py"]
-    with open("output", "w") as output:
-        job = subprocess.Popen(
-            command,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            preexec_fn=lambda: signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            ),  # a background job ignores it
-        )
-    try:
+    with started([*PARALLEL_SGD, "run", "-n", str(RANKS), "script.py"]) as job:
         files = [folder / f"up-{rank}" for rank in range(RANKS)]
-        wait_until(lambda: all(file.exists() and file.read_text()[-1:] == " " for file in files))
+        up = lambda: all(file.exists() and file.read_text()[-1:] == " " for file in files)  # noqa: E731
+        assert within(SECONDS, up)
         ranks = [int(file.read_text()) for file in files]
         assert all(alive(pid) for pid in ranks)
         number = signal.Signals[name]
         job.send_signal(number)
-        code = job.wait(SECONDS)
-        assert code == (-number if name == "SIGKILL" else 128 + number)
-        wait_until(lambda: not any(alive(pid) for pid in ranks))
-    finally:
-        job.kill()
-        job.wait()
-
-
-def wait_until(condition: object) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, Path("output").read_text()
-        time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs; one that is dead, and only not yet collected, does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    status = Path(f"/proc/{pid}/stat")
-    try:
-        return not status.exists() or status.read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+        assert within(SECONDS, lambda: job.poll() is not None)
+        assert job.returncode == (-number if name == "SIGKILL" else 128 + number)
+        assert within(SECONDS, lambda: not any(alive(pid) for pid in ranks))
 
 
 def test_plain_mpiexec_with_the_excepthook(folder: Path, mpi: str) -> None:
@@ -323,7 +265,7 @@ def test_run_refuses_to_start_ranks_from_a_rank(folder: Path, mpi: str) -> None:
 
 
 def test_info(folder: Path, mpi: str) -> None:
-    code, output = execute([sys.executable, "-m", "parallel_sgd", "info", "--json"])
+    code, output = execute([*PARALLEL_SGD, "info", "--json"])
     assert code == 0, output
     found = json.loads(output)
     assert found["mpi"]["vendor"] == mpi

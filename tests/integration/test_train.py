@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import ENVIRONMENT, SECONDS, TIMEOUT_S, TRAIN, End, finished, trainings
+from jobs import SECONDS, TRAIN, End, executed, finished, trainings
+from limits import patience
 
 RANKS = 4
 
@@ -211,7 +211,7 @@ def test_bad_input_ends_the_job(arguments: str, folder: Path) -> None:
     before = {path.name for path in folder.iterdir()}
     started = time.monotonic()
     code, output = on_ranks(*arguments.split(), "--no-plot", "--output", "run", ranks=3)
-    assert time.monotonic() - started < SECONDS
+    assert time.monotonic() - started < SECONDS * patience()
     assert code != 0, output
     one_line_each(output, dict(BAD_INPUT)[arguments])
     written = {path.name for path in folder.iterdir()} - before
@@ -314,20 +314,15 @@ def test_a_deadlock_ends_with_a_reason(folder: Path) -> None:
     )
     started = time.monotonic()
     code, output = on_ranks(ranks=3, script="script.py")
-    assert time.monotonic() - started < SECONDS
+    assert time.monotonic() - started < SECONDS * patience()
     assert code != 0
     assert re.search(r"\[rank [12]\] parallel_sgd: waited more than timeout_s=1 s", output)
 
 
 def test_plain_python_is_one_rank(folder: Path) -> None:
     """Without mpiexec the same command trains alone."""
-    done = subprocess.run(
-        [sys.executable, TRAIN, "--epochs", "1", "--no-plot", "--output", "run"],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "1 rank" in done.stdout
+    options = ["--epochs", "1", "--no-plot", "--output", "run"]
+    code, output = executed([sys.executable, TRAIN, *options])
+    assert code == 0, output
+    assert "1 rank" in output
     assert (folder / "run" / "model.npz").exists()

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import pytest
 from parallel_sgd import Communicator, simulate
 from parallel_sgd.communication.launched import launched_rank, launched_size
 
-TIMEOUT_S = 40.0  # longest wait for the other ranks: below pytest's own faulthandler_timeout
+TIMEOUT_S = 100.0  # longest wait for the other ranks: shorter than a test may take
 THREADS = (1, 2, 3, 4)
 
 WORLDS = pytest.StashKey[tuple[Communicator, Communicator]]()
@@ -69,7 +70,17 @@ def on_ranks(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:
         return OnMpi(request)
     if launched is not None:
         pytest.fail(f"{launched} ranks were launched: add --with-mpi", pytrace=False)
-    return lambda body: simulate(request.param, body, timeout_s=TIMEOUT_S)
+    return partial(on_threads, request.param)
+
+
+def on_threads(size: int, body: Body) -> list[Any]:
+    def sized(comm: Communicator) -> Any:
+        assert comm.size == size
+        return body(comm)
+
+    results = simulate(size, sized, timeout_s=TIMEOUT_S)
+    assert len(results) == size
+    return results
 
 
 class OnMpi:
@@ -93,6 +104,7 @@ class OnMpi:
         if failures:
             self.request.node.user_properties.append(REPORTED)
             pytest.fail("\n".join(failures), pytrace=False)
+        assert len(ends) == launched_size() == self.comm.size
         return [result for _, result in ends]
 
     def _run(self, body: Body) -> tuple[Any, str]:

@@ -52,10 +52,10 @@ def nothing_lost(
     assert np.abs(results + own + total - inputs).max(initial=0) <= bound
 
 
-def sums_in_rank_order(comm: Communicator, layout: str, dtype: Any) -> None:
+def sums_in_rank_order(comm: Communicator, layout: str, dtype: Any, **options: Any) -> None:
     """The full-precision sum has the bits of ((g_0 + g_1) + g_2) + ... on every rank."""
     parameters = zeros(layout, dtype)
-    exchange = Exchange(parameters, comm)
+    exchange = Exchange(parameters, comm, **options)
     for step in range(3):
         n = parameters.flat.size
         expected = gradient_of(0, step, n, dtype)
@@ -66,11 +66,13 @@ def sums_in_rank_order(comm: Communicator, layout: str, dtype: Any) -> None:
         assert same_bits(vector, expected), "not the sum in rank order"
 
 
-def conserves_gradients(comm: Communicator, codec: Codec, layout: str, steps: int = 12) -> None:
+def conserves_gradients(
+    comm: Communicator, codec: Codec, layout: str, steps: int = 12, **options: Any
+) -> None:
     """Over many steps nothing is lost, and what every step gives is bit-equal on all ranks."""
     parameters = zeros(layout)
     n = parameters.flat.size
-    exchange = Exchange(parameters, comm, codec)
+    exchange = Exchange(parameters, comm, codec, **options)
     residuals = exchange.residuals(parameters)
     inputs, results = np.zeros(n), np.zeros(n)
     for step in range(steps):
@@ -85,12 +87,12 @@ def conserves_gradients(comm: Communicator, codec: Codec, layout: str, steps: in
 
 
 def equals_two_stages_in_one_place(
-    comm: Communicator, codec: Codec, layout: str, steps: int = 4
+    comm: Communicator, codec: Codec, layout: str, steps: int = 4, **options: Any
 ) -> None:
     """The exchange has the bits of its equations, calculated here for all ranks one by one."""
     parameters = zeros(layout)
     n, ranks = parameters.flat.size, range(comm.size)
-    exchange = Exchange(parameters, comm, codec)
+    exchange = Exchange(parameters, comm, codec, **options)
     residuals = exchange.residuals(parameters)
     own, total = np.zeros((comm.size, n), np.float32), np.zeros(n, np.float32)
     blocks = codec.blocks(parameters)
@@ -159,10 +161,10 @@ def keeps_residuals_when_bits_change(
     np.testing.assert_allclose(record.total(n), inputs, rtol=0, atol=1e-4)
 
 
-def averages_over_samples(comm: Communicator) -> None:
+def averages_over_samples(comm: Communicator, **options: Any) -> None:
     """x -= lr * sum of all gradients / sum of all samples, however uneven, and nothing for none."""
     parameters = zeros("large and small", np.float64)
-    algorithm = DataParallelSGD()
+    algorithm = DataParallelSGD(**options)
     state, record = algorithm.init(parameters, comm), Recorder()
     n, seen = parameters.flat.size, 0
     for step in range(6):
@@ -183,10 +185,10 @@ def averages_over_samples(comm: Communicator) -> None:
         np.testing.assert_allclose(summed / divisor, mean, rtol=1e-6, atol=1e-6)
 
 
-def equals_serial(comm: Communicator, optimizer: Optimizer, steps: int = 8) -> None:
+def equals_serial(comm: Communicator, optimizer: Optimizer, steps: int = 8, **options: Any) -> None:
     """K ranks at 32 bits take the steps of one rank on the concatenated minibatch."""
     model, alone = (MLP([6, 5, 4], seed=comm.rank, dtype=np.float64) for _ in range(2))
-    learner = Learner(model.parameters, optimizer, DataParallelSGD(), comm)
+    learner = Learner(model.parameters, optimizer, DataParallelSGD(**options), comm)
     alone.parameters.flat[:] = model.parameters.flat
     local_step, gradient = optimizer.bind(alone.parameters), alone.parameters.like()
     start = model.parameters.flat.copy()

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cases import BLOCK_SIZE, CODECS, OPTIMIZERS
+from hosts import (
+    hosts_send_one_message,
+    hosts_sum_first,
+    sends_stray_residuals,
+    sends_what_is_ready,
+)
 from invariants import (
     averages_over_samples,
     conserves_gradients,
@@ -34,11 +41,16 @@ from local_updates import (
     identical_data_are_one_rank,
     slow_momentum_is_classical_at_a_constant_rate,
 )
-from mutations import MUTATIONS
+from mutations import MUTATIONS, Mutation
+from pipeline_mutations import PIPELINE_MUTATIONS
 
 import parallel_sgd
 from parallel_sgd import Communicator, DataParallelSGD, simulate
+from parallel_sgd.communication import RankFailed
+from parallel_sgd.communication.threads import ThreadCommunicator
+from parallel_sgd.exchange import pieces, pipeline
 
+STATING = ("invariants", "learners", "local_updates", "hosts")
 RANKS = 3  # with two, a sum does not depend on the order
 Check = Callable[[Communicator], None]
 
@@ -73,6 +85,54 @@ CHECKS: dict[str, Check] = {
     "large gradient": lambda comm: refuses_what_is_not_finite(comm, 1, 1e35),
 }
 
+SENT = {"transport": "pipelined"}
+
+#: The same, by pieces; and what only a pipeline does.
+PIPELINED: dict[str, Check] = {
+    "order, pipelined": lambda comm: sums_in_rank_order(comm, "long", np.float64, **SENT),
+    **{
+        f"conservation, {name}, pipelined": partial(
+            conserves_gradients, codec=codec, layout="matrix and bias", **SENT
+        )
+        for name, codec in CODECS.items()
+    },
+    **{
+        f"two stages, {name}, pipelined": partial(
+            equals_two_stages_in_one_place, codec=codec, layout="large and small", **SENT
+        )
+        for name, codec in CODECS.items()
+    },
+    "serial, pipelined": lambda comm: equals_serial(comm, OPTIMIZERS["SGD"], **SENT),
+    "mean, pipelined": lambda comm: averages_over_samples(comm, **SENT),
+    "changing bits, pipelined": lambda comm: keeps_residuals_when_bits_change(
+        comm, {0: 1, 60: 32}, **SENT
+    ),
+    "resuming, pipelined": lambda comm: goes_on_as_if_never_stopped(
+        comm, replace(CHANGING_BITS, transport="pipelined"), OPTIMIZERS["Adam"]
+    ),
+    "readiness, pipelined": lambda comm: sends_what_is_ready(comm, "pipelined"),
+    "hosts": lambda comm: hosts_sum_first(comm, "aab", "long"),
+    "hosts, 1 bit": lambda comm: hosts_send_one_message(comm, "aab", CODECS["1 bit"]),
+    "stray residuals": lambda comm: sends_stray_residuals(comm, "aab"),
+}
+CHECKS |= PIPELINED
+
+ALL = [*MUTATIONS, *LOCAL_MUTATIONS, *PIPELINE_MUTATIONS]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(pieces, "PIECE", 128)
+    monkeypatch.setattr(pipeline, "WINDOW", 600)
+
+
+def noticed_by(mutation: Mutation) -> list[str]:
+    """The checks that must; a fault of the exchange is noticed whichever way messages take."""
+    each = mutation.killed_by
+    if mutation.target is ThreadCommunicator and mutation.name in ("alltoall", "allgather"):
+        return each  # which a pipeline does not call
+    return [*each, *(f"{check}, pipelined" for check in each if f"{check}, pipelined" in PIPELINED)]
+
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_without_a_fault_all_checks_pass(check):
@@ -83,8 +143,8 @@ def test_without_a_fault_all_checks_pass(check):
     ("mutation", "check"),
     [
         pytest.param(mutation, check, id=f"{mutation.fault}, {mutation.name}: {check}")
-        for mutation in (*MUTATIONS, *LOCAL_MUTATIONS)
-        for check in mutation.killed_by
+        for mutation in ALL
+        for check in noticed_by(mutation)
     ],
 )
 def test_a_fault_is_noticed(mutation, check, monkeypatch):
@@ -98,9 +158,22 @@ def test_a_fault_is_noticed(mutation, check, monkeypatch):
     assert raised_by_a_check(caught.value), "noticed by the package or the patch, not by the check"
 
 
+def test_a_message_that_is_lost_is_not_waited_for_without_end(monkeypatch):
+    """Sent to nobody, as to a wrong owner: no check comes to its end, and the time limit does."""
+    right = pipeline._Run._send
+
+    def send(self, array, peer, piece, kind, *then):
+        if (self.rank, piece.tag, kind) != (1, 0, pipeline.CONTRIBUTION):
+            right(self, array, peer, piece, kind, *then)
+
+    monkeypatch.setattr(pipeline._Run, "_send", send)
+    with pytest.raises(RankFailed, match="timeout_s"):
+        simulate(RANKS, CHECKS["order, pipelined"], timeout_s=0.5)
+
+
 def raised_by_a_check(error: BaseException) -> bool:
-    """Whether it was an assertion of `invariants`, `learners` or `local_updates`."""
+    """Whether it was an assertion of a module that states what must hold."""
     here, package = Path(__file__).parent, Path(parallel_sgd.__file__).parent
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     ours = [file for file in files if here in file.parents or package in file.parents]
-    return ours[-1] in [here / f"{name}.py" for name in ("invariants", "learners", "local_updates")]
+    return ours[-1] in [here / f"{name}.py" for name in STATING]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import gradient_of, samples_of
+from limits import patience
 
 from parallel_sgd import (
     SGD,
@@ -58,7 +59,6 @@ def test_overlap_changes_no_bit(on_ranks, transport, bits):
     """Also where some ranks have no samples, and in step 4 none has."""
 
     def body(comm):
-        assert comm.size in (1, 2, 3, 4)
         plain = learner_of(comm, gradient_bits=bits, transport=transport)
         overlapped = learner_of(comm, gradient_bits=bits, transport=transport, overlap=True)
         assert len(overlapped.state.buckets) > 2
@@ -259,7 +259,7 @@ raise KeyError("of the user's")
         env=without_launcher(os.environ),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=60 * patience(),
     )
     assert done.returncode == 1
     assert "of the user's" in done.stderr

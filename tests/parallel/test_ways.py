@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from cases import CODECS, LAYOUTS, gradient_of, zeros
+from hosts import (
+    STEPS,
+    hosts_send_one_message,
+    hosts_sum_first,
+    in_order,
+    results,
+    sends_stray_residuals,
+    sends_what_is_ready,
+)
 
-from parallel_sgd import SGD, Communicator, Learner, ModelAveragingSGD, Parameters
+from parallel_sgd import SGD, Learner, ModelAveragingSGD, Parameters
 from parallel_sgd.compression import codec_for
 from parallel_sgd.exchange import (
     Exchange,
@@ -20,8 +28,6 @@ from parallel_sgd.exchange import (
     pipeline,
     routes_for,
 )
-
-STEPS = 4
 
 #: The host of each rank, of as many as there are.
 PLACES = {
@@ -41,17 +47,6 @@ every_place = pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 128)
     monkeypatch.setattr(pipeline, "WINDOW", 600)  # a piece of float32, and a little
-
-
-def results(exchange: Exchange, comm: Communicator, parameters: Parameters, *, lossy: bool):
-    """What some sums give, and the residuals after them."""
-    residuals = exchange.residuals(parameters) if lossy else None
-    found = []
-    for step in range(STEPS):
-        vector = gradient_of(comm.rank, step, parameters.flat.size, parameters.dtype)
-        exchange.sum(vector, residuals)
-        found.append(vector)
-    return np.array(found), residuals
 
 
 @every_layout
@@ -91,49 +86,13 @@ def test_a_pipeline_sums_in_rank_order(on_ranks, layout, dtype):
 @every_layout
 @every_place
 def test_hosts_sum_among_themselves_first(on_ranks, places, layout):
-    """In full precision: ranks of a host in their order, then the hosts in theirs."""
-
-    def body(comm):
-        parameters = zeros(layout)
-        routes = Routes.over(places[: comm.size])
-        exchange = Exchange(parameters, comm, transport="pipelined", routes=routes)
-        found, _ = results(exchange, comm, parameters, lossy=False)
-        for step, vector in enumerate(found):
-            hosts = [in_order([gradient_of(k, step, vector.size) for k in h]) for h in routes.hosts]
-            assert np.array_equal(vector, in_order(hosts))
-
-    on_ranks(body)
+    on_ranks(lambda comm: hosts_sum_first(comm, places, layout))
 
 
 @every_codec
 @every_place
 def test_hosts_send_one_message(on_ranks, places, codec):
-    """Compressed: a host's sum is encoded once, with one residual; nothing is lost."""
-
-    def body(comm):
-        parameters, routes = zeros("long"), Routes.over(places[: comm.size])
-        exchange = Exchange(parameters, comm, codec, transport="pipelined", routes=routes)
-        found, residuals = results(exchange, comm, parameters, lossy=True)
-        blocks, n = codec.blocks(parameters), parameters.flat.size
-        own, total = np.zeros((len(routes.hosts), n), np.float32), np.zeros(n, np.float32)
-        payload = np.empty(blocks.bytes.stop, np.uint8)
-        for step, vector in enumerate(found):
-            sent = []
-            for host, ranks in enumerate(routes.hosts):
-                summed = in_order([gradient_of(k, step, n) for k in ranks])
-                codec.encode(blocks, summed, own[host], payload)
-                codec.decode(blocks, payload, decoded := np.empty(n, np.float32), add=False)
-                sent.append(decoded)
-            codec.encode(blocks, in_order(sent), total, payload)
-            codec.decode(blocks, payload, expected := np.empty(n, np.float32), add=False)
-            assert np.array_equal(vector, expected)
-        everywhere = comm.allgather_object(residuals.own)
-        for host, ranks in enumerate(routes.hosts):
-            assert np.array_equal(sum(everywhere[k] for k in ranks), own[host])
-        stripes = np.concatenate([t["0"] for t in comm.allgather_object(residuals.total)])
-        assert np.array_equal(stripes, total)
-
-    on_ranks(body)
+    on_ranks(lambda comm: hosts_send_one_message(comm, places, codec))
 
 
 @pytest.mark.parametrize("transport", ["collective", "pipelined"])
@@ -209,60 +168,12 @@ def test_buckets_with_codecs_of_their_own(on_ranks, transport):
 
 @pytest.mark.parametrize("transport", ["collective", "pipelined"])
 def test_buckets_are_sent_as_they_become_ready(on_ranks, transport):
-    """From a thread, in another order of readiness on every rank: the same bits."""
-
-    def body(comm):
-        parameters, codec = zeros("large and small"), codec_for(1, block_size=64)
-        buckets = cut_buckets(parameters, 64, 1)
-        exchange = Exchange(parameters, comm, codec, buckets=buckets, transport=transport)
-        vector = gradient_of(comm.rank, 0, parameters.flat.size)
-        values, vector[:] = vector.copy(), np.nan
-        ready = [threading.Event() for _ in buckets]
-        asked = []
-
-        def is_ready(bucket: int) -> bool:
-            asked.append(bucket)
-            return ready[bucket].is_set()
-
-        def fill() -> None:
-            for i in np.random.default_rng(comm.rank).permutation(len(buckets)):
-                vector[buckets[i].values] = values[buckets[i].values]
-                ready[i].set()
-
-        thread = threading.Thread(target=fill)
-        thread.start()
-        exchange.sum(vector, exchange.residuals(parameters), is_ready)
-        thread.join()
-        assert asked == sorted(asked)
-        plain = Exchange(parameters, comm, codec)
-        plain.sum(values, plain.residuals(parameters))
-        assert np.array_equal(vector, values)
-
-    on_ranks(body)
+    on_ranks(lambda comm: sends_what_is_ready(comm, transport))
 
 
 @every_place
 def test_residuals_from_other_routes_are_sent(on_ranks, places):
-    """What a rank's residual holds of values that another gathers now goes with the next sum."""
-
-    def body(comm):
-        parameters, codec = zeros("long"), codec_for(1, block_size=64)
-        n, routes = parameters.flat.size, Routes.over(places[: comm.size])
-        exchange = Exchange(parameters, comm, codec, transport="pipelined", routes=routes)
-        residuals = exchange.residuals(parameters)
-        residuals.own[:] = gradient_of(comm.rank, 9, n)  # of all values, as without hosts
-        exchange.send_stray_residuals = True
-        result = gradient_of(comm.rank, 0, n)
-        exchange.sum(result, residuals)
-        given = sum(gradient_of(k, s, n).astype(float) for k in range(comm.size) for s in (0, 9))
-        left = np.sum(comm.allgather_object(residuals.own), axis=0, dtype=float)
-        total = np.concatenate([t["0"] for t in comm.allgather_object(residuals.total)])
-        assert np.abs(result + left + total - given).max() < 1e-3
-        gathered = np.concatenate(comm.allgather_object(np.flatnonzero(residuals.own)))
-        hosts = len(routes.hosts)
-        assert np.bincount(gathered.astype(int)).max() <= hosts  # one residual a host
-
-    on_ranks(body)
+    on_ranks(lambda comm: sends_stray_residuals(comm, places))
 
 
 def test_stray_residuals_outlive_a_change_of_bits(on_ranks):
@@ -330,10 +241,3 @@ def test_pieces_cover_the_vector_once(monkeypatch):
     assert pieces.piece_values(4) == 128
     monkeypatch.setattr(pieces, "PIECE_BYTES", 256)
     assert [pieces.piece_values(bits / 8) for bits in (1, 16, 32)] == [128, 128, 64]
-
-
-def in_order(arrays):
-    total = arrays[0]
-    for array in arrays[1:]:
-        total = total + array
-    return total

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from benchmarks import convergence, exchange, parameter_server
+from benchmarks import convergence, exchange, figures, parameter_server
 from benchmarks.cluster import payload_rate
 from benchmarks.convergence.contenders import CONTENDERS, gain
 from benchmarks.convergence.runs import Runs, read
@@ -22,6 +24,8 @@ from benchmarks.report import Report
 from benchmarks.statistics import bootstrap_interval, compare
 from parallel_sgd import Parameters, UserError, simulate
 from parallel_sgd.compression import OneBit
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def test_the_interval_of_equal_values_is_that_value():
@@ -140,11 +144,49 @@ def test_a_small_study_from_beginning_to_end(tmp_path, capsys):
     assert "data-parallel, 1 bit" in capsys.readouterr().out
     summary.write(tmp_path / "rows.json")
     content = json.loads((tmp_path / "rows.json").read_text())
-    assert set(content) == {"machine", "rows"}
+    assert set(content) == {"title", "machine", "rows"}
     assert all(math.isfinite(row["value"]) for row in content["rows"])
     assert any("error feedback" in row["name"] for row in content["rows"])
     summary.draw(tmp_path / "c.png")
     assert len(list(tmp_path.glob("c-*.png"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "drawing"),
+    [
+        ("plan", figures.predictions),
+        ("exchange-links", figures.by_size),
+        ("exchange-2", figures.by_bits),
+        ("equivalence", figures.pairs),
+        ("parameter-server", figures.beside_references),
+    ],
+)
+def test_a_report_is_drawn_anew_from_its_file(tmp_path, monkeypatch, name, drawing):
+    """With names and units on its axes, and all that the table compares."""
+    pytest.importorskip("matplotlib")
+    report = Report.read(RESULTS / f"{name}.json")
+    drawn = []
+    each = [(start, spied(which, drawn)) for start, which in figures.DRAWINGS]
+    monkeypatch.setattr(figures, "DRAWINGS", each)
+    report.draw(tmp_path / "drawn.png")
+    (found,) = drawn
+    assert found.by is drawing
+    assert all(axes.get_xlabel() for axes in found.figure.axes)
+    assert report.title in found.figure.get_suptitle()
+    if name == "plan":
+        (axes,) = found.figure.axes
+        values = {float(y) for line in axes.get_lines() for y in line.get_ydata()}
+        measured = {row.value for row in report.rows if "hosts, " in row.name}
+        assert len(measured) == 36 and measured <= values
+
+
+def spied(drawing, drawn):
+    def draw(report):
+        figure = drawing(report)
+        drawn.append(SimpleNamespace(by=drawing, figure=figure))
+        return figure
+
+    return draw
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):

@@ -154,6 +154,15 @@ def test_sigterm_ends_the_body_in_order(calls, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture
+def interruptible():
+    """As from a terminal: what a shell starts in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_another_signal_waits_until_the_hosts_are_removed():
     done = []
 

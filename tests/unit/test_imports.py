@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from limits import patience
 
 import parallel_sgd
 
@@ -166,7 +167,7 @@ def test_importing_the_package_starts_nothing():
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60 * patience()
     )
     assert (done.stdout, done.stderr) == ("[]\n", "")
 

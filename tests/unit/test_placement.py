@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from limits import patience
 
 import parallel_sgd
 from parallel_sgd import Parameters, UserError
@@ -294,7 +295,7 @@ def test_every_process_comes_to_the_same() -> None:
             env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": root},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=60 * patience(),
             check=True,
         ).stdout
         for seed in ("1", "2")

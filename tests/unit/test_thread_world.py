@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from limits import patience
 
 from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.communication import InBackground
@@ -30,7 +31,7 @@ def test_the_error_of_one_rank_stops_the_others():
     began = time.monotonic()
     with pytest.raises(UserError, match="rank 1 gives up"):
         simulate(3, body)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 5 * patience()
 
 
 def test_a_rank_that_leaves_early_is_not_waited_for():
@@ -144,4 +145,4 @@ def test_a_failure_reaches_those_who_wait_in_a_duplicate():
     began = time.monotonic()
     with pytest.raises(UserError, match="rank 1 gives up"):
         simulate(3, body)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 5 * patience()
