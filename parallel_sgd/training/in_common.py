@@ -33,6 +33,9 @@ class InCommon:
         number: of the learner on its communicator.
         algorithm, state, parameters, local_step, expected: the learner's.
 
+    Attributes:
+        compares: whether models are compared, too.
+
     Local. Cost: less than a microsecond, and a pass over the model where it is compared.
     """
 
@@ -47,6 +50,7 @@ class InCommon:
     ) -> None:
         self._number, self._algorithm, self._state = number, algorithm, state
         self._parameters, self._local_step, self._expected = parameters, local_step, expected
+        self.compares = True
         self._comm: Communicator | None = None
         self._call, self._steps = 0, 0  #: the latter since models were compared
         self._checksum: int | None = None
@@ -68,7 +72,7 @@ class InCommon:
     def sign(self, steps: int) -> int:
         self._steps += steps
         due = self._steps >= EVERY or CALLS[self._call] in MEETINGS
-        self._checksum = self._compare() if due else None
+        self._checksum = self._compare() if due and self.compares else None
         sign = (self._number * len(CALLS) + self._call) * SIGN_FACTOR + self._expected.end
         return sign * SIGN_FACTOR + (self._checksum or 0)
 

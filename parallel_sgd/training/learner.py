@@ -44,6 +44,7 @@ class Learner:
         local_step: the optimizer at work; its state holds the clock.
         state: the algorithm's.
         last_samples: of all ranks in the latest step; 0 says that every rank has run dry.
+        in_common: what the ranks compare where they wait for each other.
 
     Collective. Memory: the gradient, and what optimizer and algorithm need.
 
@@ -98,7 +99,7 @@ class Learner:
         self.last_samples = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
         self._expected = Expected(algorithm, self.local_step)
-        self._in_common = InCommon(
+        self.in_common = InCommon(
             comm.learners, algorithm, self.state, parameters, self.local_step, self._expected
         )
         comm.learners += 1
@@ -160,15 +161,16 @@ class Learner:
         self._expected.add(samples, total)
 
     def expect_nothing(self) -> None:
-        """Forget all that no step has taken, and the source that has given it. Local."""
+        """Forget all that no step has taken, and the source that has given it: what follows are
+        steps without a source, or with another one. Local."""
         self._expected.clear()
 
     def feed(self) -> Feed:
         """For sources: a `with` block around one pass over their minibatches, which tells where the
         next one begins, whether it is split, and is told of it. Local.
 
-        While it lasts `step` takes what was given, and is refused without. What no step has taken
-        is kept where the pass has come to its end, and forgotten where it was left before.
+        From then on `step` takes what was given, and is refused without. What no step has taken is
+        kept where the pass has come to its end, and forgotten where it was left before.
         """
         return Feed(self._expected, self.algorithm, self.fail)
 
@@ -219,7 +221,7 @@ class Learner:
                 f"rank {self.world.rank} is a server and takes no step: call learner.finish() "
                 "there, which serves (sources give it no minibatches)"
             )
-        with self._in_common("step", self.comm):
+        with self.in_common("step", self.comm):
             try:
                 samples = integer("samples", samples, 0, MOST_SAMPLES)
                 total = self._expected.take(samples)
@@ -227,16 +229,19 @@ class Learner:
                 self.fail(str(error))
             if samples == 0:  # whatever is left there from the last exchange
                 self.gradient.flat.fill(0)
-            self.last_samples = self.algorithm.step(
-                self.state,
-                self.parameters,
-                self.gradient,
-                samples,
-                self.local_step,
-                self.comm,
-                total,
-            )
-        if total is not None and total != self.last_samples:
+            try:
+                self.last_samples = self.algorithm.step(
+                    self.state,
+                    self.parameters,
+                    self.gradient,
+                    samples,
+                    self.local_step,
+                    self.comm,
+                    total,
+                )
+            finally:
+                self._expected.in_step = False
+        if total is not None and self.last_samples > total:
             self._expected.catch_up(self.last_samples - total)
         return self.last_samples
 
@@ -250,7 +255,7 @@ class Learner:
                 or `finish`.
         """
         self.expect_nothing()
-        with self._in_common("fail", self.comm):
+        with self.in_common("fail", self.comm):
             self.algorithm.fail(self.state, problem, self.comm)
 
     def meet(self) -> None:
@@ -261,7 +266,7 @@ class Learner:
             UserError: on all ranks, if any of them has called `fail`, or what all must have in
                 common differs: the minibatches so far, the model.
         """
-        with self._in_common("meet", self.comm):
+        with self.in_common("meet", self.comm):
             self.algorithm.meet(self.state, self.comm)
 
     @contextmanager
@@ -306,7 +311,7 @@ class Learner:
             self.fail(f"no step was taken with the last {left_out} samples that the source gave")
         with (
             self.world.trace.span("serve" if self.serves else "finish"),
-            self._in_common("finish", self.comm),
+            self.in_common("finish", self.comm),
         ):
             end(self.state, self.parameters, self.local_step, self.comm)
         if self._performance:
