@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ..algorithms import Algorithm
 from ..errors import UserError
@@ -16,17 +16,8 @@ MOST_SAMPLES = 2**40
 """Of a rank in a minibatch: sums over ranks are 64-bit integers."""
 
 
-class Minibatch(NamedTuple):
-    """
-    Attributes:
-        samples: of this rank.
-        total: of all ranks.
-        feed: by which it was given; None where `Learner.expect` was called without.
-    """
-
-    samples: int
-    total: int
-    feed: Feed | None
+Minibatch = tuple[int, int, "Feed | None"]
+"""Samples of this rank, and of all; by which feed it was given, where there is one."""
 
 
 class Expected:
@@ -57,7 +48,7 @@ class Expected:
         samples = integer("samples", samples, 0, MOST_SAMPLES)
         total = integer("total", total, samples)
         self._end = self.end + total
-        self._waiting.append(Minibatch(samples, total, feed))
+        self._waiting.append((samples, total, feed))
 
     def take(self, samples: int) -> int | None:
         """Begin a step with the next minibatch, or the next ones that have so many samples of this
@@ -75,18 +66,25 @@ class Expected:
                 f"samples={samples} must be those of a minibatch, but the source has given none "
                 "since the step before (learner.expect_nothing() goes on without a source)"
             )
+        own, total, _ = self._waiting[0]
+        if own != samples:
+            return self._take_several(samples)
+        self._waiting.popleft()
+        self.in_step = True
+        return total
+
+    def _take_several(self, samples: int) -> int:
         own, total, count = 0, 0, 0
         for minibatch in self._waiting:
             begin = total
-            own, total, count = own + minibatch.samples, total + minibatch.total, count + 1
+            own, total, count = own + minibatch[0], total + minibatch[1], count + 1
             if own >= samples:
                 break
         if own != samples:
             raise UserError(
                 f"samples={samples} must be the {own} of the minibatches that the source gave"
             )
-        if count > 1:
-            self._require_one_side(begin)
+        self._require_one_side(begin)
         for _ in range(count):
             self._waiting.popleft()
         self.in_step = True
@@ -98,10 +96,10 @@ class Expected:
         Where several minibatches are added up, a rank that has no samples cannot know how many.
         """
         while samples > 0 and self._waiting:
-            minibatch = self._waiting[0]
-            if minibatch.samples or minibatch.total > samples:
+            own, total, _ = self._waiting[0]
+            if own or total > samples:
                 return
-            samples -= minibatch.total
+            samples -= total
             self._waiting.popleft()
 
     def begin(self, feed: Feed) -> None:
@@ -112,9 +110,9 @@ class Expected:
 
     def forget(self, feed: Feed) -> None:
         """The source was left: what it has given and no step has taken is not trained on."""
-        self._waiting = deque(each for each in self._waiting if each.feed is not feed)
+        self._waiting = deque(each for each in self._waiting if each[2] is not feed)
         clock = self._local_step.state.samples
-        self._end = clock + sum(minibatch.total for minibatch in self._waiting)
+        self._end = clock + sum(total for _, total, _ in self._waiting)
         if self.feed is feed:
             self.feed, self._fed = None, False
 
@@ -130,8 +128,7 @@ class Expected:
 
     def left_out(self) -> int:
         """This rank's samples that wait for a step although their source has ended."""
-        ended = (each for each in self._waiting if each.feed is None or each.feed is not self.feed)
-        return sum(minibatch.samples for minibatch in ended)
+        return sum(own for own, _, feed in self._waiting if feed is None or feed is not self.feed)
 
     def _require_one_side(self, offset: int) -> None:
         """Minibatches before the end of the warm start are whole on every rank, later ones not."""

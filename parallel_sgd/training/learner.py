@@ -16,7 +16,7 @@ from ..parameters import Parameters
 from ..validation import integer, kind_of
 from ..version import __version__
 from .expected import MOST_SAMPLES, Expected, Feed
-from .in_common import InCommon
+from .in_common import FAIL, FINISH, MEET, STEP, InCommon
 from .performance import SyncPerformance
 
 
@@ -221,28 +221,29 @@ class Learner:
                 f"rank {self.world.rank} is a server and takes no step: call learner.finish() "
                 "there, which serves (sources give it no minibatches)"
             )
-        with self.in_common("step", self.comm):
+        comm, expected = self.comm, self._expected
+        self.in_common.begin(STEP, comm)
+        try:
             try:
                 samples = integer("samples", samples, 0, MOST_SAMPLES)
-                total = self._expected.take(samples)
+                total = expected.take(samples)
             except UserError as error:
                 self.fail(str(error))
             if samples == 0:  # whatever is left there from the last exchange
                 self.gradient.flat.fill(0)
-            try:
-                self.last_samples = self.algorithm.step(
-                    self.state,
-                    self.parameters,
-                    self.gradient,
-                    samples,
-                    self.local_step,
-                    self.comm,
-                    total,
-                )
-            finally:
-                self._expected.in_step = False
+            self.last_samples = self.algorithm.step(
+                self.state,
+                self.parameters,
+                self.gradient,
+                samples,
+                self.local_step,
+                comm,
+                total,
+            )
+        finally:
+            comm.in_common, expected.in_step = None, False
         if total is not None and self.last_samples > total:
-            self._expected.catch_up(self.last_samples - total)
+            expected.catch_up(self.last_samples - total)
         return self.last_samples
 
     def fail(self, problem: str) -> NoReturn:
@@ -255,7 +256,7 @@ class Learner:
                 or `finish`.
         """
         self.expect_nothing()
-        with self.in_common("fail", self.comm):
+        with self.in_common.during(FAIL, self.comm):
             self.algorithm.fail(self.state, problem, self.comm)
 
     def meet(self) -> None:
@@ -266,7 +267,7 @@ class Learner:
             UserError: on all ranks, if any of them has called `fail`, or what all must have in
                 common differs: the minibatches so far, the model.
         """
-        with self.in_common("meet", self.comm):
+        with self.in_common.during(MEET, self.comm):
             self.algorithm.meet(self.state, self.comm)
 
     @contextmanager
@@ -311,7 +312,7 @@ class Learner:
             self.fail(f"no step was taken with the last {left_out} samples that the source gave")
         with (
             self.world.trace.span("serve" if self.serves else "finish"),
-            self.in_common("finish", self.comm),
+            self.in_common.during(FINISH, self.comm),
         ):
             end(self.state, self.parameters, self.local_step, self.comm)
         if self._performance:
