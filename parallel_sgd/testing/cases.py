@@ -104,12 +104,14 @@ class Case:
         optimizer: Optimizer | None = None,
     ) -> Learner:
         """A new learner, of the algorithm as given unless another is asked for. Collective."""
-        return Learner(
+        learner = Learner(
             starting_point(dtype),
             optimizer or self.optimizer,
             algorithm or self.algorithm,
             comm or self.comm,
         )
+        learner.in_common.compares = False  # the checks do, and say more
+        return learner
 
     def run(self, data: Data | None = None, *, told: bool = True) -> Run:
         """A run of the algorithm as given, in float32. Collective."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ..algorithms import Algorithm
 from ..errors import UserError
@@ -16,17 +16,8 @@ MOST_SAMPLES = 2**40
 """Of a rank in a minibatch: sums over ranks are 64-bit integers."""
 
 
-class Minibatch(NamedTuple):
-    """
-    Attributes:
-        samples: of this rank.
-        total: of all ranks.
-        feed: by which it was given; None where `Learner.expect` was called without.
-    """
-
-    samples: int
-    total: int
-    feed: Feed | None
+Minibatch = tuple[int, int, "Feed | None"]
+"""Samples of this rank, and of all; by which feed it was given, where there is one."""
 
 
 class Expected:
@@ -42,21 +33,26 @@ class Expected:
     def __init__(self, algorithm: Algorithm[Any], local_step: LocalStep) -> None:
         self._algorithm, self._local_step = algorithm, local_step
         self._waiting: deque[Minibatch] = deque()
-        self._samples = 0
+        self._end = 0  # the clock's value after the last of them
+        self.in_step = False  #: whether those that were taken last are not counted by the clock yet
         self.feed: Feed | None = None  #: of the source that gives minibatches at present
+        self._fed = False  # by a source that was not left in the midst of it
 
     @property
     def end(self) -> int:
-        """The clock after the last minibatch that was given: where the next one begins."""
-        return self._local_step.state.samples + self._samples
+        """The clock after the last minibatch that was given: where the next one begins. The same on
+        all ranks, whichever of the minibatches this rank has trained on."""
+        return self._end if self._waiting or self.in_step else self._local_step.state.samples
 
     def add(self, samples: int, total: int, feed: Feed | None = None) -> None:
         samples = integer("samples", samples, 0, MOST_SAMPLES)
-        self._waiting.append(Minibatch(samples, integer("total", total, samples), feed))
-        self._samples += total
+        total = integer("total", total, samples)
+        self._end = self.end + total
+        self._waiting.append((samples, total, feed))
 
     def take(self, samples: int) -> int | None:
-        """Take the next minibatch, or the next ones that have so many samples of this rank.
+        """Begin a step with the next minibatch, or the next ones that have so many samples of this
+        rank.
 
         Returns:
             The samples of all ranks in them; None where nobody tells.
@@ -64,52 +60,61 @@ class Expected:
             UserError: there are none such; nothing is taken.
         """
         if not self._waiting:
-            if self.feed is None:
+            if not self._fed:
                 return None
             raise UserError(
                 f"samples={samples} must be those of a minibatch, but the source has given none "
-                "since the step before (close its iterator to go on without it)"
+                "since the step before (learner.expect_nothing() goes on without a source)"
             )
+        own, total, _ = self._waiting[0]
+        if own != samples:
+            return self._take_several(samples)
+        self._waiting.popleft()
+        self.in_step = True
+        return total
+
+    def _take_several(self, samples: int) -> int:
         own, total, count = 0, 0, 0
         for minibatch in self._waiting:
             begin = total
-            own, total, count = own + minibatch.samples, total + minibatch.total, count + 1
+            own, total, count = own + minibatch[0], total + minibatch[1], count + 1
             if own >= samples:
                 break
         if own != samples:
             raise UserError(
                 f"samples={samples} must be the {own} of the minibatches that the source gave"
             )
-        if count > 1:
-            self._require_one_side(begin)
+        self._require_one_side(begin)
         for _ in range(count):
-            self._drop(self._waiting.popleft())
+            self._waiting.popleft()
+        self.in_step = True
         return total
 
     def catch_up(self, samples: int) -> None:
-        """Take more minibatches, without samples of this rank: the others had so many in a step.
+        """Take further minibatches: in a step the others have had so many samples more.
 
         Where several minibatches are added up, a rank that has no samples cannot know how many.
         """
         while samples > 0 and self._waiting:
-            minibatch = self._waiting[0]
-            if minibatch.samples or minibatch.total > samples:
+            own, total, _ = self._waiting[0]
+            if own or total > samples:
                 return
-            samples -= minibatch.total
-            self._drop(self._waiting.popleft())
+            samples -= total
+            self._waiting.popleft()
 
     def begin(self, feed: Feed) -> None:
         """A source begins; one that was left in the midst has no part in training any more."""
         if self.feed is not None:
             self.forget(self.feed)
-        self.feed = feed
+        self.feed, self._fed = feed, True
 
     def forget(self, feed: Feed) -> None:
         """The source was left: what it has given and no step has taken is not trained on."""
-        for minibatch in [each for each in self._waiting if each.feed is feed]:
-            self._waiting.remove(minibatch)
-            self._drop(minibatch)
-        self.close(feed)
+        self._waiting = deque(each for each in self._waiting if each[2] is not feed)
+        clock = self._local_step.state.samples
+        self._end = clock + sum(total for _, total, _ in self._waiting)
+        if self.feed is feed:
+            self.feed, self._fed = None, False
 
     def close(self, feed: Feed) -> None:
         """The source has given all that it has."""
@@ -119,15 +124,11 @@ class Expected:
     def clear(self) -> None:
         """Forget everything."""
         self._waiting.clear()
-        self._samples, self.feed = 0, None
+        self.in_step, self.feed, self._fed = False, None, False
 
     def left_out(self) -> int:
         """This rank's samples that wait for a step although their source has ended."""
-        ended = (each for each in self._waiting if each.feed is None or each.feed is not self.feed)
-        return sum(minibatch.samples for minibatch in ended)
-
-    def _drop(self, minibatch: Minibatch) -> None:
-        self._samples -= minibatch.total
+        return sum(own for own, _, feed in self._waiting if feed is None or feed is not self.feed)
 
     def _require_one_side(self, offset: int) -> None:
         """Minibatches before the end of the warm start are whole on every rank, later ones not."""

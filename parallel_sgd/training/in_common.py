@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..algorithms import Algorithm
@@ -18,13 +19,13 @@ EVERY = 64
 """Steps from one comparison of the ranks' models to the next: a pass over memory each, where a
 step without any calculation of gradients takes three at least."""
 
+STEP, FAIL, MEET, FINISH = range(4)
 CALLS = ("step", "fail", "meet", "finish")
-MEETINGS = CALLS[2:]
 
 
 class InCommon:
-    """A `with` block around what a learner calls on all ranks: while it lasts, the ranks see where
-    they agree that they do the same.
+    """While a learner's call on all ranks lasts, the ranks see where they agree that they do the
+    same.
 
     That is: they call the same, of the same learner, and have got the same minibatches so far. The
     common model is compared now and then, and whenever they `meet`.
@@ -32,6 +33,9 @@ class InCommon:
     Args:
         number: of the learner on its communicator.
         algorithm, state, parameters, local_step, expected: the learner's.
+
+    Attributes:
+        compares: whether models are compared, too.
 
     Local. Cost: less than a microsecond, and a pass over the model where it is compared.
     """
@@ -47,30 +51,29 @@ class InCommon:
     ) -> None:
         self._number, self._algorithm, self._state = number, algorithm, state
         self._parameters, self._local_step, self._expected = parameters, local_step, expected
-        self._comm: Communicator | None = None
-        self._call, self._steps = 0, 0  #: the latter since models were compared
+        self.compares = True
+        self._call, self._steps = STEP, 0  #: the latter since models were compared
         self._checksum: int | None = None
 
-    def __call__(self, call: str, comm: Communicator) -> InCommon:
-        self._call, self._comm = CALLS.index(call), comm
-        return self
+    def begin(self, call: int, comm: Communicator) -> None:
+        """From here until `comm.in_common` is None again."""
+        self._call = call
+        comm.in_common = self
 
-    def __enter__(self) -> None:
-        assert self._comm is not None
-        self._comm.in_common = self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        assert self._comm is not None
-        self._comm.in_common = None
+    @contextmanager
+    def during(self, call: int, comm: Communicator) -> Iterator[None]:
+        self.begin(call, comm)
+        try:
+            yield
+        finally:
+            comm.in_common = None
 
     def sign(self, steps: int) -> int:
         self._steps += steps
-        due = self._steps >= EVERY or CALLS[self._call] in MEETINGS
-        self._checksum = self._compare() if due else None
+        due = self._steps >= EVERY or self._call >= MEET
+        self._checksum = self._compare() if due and self.compares else None
         sign = (self._number * len(CALLS) + self._call) * SIGN_FACTOR + self._expected.end
-        return sign * SIGN_FACTOR + (self._checksum or 0)
+        return sign if self._checksum is None else sign * SIGN_FACTOR + self._checksum
 
     def facts(self) -> dict[str, Any]:
         found: dict[str, Any] = {

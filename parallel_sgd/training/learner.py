@@ -18,7 +18,7 @@ from ..parameters import Parameters
 from ..validation import integer, kind_of
 from ..version import __version__
 from .expected import MOST_SAMPLES, Expected, Feed
-from .in_common import InCommon
+from .in_common import FAIL, FINISH, MEET, STEP, InCommon
 from .performance import SyncPerformance
 
 
@@ -46,6 +46,7 @@ class Learner:
         local_step: the optimizer at work; its state holds the clock.
         state: the algorithm's.
         last_samples: of all ranks in the latest step; 0 says that every rank has run dry.
+        in_common: what the ranks compare where they wait for each other.
 
     Collective. Memory: the gradient, and what optimizer and algorithm need. A program that makes
     many learners closes each, since an MPI has room for some thousand communicators: `close`, or a
@@ -103,7 +104,7 @@ class Learner:
         self.last_samples = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
         self._expected = Expected(algorithm, self.local_step)
-        self._in_common = InCommon(
+        self.in_common = InCommon(
             comm.learners, algorithm, self.state, parameters, self.local_step, self._expected
         )
         comm.learners += 1
@@ -168,15 +169,16 @@ class Learner:
         self._expected.add(samples, total)
 
     def expect_nothing(self) -> None:
-        """Forget all that no step has taken, and the source that has given it. Local."""
+        """Forget all that no step has taken, and the source that has given it: what follows are
+        steps without a source, or with another one. Local."""
         self._expected.clear()
 
     def feed(self) -> Feed:
         """For sources: a `with` block around one pass over their minibatches, which tells where the
         next one begins, whether it is split, and is told of it. Local.
 
-        While it lasts `step` takes what was given, and is refused without. What no step has taken
-        is kept where the pass has come to its end, and forgotten where it was left before.
+        From then on `step` takes what was given, and is refused without. What no step has taken is
+        kept where the pass has come to its end, and forgotten where it was left before.
         """
         return Feed(self._expected, self.algorithm, self.fail)
 
@@ -233,10 +235,12 @@ class Learner:
                 f"rank {self.world.rank} is a server and takes no step: call learner.finish() "
                 "there, which serves (sources give it no minibatches)"
             )
-        with self._in_common("step", self.comm):
+        comm, expected = self.comm, self._expected
+        self.in_common.begin(STEP, comm)
+        try:
             try:
                 samples = integer("samples", samples, 0, MOST_SAMPLES)
-                total = self._expected.take(samples)
+                total = expected.take(samples)
             except UserError as error:
                 self.fail(str(error))
             if samples == 0:  # whatever is left there from the last exchange
@@ -247,11 +251,13 @@ class Learner:
                 self.gradient,
                 samples,
                 self.local_step,
-                self.comm,
+                comm,
                 total,
             )
-        if total is not None and total != self.last_samples:
-            self._expected.catch_up(self.last_samples - total)
+        finally:
+            comm.in_common, expected.in_step = None, False
+        if total is not None and self.last_samples > total:
+            expected.catch_up(self.last_samples - total)
         return self.last_samples
 
     def fail(self, problem: str) -> NoReturn:
@@ -265,7 +271,7 @@ class Learner:
         """
         self._require_open()
         self.expect_nothing()
-        with self._in_common("fail", self.comm):
+        with self.in_common.during(FAIL, self.comm):
             self.algorithm.fail(self.state, problem, self.comm)
 
     def meet(self) -> None:
@@ -277,7 +283,7 @@ class Learner:
                 common differs: the minibatches so far, the model.
         """
         self._require_open()
-        with self._in_common("meet", self.comm):
+        with self.in_common.during(MEET, self.comm):
             self.algorithm.meet(self.state, self.comm)
 
     @contextmanager
@@ -324,7 +330,7 @@ class Learner:
             self.fail(f"no step was taken with the last {left_out} samples that the source gave")
         with (
             self.world.trace.span("serve" if self.serves else "finish"),
-            self._in_common("finish", self.comm),
+            self.in_common.during(FINISH, self.comm),
         ):
             end(self.state, self.parameters, self.local_step, self.comm)
         self._stop_statistics()

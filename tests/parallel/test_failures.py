@@ -198,11 +198,16 @@ def test_one_rank_that_cannot_go_on_ends_the_step_of_all(on_ranks, distributed_a
     on_ranks(body)
 
 
-def test_samples_are_counted_from_none(on_ranks):
+@pytest.mark.parametrize("samples", [-1, 2**63, 2**200])
+def test_samples_must_be_what_can_be_counted(on_ranks, samples):
+    """Of one rank alone, too."""
+
     def body(comm):
         learner = Learner(zeros("one block"), SGD(lr=0.1), DataParallelSGD(), comm)
-        with pytest.raises(UserError, match="samples=-1 must be a whole number, at least 0"):
-            learner.step(samples=-1)
+        message = rf"^samples={samples} must be a whole number from 0 to \d+ \(on rank 0\)$"
+        with pytest.raises(UserError, match=message):
+            learner.step(samples=samples if comm.rank == 0 else 1)
+        assert learner.step(samples=2**33) == comm.size * 2**33
 
     on_ranks(body)
 

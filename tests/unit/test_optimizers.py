@@ -286,6 +286,12 @@ def test_every_optimizer_has_a_name():
             {"lr": 1, "epsilon": -1e-8},
             "epsilon=-1e-08 must be a finite number, at lea",
         ),
+        (Adam, {"lr": 1, "epsilon": 0}, "epsilon=0 must be a finite number, at least 1e-30"),
+        (Adagrad, {"lr": 1, "epsilon": 1e-50}, "epsilon=1e-50 must be a finite number, at least"),
+        (Adagrad, {"lr": 1, "initial_accumulator": 1e-50}, "initial.*=1e-50 .*, also in float32"),
+        (SGD, {"lr": 1e-50}, "lr=1e-50 must be a finite number, at least 0, also in float32"),
+        (Adam, {"lr": 1, "beta1": 1 - 1e-9}, "beta1=0.999999999 .*less than 1, also in float32"),
+        (MomentumSGD, {"lr": 1, "momentum": 1 - 1e-9}, "momentum=.* less than 1, also in float32"),
         (Adam, {"lr": 1, "beta2": None}, "beta2=None must be a finite number"),
         (
             Adam,
@@ -413,3 +419,39 @@ def test_a_schedule_that_goes_wrong_is_noticed_before_the_step(kind, name, bad):
 def test_a_schedule_of_ones_own_may_yield_any_real_number():
     step = SGD(lr=Until(samples=0, after=np.float32(0.25))).bind(Parameters({"x": np.ones(3)}))
     assert type(step.lr) is float and step.lr == 0.25
+
+
+@pytest.mark.parametrize("optimizer", [Adam(lr=0.1, epsilon=1e-30), Adagrad(lr=0.1, epsilon=1e-30)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_parameter_without_a_gradient_stays(optimizer, dtype):
+    """Nothing is divided by nothing, however small epsilon may be."""
+    parameters = Parameters({"w": np.ones(100, dtype)})
+    local_step, gradient = optimizer.bind(parameters), np.zeros(100, dtype)
+    for _ in range(3):
+        local_step(gradient, 1)
+    assert (parameters.flat == 1).all()
+
+
+def test_a_schedule_may_fall_below_what_float32_has():
+    assert SGD(lr=Steps({0: 1.0, 10: 0.0})).rate_after(10) == 0
+    assert SGD(lr=Vanishing()).rate_after(10) == 1e-50
+
+
+@dataclass(frozen=True)
+class Vanishing(Schedule):
+    def __call__(self, samples):
+        return np.float64(1e-50)
+
+
+@pytest.mark.parametrize("optimizer", [Adam(lr=0.1), Adagrad(lr=0.1, initial_accumulator=0.5)])
+def test_a_state_that_is_reset_is_the_first_one_at_a_later_time(optimizer):
+    parameters = Parameters({"w": np.ones(9, np.float32)})
+    local_step, first = optimizer.bind(parameters), optimizer.init(parameters)
+    local_step(np.ones(9, np.float32), 3)
+    vectors = list(local_step.state.buffers.values())
+    optimizer.reset(local_step.state)
+    assert (local_step.state.steps, local_step.state.samples) == (0, 3)
+    for vector, again, before in zip(
+        vectors, local_step.state.buffers.values(), first.buffers.values(), strict=True
+    ):
+        assert vector is again and np.array_equal(again, before)
