@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -277,3 +278,23 @@ def test_what_no_state_may_hold_is_named(value, tmp_path):
     with pytest.raises(UserError, match=r"algorithm\.inner\.counts"):
         psgd.Checkpoints(tmp_path).save(learner, background=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lines_of_the_readme(tmp_path, monkeypatch):
+    """Pasted as they are, beside an older checkpoint: what was saved is what is loaded."""
+    monkeypatch.chdir(tmp_path)
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (lines,) = (block for block in readme.split("```") if "checkpoints.save(" in block)
+    learner = train(learner_of(), 1)
+    psgd.Checkpoints("checkpoints").save(learner, background=False)
+    slow, right = threading.Event(), checkpoint_files.publish
+
+    def publish(*arguments: Any) -> None:
+        slow.wait(0.2)
+        right(*arguments)
+
+    monkeypatch.setattr(checkpoint_files, "publish", publish)
+    names = {"psgd": psgd, "learner": train(learner, 2), "generator": np.random.default_rng(3)}
+    exec(lines.removeprefix("python"), names)
+    assert names["loaded"].samples == 6
+    assert names["loaded"].extra["generator"] == names["generator"].bit_generator.state
