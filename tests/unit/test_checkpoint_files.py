@@ -9,7 +9,7 @@ import random
 import shutil
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from parallel_sgd import Communicator, Learner, UserError
 from parallel_sgd.state import across, workspace
 from parallel_sgd.training import checkpoint_files
 from parallel_sgd.training.captured import capture, flatten, restore, unflatten
+from parallel_sgd.training.progress import Progress, Standing
 
 
 def learner_of() -> Learner:
@@ -298,3 +299,23 @@ def test_the_lines_of_the_readme(tmp_path, monkeypatch):
     exec(lines.removeprefix("python"), names)
     assert names["loaded"].samples == 6
     assert names["loaded"].extra["generator"] == names["generator"].bit_generator.state
+
+
+ROW = asdict(Progress(1, 10, 0.5, 0.5, 0.9, 0.1, 0, 1.0))
+KEPT = {"history": [ROW], "loss": 1.5, "count": 3, "seconds": 2.0}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"history": 3}, {"history": [3]}, {"history": [{}]}, {"history": [{**ROW, "x": 1}]},
+        {"history": [{**ROW, "epoch": "1"}]}, {"history": [{**ROW, "details": 3}]},
+        {"loss": None}, {"count": "3"}, {"seconds": []},
+    ],
+)  # fmt: skip
+def test_what_no_session_has_kept(wrong):
+    assert Standing.of([KEPT, {**KEPT, "history": []}], 0, 1) == Standing(
+        [Progress(**ROW)], 3.0, 6, 2.0
+    )
+    assert Standing.of([{**KEPT, **wrong}], 0, 1) is None
+    assert Standing.of([None], 0, 1) is None
