@@ -313,6 +313,8 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
     def close(
         self, state: DataParallelASGDState, comm: Communicator, *, failed: bool = False
     ) -> None:
+        if not failed:
+            self.wait(state)
         state.connection.close(finished=state.finished, failed=failed)
 
     def collect(

@@ -131,13 +131,21 @@ class Communicator(ABC):
 
     @abstractmethod
     def alltoall(
-        self, send: Array, send_counts: Counts, receive: Array, receive_counts: Counts
+        self,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+        *,
+        most: int | None = None,
     ) -> None:
         """Send the j-th part of `send` to rank j; receive the parts for this rank in rank order.
 
         Args:
             send, send_counts: ``sum(send_counts)`` values, `send_counts[j]` of them for rank j.
             receive, receive_counts: written, `receive_counts[k]` values from rank k.
+            most: values that any rank sends or receives in all, the same on all ranks; None where
+                each has much less than 2^30.
         """
 
     @abstractmethod

@@ -12,6 +12,8 @@ from typing import Any
 Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
 Then = Callable[[], object]  #: what to do when a message has been sent, or is here
 
+MOST_VALUES = 1 << 30  #: in one message: some MPIs count no further than twice this
+
 
 class Messages(ABC):
     """Sends and receives under way at this rank. Everything here is local.
@@ -49,6 +51,13 @@ class Messages(ABC):
     def idle(self, seconds: float) -> None:
         """Leave the core to others for so long, or until something comes."""
         time.sleep(seconds)
+
+
+def pieces_of(array: Array, most_values: int) -> list[Array]:
+    """An array as it is sent in messages of so many values at most; one of none is one message."""
+    if array.size <= most_values:
+        return [array]
+    return [array[at : at + most_values] for at in range(0, array.size, most_values)]
 
 
 class Naps:

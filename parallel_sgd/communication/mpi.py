@@ -7,7 +7,8 @@ import itertools
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from itertools import accumulate
+from typing import Any, ClassVar, cast
 
 import mpi4py
 import numpy as np
@@ -29,9 +30,11 @@ from .launched import (
     survives,
     world_mismatch,
 )
-from .messages import Messages
+from .messages import MOST_VALUES, Messages, pieces_of
 from .staging import pinned_like
 from .watchdog import Watchdog, ended_if_longer_than
+
+PIECES = 1  #: tag of messages that stand for a collective: nothing else is then under way
 
 mpi4py.rc.initialize = False  # `mpi_world` looks first whether launcher and library fit
 mpi4py.rc.finalize = True
@@ -73,8 +76,13 @@ class MpiCommunicator(Communicator):
         calls: counts them.
         cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory.
 
+    Attributes:
+        most_values: in one call of MPI, of which some count no further than 2^31.
+
     Local.
     """
+
+    most_values: ClassVar[int] = MOST_VALUES
 
     def __init__(
         self, comm: MPI.Intracomm, watched: Watchdog, calls: Calls, *, cuda_aware: bool = False
@@ -89,33 +97,63 @@ class MpiCommunicator(Communicator):
             own[...] = send
         with self.trace.collective(), self._waits("allgather"):
             host = self._host(receive, read=True)
-            if len(set(counts)) == 1:
+            if host.size > self.most_values:
+                here = host[sum(counts[: self.rank]) :][: counts[self.rank]]
+                self._send_pieces([here] * self.size, parts_of(host, counts))
+            elif len(set(counts)) == 1:
                 self._comm.Allgather(MPI.IN_PLACE, host)
             else:
                 self._comm.Allgatherv(MPI.IN_PLACE, [host, list(counts)])
             self._return(host, receive)
 
     def alltoall(
-        self, send: Array, send_counts: Counts, receive: Array, receive_counts: Counts
+        self,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+        *,
+        most: int | None = None,
     ) -> None:
         with self.trace.collective(), self._waits("alltoall"):
-            host = self._host(receive, read=False)
-            self._comm.Alltoallv(
-                [self._host(send, read=True), list(send_counts)], [host, list(receive_counts)]
-            )
+            host, sent = self._host(receive, read=False), self._host(send, read=True)
+            if max(host.size, sent.size, most or 0) > self.most_values:
+                self._send_pieces(parts_of(sent, send_counts), parts_of(host, receive_counts))
+            else:
+                self._comm.Alltoallv([sent, list(send_counts)], [host, list(receive_counts)])
             self._return(host, receive)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         with self.trace.collective(), self._waits("broadcast"):
             host = self._host(array, read=True)
-            self._comm.Bcast(host, root)
+            for piece in pieces_of(host, self.most_values):
+                self._comm.Bcast(piece, root)
             self._return(host, array)
 
     def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         total = np.empty_like(values)
         with self._waits("sum_integers"):
-            self._comm.Allreduce(values, total)
+            for begin in range(0, len(values), self.most_values):
+                part = slice(begin, begin + self.most_values)
+                self._comm.Allreduce(values[part], total[part])
         return total
+
+    def _send_pieces(self, sent: Sequence[Array], received: Sequence[Array]) -> None:
+        """Send an array to each rank, and receive one from each, in messages that MPI can count.
+
+        An array that already lies where it is received stays there.
+        """
+        own = received[self.rank]
+        if not _same_place(sent[self.rank], own):
+            own[...] = sent[self.rank]
+        requests = []
+        for step in range(1, self.size):
+            to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
+            for piece in pieces_of(received[source], self.most_values):
+                requests.append(self._comm.Irecv(piece, source, PIECES))
+            for piece in pieces_of(sent[to], self.most_values):
+                requests.append(self._comm.Isend(piece, to, PIECES))
+        MPI.Request.Waitall(requests)
 
     def _allgather_object(self, item: Any) -> list[Any]:
         with self._waits("allgather_object"):
@@ -206,6 +244,12 @@ def _end_job_from_another_thread() -> None:
     if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         MPI.COMM_WORLD.Abort(1)
     os._exit(1)
+
+
+def parts_of(array: Array, counts: Counts) -> list[Array]:
+    """One part of an array after the other."""
+    ends = list(accumulate(counts))
+    return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def _same_place(a: Array, b: Array) -> bool:

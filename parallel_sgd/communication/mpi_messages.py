@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from mpi4py import MPI
 
 from ..kernels import array_module
 from .departures import Calls
-from .messages import Array, Messages, Then
+from .messages import MOST_VALUES, Array, Messages, Then, pieces_of
 from .staging import Direct, Event, Staged, Staging, is_done
 from .watchdog import Watchdog
 
@@ -26,7 +27,12 @@ class MpiMessages(Messages):
         calls: counts, beside the collectives of `comm`, what all its ranks do with messages.
         cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory, while
             the GPU computes and other messages travel.
+
+    Attributes:
+        most_values: in one message.
     """
+
+    most_values: ClassVar[int] = MOST_VALUES
 
     def __init__(
         self, comm: MPI.Intracomm, watched: Watchdog, calls: Calls, *, cuda_aware: bool = False
@@ -91,12 +97,35 @@ class MpiMessages(Messages):
         return self._watched(name, self._calls)
 
     def _isend(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        if array.size > self.most_values:
+            self._begin_pieces(self._comm.Isend, array, peer, tag, then)
+            return
         self._requests.append(self._comm.Isend(array, peer, tag))
         self._then.append(then)
 
     def _irecv(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        if array.size > self.most_values:
+            self._begin_pieces(self._comm.Irecv, array, peer, tag, then)
+            return
         self._requests.append(self._comm.Irecv(array, peer, tag))
         self._then.append(then)
+
+    def _begin_pieces(
+        self, begin: Callable[..., MPI.Request], array: Array, peer: int, tag: int, then: Then
+    ) -> None:
+        """In messages that MPI can count, which come in the order in which they are sent."""
+        pieces = pieces_of(array, self.most_values)
+        left = len(pieces)
+
+        def ended() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                then()
+
+        for piece in pieces:
+            self._requests.append(begin(piece, peer, tag))
+            self._then.append(ended)
 
     def _staging_of(self, array: Array) -> Staging:
         if self._staging is None:

@@ -180,7 +180,13 @@ class ThreadCommunicator(Communicator):
             self._share("allgather", send, take)
 
     def alltoall(
-        self, send: Array, send_counts: Counts, receive: Array, receive_counts: Counts
+        self,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+        *,
+        most: int | None = None,
     ) -> None:
         def take(offers: list[tuple[Array, Counts]]) -> None:
             at = 0

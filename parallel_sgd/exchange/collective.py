@@ -29,6 +29,7 @@ class Collectives:
         size, values = comm.size, stages.bucket.values
         counts = stages.counts
         self._own = slice(sum(counts[: comm.rank]), sum(counts[: comm.rank + 1]))
+        self._most = max(sum(counts), size * max(counts))
         self._all: Array = None  # every rank's values, where they are few
         nbytes = (values.stop - values.start) * like.itemsize
         if isinstance(stages, PlainStages) and nbytes <= ONE_MESSAGE:
@@ -50,7 +51,8 @@ class Collectives:
                 stages.contribute(piece, vector, residuals)
         wire = stages.wire(vector)
         with trace.span("wire"):
-            comm.alltoall(wire, counts, stages.received, [counts[rank]] * comm.size)
+            received = [counts[rank]] * comm.size
+            comm.alltoall(wire, counts, stages.received, received, most=self._most)
         with trace.span("sum"):
             for piece in stages.pieces:
                 if piece.owner == rank:

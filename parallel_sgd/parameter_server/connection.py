@@ -210,10 +210,10 @@ class Connection:
         """
         if failed or survives():
             return
-        if not finished:  # nobody asks this server any more, nor answers this worker
-            self.group.world.barrier()
+        if not finished:
             if self._client is not None:
-                self._client.close()
+                self._client.close()  # after what it asks for in the background
+            self.group.world.barrier()
             if self._thread is not None:
                 self._thread.end()
         self.group.close()

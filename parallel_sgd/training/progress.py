@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,35 @@ class Standing:
     loss: float = 0.0
     count: int = 0
     seconds: float = 0.0
+
+    @classmethod
+    def of(cls, extras: Sequence[Any], rank: int, size: int) -> Standing | None:
+        """That of one of `size` ranks, who go on from what these have kept in a checkpoint; None
+        where that is of no session."""
+        counts = ("loss", "count", "seconds")
+        for extra in extras:
+            if not isinstance(extra, dict) or not isinstance(extra.get("history"), list):
+                return None
+            if not all(_is_number(extra.get(name)) for name in counts):
+                return None
+        if not all(_is_row(row) for row in extras[0]["history"]):
+            return None
+        mine = extras[rank::size]
+        loss, count = (sum(extra[name] for extra in mine) for name in ("loss", "count"))
+        history = [Progress(**row) for row in extras[0]["history"]]
+        return cls(history, loss, count, extras[0]["seconds"])
+
+
+def _is_row(row: Any) -> bool:
+    """Whether it is what `asdict` makes of a `Progress`."""
+    if not isinstance(row, dict) or not isinstance(row.get("details"), dict | None):
+        return False
+    names = {each.name for each in fields(Progress)}
+    return row.keys() == names and all(_is_number(row[name]) for name in names - {"details"})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 class Observer:

@@ -15,7 +15,7 @@ from .learner import Learner
 
 Read = Callable[[int, str], StoredArray]  #: of an old rank, by its name in the checkpoint
 
-PIECE = 1 << 20  #: values that are accumulated at a time
+PIECE = 1 << 18  #: values that are accumulated at a time
 
 
 def stripe_sizes(learner: Learner) -> dict[str, int]:

@@ -187,18 +187,16 @@ class Session:
             return Standing(), None
         facts = learner.comm.together(lambda: self._facts)
         loaded = load_checkpoint(learner, self.resume, facts=facts)
-        extras = loaded.extras
-        if not all(isinstance(extra, dict) and "history" in extra for extra in extras):
+        standing = Standing.of(loaded.extras, learner.comm.rank, learner.comm.size)
+        if standing is None:
             raise SharedError(f"checkpoint {str(loaded.path)!r} is not of a training session")
-        history = [Progress(**row) for row in extras[0]["history"]]
-        if len(history) > self.epochs:
+        seen = len(standing.history)
+        if seen > self.epochs:
             raise SharedError(
-                f"epochs={self.epochs} must be at least the {len(history)} that checkpoint "
+                f"epochs={self.epochs} must be at least the {seen} that checkpoint "
                 f"{str(loaded.path)!r} has seen"
             )
-        mine = extras[learner.comm.rank :: learner.comm.size]
-        loss, count = (sum(extra[name] for extra in mine) for name in ("loss", "count"))
-        return Standing(history, loss, count, extras[0]["seconds"]), loaded.path
+        return standing, loaded.path
 
     def _create(self, history: list[Progress], resumed: Path | None) -> None:
         """Begin to write: from here on what the folder held is replaced."""

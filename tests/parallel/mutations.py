@@ -70,7 +70,9 @@ def residual(residuals: Any, which: str) -> Any:
 
 
 def only_own_parts_arrive(right: Any) -> Any:
-    def alltoall(self: Any, send: Any, send_counts: Any, receive: Any, counts: Any) -> None:
+    def alltoall(
+        self: Any, send: Any, send_counts: Any, receive: Any, counts: Any, **options: Any
+    ) -> None:
         begin = sum(send_counts[: self.rank])
         receive[:] = np.tile(send[begin : begin + send_counts[self.rank]], self.size)
 
@@ -87,7 +89,9 @@ def only_own_part_is_kept(right: Any) -> Any:
 
 
 def last_rank_first(right: Any) -> Any:
-    def alltoall(self: Any, send: Any, send_counts: Any, receive: Any, counts: Any) -> None:
+    def alltoall(
+        self: Any, send: Any, send_counts: Any, receive: Any, counts: Any, **options: Any
+    ) -> None:
         right(self, send, send_counts, receive, counts)
         receive[:] = receive.reshape(self.size, -1)[::-1].ravel()
 

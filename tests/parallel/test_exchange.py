@@ -84,7 +84,7 @@ class Counting(Communicator):
         self._count((self.size - 1) * send.nbytes)
         self.inner.allgather(send, receive, counts)
 
-    def alltoall(self, send, send_counts, receive, receive_counts):
+    def alltoall(self, send, send_counts, receive, receive_counts, **options):
         assert send.size == sum(send_counts)
         self._count(send.nbytes - send_counts[self.rank] * send.itemsize)
         self.inner.alltoall(send, send_counts, receive, receive_counts)

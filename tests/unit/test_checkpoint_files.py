@@ -8,7 +8,8 @@ import os
 import random
 import shutil
 import sys
-from dataclasses import dataclass, field
+import threading
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from parallel_sgd import Communicator, Learner, UserError
 from parallel_sgd.state import across, workspace
 from parallel_sgd.training import checkpoint_files
 from parallel_sgd.training.captured import capture, flatten, restore, unflatten
+from parallel_sgd.training.progress import Progress, Standing
 
 
 def learner_of() -> Learner:
@@ -277,3 +279,43 @@ def test_what_no_state_may_hold_is_named(value, tmp_path):
     with pytest.raises(UserError, match=r"algorithm\.inner\.counts"):
         psgd.Checkpoints(tmp_path).save(learner, background=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_lines_of_the_readme(tmp_path, monkeypatch):
+    """Pasted as they are, beside an older checkpoint: what was saved is what is loaded."""
+    monkeypatch.chdir(tmp_path)
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (lines,) = (block for block in readme.split("```") if "checkpoints.save(" in block)
+    learner = train(learner_of(), 1)
+    psgd.Checkpoints("checkpoints").save(learner, background=False)
+    slow, right = threading.Event(), checkpoint_files.publish
+
+    def publish(*arguments: Any) -> None:
+        slow.wait(0.2)
+        right(*arguments)
+
+    monkeypatch.setattr(checkpoint_files, "publish", publish)
+    names = {"psgd": psgd, "learner": train(learner, 2), "generator": np.random.default_rng(3)}
+    exec(lines.removeprefix("python"), names)
+    assert names["loaded"].samples == 6
+    assert names["loaded"].extra["generator"] == names["generator"].bit_generator.state
+
+
+ROW = asdict(Progress(1, 10, 0.5, 0.5, 0.9, 0.1, 0, 1.0))
+KEPT = {"history": [ROW], "loss": 1.5, "count": 3, "seconds": 2.0}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"history": 3}, {"history": [3]}, {"history": [{}]}, {"history": [{**ROW, "x": 1}]},
+        {"history": [{**ROW, "epoch": "1"}]}, {"history": [{**ROW, "details": 3}]},
+        {"loss": None}, {"count": "3"}, {"seconds": []},
+    ],
+)  # fmt: skip
+def test_what_no_session_has_kept(wrong):
+    assert Standing.of([KEPT, {**KEPT, "history": []}], 0, 1) == Standing(
+        [Progress(**ROW)], 3.0, 6, 2.0
+    )
+    assert Standing.of([{**KEPT, **wrong}], 0, 1) is None
+    assert Standing.of([None], 0, 1) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from cases import BLOCK_SIZE, gradient_of, samples_of, zeros
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError, simulate
 from parallel_sgd.state import across
+from parallel_sgd.training import regroup
 
 LOSSY = {"gradient_bits": 1, "block_size": BLOCK_SIZE}
 
@@ -244,3 +246,32 @@ def test_bits_that_were_chosen_go_with_the_residuals(new, tmp_path, monkeypatch)
     found = Ranks.of(learners).residuals()
     assert np.allclose(found[0], own) and np.allclose(found[1], total)
     assert own.any() and total.any()
+
+
+def test_memory(tmp_path, monkeypatch):
+    """Beside the learner: what it is to become, and pieces of what the ranks had."""
+    monkeypatch.setattr(regroup, "PIECE", 1 << 12)
+    n = 300_000
+
+    def learner_with(comm: Communicator) -> Learner:
+        parameters = psgd.Parameters({"w": np.zeros(n, np.float32)})
+        return Learner(parameters, psgd.SGD(lr=0.1), psgd.ModelAveragingSGD(sync_steps=9), comm)
+
+    def save(comm: Communicator) -> None:
+        learner = learner_with(comm)
+        learner.gradient.flat[:] = comm.rank
+        learner.step(samples=1 + comm.rank)
+        psgd.Checkpoints(tmp_path).save(learner, background=False)
+
+    simulate(4, save)
+    learner = learner_with(Communicator.single())
+    tracemalloc.start()
+    try:
+        psgd.load_checkpoint(learner, tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    copies = peak / learner.parameters.flat.nbytes
+    assert copies < 3.2, "two are its state, and one the buffer of a new exchange"
+    mean = sum((1 + rank) * 0.1 * rank / (1 + rank) for rank in range(4)) / 10
+    np.testing.assert_allclose(learner.parameters.flat, -mean, rtol=1e-6)

@@ -1,0 +1,93 @@
+"""More learners than an MPI has room for communicators, and errors that nobody asks for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import ENVIRONMENT, TIMEOUT_S, finished
+
+MANY = """
+import threading, warnings
+import numpy as np
+import parallel_sgd as psgd
+
+warnings.simplefilter("ignore")
+comm = psgd.Communicator.world(timeout_s=60)
+each = {
+    psgd.DataParallelSGD(overlap=True): 2200,
+    psgd.BlockMomentumSGD(sync_steps=1, overlap_samples=2): 50,
+    psgd.DataParallelASGD(servers=0): 1100,
+}
+for algorithm, count in each.items():
+    for number in range(count):
+        parameters = psgd.Parameters({"w": np.ones(3, np.float32)})
+        with (
+            psgd.Learner(parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner,
+            psgd.Checkpoints("checkpoints", keep=1) as checkpoints,
+        ):
+            if number % 100 == 0:
+                learner.step(samples=1)
+                checkpoints.save(learner)
+    assert threading.active_count() <= 3, threading.enumerate()
+print("all of them", flush=True)
+"""
+
+
+def test_more_learners_than_communicators(tmp_path: Path) -> None:
+    """MPICH ended after 2,045 communicators."""
+    (tmp_path / "many.py").write_text(MANY)
+    code, output = finished("run", "-n", "1", "many.py", folder=tmp_path)
+    assert code == 0 and "all of them" in output, output
+
+
+UNASKED = """
+import errno, sys
+from pathlib import Path
+import numpy as np
+import parallel_sgd as psgd
+from parallel_sgd.training import checkpoint_files
+
+right, comm = checkpoint_files.write_rank, psgd.Communicator.world(timeout_s=30)
+
+
+def full(part, rank, *arguments):
+    if rank == comm.size - 1:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return right(part, rank, *arguments)
+
+
+checkpoint_files.write_rank = full
+parameters = psgd.Parameters({"w": np.ones(3, np.float32)})
+learner = psgd.Learner(parameters, psgd.SGD(lr=0.1), psgd.DataParallelSGD(), comm)
+checkpoints = psgd.Checkpoints("checkpoints")
+checkpoints.save(learner)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_error_that_nobody_has_asked_for(ranks: int, tmp_path: Path) -> None:
+    """The program ends with its line, and with an exit code that says so."""
+    (tmp_path / "unasked.py").write_text(UNASKED)
+    code, output = finished("run", "-n", str(ranks), "unasked.py", folder=tmp_path)
+    line = f"No space left on device (on rank {ranks - 1})"
+    assert code != 0 and output.count(line) == ranks, output
+    assert "Traceback" not in output, output
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.any_mpi
+def test_the_same_without_mpiexec(tmp_path: Path) -> None:
+    (tmp_path / "unasked.py").write_text(UNASKED.replace("world(timeout_s=30)", "single()"))
+    done = subprocess.run(
+        [sys.executable, "unasked.py"],
+        env=ENVIRONMENT,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("parallel-sgd: error: no checkpoint could be written to "), done
