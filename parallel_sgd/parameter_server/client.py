@@ -30,7 +30,7 @@ class Client:
     Args:
         endpoint: to the servers, whose ranks are its peers in the order of their numbers.
         parts: of the model, for each server.
-        check: raises if there is a reason not to wait any longer.
+        check: raises if there is a reason not to wait any longer for the server on a rank.
 
     Requests are made one after the other, in the order of the program, also those that a thread
     makes in the background (`begin`).
@@ -43,7 +43,7 @@ class Client:
     """
 
     def __init__(
-        self, endpoint: Endpoint, parts: Sequence[Part], check: Callable[[], None]
+        self, endpoint: Endpoint, parts: Sequence[Part], check: Callable[[int], None]
     ) -> None:
         self.parts, self.servers = tuple(parts), len(parts)
         self.statistics = WorkerStatistics()

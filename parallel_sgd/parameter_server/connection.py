@@ -155,9 +155,10 @@ class Connection:
             client, path = self.client, from_text(folder)
             client.in_turn(lambda: client.ask_all(Kind.LOAD_TABLES, path))
 
-    def _check(self) -> None:
+    def _check(self, rank: int) -> None:
+        """Raise if there is a reason not to wait any longer for the server on a rank."""
         if self._thread is not None:
-            self._thread.check()
+            self._thread.check(asked=rank == self.group.world.rank)
 
     def _server(self) -> Server:
         assert self._optimizer is not None
@@ -238,9 +239,14 @@ class ServerThread:
         except BaseException as error:
             self._error = error
 
-    def check(self) -> None:
-        """Raise what has ended the server, unless that is what it has answered to all workers."""
-        if self._error is not None and not isinstance(self._error, SharedError):
+    def check(self, *, asked: bool) -> None:
+        """Raise what has ended the server.
+
+        Args:
+            asked: its worker waits for its answer: that comes where the server has told all workers
+                of a problem, and then they tell the other servers.
+        """
+        if self._error is not None and not (asked and isinstance(self._error, SharedError)):
             raise self._error
 
     def join(self) -> None:

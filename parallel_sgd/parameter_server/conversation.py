@@ -51,7 +51,7 @@ class Conversation:
     Args:
         endpoint: to the servers, whose ranks are its peers in the order of their numbers.
         statistics: counts the bytes of training.
-        check: raises if there is a reason not to wait any longer.
+        check: raises if there is a reason not to wait any longer for the server on a rank.
 
     Attributes:
         left: the servers have ended, and nothing may be asked any more.
@@ -60,7 +60,7 @@ class Conversation:
     """
 
     def __init__(
-        self, endpoint: Endpoint, statistics: WorkerStatistics, check: Callable[[], None]
+        self, endpoint: Endpoint, statistics: WorkerStatistics, check: Callable[[int], None]
     ) -> None:
         self._endpoint, self._statistics, self._check = endpoint, statistics, check
         self._ranks = endpoint.peers
@@ -172,7 +172,7 @@ class Conversation:
         for sender, header in self._endpoint.arrivals():
             self._came[sender] = header
         if rank not in self._came:
-            self._check()
+            self._check(rank)
             return None
         return self._came.pop(rank)
 
