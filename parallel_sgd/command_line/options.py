@@ -11,6 +11,7 @@ from typing import Any
 from ..algorithms.compressed import AUTO
 from ..errors import UserError
 from ..schedules import Cosine, Linear, Schedule, Steps
+from ..validation import shown
 
 SHAPES = ("linear", "cosine")  #: of schedules, between their points
 COSINE = "cosine:0:0.3,50000:0.01"
@@ -115,7 +116,7 @@ def _reader(name: str, annotation: str) -> Callable[[str], Any]:
         except UserError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         except ValueError:
-            expected = f"{name}={text!r} must be {_expected(annotation)}"
+            expected = f"{name}={shown(text)} must be {_expected(annotation)}"
             raise argparse.ArgumentTypeError(expected) from None
         return text
 

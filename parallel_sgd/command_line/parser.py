@@ -9,9 +9,12 @@ from ..errors import UserError
 
 __all__ = ["Parser"]
 
+LONGEST = 500  #: characters of an error: arguments may be of any length
+
 
 class Parser(argparse.ArgumentParser):
     """Raises a UserError, one line, where argparse prints its usage and exits."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message.removeprefix("argument "))
+        line = " ".join(message.removeprefix("argument ").split())
+        raise UserError(line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}...")

@@ -69,7 +69,7 @@ def test_more_ranks_than_cores(folder: Path) -> None:
     ("arguments", "expected"),
     [
         ("", "the following arguments are required: -n"),
-        ("-n 0", "must be a whole number of at least 1: '0'"),
+        ("-n 0", "must be a whole number from 1 to 1048576: '0'"),
         ("-n 4 --gradient-bits 3", "gradient_bits=3 must be one of"),
         ("-n 4 --algorithm block-momentum --block-momentum 1", "block_momentum=1.0 must be"),
         ("-n 4 --data missing.npz", "there is no such file (on ranks 0, 1, 2, 3)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -115,6 +116,8 @@ def bad_files(folder: Path) -> None:
     np.savez(folder / "lengths.npz", x=x[:-1], y=y)
     np.savez(folder / "objects.npz", x=np.array([{}] * 40, dtype=object), y=y)
     (folder / "cut.npz").write_bytes((folder / "good.npz").read_bytes()[:200])
+    np.savez(folder / "regression.npz", x=x, y=y / 2)
+    os.mkfifo(folder / "pipe.npz")
     (folder / "text.npz").write_text("no zip file")
 
 
@@ -145,6 +148,11 @@ BAD_INPUT = [
     ("--epochs 1 --gradient 1", "unrecognized arguments: --gradient"),
     ("--model softmax --hidden 7", "hidden=[7]: a softmax model has no hidden layers"),
     ("--gradient-bits 0:1,0:2", "'0:1,0:2' must give each number of samples once"),
+    ("--keep 5", "keep=5 has no effect without --checkpoint-every"),
+    ("--lr abc", "lr='abc' must be a number, or samples:rate pairs as 0:0.3,20000:0.03"),
+    ("--hidden 1000000000000", "the model needs"),
+    ("--data regression.npz", "regression.npz: y must hold integer labels: it has dtype float64"),
+    ("--data pipe.npz", "pipe.npz must be a regular file: it is a pipe"),
     ("--data missing.npz", "missing.npz: there is no such file"),
     ("--data cut.npz", "cut.npz is not a well-formed .npz file"),
     ("--data text.npz", "text.npz is not a well-formed .npz file"),

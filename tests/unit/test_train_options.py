@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 
 import pytest
@@ -11,7 +12,7 @@ from parallel_sgd import UserError
 from parallel_sgd.command_line.launcher import THREAD_VARIABLES
 from parallel_sgd.command_line.options import describe
 from parallel_sgd.command_line.simulate import main as simulate
-from parallel_sgd.command_line.train import read
+from parallel_sgd.command_line.train import parser, read
 from parallel_sgd.schedules import Cosine, Linear, Steps
 
 
@@ -72,6 +73,40 @@ def test_options_without_effect(line, message):
 )
 def test_options_with_an_effect(line):
     read(line.split())
+
+
+VALUES = ["0", "1", "-1", "0.5", "1e400", "nan", "inf", "1e-400", "auto", "zero", "keep", "true"]
+VALUES += [
+    "pipe",
+    "0:1,9:2",
+    "0:32,9:1",
+    "linear:0:0,9:1",
+    "cosine:0:1,9:0",
+    "cosine:0",
+    ":",
+    "a:b",
+]
+VALUES += ["", "two\nlines", "9" * 30, "9" * 5000]
+
+
+def test_any_command_line_is_read_or_refused_in_one_line():
+    choose = random.Random(0)
+    flags = [
+        (action.option_strings[0], bool(action.const) or action.nargs == 0)
+        for action in parser()._actions
+        if action.option_strings[0] not in ("-h", "--version")
+    ]
+    refused = 0
+    for _ in range(300):
+        line = []
+        for flag, alone in choose.sample(flags, 2):
+            line += [flag] if alone else [f"{flag}={choose.choice(VALUES)}"]
+        try:
+            read(line)
+        except UserError as error:
+            refused += 1
+            assert "\n" not in str(error) and len(str(error)) < 1000
+    assert 100 < refused < 300
 
 
 def test_cuda_aware_says_nothing_to_threads(monkeypatch):
