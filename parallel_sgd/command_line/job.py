@@ -60,7 +60,7 @@ def run_job(
         while job.poll() is None:
             if received:
                 _end(job, received[0])
-                return 128 + received[0]
+                break
             if deadline is not None and time.monotonic() > deadline:
                 print(
                     f"parallel-sgd: error: the job ran longer than {timeout_s:g} s", file=sys.stderr
@@ -71,7 +71,8 @@ def run_job(
                 job.wait(0.05)
             if roll is not None:
                 roll.look()
-    if received:  # mpiexec was quicker: a terminal sends its Ctrl-C to both
+    if received:  # also where mpiexec was quicker: a terminal sends its Ctrl-C to both
+        print(f"parallel-sgd: {received[0].name}: the job was ended", file=sys.stderr)
         return 128 + received[0]
     code = job.returncode if job.returncode >= 0 else 128 - job.returncode
     gone = None if roll is None else roll.gone_without_a_word()

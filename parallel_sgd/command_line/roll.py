@@ -66,7 +66,7 @@ class Roll:
         if not silent:
             return None
         return (
-            f"rank {silent[0]} (process {self._processes[silent[0]]}) was gone first, without a "
+            f"rank {silent[0]} (pid {self._processes[silent[0]]}) was gone first, without a "
             "word: it was killed (for its memory, say), has crashed, or has called os._exit or "
             "MPI_Abort"
         )

@@ -91,6 +91,8 @@ def abort_on_error() -> Iterator[None]:
             raise
         if isinstance(error.code, str):
             _print(error.code)
+        elif _others():
+            _print(f"parallel-sgd: error: sys.exit({code}) on this rank ends the job on all")
         end_job(code)
     except BaseException as error:
         end_job(_report(error), shared=isinstance(error, SharedError))

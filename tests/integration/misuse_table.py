@@ -23,7 +23,21 @@ def other_mpiexec() -> Misuse:
     return Misuse("the mpiexec of another MPI", shown, 5, command=line, mpi=mpi)
 
 
+def left(name: str, text: str, shown: str) -> Misuse:
+    """A rank that ends well while others need it; MPI may not be up there yet."""
+    line = (*PARALLEL_SGD, "run", "-n", "3", "script.py")
+    return Misuse(name, shown, 10, job=line, program=text, some="02")
+
+
+HELP_ON_ONE_RANK = """import sys
+from parallel_sgd.command_line.train import main
+from parallel_sgd.communication.launched import launched_rank
+main(["--help"] if launched_rank() == 1 else ["--no-plot"])
+"""
+
 OPTIONS = [
+    train("an option on one rank alone that none may have", "", "--lr nan", ""),
+    left("a question for help on one rank", HELP_ON_ONE_RANK, "on rank 1: train.py --help"),
     train("a number that none of the formats has", "--gradient-bits 3"),
     train("a word where a number is asked for", "--gradient-bits one"),
     train("a schedule that does not begin at 0", "--gradient-bits 1000:1"),
@@ -108,6 +122,32 @@ GONE = [
         "if comm.rank == 1:\n    raise RuntimeError('boom')\ncomm.barrier()",
     ),
     job("sys.exit(3) on one rank", "if comm.rank == 1:\n    sys.exit(3)\ncomm.barrier()"),
+    job(
+        "a rank that leaves before the others",
+        "learner = learner_of()\n"
+        "for _ in range(3 if comm.rank == 1 else 5):\n"
+        "    learner.step(samples=1)",
+        some="02",
+    ),
+    job(
+        "sys.exit(0) on one rank",
+        "learner = learner_of(psgd.BlockMomentumSGD(sync_steps=2, overlap_samples=3))\n"
+        "for step in range(9):\n"
+        "    if comm.rank == 1 and step == 4:\n"
+        "        sys.exit(0)\n"
+        "    learner.step(samples=1)",
+        some="02",
+    ),
+    job(
+        "a worker that leaves without finish()",
+        "learner = learner_of(psgd.DataParallelASGD(sync_steps=1))\n"
+        "if not learner.serves:\n"
+        "    learner.step(samples=1)\n"
+        "if comm.rank != 1:\n"
+        "    learner.finish()",
+        some="2",
+    ),
+    job("os._exit(0) on one rank", "if comm.rank == 1:\n    os._exit(0)\ncomm.barrier()"),
     job(
         "a rank that is killed",
         "if comm.rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ncomm.barrier()",

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from limits import patience
 
 from parallel_sgd.communication import watchdog as watchdog_module
+from parallel_sgd.communication.departures import Calls, Departures
 from parallel_sgd.communication.watchdog import Watchdog, ended_if_longer_than
 
 
@@ -64,6 +66,39 @@ def test_a_long_wait_ends_the_job(last_resort, capfd):
     )
     assert all(line.startswith("[rank 3] ") for line in text.splitlines())
     assert last_resort == [(5.0, os._exit, (1,))]
+
+
+def test_a_problem_is_told_where_others_do_not_come_soon(capfd):
+    """They may not come at all before this rank is ended."""
+    watched = Watchdog(60.0, 2, lambda: None)
+    with watched("sum_integers", problem="the gradient is not finite"):
+        until = time.monotonic() + 10
+        said = ""
+        while not said and time.monotonic() < until:
+            time.sleep(0.05)
+            said += capfd.readouterr().err
+    assert said == (
+        "[rank 2] parallel_sgd: the gradient is not finite; this rank now waits for the others, to "
+        "tell them (in sum_integers)\n"
+    )
+
+
+@pytest.mark.usefixtures("last_resort")
+@pytest.mark.parametrize("entered", [4, 5])
+def test_a_rank_that_has_left_is_missed_where_it_is_needed(entered, last_resort, capfd):
+    """In the fifth collective: not where it has entered that one before it left."""
+    departures, ended = Departures(SimpleNamespace(rank=0, size=3, iprobe=lambda tag: False)), []
+    departures._left[2] = {"0": entered, "0/1.0": 9}
+    watched = Watchdog(60.0, 0, lambda: ended.append(1), departures)
+    with watched("allgather", Calls("0", (0, 1, 2), entered=5)):
+        time.sleep(2.5)
+    text = capfd.readouterr().err
+    if entered == 5:
+        assert (ended, text) == ([], "")
+    else:
+        assert ended == [1]
+        assert "[rank 0] parallel_sgd: this rank waits in allgather for rank 2, which has" in text
+        assert "(test_watchdog.py:" in text
 
 
 @pytest.mark.usefixtures("last_resort")
@@ -141,6 +176,7 @@ HOLDS_THE_LOCK = "import ctypes; ctypes.PyDLL(None).sleep({})  # Python's lock i
 @pytest.mark.parametrize(("seconds", "code"), [(0, 0), (30, -signal.SIGKILL)])
 def test_a_wait_that_holds_pythons_lock_ends_too(seconds, code):
     script = f"""
+from parallel_sgd.communication.departures import Calls, Departures
 from parallel_sgd.communication.watchdog import ended_if_longer_than
 with ended_if_longer_than(1.0, 2, "Communicator.world()"):
     {HOLDS_THE_LOCK.format(seconds)}
