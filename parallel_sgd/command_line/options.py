@@ -77,9 +77,8 @@ def build(chosen: str, kinds: Mapping[str, type], given: argparse.Namespace) -> 
     foreign = {field.name for other in kinds.values() for field in fields(other)} - own
     for name in sorted(foreign):
         if hasattr(given, name):
-            raise UserError(
-                f"--{name.replace('_', '-')}={getattr(given, name)} is not an option of {chosen}"
-            )
+            flag, value = name.replace("_", "-"), shown(getattr(given, name))
+            raise UserError(f"--{flag}={value} is not an option of {chosen}")
     return kind(**{name: getattr(given, name) for name in own if hasattr(given, name)})
 
 

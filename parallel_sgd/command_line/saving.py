@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from ..errors import UserError
+from ..validation import shown
 
 KEEP = 3  #: checkpoints
 
@@ -53,4 +54,4 @@ def resumed_run(options: argparse.Namespace) -> str | None:
     for folder in (path, path.parent, path.parent.parent):
         if os.path.isfile(folder / "options.json"):
             return str(folder)
-    raise UserError(f"resume={options.resume!r} is in no run's folder: give --output too")
+    raise UserError(f"resume={shown(options.resume)} is in no run's folder: give --output too")

@@ -30,7 +30,7 @@ from ..errors import UserError
 from ..models import MLP, ByteLanguageModel, Classifier, SoftmaxRegression, use_gpu
 from ..optimizers import OPTIMIZERS, SGD, Optimizer
 from ..training import CHECKPOINTS, RunFolder, Session, require_matplotlib
-from ..validation import require_use, require_use_of
+from ..validation import require_use, require_use_of, shown
 from ..version import __version__
 from .measuring import add_measuring_options
 from .options import add_fields, build, describe
@@ -280,9 +280,9 @@ def _require_use(options: argparse.Namespace) -> None:
     require_use("keep", options.keep, KEEP, saves, "--checkpoint-every N")
     require_use("cuda_aware", options.cuda_aware, False, cuda, "--device cuda")
     if options.labels and options.data in BUNDLED:
-        raise UserError(f"labels={options.labels!r}: {options.data} has labels of its own")
+        raise UserError(f"labels={shown(options.labels)}: {options.data} has labels of its own")
     if options.hidden and options.model == "softmax":
-        raise UserError(f"hidden={options.hidden}: a softmax model has no hidden layers")
+        raise UserError(f"hidden={shown(options.hidden)}: a softmax model has no hidden layers")
     free = _kind_of_model(options) != "bytes"
     require_use("classes", options.classes, None, free, "a --model whose classes are not the bytes")
 
