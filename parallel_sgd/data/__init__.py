@@ -12,7 +12,7 @@ from .classes import count_classes
 from .clicks import CLICKS_CLASSES, Clicks, clicks
 from .dataset import Arrays, Dataset, Flattened, Items, Subset, as_dataset, flattened
 from .files import load
-from .fingerprint import require_same_data
+from .fingerprint import fingerprint, require_same_data
 from .library_source import ByteWindows, library_source
 from .ngrams import NGRAM_CLASSES, ORDERS, NGrams, library_ngrams
 from .rank_source import RankSource
@@ -41,6 +41,7 @@ __all__ = [
     "clicks",
     "count_classes",
     "digits",
+    "fingerprint",
     "flattened",
     "library_ngrams",
     "library_source",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable
@@ -12,11 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..algorithms import Algorithm, DataParallelASGD
 from ..communication import Communicator
-from ..data import Dataset, Source, require_same_data
+from ..data import Dataset, Source, fingerprint, require_same_data
 from ..errors import SharedError
 from ..models import Classifier
 from ..optimizers import Optimizer
@@ -28,8 +25,6 @@ from .loading import load_checkpoint
 from .progress import Observer, Progress, Standing
 from .run_folder import RunFolder
 from .trace_file import traced
-
-FINGERPRINTED = 256  #: samples by which data are told from others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +93,8 @@ class Session:
         source = comm.together(self._source)
         comm.require_agreement(
             {
+                "seed": self.seed,
+                "number of samples": len(self.train),
                 "number of test samples": len(self.test),
                 "checkpoint_every": self.checkpoint_every,
                 "resume": self.resume and str(self.resume),
@@ -171,15 +168,9 @@ class Session:
             "minibatch_size": self.minibatch_size,
             "number of samples": len(self.train),
             "number of test samples": len(self.test),
-            "training data": self._fingerprint(self.train),
-            "test data": self._fingerprint(self.test),
+            "training data": fingerprint(self.train, classes=self.model.classes),
+            "test data": fingerprint(self.test, classes=self.model.classes),
         }
-
-    def _fingerprint(self, data: Dataset) -> str:
-        """Tells data from others by a few hundred of their samples."""
-        few = np.linspace(0, len(data) - 1, FINGERPRINTED).astype(np.int64)
-        x, y = data.read(np.unique(few), classes=self.model.classes)
-        return hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()[:16]
 
     def _take_up(self, learner: Learner) -> tuple[Standing, Path | None]:
         """Where the session begins, and the checkpoint that says so. Collective."""

@@ -87,7 +87,7 @@ def test_a_problem_is_told_where_others_do_not_come_soon(capfd):
 @pytest.mark.parametrize("entered", [4, 5])
 def test_a_rank_that_has_left_is_missed_where_it_is_needed(entered, last_resort, capfd):
     """In the fifth collective: not where it has entered that one before it left."""
-    departures, ended = Departures(SimpleNamespace(rank=0, size=3, iprobe=lambda tag: False)), []
+    departures, ended = Departures(SimpleNamespace(rank=1, size=3, iprobe=lambda tag: False)), []
     departures._left[2] = {"0": entered, "0/1.0": 9}
     watched = Watchdog(60.0, 0, lambda: ended.append(1), departures)
     with watched("allgather", Calls("0", (0, 1, 2), entered=5)):
