@@ -27,6 +27,12 @@ def program_ends() -> bool:
     return _ending.is_set()
 
 
+def runs_in_background() -> bool:
+    """Whether anything does that this thread has begun. Local."""
+    own = threading.get_ident()
+    return any(each._begun_in == own for each in _running.copy())
+
+
 class InBackground(Generic[Result]):
     """Runs a function in a thread; `result()` waits for it, and raises what it raised.
 
@@ -45,6 +51,7 @@ class InBackground(Generic[Result]):
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
+        self._begun_in = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         _running.add(self)
         try:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..errors import SharedError, UserError
 from ..validation import integer, line_of
+from .background import runs_in_background
 from .communicator import TIMEOUT_S, Array, Closed, Communicator, Counts, checked_timeout
 from .endpoint import Endpoint
 from .messages import Messages
@@ -293,7 +294,8 @@ def simulate(
     def run(rank: int) -> None:
         try:
             results[rank] = function(world.communicator(rank))
-            world.leave(rank)
+            if not runs_in_background():  # which may come to where others wait
+                world.leave(rank)
         except BaseException as error:
             errors.append(error)
             world.abort()
