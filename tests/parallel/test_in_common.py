@@ -155,9 +155,11 @@ def test_an_asynchronous_worker_that_does_not_step_once_for_each(on_ranks, how):
     on_ranks(caught)
 
 
-def test_a_step_meets_no_finish(on_ranks):
+@pytest.mark.parametrize("compares", [True, False])
+def test_a_step_meets_no_finish(on_ranks, compares):
     def body(comm):
         learner = learner_of(comm, psgd.DataParallelSGD())
+        learner.in_common.compares = compares
         learner.step(4)
         if comm.size == 1:
             raise UserError("step of learner 0")
