@@ -100,7 +100,6 @@ class Session:
                 "resume": self.resume and str(self.resume),
             }
         )
-        require_same_data("test data", self.test, comm, classes=self.model.classes)
         saver = comm.together(self._saver)
         learner = Learner(
             self.model.parameters,
@@ -117,6 +116,7 @@ class Session:
             learner.finish()
             return []
         source.meet(learner)
+        require_same_data("test data", self.test, learner.comm, classes=self.model.classes)
         self.algorithm.check_minibatch(self.minibatch_size, learner.comm.size)
         standing, resumed = self._take_up(learner)
         observer, history = Observer(learner, self.model, self.test), standing.history

@@ -155,9 +155,11 @@ def test_an_asynchronous_worker_that_does_not_step_once_for_each(on_ranks, how):
     on_ranks(caught)
 
 
-def test_a_step_meets_no_finish(on_ranks):
+@pytest.mark.parametrize("compares", [True, False])
+def test_a_step_meets_no_finish(on_ranks, compares):
     def body(comm):
         learner = learner_of(comm, psgd.DataParallelSGD())
+        learner.in_common.compares = compares
         learner.step(4)
         if comm.size == 1:
             raise UserError("step of learner 0")
@@ -447,12 +449,15 @@ def test_bytes_are_counted_once_when_bits_change_and_inner_states_are_averaged(o
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"parameters": {"w": np.zeros(3)}}, "parameters must be a Parameters, such as model.para"),
+        ({"parameters": {"w": np.zeros(3)}}, "parameters must be an instance of Parameters, such"),
         (
             {"optimizer": psgd.SGD},
-            "optimizer must be a Optimizer, such as SGD.*the class SGD itself",
+            "optimizer must be an instance of Optimizer.* the class SGD itself",
         ),
-        ({"algorithm": psgd.SGD(lr=1)}, r"algorithm must be a Algorithm, .* it is a .*\.SGD"),
+        (
+            {"algorithm": psgd.SGD(lr=1)},
+            r"algorithm must be an instance of Algorithm, .* it is a .*\.SGD",
+        ),
         ({"algorithm": psgd.DataParallelSGD}, "algorithm must .* the class DataParallelSGD itself"),
         ({"sync_perf_stats": "often"}, "sync_perf_stats='often' must be a whole number"),
     ],
@@ -472,7 +477,9 @@ def test_arguments_of_another_kind_are_refused_on_all_ranks(on_ranks, wrong, mes
 
 
 def test_a_communicator_of_mpi4py_is_none():
-    with pytest.raises(UserError, match=r"comm must be a Communicator, such as .* it is a object"):
+    with pytest.raises(
+        UserError, match=r"comm must be an instance of Communicator, such as .* it is a object"
+    ):
         psgd.Learner(zeros("one block"), psgd.SGD(lr=1), psgd.DataParallelSGD(), object())
 
 
