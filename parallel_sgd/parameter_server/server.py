@@ -27,6 +27,7 @@ Array = npt.NDArray[Any]
 
 LOOKS_EVERY_S = 0.5  #: after workers that have left
 ON_ITS_WAY_S = 2.0  #: a message of such a worker may be for so long
+TELLS_FOR_S = 3.0  #: of a problem, at the longest, once it is stopped
 SIGNS_OF_LIFE = 4  #: for each `timeout_s`, to workers whose answer is kept back
 LOOKING = {Kind.WRITE_TABLES, Kind.ASK_WRITTEN, Kind.COUNT_TABLES}
 """What changes nothing and is asked by the clock: it may come at any time, also in a replay."""
@@ -71,11 +72,18 @@ class Server:
         self._statistics = np.zeros((len(self._ranks), LENGTH), np.int64)
         self._looked = self._handled = self._seen = time.monotonic()
         self._left_since: dict[int, float] = {}  # workers whose program has ended
-        self._stopped = False
+        self._stopped: float | None = None  # when
 
     def stop(self) -> None:
         """End `serve` soon, whatever workers do: for a server whose workers are gone."""
-        self._stopped = True
+        self._stopped = self._stopped or time.monotonic()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nobody needs it: where there is a problem all workers are to hear of it first."""
+        if self._stopped is None:
+            return False
+        return self._problem is None or time.monotonic() - self._stopped > TELLS_FOR_S
 
     def serve(self) -> None:
         """Answer requests until every worker has left.
@@ -97,7 +105,7 @@ class Server:
 
     def _serve(self) -> None:
         idle, moving = Patience(), Patience(moving=True)
-        while self._live - self._gone - self._told and not self._stopped:
+        while self._live - self._gone - self._told and not self._is_over:
             unheard = self._answers.unheard
             try:
                 if self._move():
@@ -112,7 +120,7 @@ class Server:
                 unheard.append(error.peer)
             while unheard:
                 self._lose(self._ranks.index(unheard.pop()), "has died")
-        if not self._stopped:
+        if not self._is_over:
             self._answers.finish()
         if self.lost:
             self._endpoint.leave_lost(silent=self._silent)

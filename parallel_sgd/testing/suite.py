@@ -178,8 +178,10 @@ def _worlds(sizes: Sequence[int]) -> str:
 
 def _full_precision(algorithm: Algorithm[Any]) -> Algorithm[Any]:
     """The same algorithm, where its loss is by the option that all built-in ones have."""
-    named = {option.name: getattr(algorithm, option.name) for option in fields(algorithm)}
-    if named.get("gradient_bits", 32) == 32:
+    if getattr(algorithm, "gradient_bits", 32) == 32:
         return algorithm
-    option: dict[str, Any] = {"gradient_bits": 32}
+    given = {option.name: option.default for option in fields(algorithm)}
+    of_few_bits = ("block_size", "threshold", "half_format", "error_feedback")
+    usual = {name: given[name] for name in of_few_bits if name in given}
+    option: dict[str, Any] = {**usual, "gradient_bits": 32}
     return replace(algorithm, **option)
