@@ -90,6 +90,9 @@ class Conversation:
             )
         try:
             return self._sound(asks, self._exchange(asks))
+        except SharedError as error:  # this rank's own server may say so before the others answer
+            self._problem = str(error)
+            raise
         except PeerLost as error:
             self._lost = f"the server on rank {error.peer} is lost"
             raise UserError(self._lost) from None
