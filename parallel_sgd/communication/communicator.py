@@ -91,8 +91,8 @@ class Communicator(ABC):
                 different MPIs), or there is no MPI library under a parallel launcher.
 
         Collective. An uncaught exception on any rank ends the job on all: under mpiexec from
-        `import parallel_sgd` on. `sys.exit` on one rank does not: the others end the job after
-        `timeout_s`.
+        `import parallel_sgd` on. `sys.exit` on one rank, or its program's end, does so within
+        seconds where another rank waits for it.
         """
         timeout_s = checked_timeout(timeout_s)
         launched = launched_size()
