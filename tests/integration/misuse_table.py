@@ -47,6 +47,18 @@ OPTIONS = [
     train("no epochs", "--epochs 0"),
     train("a time limit without end", "--timeout-s inf"),
     command("a bad option under simulate", "simulate -n 4 --gradient-bits 3"),
+    train("an option that nothing would read", "--keep 5"),
+    train("a word where a rate is asked for", "--lr abc"),
+    train("more epochs than anyone can count", f"--epochs 1{'0' * 30}"),
+    train("a layer that no memory holds", "--hidden 1000000000"),
+    train("an epsilon that vanishes in float32", "--optimizer adam --epsilon 1e-50"),
+    train(
+        "a block of fewer samples than a minibatch", "--algorithm block-momentum --block-samples 2"
+    ),
+    command("a step that takes for ever", "plan --nodes 4 --parameters 1M --step-time 1e400"),
+    command("more ranks than any machine has", "run -n 2147483647 train.py"),
+    command("a hostfile with more slots than that", "run -n 2 --hostfile slots train.py"),
+    command("a pipe as hostfile", "run -n 2 --hostfile pipe.npz train.py"),
     command("no ranks", "run -n 0 train.py"),
     command("a hostfile that is not there", "run -n 2 --hostfile missing train.py"),
     other_mpiexec(),
@@ -62,9 +74,20 @@ OPTIONS = [
 DATA = [
     train("a data file that is not there", "--data missing.npz"),
     train("a data file that was cut off", "--data cut.npz"),
+    train("a pipe as data", "--data pipe.npz"),
+    train("values where classes are asked for", "--data values.npz"),
     train("labels beyond the classes", "--data labels.npz --classes 4"),
     train("a NaN in the data", "--data nan.npz --test 0.1"),
     train("a learning rate at which training diverges", "--data good.npz --lr 1e38"),
+    program(
+        "a shape in place of an array",
+        "psgd.Parameters({'w': (20,)})",
+    ),
+    program(
+        "data that one rank has otherwise",
+        "x, y = np.ones((12, 3)) * (comm.rank == 2), np.arange(12)\n"
+        "next(psgd.data.Source(x, y, 6).minibatches(learner_of()))",
+    ),
     program(
         "a NaN in the gradient of one rank",
         "learner = learner_of()\n"
@@ -80,6 +103,12 @@ CHECKPOINTS = [
         "saved('saved', shape=(4, 3))\npsgd.load_checkpoint(learner_of(shape=(5, 3)), 'saved')",
     ),
     program(
+        "training after close()",
+        "learner = learner_of(psgd.DataParallelSGD(overlap=True))\n"
+        "learner.close()\n"
+        "learner.step(samples=1)",
+    ),
+    program(
         "a damaged checkpoint",
         "saved('damaged'); damage('damaged')\npsgd.load_checkpoint(learner_of(), 'damaged')",
     ),
@@ -91,6 +120,46 @@ UNLIKE = [
     program(
         "ranks with other algorithms",
         "bits = 4 if comm.rank == 1 else 1\nlearner_of(psgd.DataParallelSGD(gradient_bits=bits))",
+    ),
+    program(
+        "a class in place of an algorithm",
+        "psgd.Learner(learner_of().parameters, psgd.SGD(lr=0.1), psgd.DataParallelSGD, comm)",
+    ),
+    program(
+        "mpi4py's communicator",
+        "from mpi4py import MPI\nlearner_of(comm=MPI.COMM_WORLD)",
+    ),
+    program(
+        "a step too many for a minibatch",
+        "learner, source = learner_of(), psgd.data.Source(np.ones((12, 3)), np.arange(12), 6)\n"
+        "for x, y in source.minibatches(learner):\n"
+        "    learner.step(len(x))\n"
+        "    if comm.rank == 1:\n"
+        "        learner.step(len(x))",
+    ),
+    program(
+        "a step too few",
+        "learner, source = learner_of(), psgd.data.Source(np.ones((18, 3)), np.arange(18), 6)\n"
+        "for number, (x, y) in enumerate(source.minibatches(learner)):\n"
+        "    if (comm.rank, number) != (1, 1):\n"
+        "        learner.step(len(x))\n"
+        "learner.finish()",
+    ),
+    program(
+        "a step with other samples than the source gave",
+        "learner, source = learner_of(), psgd.data.Source(np.ones((12, 3)), np.arange(12), 6)\n"
+        "for x, y in source.minibatches(learner):\n"
+        "    learner.step(len(x) - (comm.rank == 2))",
+    ),
+    program(
+        "two learners in crossed order",
+        "a, b = learner_of(), learner_of()\n"
+        "for learner in (b, a) if comm.rank == 1 else (a, b):\n"
+        "    learner.step(1)",
+    ),
+    program(
+        "a model that somebody has changed on one rank",
+        "learner = learner_of()\nlearner.parameters['w'][0] += comm.rank == 1\nlearner.meet()",
     ),
     program("ranks with other models", "learner_of(shape=(5, 3) if comm.rank == 2 else (4, 3))"),
     job(
@@ -108,6 +177,22 @@ SERVERS = [
     train(
         "no servers among roles",
         "--algorithm async --sync-steps 1 --role worker",
+    ),
+    program(
+        "workers that take other numbers of steps, in rounds",
+        "learner = learner_of(psgd.DataParallelASGD(mode='sync', sync_steps=2, servers=1))\n"
+        "for _ in range(0 if learner.serves else 3 + comm.rank):\n"
+        "    learner.step(samples=1)\n"
+        "learner.finish()",
+    ),
+    program(
+        "a worker that meets alone",
+        "learner = learner_of(psgd.DataParallelASGD(mode='bounded', sync_steps=1, servers=1))\n"
+        "for _ in range(0 if learner.serves else 1 if comm.rank == 0 else 9):\n"
+        "    learner.step(samples=1)\n"
+        "if comm.rank == 0:\n"
+        "    learner.meet()\n"
+        "learner.finish()",
     ),
     job(
         "a server that steps",
@@ -177,6 +262,9 @@ def prepared(scratch: Path) -> Path:
     np.savez(folder / "good.npz", x=x, y=y)
     np.savez(folder / "labels.npz", x=x, y=np.where(y == 3, 17, y))
     np.savez(folder / "nan.npz", x=np.where(np.arange(40)[:, None] == 30, np.nan, x), y=y)
+    np.savez(folder / "values.npz", x=x, y=y / 2)
+    (folder / "slots").write_text("localhost slots=2147483647\n")
+    os.mkfifo(folder / "pipe.npz")
     for name in ("train.py", "script.py"):
         (folder / name).write_text("import parallel_sgd\n")
     (folder / "cut.npz").write_bytes((folder / "good.npz").read_bytes()[:200])

@@ -189,7 +189,7 @@ def seen(misuses: Sequence[Misuse], folder: Path) -> dict[str, Outcome]:
 
 def copied(folder: Path, number: int) -> Path:
     target = folder.with_name(f"{folder.name}-{number}")
-    shutil.copytree(folder, target)
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("pipe.npz"))
     return target
 
 
@@ -269,6 +269,7 @@ def usual(line: str, folder: Path) -> str:
     line = re.sub(r" \((script|beside)\.py:\d+\)$|, script\.py:\d+$", "", line)
     line = re.sub(r"\S+/bin/mpiexec", "…/bin/mpiexec", line)
     line = re.sub(rf"\b{re.escape(os.uname().nodename)}\b", "HOST", line)
+    line = re.sub(r"(of learner|memory has) [\d,]+", r"\1 …", line)
     return re.sub(r"\b(PID|pid) \d+", r"\1 …", line).strip()
 
 

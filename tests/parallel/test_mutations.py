@@ -45,8 +45,7 @@ from mutations import MUTATIONS, Mutation
 from pipeline_mutations import PIPELINE_MUTATIONS
 
 import parallel_sgd
-from parallel_sgd import Communicator, DataParallelSGD, simulate
-from parallel_sgd.communication import RankFailed
+from parallel_sgd import Communicator, DataParallelSGD, UserError, simulate
 from parallel_sgd.communication.threads import ThreadCommunicator
 from parallel_sgd.exchange import pieces, pipeline
 
@@ -167,7 +166,7 @@ def test_a_message_that_is_lost_is_not_waited_for_without_end(monkeypatch):
             right(self, array, peer, piece, kind, *then)
 
     monkeypatch.setattr(pipeline._Run, "_send", send)
-    with pytest.raises(RankFailed, match="timeout_s"):
+    with pytest.raises(UserError, match="timeout_s=0.5"):
         simulate(RANKS, CHECKS["order, pipelined"], timeout_s=0.5)
 
 
