@@ -166,7 +166,7 @@ def test_a_message_that_is_lost_is_not_waited_for_without_end(monkeypatch):
             right(self, array, peer, piece, kind, *then)
 
     monkeypatch.setattr(pipeline._Run, "_send", send)
-    with pytest.raises(UserError, match="timeout_s=0.5"):
+    with pytest.raises(UserError, match=r"timeout_s=0\.5"):
         simulate(RANKS, CHECKS["order, pipelined"], timeout_s=0.5)
 
 
