@@ -103,6 +103,7 @@ class Misuse:
         texts: of programs in a shared start, what each rank executes.
         job: the whole command that starts ranks, in a folder with `program` as script.py.
         signal: sent to that command when all ranks are up.
+        code: what to show of the exit code, where mpiexec's is now this and now that, and never 0.
         some: which ranks may be those that print it; all that can must, if not given.
         mpi: the only one on which it makes sense.
         within_s: how long it may take, on a machine that is not busy.
@@ -117,6 +118,7 @@ class Misuse:
     program: str = ""
     signal: str = ""
     some: str = ""
+    code: str = ""
     mpi: str = ""
 
 
@@ -237,7 +239,8 @@ def of_job(misuse: Misuse, folder: Path) -> Outcome:
     if misuse.some and {*re.findall(r"\d", ranks)} & {*misuse.some}:
         assert {*re.findall(r"\d", ranks)} <= {*misuse.some}, (misuse.name, ranks)
         ranks = f"some of {', '.join(misuse.some)}"
-    return Outcome(printed, ranks, seconds, str(run.returncode))
+    code = misuse.code if misuse.code and run.returncode else str(run.returncode)
+    return Outcome(printed, ranks, seconds, code)
 
 
 #: What tells of the end, the clearest first.

@@ -201,8 +201,8 @@ def test_a_link_that_is_mended_carries_again(folder: Path) -> None:
     ("arguments", "said"),
     [
         (["--hosts", "201"], "hosts=201 of an emulated cluster must be 1 to 200"),
-        (["--hosts", "0"], "--hosts: must be a whole number of at least 1: '0'"),
-        (["--slots", "x"], "--slots: must be a whole number of at least 1: 'x'"),
+        (["--hosts", "0"], "--hosts: must be a whole number from 1 to 1048576: '0'"),
+        (["--slots", "x"], "--slots: must be a whole number from 1 to 1048576: 'x'"),
         (["--rate", "1kbit"], "rate=1000 bit/s of emulated links must be 1mbit to 1000gbit"),
         (["--rate", "fast"], "--rate: must be a rate such as 100mbit or 1gbit, or unlimited"),
         (["--hostfile", "no/hosts"], "hostfile='no/hosts' must be in a folder that exists"),
