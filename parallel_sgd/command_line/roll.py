@@ -28,7 +28,6 @@ class Roll:
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._watched: dict[int, int] = {}  # ranks, by the descriptor of their process
-        self._known: set[int] = set()
         self._gone: list[int] = []  # in that order
         self._processes: dict[int, int] = {}
 
@@ -42,9 +41,8 @@ class Roll:
         """Take in who has signed on, and who is gone since the last look, in that order."""
         for path in self._folder.glob(f"*.{PROCESS}"):
             rank, text = int(path.stem), path.read_text()
-            if rank in self._known or not text.endswith("\n"):
+            if rank in self._processes or not text.endswith("\n"):
                 continue
-            self._known.add(rank)
             self._processes[rank] = int(text)
             try:
                 descriptor = os.pidfd_open(int(text))
@@ -60,7 +58,7 @@ class Roll:
         """Which rank that is, in a line; None where all have signed off, or it cannot be told."""
         self.look()
         said = {int(path.stem): path.read_text().strip() for path in self._folder.glob(f"*.{END}")}
-        if FAILED in said.values() or len(self._known) < self._ranks:
+        if FAILED in said.values() or len(self._processes) < self._ranks:
             return None
         silent = [rank for rank in self._gone if rank not in said]
         if not silent:

@@ -417,8 +417,7 @@ def _check_kinds(parameters: Any, optimizer: Any, algorithm: Any) -> None:
 
 def _other_kind(name: str, value: Any, kind: str, example: str) -> str:
     """What to say of an argument that is none of a class."""
-    found = f"the class {value.__qualname__} itself" if isinstance(value, type) else kind_of(value)
-    return f"{name} must be an instance of {kind}, such as {example}: it is {found}"
+    return f"{name} must be an instance of {kind}, such as {example}: it is {kind_of(value)}"
 
 
 def _facts(name: str, options: Any) -> dict[str, Any]:
