@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar, cast
 
 from . import departures  # noqa: F401  its exit handler comes first here, and runs after the one below
@@ -17,6 +18,8 @@ _running: set[InBackground[Any]] = set()
 _failed: set[InBackground[Any]] = set()  # with an error that nobody has been told
 _ending = threading.Event()
 
+ENDED_AFTER_S = 5.0  #: at the latest, what is stopped
+
 
 class ProgramEnds(RuntimeError):
     """What was to be waited for never comes, since the program is at its end."""
@@ -27,14 +30,35 @@ def program_ends() -> bool:
     return _ending.is_set()
 
 
-def runs_in_background() -> bool:
-    """Whether anything does that this thread has begun. Local."""
+def rank_ends() -> bool:
+    """The rank that is this thread ends: stop what it has begun, where that can be stopped.
+
+    Returns:
+        Whether nothing of it goes on. Local.
+    """
     own = threading.get_ident()
-    return any(each._begun_in == own for each in _running.copy())
+    _stop([each for each in _running.copy() if each._begun_in == own])
+    return all(each._begun_in != own for each in _running.copy())
+
+
+def _stop(running: Iterable[InBackground[Any]]) -> None:
+    """All of these that can be, and wait a little for that."""
+    stopped = [each for each in running if each._stop is not None]
+    for each in stopped:
+        each.stop()
+    latest = time.monotonic() + ENDED_AFTER_S
+    for each in stopped:
+        each._ended.wait(max(0.0, latest - time.monotonic()))
 
 
 class InBackground(Generic[Result]):
     """Runs a function in a thread; `result()` waits for it, and raises what it raised.
+
+    Args:
+        name: of the thread.
+        function: to run.
+        stop: lets the function return soon, however much there is to do: called at the latest as
+            the program ends. Without it the program waits for the function's own end.
 
     Whoever communicates in it needs a communicator of its own (`Communicator.duplicate`), since
     its collectives run beside those of the main thread.
@@ -46,8 +70,11 @@ class InBackground(Generic[Result]):
     2
     """
 
-    def __init__(self, name: str, function: Callable[[], Result]) -> None:
+    def __init__(
+        self, name: str, function: Callable[[], Result], stop: Callable[[], object] | None = None
+    ) -> None:
         self._function: Callable[[], Result] | None = function
+        self._stop = stop
         self._result: Result | None = None
         self._error: BaseException | None = None
         self._ended = threading.Event()
@@ -83,6 +110,15 @@ class InBackground(Generic[Result]):
         """Whether it has ended with an error of which nobody has been told."""
         return self in _failed
 
+    def stop(self) -> None:
+        """Ask the function to return soon."""
+        assert self._stop is not None
+        self._stop()
+
+    def end(self) -> None:
+        """Stop it, and wait a little for that."""
+        _stop([self])
+
     def _run(self) -> None:
         assert self._function is not None
         try:
@@ -101,10 +137,11 @@ class InBackground(Generic[Result]):
 @atexit.register
 def _wait_for_all() -> None:
     """Python's own exit handlers run before MPI_Finalize, in which no thread may still be."""
+    _stop(_running.copy())
     _ending.set()
-    while _running:  # one may begin another
-        for background in _running.copy():
-            background._ended.wait()
+    while waited_for := [each for each in _running.copy() if each._stop is None]:
+        for each in waited_for:  # one may begin another
+            each._ended.wait()
     errors = {str(each._error): each._error for each in _failed if each._error is not None}
     if errors:  # threads that are ranks may have the same
         end_at_exit(list(errors.values()))

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _TAG = 1
 _FORWARDED_EVERY_S = 1.0  #: by rank 0, if there is anything new
+ON_ITS_WAY_S = 2.0  #: a message of a rank that has left may be for so long
 _LONGEST_SLEEP_S = 0.02  #: of a rank that has left, between two looks
 
 Entered = Mapping[str, int]  #: collectives on a communicator, by its name

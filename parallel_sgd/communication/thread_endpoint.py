@@ -7,9 +7,10 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from ..errors import UserError
+from .departures import ON_ITS_WAY_S
 from .endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, tags_of
 from .phrases import left_in_vain
 
@@ -74,7 +75,7 @@ class MailWaits:
     def __init__(self, mail: Mail, rank: int, timeout_s: float) -> None:
         self._mail, self.rank, self.timeout_s = mail, rank, timeout_s
         self._waits_since: tuple[str, float] | None = None
-        self._asked_again = False
+        self._gone_since: float | None = None
 
     def idle(self, seconds: float) -> None:
         with self._mail.changed:
@@ -83,7 +84,7 @@ class MailWaits:
 
     @contextmanager
     def watched(self, name: str) -> Iterator[None]:
-        self._waits_since, self._asked_again = (name, time.monotonic()), False
+        self._waits_since, self._gone_since = (name, time.monotonic()), None
         try:
             yield
         finally:
@@ -98,12 +99,14 @@ class MailWaits:
         if self._waits_since is None:
             return
         name, since = self._waits_since
+        now = time.monotonic()
         waits, gone = f"rank {self._mail.ranks[self.rank]} waits in {name}", self._mail.left(peers)
-        if time.monotonic() - since > self.timeout_s:
+        if now - since > self.timeout_s:
             raise UserError(f"{waits} for more than timeout_s={self.timeout_s:g} s")
-        if gone and self._asked_again:  # after it had left: nothing is on its way between threads
+        if gone and self._gone_since is None:
+            self._gone_since = now
+        if gone and now - cast(float, self._gone_since) > ON_ITS_WAY_S:
             raise UserError(left_in_vain([self._mail.ranks[peer] for peer in gone], waits))
-        self._asked_again = bool(gone)
 
 
 class ThreadEndpoint(MailWaits, Endpoint):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..errors import SharedError, UserError
 from ..validation import integer, line_of
-from .background import runs_in_background
+from .background import rank_ends
 from .communicator import TIMEOUT_S, Array, Closed, Communicator, Counts, checked_timeout
 from .endpoint import Endpoint
 from .messages import Messages
@@ -294,7 +294,7 @@ def simulate(
     def run(rank: int) -> None:
         try:
             results[rank] = function(world.communicator(rank))
-            if not runs_in_background():  # which may come to where others wait
+            if rank_ends():  # otherwise something of it may yet come to where others wait
                 world.leave(rank)
         except BaseException as error:
             errors.append(error)

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from .abort import GRACE_S, users_line
 from .attendance import END, FAILED, place_of, sign_off
-from .departures import Calls, Departures
+from .departures import ON_ITS_WAY_S, Calls, Departures
 from .phrases import left_in_vain
 
 #: The process of `ended_if_longer_than`: its stdin is closed when the wait is over.
@@ -35,9 +35,6 @@ LOOKS_EVERY_S = 0.5
 
 #: When a rank with a problem prints it: the others as a rule come sooner, and print it too.
 TELLS_AFTER_S = 1.0
-
-#: A message of a rank that has left may still be on its way for so long.
-_ON_ITS_WAY_S = 2.0
 
 
 class Watchdog:
@@ -134,7 +131,7 @@ class Watchdog:
         gone = self._departures.left(wait.peers)
         if gone and wait.gone_since is None:
             wait.gone_since = now
-        return gone if now - (wait.gone_since or now) > _ON_ITS_WAY_S else []
+        return gone if now - (wait.gone_since or now) > ON_ITS_WAY_S else []
 
     def _tell_problem(self, wait: _Wait) -> None:
         """Print why this rank cannot go on: the others may let it wait for long."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import json
-import threading
 import time
 import weakref
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 
+from ..communication import InBackground
 from ..communication.launched import survives
 from ..errors import SharedError, UserError
 from ..kernels import array_module
@@ -35,7 +33,6 @@ from .wire import Kind, as_text, from_text
 Array = Any  #: a NumPy or CuPy array
 
 ASKED_EVERY_S = 0.05  #: whether tables are written
-ENDED_AFTER_S = 5.0  #: at the latest, a server that is stopped
 
 
 class Connection:
@@ -220,22 +217,17 @@ class Connection:
         self.group.close()
 
 
-_running: WeakSet[ServerThread] = WeakSet()
-
-
 class ServerThread:
     """A server beside a worker; it ends with all workers, or when nobody has a use for it."""
 
     def __init__(self, server: Server) -> None:
-        self.server = server
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
-        _running.add(self)
-        self._thread.start()
+        self._server = server
+        self._error: BaseException | None = None  # of which a worker tells
+        self._serving = InBackground("server", self._serve, self.stop)
 
-    def _run(self) -> None:
+    def _serve(self) -> None:
         try:
-            self.server.serve()
+            self._server.serve()
         except BaseException as error:
             self._error = error
 
@@ -251,22 +243,14 @@ class ServerThread:
 
     def join(self) -> None:
         """Until it has ended; raise what has ended it."""
-        self._thread.join()
+        self._serving.result()
         if self._error is not None:
             raise self._error
 
     def stop(self) -> None:
         """Nobody needs it any more."""
-        self.server.stop()
+        self._server.stop()
 
     def end(self) -> None:
         """Stop it, and wait a little for that."""
-        self.stop()
-        self._thread.join(ENDED_AFTER_S)
-
-
-@atexit.register
-def _stop_all() -> None:
-    """Of learners that have not finished: no thread may be in MPI while it ends."""
-    for running in list(_running):
-        running.end()
+        self._serving.end()

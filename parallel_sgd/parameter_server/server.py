@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..communication import Endpoint, PeerLost
+from ..communication.departures import ON_ITS_WAY_S
 from ..communication.endpoint import Patience, as_bytes
 from ..errors import SharedError, UserError
 from .answers import Answers
@@ -26,7 +27,6 @@ from .wire import Kind, Malformed, Message, as_text, from_text
 Array = npt.NDArray[Any]
 
 LOOKS_EVERY_S = 0.5  #: after workers that have left
-ON_ITS_WAY_S = 2.0  #: a message of such a worker may be for so long
 TELLS_FOR_S = 3.0  #: of a problem, at the longest, once it is stopped
 SIGNS_OF_LIFE = 4  #: for each `timeout_s`, to workers whose answer is kept back
 LOOKING = {Kind.WRITE_TABLES, Kind.ASK_WRITTEN, Kind.COUNT_TABLES}
