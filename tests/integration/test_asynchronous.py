@@ -61,6 +61,7 @@ def test_a_run_is_recorded_and_replayed_by_threads() -> None:
     assert [each["staleness"] for each in again] == [each["staleness"] for each in workers]
 
 
+@pytest.mark.any_mpi
 def test_it_goes_on_with_other_servers_and_workers() -> None:
     options = [*USUAL, "--optimizer", "momentum", "--checkpoint-every", "1000"]
     start = ["run", "-n", "3", "--servers", "1", TRAIN, *options, "--epochs", "2"]

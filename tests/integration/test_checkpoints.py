@@ -68,6 +68,7 @@ def test_a_killed_job_goes_on_as_if_nothing_had_been(folder: Path) -> None:
     assert not list(Path("killed/checkpoints").glob("*.part"))
 
 
+@pytest.mark.any_mpi
 def test_other_ranks_and_what_is_refused(folder: Path) -> None:
     code, output = run("--output", "run", "--epochs", "2")
     assert code == 0, output

@@ -129,7 +129,8 @@ def test_going_on_is_as_never_having_stopped(case, on_ranks, tmp_path):
         assert everything(whole) == everything(plain), "saving changes the trajectory"
         checkpoints.wait()
         used = learner_of(case, comm)
-        for path in checkpoint_files.checkpoints_in(folder):
+        every = 3 if case == "parameter servers" else 1  # each step of which takes longer
+        for path in checkpoint_files.checkpoints_in(folder)[::every]:
             fresh = learner_of(case, comm)
             fresh.parameters.flat[:] = np.nan
             view = fresh.parameters["a"]

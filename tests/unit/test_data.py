@@ -16,7 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_sgd import data
-from parallel_sgd.data import Arrays, Items, RankSource, Source, count_classes, flattened
+from parallel_sgd.data import (
+    Arrays,
+    Items,
+    RankSource,
+    Source,
+    bundled,
+    count_classes,
+    flattened,
+)
 from parallel_sgd.data import classes as classes_module
 from parallel_sgd.errors import SharedError, UserError
 
@@ -388,8 +396,16 @@ def test_digits():
     assert (data.digits(seed=1)[1].x != test.x).any()
 
 
+def test_digits_are_scikit_learns_wherever_it_keeps_them(monkeypatch):
+    pytest.importorskip("sklearn")
+    read = data.digits()[0]
+    monkeypatch.setattr(bundled, "FILE", "elsewhere")
+    other = data.digits()[0]
+    assert (read.x == other.x).all() and (read.y == other.y).all()
+
+
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr(bundled, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'parallel-sgd\[train\]'"):
         data.digits()
 
