@@ -38,8 +38,10 @@ Body = Callable[[Communicator], Any]
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "on_ranks" in metafunc.fixturenames:
         mpi = metafunc.config.getoption("with_mpi", False)
-        sizes = [None] if mpi else THREADS
-        ids = ["mpi"] if mpi else [f"{size}-threads" for size in THREADS]
+        marked = metafunc.definition.get_closest_marker("threads")
+        threads = marked.args if marked else THREADS
+        sizes = [None] if mpi else threads
+        ids = ["mpi"] if mpi else [f"{size}-threads" for size in threads]
         metafunc.parametrize("on_ranks", sizes, indirect=True, ids=ids)
 
 
@@ -129,6 +131,10 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "few_ranks: as many ranks as it takes on MPI are three; `make test` has four on threads "
         "alone",
+    )
+    config.addinivalue_line(
+        "markers",
+        "threads(size, ...): a long one, on worlds of just so many threads; MPI has all sizes",
     )
     if not config.getoption("with_mpi", False):
         return

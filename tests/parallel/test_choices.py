@@ -238,6 +238,7 @@ def test_where_bits_cannot_be_chosen_nothing_is_measured(on_ranks, monkeypatch):
     on_ranks(body)
 
 
+@pytest.mark.threads(1, 3)
 def test_what_is_really_measured(on_ranks):
     """Links between ranks and kernels, in numbers that can be; as said, and as JSON."""
 
