@@ -7,6 +7,7 @@ fast ranks exchange.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import platform
@@ -20,6 +21,7 @@ from typing import Any
 
 from numpy.lib import format as npy
 
+from ..communication.abort import abort_on_error
 from ..communication.launched import (
     launched_local_size,
     launched_rank,
@@ -45,9 +47,12 @@ def main(argv: Sequence[str]) -> int:
     """`parallel-sgd info`: returns 0; under mpiexec rank 0 speaks for all."""
     given = _parser().parse_args(argv)
     require_use_of_links(given)
-    if not launched_rank():
-        placement = _placement(given)
-    links = measured_links(given) if given.links else None
+    if launched_rank() and not given.links:
+        return 0
+    others_measure = given.links and launched_size() is not None
+    with abort_on_error() if others_measure else contextlib.nullcontext():
+        placement = _placement(given)  # by every rank: none measures where another has refused it
+        links = measured_links(given) if given.links else None
     if launched_rank():
         return 0
     asked = {"placement": placement, "links": links}

@@ -74,14 +74,13 @@ def require_use_of_links(given: argparse.Namespace) -> None:
 
 
 def measured_links(given: argparse.Namespace) -> dict[str, Any]:
-    """What the ranks have found. Collective, where mpiexec has started them.
+    """What the ranks have found. Collective, where mpiexec has started them: `abort_on_error`.
 
     Raises:
         UserError: the ranks could not be started, or have ended with an error.
     """
     if launched_size() is not None:
-        with abort_on_error():
-            return measured_on(Communicator.world())
+        return measured_on(Communicator.world())
     ranks, hosts = given.ranks or RANKS, []
     if given.hostfile is not None:
         hosts = ["--hostfile", given.hostfile]

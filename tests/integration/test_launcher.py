@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from jobs import PARALLEL_SGD, SECONDS, alive, executed, started, within
 
@@ -286,6 +287,21 @@ def test_info_under_mpiexec(folder: Path, mpi: str) -> None:
     assert table["ranks on this node"] == str(RANKS)
     assert int(table["cores per rank"]) >= 1
     assert output.count("\nMPI\n") == 1
+
+
+def test_info_on_ranks_ends_where_one_of_them_cannot_place_a_model(folder: Path, mpi: str) -> None:
+    for rank in range(1, RANKS):
+        np.savez(folder / f"model-{rank}.npz", W=np.zeros(3, np.float32))
+    (folder / "script.py").write_text(
+        "import sys\n"
+        "from parallel_sgd.command_line.main import main\n"
+        "from parallel_sgd.communication.launched import launched_rank\n"
+        "model = f'model-{launched_rank()}.npz'\n"
+        "sys.exit(main(['info', '--links', '--servers', '2', '--model', model]))\n"
+    )
+    code, output = execute(mpiexec_command(choose_mpiexec(mpi), "script.py"))
+    assert code != 0, output
+    assert "[rank 0] parallel-sgd: error: model-0.npz: there is no such file\n" in output
 
 
 @pytest.mark.skipif(
