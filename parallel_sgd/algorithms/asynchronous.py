@@ -76,7 +76,11 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
             self.tables,
             error_feedback=self.error_feedback,
         )
-        comm.together(lambda: connection.open_order(self.record, self.replay, self.ordered))
+        try:
+            comm.together(lambda: connection.open_order(self.record, self.replay, self.ordered))
+        except SharedError:  # of another server: the next start is to find no recording of this one
+            connection.discard_order()
+            raise
         state = DataParallelASGDState(connection=connection, tables=connection.remote_tables())
         if not group.serves:
             x = parameters.flat

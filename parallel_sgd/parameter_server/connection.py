@@ -92,6 +92,10 @@ class Connection:
         elif record is not None:
             self._order = RecordedOrder(record, self.group.server, facts)
 
+    def discard_order(self) -> None:
+        """Leave nothing behind of an order that was opened in vain."""
+        self._order.discard()
+
     def bind(self, optimizer: Optimizer) -> None:
         """The optimizer of this rank's server; where every rank serves, its thread begins."""
         self._optimizer = optimizer

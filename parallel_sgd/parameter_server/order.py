@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import UserError
+from ..files import opened, write_whole
 from ..validation import shown
 
 FLUSHED = 4096  #: requests that are written at a time
@@ -40,6 +42,10 @@ class Order(Protocol):
         """Nothing more comes."""
         ...
 
+    def discard(self) -> None:
+        """Nothing has come, and nothing will: leave no file behind."""
+        ...
+
 
 class AnyOrder:
     """As requests come."""
@@ -56,6 +62,9 @@ class AnyOrder:
     def close(self) -> None:
         pass
 
+    def discard(self) -> None:
+        pass
+
 
 class RecordedOrder(AnyOrder):
     """As requests come, written to a file.
@@ -69,12 +78,11 @@ class RecordedOrder(AnyOrder):
     """
 
     def __init__(self, folder: str, server: int, facts: Facts) -> None:
-        path = _path(folder, server)
+        self._path = path = _path(folder, server)
         self._facts, self._description, self._folder = facts, path.with_suffix(".json"), folder
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             self._file = path.open("xb", buffering=0)
-            self._description.write_text(self._described(None))
         except FileExistsError:
             if not Path(folder).is_dir():
                 raise UserError(f"record={folder!r} must be a folder, but is a file") from None
@@ -83,6 +91,12 @@ class RecordedOrder(AnyOrder):
             raise UserError(f"record={folder!r} must be a folder to write to: {error}") from None
         self._unwritten: list[int] = []
         self._written = 0
+        self._is_whole = True  # what is in the file
+        try:
+            self._describe(None)
+        except BaseException:
+            self.discard()
+            raise
 
     def answered(self, worker: int) -> None:
         self._unwritten.append(worker)
@@ -96,24 +110,30 @@ class RecordedOrder(AnyOrder):
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
-            raise self._unwritable(error) from None
+            self._is_whole = False
+            raise UserError(
+                f"record={self._folder!r}: the order cannot be written: {error}"
+            ) from None
         self._written += len(unwritten)
 
     def close(self) -> None:
         try:
             self.write()
-            self._description.write_text(self._described(self._written))
-        except OSError as error:
-            raise self._unwritable(error) from None
+            if self._is_whole:
+                self._describe(self._written)
         finally:
             self._file.close()
 
-    def _described(self, requests: int | None) -> str:
-        """With the number of requests, once that is known: a job that is ended leaves it open."""
-        return json.dumps({**self._facts, "requests": requests}, indent=1)
+    def discard(self) -> None:
+        self._file.close()
+        for path in (self._path, self._description):
+            with suppress(OSError):
+                path.unlink()
 
-    def _unwritable(self, error: OSError) -> UserError:
-        return UserError(f"record={self._folder!r}: the order cannot be written: {error}")
+    def _describe(self, requests: int | None) -> None:
+        """With the number of requests, once that is known: a job that is ended leaves it open."""
+        text = json.dumps({**self._facts, "requests": requests}, indent=1)
+        write_whole("record", self._description, lambda path: path.write_text(text))
 
 
 class ReplayedOrder(AnyOrder):
@@ -181,10 +201,8 @@ def _in_one_line(found: Any) -> str:
 
 
 def _bytes_of(path: Path) -> bytes:
-    """Of a file; of a pipe they might never come."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path.name} must be a file")
-    return path.read_bytes()
+    with opened(path.name, path) as file:
+        return file.read()
 
 
 def _path(folder: str, server: int) -> Path:

@@ -91,17 +91,29 @@ class Server:
         Raises:
             SharedError: a worker has failed; all others know.
             UserError: a worker has not been heard of for the endpoint's `timeout_s`, or all are
-                lost.
+                lost; or the order of the requests cannot be written.
         """
+        unwritable = None
         try:
             self._serve()
         finally:
-            self._order.close()
-            self._endpoint.close()
+            unwritable = self._close()
         if self._problem:
             raise SharedError(self._problem)
         if not self._live:
             raise UserError("all workers are lost")
+        if unwritable:
+            raise unwritable
+
+    def _close(self) -> UserError | None:
+        """What is wrong with the order: to be said where nothing worse is."""
+        try:
+            self._order.close()
+        except UserError as error:
+            return error
+        finally:
+            self._endpoint.close()
+        return None
 
     def _serve(self) -> None:
         idle, moving = Patience(), Patience(moving=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 from typing import Any
@@ -17,7 +18,8 @@ from served_training import (
     servers_of,
 )
 
-from parallel_sgd import Communicator, MomentumSGD, UserError, simulate
+from parallel_sgd import SGD, Communicator, MomentumSGD, UserError, simulate
+from parallel_sgd.parameter_server.order import RecordedOrder
 
 RUNS = {
     "async": {},
@@ -123,6 +125,44 @@ def test_another_number_of_ranks_is_refused(tmp_path):
     message = r"^replay='.*' is of workers=2, but here it is 1 \(on rank 1\)$"
     with pytest.raises(UserError, match=message):
         simulate(2, partial(play, replays=True), timeout_s=5)
+
+
+def test_a_server_that_cannot_record_is_not_in_the_way_of_others(tmp_path):
+    name = "compensated, 2 servers"
+    play = partial(run, folder=str(tmp_path), name=name, seed=0, replays=False)
+    (tmp_path / "order-of-server-1.i4").touch()
+    with pytest.raises(UserError, match=r"^record='.*' has a recording already \(on rank 3\)$"):
+        simulate(4, play, timeout_s=5)
+    assert os.listdir(tmp_path) == ["order-of-server-1.i4"]
+    (tmp_path / "order-of-server-1.i4").unlink()
+    simulate(4, play)
+
+
+def test_a_problem_counts_for_more_than_the_order_that_cannot_be_written(
+    on_ranks, tmp_path, monkeypatch
+):
+    def describe(order, requests):
+        if requests is not None:  # at the end
+            raise UserError("a full disk")
+
+    monkeypatch.setattr(RecordedOrder, "_describe", describe)
+
+    def body(comm, fails):
+        folder = f"{one_folder(comm, tmp_path)}-{fails}"
+        learner = learner_of(comm, asynchronous(record=folder), SGD(lr=0.1))
+        try:
+            if not learner.serves:
+                put_gradient(learner, 0, 2)
+                learner.step(samples=2)
+                if fails and learner.comm.rank == 0:
+                    learner.fail("label 12")
+            learner.finish()
+        except UserError as error:
+            return str(error)
+        return "none"
+
+    assert set(on_ranks(partial(body, fails=True))) == {"label 12 (on rank 0)"}
+    assert set(on_ranks(partial(body, fails=False))) - {"none"} == {"a full disk"}
 
 
 def test_an_order_that_was_never_recorded(tmp_path):

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from disks import files_of_at_most
 
 import parallel_sgd
 from parallel_sgd import Parameters, UserError
@@ -24,17 +22,6 @@ from parallel_sgd.files import opened, write_whole
 from parallel_sgd.training import RunFolder
 
 FULL = r"cannot be written: (File too large|No space left on device)$"
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """As on a disk that is full after so many bytes of a file."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_leaves_no_part_of_a_run_folders_file(tmp_path):

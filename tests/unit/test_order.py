@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from disks import files_of_at_most
 
 from parallel_sgd import UserError
 from parallel_sgd.parameter_server import order as order_module
@@ -167,7 +168,7 @@ def test_only_files_are_read(tmp_path, name, kind):
         os.mkfifo(path)
     else:
         path.mkdir()
-    with pytest.raises(UserError, match=rf"no order of server 0 \({re.escape(name)} must be a f"):
+    with pytest.raises(UserError, match=rf"server 0 \({re.escape(name)} (must|cannot) be "):
         ReplayedOrder(str(tmp_path), 0, facts_of())
 
 
@@ -220,3 +221,32 @@ def test_a_full_disk_is_said(tmp_path):
     with pytest.raises(UserError, match=message):
         order.close()
     order.close()  # nothing is left to write
+
+
+def test_a_full_disk_leaves_a_recording_that_can_be_replayed(tmp_path):
+    order = RecordedOrder(str(tmp_path), 0, facts_of(more="b" * 200))
+    for worker in (2, 0, 1):
+        order.answered(worker)
+    order.write()
+    with files_of_at_most(100), pytest.raises(UserError, match=r"\.json' cannot be written: File"):
+        order.close()
+    assert len(os.listdir(tmp_path)) == 2
+    assert ReplayedOrder(str(tmp_path), 0, facts_of(more="b" * 200)).next() == 2
+
+
+def test_a_write_that_fails_half_way_does_not_damage_a_recording(tmp_path):
+    order = RecordedOrder(str(tmp_path), 0, facts_of())
+    for _ in range(50):
+        order.answered(2)
+    with files_of_at_most(90), pytest.raises(UserError, match=r"cannot be written: .*File too la"):
+        order.write()
+    order.close()
+    assert replayed(tmp_path) == [2] * 22
+
+
+def test_a_recording_that_cannot_begin_is_not_in_the_way(tmp_path):
+    with files_of_at_most(10), pytest.raises(UserError, match=r"\.json' cannot be written: File"):
+        recorded(tmp_path, [1])
+    assert os.listdir(tmp_path) == []
+    recorded(tmp_path, [0, 1])
+    assert replayed(tmp_path) == [0, 1]
