@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from parallel_sgd import UserError
+from parallel_sgd.validation import checked_path
 
 from .report import Report
 
@@ -46,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.add_argument("--table", metavar="FILE", help="measure nothing: read this JSON")
     options = parser.parse_args(argv)
     try:
+        for name in ("json", "figure", "table", "runs"):
+            if getattr(options, name, None) is not None:
+                checked_path(f"--{name}", getattr(options, name), "file")
         read = options.name not in OF_THEIR_OWN and options.table
         report = Report.read(options.table) if read else _module(options.name).main(options)
         report.print()

@@ -6,8 +6,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from parallel_sgd.files import write_whole
 from parallel_sgd.training import require_matplotlib
 
 from .report import Report, Row
@@ -257,6 +259,11 @@ def draw(report: Report, path: str | os.PathLike[str]) -> None:
     """Draw what the rows compare."""
     names = [row.name for row in report.rows]
     drawing = next(d for start, d in DRAWINGS if any(re.match(start, name) for name in names))
-    figure = drawing(report)
-    figure.savefig(path, dpi=110)
+    save(drawing(report), path)
+
+
+def save(figure: Any, path: str | os.PathLike[str]) -> None:
+    """Write a figure, in the form that the file's name ends in; and close it."""
+    form = Path(path).suffix.removeprefix(".") or "png"
+    write_whole("--figure", path, lambda aside: figure.savefig(aside, dpi=110, format=form))
     require_matplotlib().close(figure)

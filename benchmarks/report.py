@@ -32,10 +32,15 @@ class Row:
 
 
 class Report:
-    """The rows of one benchmark."""
+    """The rows of one benchmark.
+
+    Attributes:
+        machine: on which they were measured; None for this one.
+    """
 
     def __init__(self, title: str) -> None:
         self.title = title
+        self.machine: dict[str, Any] | None = None
         self.rows: list[Row] = []
 
     def add(self, name: str, value: float, unit: str, reference: str, ratio: float | None) -> None:
@@ -64,7 +69,7 @@ class Report:
 
         content = {
             "title": self.title,
-            "machine": machine(),
+            "machine": self.machine or machine(),
             "rows": [asdict(row) for row in self.rows],
         }
         text = json.dumps(content, indent=2) + "\n"
@@ -75,6 +80,7 @@ class Report:
         """What `write` has written."""
         content = json.loads(Path(path).read_text())
         report = cls(content["title"])
+        report.machine = content["machine"]
         report.rows = [Row(**row) for row in content["rows"]]
         return report
 

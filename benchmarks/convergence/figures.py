@@ -10,6 +10,7 @@ import numpy as np
 
 from parallel_sgd.training import require_matplotlib
 
+from ..figures import save
 from ..statistics import bootstrap_interval
 from .contenders import CONTENDERS
 from .study import Result, Results
@@ -185,8 +186,9 @@ class _Figure:
                 frameon=False,
                 fontsize=9,
             )
-            self.figure.savefig(self.path, dpi=110)
-        self.pyplot.close(self.figure)
+            save(self.figure, self.path)
+        else:
+            self.pyplot.close(self.figure)
 
 
 def _tuned(results: Results, task: str, ranks: int) -> list[Result]:

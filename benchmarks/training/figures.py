@@ -7,6 +7,7 @@ from pathlib import Path
 
 from parallel_sgd.training import require_matplotlib
 
+from ..figures import save
 from .contenders import CONTENDERS, PLAIN
 from .step_times import StepTime
 from .to_loss import ToLoss
@@ -59,8 +60,7 @@ def draw_times(panels: Mapping[str, Mapping[str, StepTime]], title: str, path: P
         fontsize=9,
     )
     figure.suptitle(title, x=0.01, horizontalalignment="left", size=10, wrap=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def draw_curves(runs: Sequence[ToLoss], title: str, path: Path) -> None:
@@ -79,8 +79,7 @@ def draw_curves(runs: Sequence[ToLoss], title: str, path: Path) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.suptitle(title, x=0.01, horizontalalignment="left", size=10, wrap=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def _color(name: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import convergence, exchange, figures, parameter_server
+from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.cluster import payload_rate
 from benchmarks.convergence.contenders import CONTENDERS, gain
 from benchmarks.convergence.runs import Runs, read
@@ -178,6 +179,21 @@ def test_a_report_is_drawn_anew_from_its_file(tmp_path, monkeypatch, name, drawi
         values = {float(y) for line in axes.get_lines() for y in line.get_ydata()}
         measured = {row.value for row in report.rows if "hosts, " in row.name}
         assert len(measured) == 36 and measured <= values
+
+
+def test_a_report_that_is_read_names_the_machine_that_measured_it(tmp_path):
+    report = Report("a title")
+    report.add("a row", 1.0, "ms", "nothing", None)
+    report.machine = {"processor": "another"}
+    report.write(tmp_path / "old.json")
+    Report.read(tmp_path / "old.json").write(tmp_path / "new.json")
+    assert (tmp_path / "new.json").read_bytes() == (tmp_path / "old.json").read_bytes()
+
+
+@pytest.mark.parametrize("flag", ["--json", "--figure", "--table"])
+def test_a_path_that_is_none_is_refused_before_anything_is_measured(capsys, flag):
+    assert benchmarks_main(["kernels", flag, ""]) == 1
+    assert f"{flag}='' must be the path of a file" in capsys.readouterr().err
 
 
 def spied(drawing, drawn):
