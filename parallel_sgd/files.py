@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from .errors import UserError
+from .validation import checked_path, line_of
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -48,17 +49,19 @@ def write_whole(name: str, path: str | os.PathLike[str], write: Callable[[Path],
 
     Args:
         name: what to call it in an error.
-        path: replaced, if it is there; what is no regular file (a device) is written to as it is.
+        path: replaced, if it is there; of a link, what it leads to. What is no regular file (a
+            device) is written to as it is.
         write: writes to the path that it is given.
     Raises:
         UserError: it cannot be written; then no part of it stays behind.
     """
-    path = Path(path)
-    aside = path.with_name(f".{path.name}.part")
+    path = checked_path(name, path, "file")
     with writing(name, path):
+        path = Path(os.path.realpath(path))
         if path.exists() and not path.is_file():
             write(path)
             return
+        aside = _aside(path)
         try:
             write(aside)
             os.replace(aside, path)
@@ -66,6 +69,18 @@ def write_whole(name: str, path: str | os.PathLike[str], write: Callable[[Path],
             with suppress(OSError):
                 aside.unlink()
             raise
+
+
+def require_writable(name: str, path: Path) -> None:
+    """See that `write_whole` can write a file: begin with it, and remove that.
+
+    Raises:
+        UserError: it cannot.
+    """
+    with writing(name, path):
+        aside = _aside(Path(os.path.realpath(path)))
+        aside.touch()
+        aside.unlink()
 
 
 def append_line(name: str, path: Path, line: str) -> None:
@@ -88,8 +103,6 @@ def append_line(name: str, path: Path, line: str) -> None:
 @contextmanager
 def writing(name: str, path: str | os.PathLike[str]) -> Iterator[None]:
     """An error of the disk's, where a file is written, is the user's to mend."""
-    if "\0" in str(path):
-        raise UserError(f"{name}={str(path)!r} must be the path of a file: it has a zero byte")
     try:
         yield
     except OSError as error:
@@ -98,5 +111,8 @@ def writing(name: str, path: str | os.PathLike[str]) -> Iterator[None]:
 
 def reason(error: Exception) -> str:
     """Why something was refused, in the system's words where it has any."""
-    words = getattr(error, "strerror", None) or str(error)
-    return " ".join(words.split()) or type(error).__name__
+    return getattr(error, "strerror", None) or line_of(error)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")

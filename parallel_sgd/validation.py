@@ -224,9 +224,12 @@ def checked_path(name: str, path: Any, what: str = "folder") -> Path:
     Raises:
         UserError: it is none.
     """
+    required = f"{name}={shown(path)} must be the path of a {what}"
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise UserError(f"{name}={shown(path)} must be the path of a {what}")
-    return Path(path)
+        raise UserError(required)
+    if "\0" in os.fsdecode(path):
+        raise UserError(f"{required}: it has a zero byte")
+    return Path(os.fsdecode(path))
 
 
 def check_counts(saved: Mapping[str, Any], where: str) -> None:

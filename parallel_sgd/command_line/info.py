@@ -16,7 +16,6 @@ import textwrap
 import zipfile
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from numpy.lib import format as npy
@@ -33,7 +32,7 @@ from ..communication.launched import (
 from ..errors import UserError
 from ..files import opened
 from ..parameter_server.placement import DISPATCH, place
-from ..validation import integer, require_use
+from ..validation import checked_path, integer, line_of, require_use
 from .cores import all_cores, usable_cores
 from .hostfiles import MOST_RANKS
 from .links import add_link_options, link_lines, measured_links, require_use_of_links
@@ -189,7 +188,7 @@ def _gpus() -> dict[str, Any]:
     except ImportError:
         return {"found": "unknown (cupy is not installed)"}
     except Exception as error:  # whatever a broken CUDA installation brings
-        return {"found": f"unknown (cupy cannot be imported: {_first_line(error)})"}
+        return {"found": f"unknown (cupy cannot be imported: {line_of(error)})"}
     found: dict[str, Any] = {"cupy": cupy.__version__}
     runtime = cupy.cuda.runtime
     try:
@@ -201,7 +200,7 @@ def _gpus() -> dict[str, Any]:
                 f"sm_{properties['major']}{properties['minor']}"
             )
     except Exception as error:  # no driver, no device, no permission: each its own class
-        return found | {"found": f"none ({_first_line(error)})"}
+        return found | {"found": f"none ({line_of(error)})"}
     return found if count else found | {"found": "none"}
 
 
@@ -222,7 +221,7 @@ def _placement(given: argparse.Namespace) -> dict[str, Any] | None:
     integer("--servers", given.servers, 1, MOST_RANKS)
     rule = next(iter(DISPATCH)) if given.placement is None else given.placement
     placement = place(
-        _shapes_in(Path(given.model)) if given.shapes is None else _shapes_from(given.shapes),
+        _shapes_in(given.model) if given.shapes is None else _shapes_from(given.shapes),
         given.servers,
         dispatch=rule,
         slice_parameters=not given.whole_parameters,
@@ -260,10 +259,11 @@ def _shapes_from(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+def _shapes_in(model: str) -> dict[str, tuple[int, ...]]:
     """Shapes by name, from the heads of the arrays in a .npz file; reads no values."""
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     shapes: dict[str, tuple[int, ...]] = {}
+    path = checked_path("--model", model, "file")
     try:
         with opened(str(path), path) as content, zipfile.ZipFile(content) as archive:
             for member in archive.namelist():
@@ -276,14 +276,10 @@ def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     except UserError:
         raise
     except Exception as error:  # zipfile and NumPy let through whatever a damaged head provokes
-        raise UserError(f"{path} must be a well-formed .npz file: {_first_line(error)}") from None
+        raise UserError(f"{path} must be a well-formed .npz file: {line_of(error)}") from None
     if not shapes:
         raise UserError(f"{path} must hold at least one parameter")
     return shapes
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _table(sections: dict[str, dict[str, Any]]) -> str:

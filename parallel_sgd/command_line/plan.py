@@ -28,6 +28,7 @@ from ..planning import Candidate, Job, candidates, recommend
 from ..planning.candidates import Servers
 from ..planning.figure import draw
 from ..training import require_matplotlib
+from ..validation import checked_path
 from .parser import Parser
 from .units import bits_per_s, count, seconds
 
@@ -44,21 +45,21 @@ def main(argv: Sequence[str]) -> int:
         if getattr(given, name) > most:
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag}={getattr(given, name)} must be at most {most}")
-    pyplot = _pyplot() if given.figure else None
     for flag, path in (("--json", given.json), ("--figure", given.figure)):
-        if path is not None and not os.path.isdir(os.path.dirname(os.path.abspath(path))):
-            raise UserError(f"{flag}={path} must be a file in a folder that is there")
-    form = _form(given.figure) if given.figure else ""
+        if path is not None:
+            _require_place(flag, path)
+    pyplot = None if given.figure is None else _pyplot()
+    form = "" if given.figure is None else _form(given.figure)
     job = _job(given, measure_kernel_speeds())
     every = candidates(job)
     print(f"{_described(job)}\n{_constants(job)}\n")
     print(_table(every, job) + _servers(every, job))
     found = recommend(job)
     print(f"\n{found.reason}\ntrain.py {found.options}")
-    if given.json:
+    if given.json is not None:
         text = json.dumps(_content(given, job), indent=2, allow_nan=False)
         write_whole("--json", given.json, lambda path: path.write_text(text + "\n"))
-    if given.figure:
+    if given.figure is not None:
         write_whole("--figure", given.figure, lambda path: _draw(path, form, job, pyplot))
     return 0
 
@@ -235,6 +236,13 @@ def _content(given: argparse.Namespace, job: Job) -> dict[str, Any]:
             for on in [job.on(nodes)]
         ],
     }
+
+
+def _require_place(flag: str, path: str) -> None:
+    """See that a file can be in that place, before anything is measured."""
+    place = os.path.abspath(checked_path(flag, path, "file"))
+    if os.path.isdir(place) or not os.path.isdir(os.path.dirname(place)):
+        raise UserError(f"{flag}={path} must be a file in a folder that is there")
 
 
 def _form(path: str) -> str:

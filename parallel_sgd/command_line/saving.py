@@ -46,8 +46,6 @@ def resumed_run(options: argparse.Namespace) -> str | None:
     Raises:
         UserError: it cannot be told. Local.
     """
-    if options.resume == "":
-        raise UserError("resume='' must be a folder")
     if options.resume is None or options.output:
         return None
     path = Path(options.resume)

@@ -30,7 +30,7 @@ from ..errors import UserError
 from ..models import MLP, ByteLanguageModel, Classifier, SoftmaxRegression, use_gpu
 from ..optimizers import OPTIMIZERS, SGD, Optimizer
 from ..training import CHECKPOINTS, RunFolder, Session, require_matplotlib
-from ..validation import require_use, require_use_of, shown
+from ..validation import checked_path, require_use, require_use_of, shown
 from ..version import __version__
 from .measuring import add_measuring_options
 from .options import add_fields, build, describe
@@ -47,6 +47,9 @@ BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
     "digits": (DIGITS_CLASSES, digits),
     "library": (256, library_source),
 }
+
+#: Options that are paths, and of what.
+PATHS = {"data": "file", "labels": "file", "output": "folder", "resume": "folder", "trace": "file"}
 
 DEFAULT_LR = {"sgd": 0.3, "momentum": 0.03, "nesterov": 0.03, "adam": 0.001, "adagrad": 0.03}
 
@@ -180,6 +183,9 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
     options = parser().parse_args(argv)
     if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
         options.lr = DEFAULT_LR[options.optimizer]
+    for name, what in PATHS.items():
+        if getattr(options, name) is not None:
+            checked_path(name, getattr(options, name), what)
     checked_timeout(options.timeout_s)
     _require_use(options)
     algorithm = build(options.algorithm, ALGORITHMS, options)

@@ -18,7 +18,7 @@ from typing import Any, Self, cast
 from ..array_files import require_safetensors
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, SharedProblem, UserError
-from ..validation import checked_path, integer, shown
+from ..validation import checked_path, integer, line_of, shown
 from ..version import __version__
 from . import checkpoint_files as files
 from .captured import HostArray, HostCopies, capture, flatten
@@ -293,8 +293,7 @@ class Checkpoints:
         try:
             return work(), None
         except Exception as error:
-            text = " ".join(str(error).split()) or type(error).__name__
-            return None, f"{otherwise} {str(self.folder)!r}: {text}"
+            return None, f"{otherwise} {str(self.folder)!r}: {line_of(error)}"
 
 
 def _note(folder: Path, writing: InBackground[Path]) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from ..communication import Communicator
 from ..communication.clocks import ClockReading, compare_clocks, first_ranks_time
 from ..communication.launched import survives
 from ..errors import SharedError, UserError
+from ..files import require_writable, write_whole, writing
 from ..trace import MOST_EVENTS, Trace
+from ..validation import checked_path
 from ..version import __version__
 
 
@@ -65,18 +67,15 @@ def traced(
 
 def _writable(path: str | os.PathLike[str], first: bool) -> Path:
     """The path, if a file can be written there, which the first rank tries."""
-    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
-        raise UserError(f"trace={path!r} must be the path of a file")
-    file = Path(path)
+    file = checked_path("trace", path, "file")
     if survives():
         raise UserError(f"trace={str(file)!r} needs all ranks to the end, not --survive")
     if first:
-        with _writing(file):
+        with writing("trace", file):
             if file.exists() and not file.is_file():  # a folder, or a device: not to be replaced
                 raise UserError(f"trace={str(file)!r} must be a new file, or replace one")
             file.parent.mkdir(parents=True, exist_ok=True)
-            _aside(file).touch()
-            _aside(file).unlink()
+        require_writable("trace", file)
     return file
 
 
@@ -118,14 +117,16 @@ def _write(file: Path, comm: Communicator, trace: Trace, begin: ClockReading) ->
 
 def _write_pieces(file: Path, head: dict[str, Any], pieces: Iterator[bytes]) -> str | None:
     """Write the file; what went wrong in one line, if anything. Takes all pieces in any case."""
+
+    def write(path: Path) -> None:
+        with path.open("wb") as out:
+            out.write(f'{{"otherData": {_json(head)},\n"traceEvents": [\n'.encode())
+            for number, piece in enumerate(pieces):
+                out.write((b",\n" if number else b"") + piece)
+            out.write(b"\n]}\n")
+
     try:
-        with _writing(file):
-            with _aside(file).open("wb") as out:
-                out.write(f'{{"otherData": {_json(head)},\n"traceEvents": [\n'.encode())
-                for number, piece in enumerate(pieces):
-                    out.write((b",\n" if number else b"") + piece)
-                out.write(b"\n]}\n")
-            os.replace(_aside(file), file)
+        write_whole("trace", file, write)
     except UserError as error:
         for _ in pieces:  # the others send them
             pass
@@ -185,20 +186,3 @@ def _gathered(own: bytes, comm: Communicator) -> Iterator[bytes]:
         counts[rank] = receive.size
         comm.alltoall(send, [send.size, *nothing[1:]], receive, counts)
         yield receive.tobytes()
-
-
-@contextmanager
-def _writing(file: Path) -> Iterator[None]:
-    """An error of the disk's is the user's to fix; no part of a file stays behind."""
-    try:
-        yield
-    except OSError as error:
-        with suppress(OSError):
-            _aside(file).unlink()
-        raise UserError(
-            f"trace={str(file)!r} must be a file that can be written: {error}"
-        ) from error
-
-
-def _aside(file: Path) -> Path:
-    return file.with_name(f".{file.name}.part")

@@ -189,7 +189,7 @@ def test_an_unwritable_path_is_refused_on_all_ranks(on_ranks, tmp_path):
     (tmp_path / "file").touch()
 
     def body(comm):
-        refused = pytest.raises(SharedError, match=r"file that can be written: .*\(on rank 0\)")
+        refused = pytest.raises(SharedError, match=r"^trace=.* cannot be written: .*\(on rank 0\)")
         with refused, traced(tmp_path / "file" / "trace.json", comm):
             pytest.fail("it was not refused")
         assert comm.trace is NO_TRACE

@@ -136,6 +136,8 @@ def test_partial_writes_and_places_without_a_checkpoint(saved):
         psgd.load_checkpoint(learner, empty)
     with pytest.raises(UserError, match=r"must be a folder"):
         psgd.load_checkpoint(learner, folder / "nowhere")
+    with pytest.raises(UserError, match=r"must be the path of a folder: it has a zero byte"):
+        psgd.load_checkpoint(learner, "a\0b")
     checkpoints = psgd.Checkpoints(folder)
     checkpoints.save(train(learner, 1), background=False)  # cleans up
     assert not part.exists()

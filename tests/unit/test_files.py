@@ -58,9 +58,25 @@ def test_what_was_there_stays_until_the_new_one_is_whole(tmp_path):
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.json"]
     with pytest.raises(UserError, match=r"^--json='/dev/full' cannot be written: No space left"):
         write_whole("--json", "/dev/full", lambda path: path.write_text("new"))
-    for bad, why in (("a\0b", "zero byte"), (str(path / "in a file"), "Not a directory")):
+    for bad, why in {
+        "a\0b": r"^--json='a\\x00b' must be the path of a file: it has a zero byte",
+        str(path / "in a file"): "Not a directory",
+        "": "^--json='' must be the path of a file",
+        ".": "^--json='.' cannot be written: Is a directory",
+        "/": "^--json='/' cannot be written: Is a directory",
+    }.items():
         with pytest.raises(UserError, match=why):
             write_whole("--json", bad, lambda path: path.write_text("new"))
+
+
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link.json").symlink_to(Path("there", "a.json"))
+    for text in ("first", "second"):
+        write_whole("--json", tmp_path / "link.json", lambda path, text=text: path.write_text(text))
+        assert (tmp_path / "link.json").is_symlink()
+        assert (tmp_path / "there" / "a.json").read_text() == text
+    assert os.listdir(tmp_path / "there") == ["a.json"]
 
 
 def test_devices_and_pipes_are_not_read(tmp_path):

@@ -22,7 +22,8 @@ PACKAGE = Path(parallel_sgd.__file__).parent
 FLOORS: list[set[str]] = [
     {"kernels"},
     {"errors", "starting", "state", "trace", "version"},
-    {"files", "validation"},
+    {"validation"},
+    {"files"},
     {"parameters"},
     {"communication"},
     {"array_files", "compression"},

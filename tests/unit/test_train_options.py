@@ -27,6 +27,11 @@ def refused(line: str) -> str:
     [
         ("--keep 5", "keep=5 has no effect without --checkpoint-every N"),
         ("--cuda-aware", "cuda_aware=True has no effect without --device cuda"),
+        ("--output=", "output='' must be the path of a folder"),
+        ("--resume=", "resume='' must be the path of a folder"),
+        ("--trace=", "trace='' must be the path of a file"),
+        ("--data=", "data='' must be the path of a file"),
+        ("--labels=", "labels='' must be the path of a file"),
         ("--labels y.npy", "labels='y.npy': digits has labels of its own"),
         ("--model softmax --hidden 7", "hidden=[7]: a softmax model has no hidden layers"),
         ("--data library --classes 9", "classes=9 has no effect without a --model whose classes"),
