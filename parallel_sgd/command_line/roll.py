@@ -30,6 +30,7 @@ class Roll:
         self._watched: dict[int, int] = {}  # ranks, by the descriptor of their process
         self._gone: list[int] = []  # in that order
         self._processes: dict[int, int] = {}
+        self._cannot_tell = False  # who is gone first
 
     def __enter__(self) -> Roll:
         self._folder = Path(tempfile.mkdtemp(prefix="parallel_sgd-"))
@@ -39,26 +40,37 @@ class Roll:
 
     def look(self) -> None:
         """Take in who has signed on, and who is gone since the last look, in that order."""
+        if self._cannot_tell:
+            return
+        try:
+            if len(self._processes) < self._ranks:
+                self._take_in()
+            self._gone += [self._watched[descriptor] for descriptor, _ in self._ends.poll(0)]
+        except (OSError, AttributeError):  # no descriptors of processes, or not as many
+            self._cannot_tell = True
+            self._close()
+
+    def _take_in(self) -> None:
+        """Watch the processes of the ranks that have signed on since the last look."""
         for path in self._folder.glob(f"*.{PROCESS}"):
-            rank, text = int(path.stem), path.read_text()
-            if rank in self._processes or not text.endswith("\n"):
+            rank = int(path.stem)
+            text = "" if rank in self._processes else path.read_text()
+            if not text.endswith("\n"):
                 continue
             self._processes[rank] = int(text)
             try:
                 descriptor = os.pidfd_open(int(text))
-            except OSError:  # it is gone already, or the kernel is an old one
+            except ProcessLookupError:
                 self._gone.append(rank)
                 continue
             self._watched[descriptor] = rank
             self._ends.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
-        for descriptor, _ in self._ends.poll(0):  # as they came
-            self._gone.append(self._watched[descriptor])
 
     def gone_without_a_word(self) -> str | None:
         """Which rank that is, in a line; None where all have signed off, or it cannot be told."""
         self.look()
         said = {int(path.stem): path.read_text().strip() for path in self._folder.glob(f"*.{END}")}
-        if FAILED in said.values() or len(self._processes) < self._ranks:
+        if FAILED in said.values() or len(self._processes) < self._ranks or self._cannot_tell:
             return None
         silent = [rank for rank in self._gone if rank not in said]
         if not silent:
@@ -79,7 +91,11 @@ class Roll:
             for name in path.read_text().splitlines():
                 with contextlib.suppress(FileNotFoundError):  # the job has removed it itself
                     os.unlink(name)
+        self._close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _close(self) -> None:
         self._ends.close()
         for descriptor in self._watched:
             os.close(descriptor)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._watched.clear()
