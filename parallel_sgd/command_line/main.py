@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from ..communication.abort import INTERRUPTED, abort_on_error, user_line
+from ..communication.abort import INTERRUPTED, abort_on_error, leave_stdout, user_line
 from ..starting import started
 from .info import package_version
 from .parser import Parser
@@ -46,21 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # what has gone wrong there is told below, and not as Python exits
         return code
     except BrokenPipeError:  # the reader has left, as in `parallel-sgd info | head -1`
-        _leave_stdout()
+        leave_stdout()
         return 1
     except (Exception, KeyboardInterrupt) as error:
         line = user_line(error)
         if line is None:
             raise
         print(line, file=sys.stderr)
-        _leave_stdout()
+        leave_stdout()
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 2
-
-
-def _leave_stdout() -> None:
-    """Nothing more is to be written there as Python exits."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main_of(command: str, arguments: list[str]) -> int:

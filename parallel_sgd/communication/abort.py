@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import sys
 import sysconfig
@@ -145,9 +146,14 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
     Local.
     """
     sign_off(FAILED)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        leave_stdout()
+    except (ValueError, AttributeError):  # it is closed, or there is none
+        pass
     if _others():
         mpi = _mpi_that_is_up()
         if mpi is not None and shared:
@@ -220,9 +226,26 @@ def user_line(error: BaseException) -> str | None:
         return "parallel-sgd: interrupted"
     if isinstance(error, MemoryError):
         return f"parallel-sgd: error: there is not enough memory: {line_of(error)}"
+    if isinstance(error, BrokenPipeError) and _nobody_reads():  # as in `train … | head -1`
+        return "parallel-sgd: error: nobody reads any more what is printed"
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return f"parallel-sgd: error: what was to be written could not be: {line_of(error)}"
     return None
+
+
+def leave_stdout() -> None:
+    """Nothing more is to be written there as Python exits. Local."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _nobody_reads() -> bool:
+    """Whether stdout is a pipe whose reader has left."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        ends = select.poll()
+        ends.register(sys.stdout.fileno(), 0)
+        return bool(ends.poll(0))
+    return False
 
 
 def _tells_of_a_dead_rank(error: BaseException) -> bool:

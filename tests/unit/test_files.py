@@ -102,6 +102,7 @@ def test_errors_that_are_the_users_to_mend():
         "parallel-sgd: error: there is not enough memory: Unable to allocate"
     )
     assert user_line(OSError(errno.ECONNRESET, "reset")) is None
+    assert user_line(BrokenPipeError(errno.EPIPE, "of a socket")) is None
     assert user_line(ZeroDivisionError()) is None
 
 
@@ -117,9 +118,34 @@ def test_a_command_that_is_stopped_says_so_in_one_line(monkeypatch, capfd, error
         raise error
 
     monkeypatch.setattr(info, "main", stopped)
-    monkeypatch.setattr("parallel_sgd.command_line.main._leave_stdout", lambda: None)
+    monkeypatch.setattr("parallel_sgd.command_line.main.leave_stdout", lambda: None)
     assert main(["info"]) == code
     assert capfd.readouterr().err == line
+
+
+@pytest.mark.parametrize("leaves", ["at once", "after a line"])
+def test_a_training_that_nobody_reads_ends_in_one_line(tmp_path, leaves):
+    """As in `parallel-sgd train | head -1`; also where that is only found out at the end."""
+    command = [sys.executable, "-m", "parallel_sgd", "train", "--no-plot", "--output", "run"]
+    words = ["--epochs", "2"] if leaves == "at once" else ["--epochs", "1000"]
+    root = str(Path(parallel_sgd.__file__).parents[1])
+    with subprocess.Popen(
+        [*command, *words],
+        env={**os.environ, "PYTHONPATH": root},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as job:
+        assert job.stdout and job.stderr
+        if leaves == "after a line":
+            job.stdout.readline()
+        job.stdout.close()
+        said = job.stderr.read()
+    assert (job.returncode, said) == (
+        1,
+        "parallel-sgd: error: nobody reads any more what is printed\n",
+    )
 
 
 def default_interrupt() -> None:
