@@ -28,6 +28,8 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 
 LARGEST_INTEGER = (1 << 63) - 1  #: of arrays and messages
 
+NUMBERS = "biuf"  #: kinds of dtypes that hold plain real numbers
+
 
 def integer(name: str, value: Any, least: int, most: int | None = None, *, bits: int = 63) -> int:
     """Return an argument as an int.

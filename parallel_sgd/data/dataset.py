@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..validation import checked_seed, integer, kind_of, line_of, shown
+from ..validation import NUMBERS, checked_seed, integer, kind_of, line_of, shown
 from .mapping import Mapping, mapping_of
 from .validation import (
     Array,
@@ -195,7 +195,20 @@ class Items(Dataset):
         xs, ys = zip(*(self._pair(int(index)) for index in indexes), strict=True)
         return _stacked("x", xs, indexes), _stacked("y", ys, indexes)
 
-    def _require_one_kind(self, index: int, y: Array) -> None:
+    def _pair(self, index: int) -> tuple[Array, Array]:
+        try:
+            item = self.items[index]
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"item {index} cannot be read: {_told(error)}") from error
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise UserError(f"item {index} must be a pair (x, y): it is {kind_of(item)}")
+        x, y = _of_item("x", index, item[0]), _of_item("y", index, item[1])
+        self._require_one_kind_of_y(index, y)
+        return x, y
+
+    def _require_one_kind_of_y(self, index: int, y: Array) -> None:
         """Else it would depend on the minibatch whether y is int64."""
         integers = y.dtype.kind != "f"
         if self._integers is None:
@@ -206,21 +219,6 @@ class Items(Dataset):
             raise UserError(
                 f"y[{index}] holds {kinds[integers]}, and y[{first}] {kinds[same]}: must be alike"
             )
-
-    def _pair(self, index: int) -> tuple[Array, Array]:
-        try:
-            item = self.items[index]
-        except UserError:
-            raise
-        except Exception as error:
-            raise UserError(f"item {index} cannot be read: {_told(error)}") from error
-        if not isinstance(item, tuple | list) or len(item) != 2:
-            raise UserError(f"item {index} must be a pair (x, y): it is {kind_of(item)}")
-        x, y = (_as_array(f"{name}[{index}]", part) for name, part in zip("xy", item, strict=True))
-        check_numbers(f"x[{index}]", x)
-        check_numbers(f"y[{index}]", y)
-        self._require_one_kind(index, y)
-        return x, y
 
     def _empty(self) -> tuple[Array, Array]:
         if len(self) == 0:
@@ -325,6 +323,17 @@ def _as_array(name: str, values: Any) -> Array:
         array: Array = np.asanyarray(values)
     except (TypeError, ValueError):
         raise UserError(f"{name} must be a NumPy array: it is {kind_of(values)}") from None
+    return array
+
+
+def _of_item(name: str, index: int, values: Any) -> Array:
+    """x or y of an item; what to call it is made up only for an error."""
+    try:
+        array: Array = np.asanyarray(values)
+    except (TypeError, ValueError):
+        return _as_array(f"{name}[{index}]", values)
+    if array.dtype.kind not in NUMBERS:
+        check_numbers(f"{name}[{index}]", array)
     return array
 
 

@@ -9,13 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UserError
-from ..validation import LARGEST_INTEGER
+from ..validation import LARGEST_INTEGER, NUMBERS
 
 Array = npt.NDArray[Any]
 DType = npt.DTypeLike | None
 
 INTEGERS = "iu"
-NUMBERS = "biuf"
 
 
 def float_dtype(dtype: DType) -> np.dtype[Any] | None:

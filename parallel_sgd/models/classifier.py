@@ -11,9 +11,7 @@ import numpy as np
 from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
-from ..validation import integer, kind_of
-
-NUMBERS = "biuf"  #: kinds of dtypes
+from ..validation import NUMBERS, integer, kind_of
 
 Array = Any  #: a NumPy or CuPy array
 Ready = Callable[[str], object]
@@ -65,7 +63,7 @@ class Classifier(ABC):
         """
         if not isinstance(out, Parameters):
             raise UserError(f"out must be Parameters like the model's: it is {kind_of(out)}")
-        x, y = as_numbers("x", x), as_numbers("y", y)
+        x, y = as_numbers("x", x), as_numbers("y", y, several=False)
         if out.flat.shape != self.parameters.flat.shape:
             raise UserError(
                 f"out must have the model's {self.parameters.flat.size} values: {out.flat.size}"
@@ -92,7 +90,7 @@ class Classifier(ABC):
         Local.
         """
         batch = integer("batch", batch, 1)
-        x, y = as_numbers("x", x), as_numbers("y", y)
+        x, y = as_numbers("x", x), as_numbers("y", y, several=False)
         if y.ndim == 0:
             raise UserError(f"y must have shape [m], a label for each x: it has {shape_of(y)}")
         if len(x) == 0:
@@ -143,17 +141,19 @@ class Classifier(ABC):
         return float(loss), logits
 
 
-def as_numbers(name: str, values: Any) -> Array:
+def as_numbers(name: str, values: Any, *, several: bool = True) -> Array:
     """Take what a user has as an array, NumPy's or CuPy's as it is.
 
+    Args:
+        several: whether to refuse a single number.
     Raises:
-        UserError: it holds no plain numbers, or none of several.
+        UserError: it holds no plain numbers, or is a single one where it may not be.
     """
     try:
         array = values if hasattr(values, "dtype") else np.asarray(values)
     except (TypeError, ValueError):
         raise UserError(f"{name} must be an array of numbers: it is {kind_of(values)}") from None
-    if getattr(array.dtype, "kind", "") not in NUMBERS or (array.ndim == 0 and name == "x"):
+    if getattr(array.dtype, "kind", "") not in NUMBERS or (several and array.ndim == 0):
         found = shape_of(array) if array.ndim == 0 else f"an array of {array.dtype}"
         raise UserError(f"{name} must be an array of numbers: it is {found}")
     return array

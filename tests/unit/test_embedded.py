@@ -195,6 +195,7 @@ def test_ids_that_are_not_possible_are_refused():
         (r"\[4\]\[1\] = -5 must be an id, at least 0", negative),
         (r" must have shape \[m, 3\]: it has \[m, 2\]$", x[:, :2]),
         (r" must have shape \[m, 3\]: it has \[m\]$", x[:, 0]),
+        (r" must be an array of numbers: it is \[\]$", x[0, 0]),
     ]:
         with pytest.raises(UserError, match="^x" + message):
             model.gradient(bad, y, out)
