@@ -48,14 +48,13 @@ class Embedding:
             raise UserError(
                 f"optimizer={text} of embedding {self.name!r} must be an SGD, an Adagrad or an Adam"
             )
-        most = 2**63 - 1
         after = self.evict_after
         settle(
             self,
             name=str(self.name),
             width=integer("width", self.width, 1, 2**20),
-            seed=integer("seed", self.seed, 0, most),
+            seed=integer("seed", self.seed, 0),
             initial_scale=number("initial_scale", self.initial_scale, 0),
-            entry_count=integer("entry_count", self.entry_count, 1, most),
-            evict_after=None if after is None else integer("evict_after", after, 1, most),
+            entry_count=integer("entry_count", self.entry_count, 1),
+            evict_after=None if after is None else integer("evict_after", after, 1),
         )

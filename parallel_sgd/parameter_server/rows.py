@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..errors import UserError
 from ..kernels import row_kernels
-from ..optimizers import Adagrad, Adam, Optimizer, OptimizerState
+from ..optimizers import Adagrad, Adam, OptimizerState
 from ..validation import integer
 from .embedding import Embedding
 from .records import Records
@@ -53,7 +53,9 @@ class RowTable:
         self.samples = self.evicted = self.pending = 0
         self._kernels = row_kernels()
         self._swept = 0  # the clock when cold rows were last looked for
-        self._buffers = _buffers(options.optimizer)
+        state = options.optimizer.initial_values
+        self._buffers = tuple(state)
+        (self._filling,) = set(state.values()) or {0.0}  # the same for all of them
         clock = () if options.evict_after is None else ("pushed",)
         steps = ("steps",) if isinstance(options.optimizer, Adam) else ()
         self._rows = Records((*clock, *steps), ("values", *self._buffers), options.width)
@@ -158,9 +160,8 @@ class RowTable:
             entering = rows[absent]
             self._rows.insert(ids[absent], entering, self.samples)
             rows[absent] = entering
-        filling = np.float32(getattr(self.options.optimizer, "initial_accumulator", 0))
         span = (self._rows.layout, before, self._rows.count)
-        self._kernels.begin(*span, *self._initial, len(self._buffers), filling)
+        self._kernels.begin(*span, *self._initial, len(self._buffers), np.float32(self._filling))
 
     def _admit(self, counts: Records, ids: Array) -> Array:
         """bool [m]: which of these ids, which have no row, are to get one with this push."""
@@ -246,12 +247,6 @@ class RowTable:
     @property
     def _name(self) -> str:
         return f"embedding {self.options.name!r}"
-
-
-def _buffers(optimizer: Optimizer) -> tuple[str, ...]:
-    if isinstance(optimizer, Adam):
-        return ("m", "v")
-    return ("s",) if isinstance(optimizer, Adagrad) else ()
 
 
 def _require(name: str, array: Array, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:

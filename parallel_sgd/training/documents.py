@@ -12,7 +12,6 @@ from ..errors import UserError
 from ..validation import integer, shown
 
 FORMAT = 1  #: of the folder; another is refused
-MOST = 2**63 - 1  #: of every whole number
 
 FILE = re.compile(r"[\w-]+\.(json|safetensors)")
 CHECKSUM = re.compile(r"[0-9a-f]{64}")
@@ -50,7 +49,7 @@ def check_numbers(numbers: Any) -> None:
 
 
 def _whole(least: int) -> Check:
-    return lambda name, value: integer(name, value, least, MOST)
+    return lambda name, value: integer(name, value, least)
 
 
 def _is(kind: type, what: str) -> Check:

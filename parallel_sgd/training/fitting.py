@@ -12,7 +12,7 @@ import numpy as np
 from ..array_files import StoredArray
 from ..errors import UserError
 from ..kernels import body
-from ..validation import check_counts, shown
+from ..validation import LARGEST_INTEGER, check_counts, shown
 from .captured import Tree, is_array, is_state, state_fields
 from .learner import Learner
 from .regroup import leaves
@@ -94,7 +94,7 @@ class _Alike:
             self._array(live, annotation, saved, where, meaning)
         else:
             _require_kind(live, annotation, saved, where)
-            if type(saved) is int and abs(saved) >= 2**63:
+            if type(saved) is int and abs(saved) > LARGEST_INTEGER:
                 raise UserError(f"has {where}={shown(saved)}, which is too large")
 
     def _state(self, live: Any, saved: Any, where: str) -> None:
