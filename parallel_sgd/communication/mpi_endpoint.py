@@ -26,12 +26,13 @@ from .endpoint import (
     Transfer,
     tags_of,
 )
+from .messages import pieces_of
 from .watchdog import Watchdog
 
 LOST = dead_rank_errors(MPI)
 
 PIECE = 1 << 30  #: bytes: some MPIs count no further than twice this
-GRACE_S = 10.0
+SILENT_GRACE_S = 10.0
 """How long ranks may take after a server's end, where silent ones keep the job from ending."""
 
 
@@ -110,7 +111,7 @@ class MpiEndpoint(Endpoint):
             self._requests[self._places[peer]] = MPI.REQUEST_NULL
 
     def receive(self, peer: int, body: Bytes) -> Transfer:
-        pieces = _pieces(body)
+        pieces = _pieces_of(body)
         requests = [self._comm.Irecv(piece, peer, self._in + 1) for piece in pieces]
         return MpiTransfer(peer, requests, pieces, received=True)
 
@@ -135,7 +136,7 @@ class MpiEndpoint(Endpoint):
 
     def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
         # The body first: with its header it is here too, and `discard` finds it.
-        pieces = [] if body is None else _pieces(body)
+        pieces = _pieces_of(body)
         requests = [self._comm.Isend(piece, peer, self._out + 1) for piece in pieces]
         requests.append(self._comm.Isend(header, peer, self._out))
         return MpiTransfer(peer, requests, [*pieces, header])
@@ -164,6 +165,11 @@ class MpiEndpoint(Endpoint):
         time.sleep(seconds)
 
 
+def _pieces_of(body: Bytes | None) -> list[Bytes]:
+    """As a body is sent; one of no bytes is none."""
+    return pieces_of(body, PIECE) if body is not None and body.size else []
+
+
 def _end_now() -> None:
     """End the process without MPI_Finalize, which hangs where ranks are missing."""
     sign_off(LEFT)
@@ -174,7 +180,7 @@ def _end_now() -> None:
 
 def _end_silent() -> None:
     """End the whole job, a while after this rank: mpiexec would wait for silent ranks forever."""
-    time.sleep(GRACE_S)
+    time.sleep(SILENT_GRACE_S)
     print(
         "parallel_sgd: all is done but for ranks that were silent: ending the job",
         file=sys.stderr,
@@ -225,7 +231,3 @@ class MpiTransfer:
             self._rest.pop()
             return OtherLength()
         return error
-
-
-def _pieces(body: Bytes) -> list[Bytes]:
-    return [body[at : at + PIECE] for at in range(0, len(body), PIECE)]

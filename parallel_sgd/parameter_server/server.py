@@ -26,7 +26,7 @@ from .wire import Kind, Malformed, Message, as_text, from_text
 
 Array = npt.NDArray[Any]
 
-LOOKS_EVERY_S = 0.5  #: after workers that have left
+PRESENCE_EVERY_S = 0.5  #: after workers that have left
 TELLS_FOR_S = 3.0  #: of a problem, at the longest, once it is stopped
 SIGNS_OF_LIFE = 4  #: for each `timeout_s`, to workers whose answer is kept back
 LOOKING = {Kind.WRITE_TABLES, Kind.ASK_WRITTEN, Kind.COUNT_TABLES}
@@ -70,7 +70,7 @@ class Server:
         self._told: set[int] = set()  # workers that know of it
         self._gone: set[int] = set()  # workers that have their last answer
         self._statistics = np.zeros((len(self._ranks), LENGTH), np.int64)
-        self._looked = self._handled = self._seen = time.monotonic()
+        self._looked_after_s = self._handled_s = self._presence_checked_s = time.monotonic()
         self._left_since: dict[int, float] = {}  # workers whose program has ended
         self._stopped: float | None = None  # when
 
@@ -161,7 +161,7 @@ class Server:
         self._ready.remove(request)
         if request.message.kind not in LOOKING:
             self._order.answered(request.worker)
-            self._handled = time.monotonic()
+            self._handled_s = time.monotonic()
         request.begun = time.perf_counter()
         if self._problem and request.message.kind != Kind.FAIL:
             self._tell_problem(request)
@@ -244,7 +244,7 @@ class Server:
         if problem:
             self._end_training(problem)
 
-    def _handle_meet(self, request: Request) -> None:
+    def _handle_meeting(self, request: Request) -> None:
         self._keep(request)
         self._release()
 
@@ -333,12 +333,12 @@ class Server:
     def _look_after_workers(self) -> None:
         """Now and then: signs of life to those who wait, and a look for those who give none."""
         now, every = time.monotonic(), self._endpoint.timeout_s / SIGNS_OF_LIFE
-        if now - self._seen > LOOKS_EVERY_S:
-            self._seen = now
+        if now - self._presence_checked_s > PRESENCE_EVERY_S:
+            self._presence_checked_s = now
             self._require_presence(now)
-        if now - self._looked < every / 4:
+        if now - self._looked_after_s < every / 4:
             return
-        self._looked, heard = now, self._requests.heard
+        self._looked_after_s, heard = now, self._requests.heard
         self._order.write()
         for request in [*self._kept.values(), *self._ready]:  # these, in a replay
             heard[request.worker] = now
@@ -380,7 +380,7 @@ class Server:
     def _require_progress(self, now: float) -> None:
         """See that in a replay the next worker comes: all others wait for it."""
         turn, timeout_s = self._turn, self._endpoint.timeout_s
-        if turn is not None and self._ready and now - self._handled > timeout_s:
+        if turn is not None and self._ready and now - self._handled_s > timeout_s:
             raise UserError(
                 f"replay: the recorded order has the worker on rank {self._ranks[turn]} next, "
                 f"which has asked for nothing for timeout_s={timeout_s:g} s, while others wait: "
@@ -425,8 +425,8 @@ HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.PULL_STATE: Server._handle_pull_state,
     Kind.PUSH_STATE: Server._handle_push_state,
     Kind.PUSH_BACKUP: Server._handle_push_backup,
-    Kind.MEET: Server._handle_meet,
-    Kind.SUM_SAMPLES: Server._handle_meet,
+    Kind.MEET: Server._handle_meeting,
+    Kind.SUM_SAMPLES: Server._handle_meeting,
     Kind.LEAVE: Server._handle_leave,
     Kind.FAIL: Server._handle_fail,
     **dict.fromkeys(TABLE_REQUESTS, Server._handle_tables),

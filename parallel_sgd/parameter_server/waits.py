@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
+from ..communication.phrases import in_words
 from .requests import Request
 from .wire import Kind
 
@@ -45,14 +46,10 @@ def stalemate(
     for worker, request in sorted(kept.items()):
         what = WAITS[request.message.kind].format(clock=clocks[worker], mode=mode)
         waiting[what].append(ranks[worker])
-    told = "; ".join(f"{_waits(found)} {what}" for what, found in waiting.items())
+    told = "; ".join(
+        f"{in_words(found)} wait{'s' * (len(found) == 1)} {what}" for what, found in waiting.items()
+    )
     return (
         f"training cannot go on, since workers wait for each other: {told}; every worker must take "
         "as many steps as the others, and meet, save and finish where they do"
     )
-
-
-def _waits(ranks: Sequence[int]) -> str:
-    """ "rank 1 waits", or "ranks 0, 2 wait" """
-    listed = ", ".join(map(str, ranks))
-    return f"rank {listed} waits" if len(ranks) == 1 else f"ranks {listed} wait"
