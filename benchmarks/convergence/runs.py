@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from parallel_sgd import UserError
+from parallel_sgd.files import write_whole
 
 from .training import FIRST_TUNING_SEED, Outcome, Run, train
 
@@ -77,9 +78,8 @@ class Runs:
     def _save(self) -> None:
         self._saved = time.monotonic()
         if self.path and self.outcomes:
-            aside = self.path.with_name(f"{self.path.name}.new")
-            aside.write_text(_text(self.outcomes))
-            aside.replace(self.path)
+            text = _text(self.outcomes)
+            write_whole("--runs", self.path, lambda aside: aside.write_text(text))
 
 
 def read(path: Path) -> dict[Run, Outcome]:
