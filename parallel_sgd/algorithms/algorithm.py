@@ -26,8 +26,9 @@ class Algorithm(ABC, Generic[StateT]):
     `local_step.samples`.
     """
 
-    meets_in_every_step: ClassVar[bool] = False
-    """Whether every `step` finds out by itself how many samples all ranks have."""
+    agrees: ClassVar[bool] = True
+    """Whether ranks wait for each other in `Communicator.agree`, and see there that they do the
+    same."""
 
     def check_minibatch(self, samples: int, ranks: int) -> None:
         """See that minibatches of so many samples of all ranks can be trained on. Local.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from ..errors import UserError
 from ..parameter_server import (
@@ -161,6 +161,8 @@ class AsynchronousAlgorithm(CompressedAlgorithm[StateT]):
         require_use_of(self, "min_block", self.slice_parameters, "slice_parameters=True")
         # No buckets are cut here: blocks are those of quantization alone.
         require_use_of(self, "block_size", self.may_use(1, 2, 4, 8), "gradient_bits of 1 to 8")
+
+    agrees: ClassVar[bool] = False
 
     @property
     def apart(self) -> bool:

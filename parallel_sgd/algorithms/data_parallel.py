@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, UserError
@@ -63,8 +63,6 @@ class DataParallelSGD(SynchronousAlgorithm[DataParallelState]):
     section 2.2, CNTK's useBufferedAsyncGradientAggregation. Unlike CNTK's, the residuals are never
     reset, and blocks have a fixed length instead of a matrix column's.
     """
-
-    meets_in_every_step: ClassVar[bool] = True
 
     overlap: bool = False
     double_buffering: bool = False

@@ -19,16 +19,17 @@ EVERY = 64
 """Steps from one comparison of the ranks' models to the next: a pass over memory each, where a
 step without any calculation of gradients takes three at least."""
 
-STEP, FAIL, MEET, FINISH = range(4)
-CALLS = ("step", "fail", "meet", "finish")
+STEP, FAIL, LOAD, MEET, FINISH = range(5)
+CALLS = ("step", "fail", "load_checkpoint", "meet", "finish")
 
 
 class InCommon:
     """While a learner's call on all ranks lasts, the ranks see where they agree that they do the
     same.
 
-    That is: they call the same, of the same learner, and have got the same minibatches so far. The
-    common model is compared now and then, and whenever they `meet`.
+    That is: they call the same, of the same learner, and have got and trained on the same
+    minibatches so far. The common model is compared now and then, and whenever they `meet`. Ranks
+    that load a checkpoint need nothing in common but that.
 
     Args:
         number: of the learner on its communicator.
@@ -37,7 +38,7 @@ class InCommon:
     Attributes:
         compares: whether models are compared, too.
 
-    Local. Cost: less than a microsecond, and a pass over the model where it is compared.
+    Local. Cost: about a microsecond, and a pass over the model where it is compared.
     """
 
     def __init__(
@@ -69,17 +70,26 @@ class InCommon:
             comm.in_common = None
 
     def sign(self, steps: int) -> int:
+        sign = self._number * len(CALLS) + self._call
+        if self._call == LOAD:  # ranks may have failed after other numbers of steps
+            self._steps, self._checksum = 0, None
+            return sign
         self._steps += steps
         due = self._steps >= EVERY or self._call >= MEET
         self._checksum = self._compare() if due and self.compares else None
-        sign = (self._number * len(CALLS) + self._call) * SIGN_FACTOR + self._expected.end
-        return sign if self._checksum is None else sign * SIGN_FACTOR + self._checksum
+        for fact in (self._expected.given, self._expected.clock, self._checksum):
+            if fact is not None:
+                sign = sign * SIGN_FACTOR + fact
+        return sign
 
     def facts(self) -> dict[str, Any]:
         found: dict[str, Any] = {
-            "what the ranks do": f"{CALLS[self._call]} of learner {self._number}",
-            "samples of the minibatches so far (one step for each)": self._expected.end,
+            "what the ranks do": f"{CALLS[self._call]} of learner {self._number}"
         }
+        if self._call != LOAD:
+            given, clock = self._expected.given, self._expected.clock
+            found["samples of the minibatches so far (one step for each)"] = given
+            found["samples that were trained on so far"] = clock
         if self._checksum is not None:
             found["the model's checksum"] = f"{self._checksum:016x}"
         return found

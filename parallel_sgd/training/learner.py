@@ -18,7 +18,7 @@ from ..parameters import Parameters
 from ..validation import integer, kind_of
 from ..version import __version__
 from .expected import MOST_SAMPLES, Expected, Feed
-from .in_common import FAIL, FINISH, MEET, STEP, InCommon
+from .in_common import FAIL, FINISH, LOAD, MEET, STEP, InCommon
 from .performance import SyncPerformance
 
 
@@ -157,8 +157,9 @@ class Learner:
         """Tell what a coming `step` gets, so that the ranks need not ask each other.
 
         All ranks tell of every minibatch, in their order, or none does. A step takes the next one,
-        or the next ones that together have its samples, so that minibatches may be fetched ahead
-        and gradients be added up. For sources there is `feed`.
+        or the next ones that together have its samples, so that minibatches may be fetched ahead,
+        also in another thread, and gradients be added up. What all ranks leave out alike is passed
+        over. For sources there is `feed`.
 
         Args:
             samples: of this rank in the minibatch.
@@ -254,10 +255,11 @@ class Learner:
                 comm,
                 total,
             )
+            if total is not None and self.last_samples > total:
+                expected.catch_up(self.last_samples - total)
         finally:
-            comm.in_common, expected.in_step = None, False
-        if total is not None and self.last_samples > total:
-            expected.catch_up(self.last_samples - total)
+            comm.in_common = None
+            expected.end_step()
         return self.last_samples
 
     def fail(self, problem: str) -> NoReturn:
@@ -280,7 +282,7 @@ class Learner:
 
         Raises:
             UserError: on all ranks, if any of them has called `fail`, or what all must have in
-                common differs: the minibatches so far, the model.
+                common differs: the minibatches so far, the samples trained on, the model.
         """
         self._require_open()
         with self.in_common.during(MEET, self.comm):
@@ -322,12 +324,14 @@ class Learner:
 
         Raises:
             UserError: on all ranks, as `meet` does, or if a rank has taken no step with samples
-                that a source gave before it ended.
+                that a source gave before it ended, and others have (or cannot be asked).
         """
         self._look_beside()
         end = self.algorithm.serve if self.serves else self.algorithm.finish
-        if left_out := self._expected.left_out():
-            self.fail(f"no step was taken with the last {left_out} samples that the source gave")
+        try:
+            self._expected.require_none_left_out()
+        except UserError as error:
+            self.fail(str(error))
         with (
             self.world.trace.span("serve" if self.serves else "finish"),
             self.in_common.during(FINISH, self.comm),
@@ -402,6 +406,14 @@ class Learner:
         elif isinstance(error, SharedError) and not self._closed:
             self._close(failed=True)
         self._closed = True
+
+
+def meet_to_load(learner: Learner) -> None:
+    """`Learner.meet` for ranks that are about to go back to what they had in common: it compares
+    neither what they have got nor their models. Collective."""
+    learner._require_open()
+    with learner.in_common.during(LOAD, learner.comm):
+        learner.algorithm.meet(learner.state, learner.comm)
 
 
 def _check_kinds(parameters: Any, optimizer: Any, algorithm: Any) -> None:

@@ -16,7 +16,7 @@ from .captured import Tree, restore, unflatten
 from .checkpoint_files import Damaged, Reader
 from .checkpoints import described, wait_for_writing
 from .fitting import require_alike, require_possible
-from .learner import Learner
+from .learner import Learner, meet_to_load
 from .regroup import regroup, stripe_sizes
 from .run_folder import CHECKPOINTS
 
@@ -89,7 +89,7 @@ def load_checkpoint(
     """
     comm = learner.comm
     if not learner.serves:
-        learner.meet()  # a rank that has failed would be waited for below
+        meet_to_load(learner)  # a rank that has failed would be waited for below
     folder = comm.together(lambda: checked_path("path", path))
     comm.raise_together(wait_for_writing(folder))
     at, manifest, single = _from_first(comm, lambda: _open(folder))

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
-from itertools import chain
+import time
+from dataclasses import replace
+from itertools import chain, islice
+from queue import Queue
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ import parallel_sgd as psgd
 from parallel_sgd.data import RankSource, Source, with_next
 from parallel_sgd.errors import SharedError, UserError
 from parallel_sgd.training import Session
+from parallel_sgd.training.expected import Expected, Feed
 from parallel_sgd.training.in_common import EVERY, checksum
 
 ALGORITHMS = {
@@ -110,6 +115,8 @@ def test_a_rank_that_does_not_step_once_for_each_minibatch(on_ranks, name, how, 
                 put(learner, minibatch)
                 learner.step(samples)
         learner.finish()
+        if comm.size == 1 and how.startswith("left out"):
+            raise UserError("alike on all ranks")
 
     message, size = error_of(on_ranks, body)
     if how == "other samples":
@@ -121,9 +128,11 @@ def test_a_rank_that_does_not_step_once_for_each_minibatch(on_ranks, name, how, 
             rf"^samples=4 must be .* given none since .*\(on rank {size - 1}\)", message
         )
     elif size == 1 and how != "twice":
-        assert "no step was taken with the last 4 samples that the source gave" in message
+        assert message == "alike on all ranks"
     elif how == "left out":
         assert re.search(r"samples of the minibatches so far .*differs: ", message)
+    elif how == "left out at last":
+        assert re.search(r"(what the ranks do|samples that were trained on) .*differs: ", message)
 
 
 @pytest.mark.parametrize("how", ["twice", "left out", "other samples"])
@@ -144,8 +153,8 @@ def test_an_asynchronous_worker_that_does_not_step_once_for_each(on_ranks, how):
 
     found = {
         "twice": "samples=4 must be those of a minibatch, but the source has given none since",
-        "left out": "no step was taken with the last 4 samples that the source gave",
-        "other samples": "samples=3 must be the 4 of the minibatches that the source gave",
+        "left out": "no step was taken with the last 4 samples that the source gave; learner.ex",
+        "other samples": "samples=3 must be the 4 of the minibatches that the source gave; learner",
     }
 
     def caught(comm):
@@ -153,6 +162,137 @@ def test_an_asynchronous_worker_that_does_not_step_once_for_each(on_ranks, how):
             body(comm)
 
     on_ranks(caught)
+
+
+def from_thread(minibatches, wait_s=0.0, first=0):
+    """Minibatches that a thread of their own fetches ahead, all but so many of the first ones."""
+    found = Queue(3)
+
+    def fill():
+        for minibatch in chain(minibatches, [None]):
+            time.sleep(wait_s)
+            found.put(minibatch)
+
+    yield from islice(minibatches, first)
+    thread = Thread(target=fill)
+    thread.start()
+    yield from iter(found.get, None)
+    thread.join()
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@by_algorithm
+def test_minibatches_that_a_thread_fetches_ahead(on_ranks, name, first):
+    """However far it is on each rank: nothing depends on it."""
+
+    def body(comm):
+        algorithm = replace(ALGORITHMS[name], distributed_after=20)
+
+        def train(fetch):
+            learner = learner_of(comm, algorithm)
+            source = Source(*numbered(14 * comm.size), 4 * comm.size, epochs=2)
+            source.meet(learner)
+            for minibatch in fetch(source.minibatches(learner)):
+                learner.step(put(learner, minibatch))
+            learner.finish()
+            assert learner.samples == 28 * comm.size
+            return learner.parameters.flat.tobytes()
+
+        late = 0.002 * comm.rank
+        assert train(lambda found: from_thread(found, late, first)) == train(iter)
+
+    on_ranks(body)
+
+
+@by_algorithm
+def test_a_rank_that_leaves_out_a_minibatch_of_a_thread(on_ranks, name):
+    def body(comm):
+        learner = learner_of(comm, ALGORITHMS[name])
+        source = Source(*numbered(7 * 4 * comm.size), 4 * comm.size)
+        source.meet(learner)
+        try:
+            for step, minibatch in enumerate(from_thread(source.minibatches(learner))):
+                if not (last(comm) and step == 1):
+                    learner.step(put(learner, minibatch))
+            learner.finish()
+        except SharedError:
+            assert comm.size > 1
+        else:
+            assert comm.size == 1
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize("fetch", [iter, ahead], ids=["one by one", "with_next"])
+@pytest.mark.parametrize("way", ["epochs", "one pass", "of a thread", "some of one pass"])
+@by_algorithm
+def test_what_all_ranks_leave_out_alike(on_ranks, name, way, fetch):
+    """Gradients are added up, and what is left at the end of an epoch or of the whole dropped, or
+    minibatches in the midst; the last one is short."""
+
+    def body(comm):
+        learner = learner_of(comm, ALGORITHMS[name])
+        source = Source(*numbered(7 * 4 * comm.size + comm.size), 4 * comm.size, epochs=2)
+        source.meet(learner)
+        steps = 0
+        passes = [source.epoch(n, learner) for n in range(2)]
+        if way in ("one pass", "some of one pass"):
+            passes = [source.minibatches(learner)]
+        for minibatches in passes:
+            held = []
+            found = fetch(minibatches)
+            for number, minibatch in enumerate(from_thread(found) if "thread" in way else found):
+                held.append(minibatch)
+                if "some" in way:
+                    if number not in (2, 4, 5):
+                        learner.step(put(learner, minibatch))
+                elif len(held) == 3:
+                    assert learner.step(put(learner, *held)) <= 12 * comm.size
+                    steps, held = steps + 1, []
+        learner.finish()
+        assert steps == {"epochs": 4, "of a thread": 4, "one pass": 5}.get(way, 0)
+        assert len(set(comm.allgather_object(learner.samples))) == 1
+
+    on_ranks(body)
+
+
+def test_a_source_that_is_left_in_the_midst_of_a_step_takes_nothing_of_it_along():
+    """Python finds out at any time that nobody holds a generator any more."""
+    local_step = psgd.SGD(lr=0.1).bind(zeros("one block"))
+    expected = Expected(psgd.DataParallelSGD(), local_step)
+    kept, left = (Feed(expected, psgd.DataParallelSGD(), pytest.fail) for _ in range(2))
+    for feed in (kept, left):
+        expected.begin(feed)
+        expected.add(4, 8, feed)
+        expected.ended(feed)
+    assert (expected.clock, expected.given, expected.end) == (0, 16, 16)
+    assert expected.take(4) == 8
+    expected.forget(left)
+    assert (expected.clock, expected.given, expected.end) == (0, 8, 8)
+    local_step.state.samples = 8
+    assert (expected.clock, expected.given, expected.end) == (0, 8, 8)
+    expected.end_step()
+    assert (expected.clock, expected.given, expected.end) == (8, 8, 8)
+    for samples in (0, 3, 0, 0):  # nobody need have any
+        expected.add(samples, samples)
+    assert [expected.take(samples) for samples in (0, 3, 0, 0)] == [0, 3, 0, 0]
+
+
+def test_what_workers_leave_out_is_told_how_to_leave_out(on_ranks):
+    """They cannot be compared, so each has to say so."""
+
+    def body(comm):
+        learner = learner_of(comm, psgd.DataParallelASGD(sync_steps=1, servers=comm.size // 2))
+        size = learner.comm.size
+        source = Source(*numbered(5 * 4 * size), 4 * size)
+        for epoch in range(0 if learner.serves else 2):
+            pairs = zip(*[source.epoch(epoch, learner)] * 2, strict=False)
+            for pair in pairs:
+                learner.step(put(learner, *pair))
+            learner.expect_nothing()
+        learner.finish()
+
+    on_ranks(body)
 
 
 @pytest.mark.parametrize("compares", [True, False])
@@ -372,6 +512,56 @@ def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, found):
             rf"rank {size - 1}: '\w+'$",
             message,
         )
+
+
+@pytest.mark.parametrize("how", ["drift", "fail"])
+@by_algorithm
+def test_going_back_to_a_checkpoint_after_an_error(on_ranks, tmp_path, name, how):
+    """Ranks that differ need not be alike for that, and are afterwards."""
+
+    def body(comm):
+        learner = learner_of(comm, ALGORITHMS[name])
+
+        def train(steps):
+            for _ in range(steps):
+                learner.gradient.flat[:] = 1
+                learner.expect(2, 2 * comm.size)
+                learner.step(2)
+
+        def go_wrong():
+            train(1)
+            if how == "fail" and comm.rank == 0:
+                learner.fail("bad")
+            learner.algorithm.shared_model(learner.state, learner.parameters)[1] += comm.rank
+            train(EVERY + 2)
+
+        train(4)
+        folder = comm.allgather_object(tmp_path)[0]
+        with psgd.Checkpoints(folder) as checkpoints:
+            checkpoints.save(learner)
+        alike = learner.parameters.flat.copy()
+        if how == "fail" or comm.size > 1:
+            with pytest.raises(SharedError):
+                go_wrong()
+        psgd.load_checkpoint(learner, folder)
+        assert np.array_equal(learner.parameters.flat, alike)
+        train(2 * EVERY + 1)
+        learner.finish()
+
+    on_ranks(body)
+
+
+def test_loading_on_one_rank_alone(on_ranks, tmp_path):
+    def body(comm):
+        learner = learner_of(comm, psgd.DataParallelSGD())
+        if last(comm):
+            psgd.load_checkpoint(learner, tmp_path)
+        else:
+            learner.step(2)
+
+    message, size = error_of(on_ranks, body)  # of one rank, that there is no checkpoint
+    if size > 1:
+        assert re.search(r"what the ranks do .*'load_checkpoint of learner \d+'$", message)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
