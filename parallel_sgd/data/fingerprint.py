@@ -14,6 +14,9 @@ from .view import CommunicatorView
 FEW = 256  #: samples that are compared
 FEW_BYTES = 1 << 22  #: fewer, where they are large
 FEW_LABELS = 8  #: where reading one may be slow, and give another x each time
+READINGS = 3  #: further ones that labels must be alike in before they are called different
+UNLIKE = "otherwise at each reading"
+"""The fingerprint of data whose labels are: random windows of a text, say."""
 
 
 def require_same_data(
@@ -23,17 +26,19 @@ def require_same_data(
     *,
     dtype: DType = np.float32,
     classes: int | None = None,
-) -> None:
+) -> str:
     """See that the ranks read the same data, by a few samples.
 
     Args:
         name: what the data are called in the error.
         dtype, classes: as for `Dataset.read`.
+    Returns:
+        Their fingerprint, or why there is none; the same on all ranks.
     Raises:
         SharedError: they differ, or one of those samples cannot be read on some of the ranks (what
             is alike on all is found where it is trained on).
 
-    Collective.
+    Labels that a rank reads otherwise each time cannot be compared. Collective.
     """
     found, problem = "", None
     try:
@@ -42,20 +47,30 @@ def require_same_data(
         problem = str(error)
     if len(set(comm.allgather_object(problem or found))) > 1:
         comm.raise_together(problem)
-        comm.require_agreement({name: found})
+        try:
+            again = [fingerprint(dataset, dtype=dtype, classes=classes) for _ in range(READINGS)]
+        except UserError as error:
+            again, problem = [], str(error)
+        comm.raise_together(problem)
+        if all(comm.allgather_object({found, *again} == {found} - {UNLIKE})):
+            comm.require_agreement({name: found})
+        return UNLIKE
+    return problem or found
 
 
 def fingerprint(dataset: Dataset, *, dtype: DType = np.float32, classes: int | None = None) -> str:
     """What tells a data set from others of the same length: a digest of a few samples.
 
-    Where it is not known to give the same x again (`Dataset.repeatable`), only labels count.
+    Where it is not known to give the same x again (`Dataset.repeatable`), only labels count; where
+    these are others, too, when they are read again, it is `UNLIKE`.
 
     Args:
         dtype, classes: as for `Dataset.read`.
     Raises:
         UserError: one of the samples is not as required.
 
-    Local. Cost: reads 256 samples, or as many as 4 MiB hold, at least 2; or 8 for their labels.
+    Local. Cost: reads 256 samples, or as many as 4 MiB hold, at least 2; or 8 for their labels,
+    twice.
     """
     if len(dataset) == 0:
         return ""
@@ -69,4 +84,8 @@ def fingerprint(dataset: Dataset, *, dtype: DType = np.float32, classes: int | N
     digest.update(y.tobytes())
     if dataset.repeatable:
         digest.update(x.tobytes())
+    else:
+        _, again = dataset.read(spread, dtype=dtype, classes=classes)
+        if again.shape != y.shape or again.tobytes() != y.tobytes():
+            return UNLIKE
     return digest.hexdigest()[:16]

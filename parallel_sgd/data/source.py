@@ -138,7 +138,12 @@ class Source(MinibatchSource):
             "number of samples": len(self.dataset),
         }
 
-    def _get_to_know(self, learner: LearnerView) -> None:
-        require_same_data(
+    def fingerprint(self, learner: LearnerView) -> str:
+        """What tells the data from others, once it has met the learner. Local."""
+        found: str = self._known(learner)
+        return found
+
+    def _get_to_know(self, learner: LearnerView) -> str:
+        return require_same_data(
             "data", self.dataset, learner.comm, dtype=self.dtype, classes=self.classes
         )

@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..algorithms import Algorithm, DataParallelASGD
 from ..communication import Communicator
-from ..data import Dataset, Source, fingerprint, require_same_data
+from ..data import Dataset, Source, require_same_data
 from ..errors import SharedError
 from ..models import Classifier
 from ..optimizers import Optimizer
@@ -115,10 +114,11 @@ class Session:
         if learner.serves:
             learner.finish()
             return []
-        source.meet(learner)
-        require_same_data("test data", self.test, learner.comm, classes=self.model.classes)
+        facts = self._met(source, learner)
+        if saver:
+            saver.facts = facts
         self.algorithm.check_minibatch(self.minibatch_size, learner.comm.size)
-        standing, resumed = self._take_up(learner)
+        standing, resumed = self._take_up(learner, facts)
         observer, history = Observer(learner, self.model, self.test), standing.history
         told = history[: self.epochs - 1]
         # When all else is known to be right.
@@ -158,25 +158,26 @@ class Session:
         require_use_of(self, "keep", every > 0, "checkpoint_every of more than 0")
         if self.checkpoints is None or every == 0:
             return None
-        return Checkpoints(self.checkpoints, keep=self.keep, facts=self._facts)
+        return Checkpoints(self.checkpoints, keep=self.keep)
 
-    @cached_property
-    def _facts(self) -> dict[str, Any]:
-        """What must be the same when the run is resumed."""
+    def _met(self, source: Source, learner: Learner) -> dict[str, Any]:
+        """See that all ranks read the same data; what must be so when the run is resumed.
+        Collective."""
+        source.meet(learner)
+        test = require_same_data("test data", self.test, learner.comm, classes=self.model.classes)
         return {
             "seed": self.seed,
             "minibatch_size": self.minibatch_size,
             "number of samples": len(self.train),
             "number of test samples": len(self.test),
-            "training data": fingerprint(self.train, classes=self.model.classes),
-            "test data": fingerprint(self.test, classes=self.model.classes),
+            "training data": source.fingerprint(learner),
+            "test data": test,
         }
 
-    def _take_up(self, learner: Learner) -> tuple[Standing, Path | None]:
+    def _take_up(self, learner: Learner, facts: dict[str, Any]) -> tuple[Standing, Path | None]:
         """Where the session begins, and the checkpoint that says so. Collective."""
         if self.resume is None:
             return Standing(), None
-        facts = learner.comm.together(lambda: self._facts)
         loaded = load_checkpoint(learner, self.resume, facts=facts)
         standing = Standing.of(loaded.extras, learner.comm.rank, learner.comm.size)
         if standing is None:

@@ -452,6 +452,57 @@ def test_items_that_are_augmented_at_random_are_the_same_data(on_ranks):
     on_ranks(body)
 
 
+class Windows:
+    """Items whose x and y are others at every reading: some, or all."""
+
+    def __init__(self, rank, often):
+        self.random, self.often = np.random.default_rng(rank), often
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        at = self.random.integers(4, 100) if self.random.random() < self.often else index
+        return np.arange(at, at + 4), at % 4
+
+
+@pytest.mark.parametrize("often", [0.5, 1.0])
+def test_labels_that_are_drawn_anew_are_no_other_data(on_ranks, often):
+    def body(comm):
+        for number in range(5):
+            learner = learner_of(comm, psgd.DataParallelSGD())
+            source = Source(Windows(100 * number + comm.rank, often), minibatch_size=4 * comm.size)
+            for x, _ in source.minibatches(learner):
+                learner.step(len(x))
+            learner.finish()
+
+    on_ranks(body)
+
+
+def test_a_session_over_windows_is_resumed(on_ranks, tmp_path):
+    def body(comm):
+        folder = comm.allgather_object(tmp_path)[0]
+        for epochs in (1, 2):
+            model = psgd.models.SoftmaxRegression(4, 4)
+            rows = Session(
+                model=model,
+                train=psgd.data.as_dataset(Windows(comm.rank + epochs, 1.0)),
+                test=psgd.data.Arrays(np.eye(4, dtype=np.float32), np.arange(4)),
+                optimizer=psgd.SGD(lr=0.001),
+                algorithm=psgd.DataParallelSGD(),
+                comm=comm,
+                minibatch_size=4 * comm.size,
+                epochs=epochs,
+                seed=0,
+                checkpoints=folder,
+                checkpoint_every=20,
+                resume=folder if epochs > 1 else None,
+            ).run()
+            assert len(rows) == epochs
+
+    on_ranks(body)
+
+
 def test_sessions_compare_test_data(on_ranks):
     def body(comm):
         x, y = np.eye(4, dtype=np.float32), np.arange(4)
