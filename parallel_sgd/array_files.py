@@ -46,6 +46,11 @@ def open_arrays(path: Path) -> Any:
     return importlib.import_module("safetensors").safe_open(path, framework="numpy")
 
 
+def reading_errors() -> tuple[type[Exception], ...]:
+    """What arrays raise that cannot be read: for their file, or for memory."""
+    return OSError, MemoryError, importlib.import_module("safetensors").SafetensorError
+
+
 #: By safetensors' names; others are none of ours.
 DTYPES = {
     **{f"F{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from .errors import UserError
 from .kernels import body
@@ -42,6 +42,9 @@ class OptimizerState:
     steps: int = across("most", default=0)
     samples: int = across("same", default=0)
     lr_factor: float = workspace(default=1.0)
+
+    counts: ClassVar[tuple[str, ...]] = ("steps", "samples")
+    """Numbers that a checkpoint can have only where they are finite and at least 0."""
 
 
 @dataclass(frozen=True, kw_only=True)

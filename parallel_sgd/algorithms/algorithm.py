@@ -179,7 +179,8 @@ class Algorithm(ABC, Generic[StateT]):
         """Give back what `init` has taken beside memory: communicators, threads.
 
         Args:
-            failed: training has ended with an error that all ranks share: wait for none of them.
+            failed: training has ended with an error that all ranks share: only what all of them
+                have begun is waited for.
 
         Called once; then there is nothing more but questions about what was (`report`). Collective.
         """

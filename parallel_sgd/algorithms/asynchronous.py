@@ -11,7 +11,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from ..communication import Communicator
-from ..errors import SharedError, UserError
+from ..errors import SharedError, SharedProblem, UserError
 from ..exchange import require_float32
 from ..kernels import array_module, empty_like, finish_on_device
 from ..optimizers import LocalStep
@@ -289,7 +289,9 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
     def fail(self, state: DataParallelASGDState, problem: str, comm: Communicator) -> NoReturn:
         if state.finished:
             raise SharedError(problem)
-        text, client = f"{problem} (on rank {state.connection.group.world.rank})", state.client
+        text, client = problem, state.client
+        if not isinstance(problem, SharedProblem):  # which names its ranks itself
+            text = f"{problem} (on rank {state.connection.group.world.rank})"
         client.in_turn(lambda: client.fail(text))
         raise SharedError(text)
 
@@ -301,7 +303,7 @@ class DataParallelASGD(AsynchronousAlgorithm[DataParallelASGDState]):
         local_step: LocalStep,
         ranks: int,
     ) -> None:
-        check_counts(saved, "algorithm")
+        check_counts(saved, state.counts, "algorithm")
         x = parameters.flat
         for name in ("gathered", "arrived"):
             found = saved[name]

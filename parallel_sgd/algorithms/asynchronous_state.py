@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ..parameter_server import Client, Connection, RemoteTables, WorkerStatistics
 from ..state import across, workspace
@@ -51,6 +52,11 @@ class DataParallelASGDState:
     blocked: float = workspace(default=0.0)
     finished: bool = workspace(default=False)
     table: list[WorkerStatistics] | None = workspace(default=None)
+
+    counts: ClassVar[tuple[str, ...]] = (
+        *("gathered_samples", "period_samples", "period_steps"),
+        "minibatches",
+    )
 
     @property
     def client(self) -> Client:

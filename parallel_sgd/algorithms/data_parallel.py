@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, UserError
@@ -36,6 +36,8 @@ class DataParallelState(SynchronousState):
     sending: InBackground[None] | None = workspace(default=None)
     overlapped: OverlappedExchange | None = workspace(default=None)
     local_step: LocalStep = workspace(default=None)
+
+    counts: ClassVar[tuple[str, ...]] = ("sent_samples",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,6 +65,11 @@ class LocalUpdateState(SynchronousState):
     averaging: Exchange | None = workspace()
     sending: InBackground[None] | None = workspace(default=None)
 
+    counts: ClassVar[tuple[str, ...]] = (
+        *("sent_samples", "block_samples", "own_samples", "block_steps"),
+        *("lr", "sent_lr"),
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
 class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):

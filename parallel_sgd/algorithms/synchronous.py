@@ -56,6 +56,10 @@ class SynchronousState:
     apart: Communicator = workspace()
     measured: Measured | None = workspace(default=None)
 
+    counts: ClassVar[tuple[str, ...]] = ()
+    """Numbers that a checkpoint can have only where they are finite and at least 0. (A subclass of
+    one's own may have others.)"""
+
     def values_by_bits(self) -> dict[int, int]:
         """How many values travel with so many bits, where ``gradient_bits="auto"`` has chosen."""
         found: dict[int, int] = {}
@@ -163,7 +167,7 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
         local_step: LocalStep,
         ranks: int,
     ) -> None:
-        check_counts(saved, "algorithm")
+        check_counts(saved, state.counts, "algorithm")
         if state.residuals is not None:
             had, has = saved["residuals"]["total"].keys(), state.residuals.total.keys()
             if had != has:

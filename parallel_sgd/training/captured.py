@@ -41,21 +41,40 @@ def capture(learner: Learner) -> Tree:
     }
 
 
-def restore(learner: Learner, saved: Tree) -> None:
+def room_for(learner: Learner, saved: Tree) -> Tree:
+    """The arrays that a tree's are to be put into: the learner's own where they are of the same
+    shape and dtype, so that views of them stay valid, or new ones. Local.
+
+    Raises:
+        MemoryError: there is none for new ones; nothing has changed.
+    """
+    learner.algorithm.wait(learner.state)
+    x = learner.parameters.flat
+    return {name: _room(each, saved[name], x) for name, each in _live(learner).items()}
+
+
+def restore(learner: Learner, saved: Tree, room: Tree | None = None) -> None:
     """Put a tree, whose arrays are NumPy's, back into a learner.
 
-    Arrays of the same shape and dtype are written in place, so that views of them stay valid.
+    Args:
+        room: of `room_for`, where that was asked for before.
+
     `fitting` has seen to it that nothing can go wrong on the way. Collective where servers hold
     a part of it; else local.
     """
-    learner.algorithm.wait(learner.state)
+    room = room or room_for(learner, saved)
     learner.expect_nothing()
-    x = learner.parameters.flat
-    live = {"parameters": x, "optimizer": learner.local_step.state, "algorithm": learner.state}
-    room = {name: _room(each, saved[name], x) for name, each in live.items()}  # may fail
-    for name, each in live.items():
+    for name, each in _live(learner).items():
         _restored(each, saved[name], room[name])
     learner.algorithm.restored(learner.state, learner.parameters, learner.local_step, learner.comm)
+
+
+def _live(learner: Learner) -> dict[str, Any]:
+    return {
+        "parameters": learner.parameters.flat,
+        "optimizer": learner.local_step.state,
+        "algorithm": learner.state,
+    }
 
 
 def flatten(tree: Tree) -> tuple[Tree, dict[str, Array]]:

@@ -12,6 +12,7 @@ import numpy as np
 from ..array_files import StoredArray
 from ..errors import UserError
 from ..kernels import body
+from ..optimizers import OptimizerState
 from ..validation import LARGEST_INTEGER, check_counts, shown
 from .captured import Tree, is_array, is_state, state_fields
 from .learner import Learner
@@ -56,7 +57,7 @@ def require_possible(learner: Learner, tree: Tree, ranks: int) -> None:
     x, optimizer = tree["parameters"], tree["optimizer"]
     if not math.isfinite(body(x).largest_magnitude(x)):
         raise UserError("has parameters that are not finite")
-    check_counts(optimizer, "optimizer")
+    check_counts(optimizer, OptimizerState.counts, "optimizer")
     buffers = learner.local_step.state.buffers
     if optimizer["buffers"].keys() != buffers.keys():
         had, has = (", ".join(sorted(each)) or "none" for each in (optimizer["buffers"], buffers))

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from ..array_files import reading_errors
 from ..communication import Communicator
 from ..errors import SharedError, UserError
-from ..validation import checked_path
+from ..validation import checked_path, line_of
 from . import checkpoint_files as files
-from .captured import Tree, restore, unflatten
+from .captured import Tree, restore, room_for, unflatten
 from .checkpoint_files import Damaged, Reader
 from .checkpoints import described, wait_for_writing
 from .fitting import require_alike, require_possible
@@ -111,8 +112,8 @@ def load_checkpoint(
         problem = problem and problem + hint
     comm.raise_together(problem)
     assert read is not None
-    tree, sent, extras = read
-    restore(learner, tree)
+    tree, room, sent, extras = read
+    restore(learner, tree, room)
     folder_of_all = str(at.resolve())
     _from_first(comm, lambda: learner.algorithm.read_elsewhere(learner.state, folder_of_all))
     learner.bytes_sent = sent
@@ -164,8 +165,9 @@ def _earlier(damaged: Path) -> str:
 
 def _read(
     learner: Learner, reader: Reader, ranks: int, sizes: list[dict[str, int]]
-) -> tuple[Tree, int, list[Any]]:
-    """This rank's tree, the bytes it has sent, and the extras of the ranks that it has read."""
+) -> tuple[Tree, Tree, int, list[Any]]:
+    """This rank's tree, room for it, the bytes that the rank has sent, and the extras of the ranks
+    that it has read."""
     rank, size = learner.comm.rank, learner.comm.size
     mine = [rank] if ranks == size else list(range(ranks))
     numbers = [reader.numbers(each) for each in mine]
@@ -185,11 +187,16 @@ def _read(
             tree = regroup(learner, states, weights, sizes, lambda k, name: arrays[k][name])
             sent = sent // size + (rank < sent % size)
         require_possible(learner, tree, ranks)
+        room = room_for(learner, tree)
     except Damaged:
         raise
     except UserError as error:
         raise UserError(f"checkpoint {str(reader.path)!r}: {error}") from error
-    return tree, sent, extras
+    except reading_errors() as error:
+        raise UserError(
+            f"checkpoint {str(reader.path)!r} cannot be read: {line_of(error)}"
+        ) from error
+    return tree, room, sent, extras
 
 
 def _difference(path: Path, manifest: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:

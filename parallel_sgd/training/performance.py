@@ -136,8 +136,8 @@ class SyncPerformance(Trace):
 
     def missed(self) -> str | None:
         """At the end, in words, that no step was a synchronization; None where one was."""
-        if self._synchronizations or not self._steps:
-            return None
+        if self._synchronizations or self._exchanged or not self._steps:
+            return None  # or `finish` has exchanged, where no block was full
         return (
             f"sync_perf_stats={self._every}: in none of {self._steps} steps have ranks exchanged "
             'arrays; an algorithm that does says so by `with comm.trace.span("exchange")`'

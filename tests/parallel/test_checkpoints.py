@@ -7,6 +7,8 @@ import hashlib
 import itertools
 import os
 import shutil
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ from cases import BLOCK_SIZE, OPTIMIZERS, few_ranks_but, gradient_of, samples_of
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
 from parallel_sgd.algorithms import ALGORITHMS
-from parallel_sgd.training import checkpoint_files
+from parallel_sgd.algorithms.data_parallel import DataParallelState
+from parallel_sgd.array_files import ArrayInFile
+from parallel_sgd.state import across
+from parallel_sgd.training import captured, checkpoint_files
 from parallel_sgd.training.captured import capture, flatten
 
 STEPS = 7
@@ -342,6 +347,87 @@ def test_a_damaged_rank_is_everybodys(on_ranks, tmp_path):
         with pytest.raises(UserError, match=rf"is not whole: it has no manifest.*'{first}'"):
             psgd.load_checkpoint(learner, folder)
         psgd.load_checkpoint(learner, first)
+
+    on_ranks(body)
+
+
+@dataclass(kw_only=True)
+class TrendState(DataParallelState):
+    trend: float = across("same", default=-0.5)
+    best: float = across("same", default=-7.5)
+
+
+class Trend(psgd.DataParallelSGD):
+    """An algorithm of one's own, whose numbers need not be counts."""
+
+    def init(self, parameters: psgd.Parameters, comm: Communicator) -> TrendState:
+        return TrendState(**vars(super().init(parameters, comm)))
+
+
+def test_numbers_of_ones_own_may_be_any(on_ranks, tmp_path):
+    def body(comm: Communicator) -> None:
+        folder = shared(comm, tmp_path)
+        learner = learner_of("32 bits", comm, algorithm=Trend())
+        learner.state.trend = -2.5
+        psgd.Checkpoints(folder).save(learner, background=False)
+        other = learner_of("32 bits", comm, algorithm=Trend())
+        psgd.load_checkpoint(other, folder)
+        assert (other.state.trend, other.state.best) == (-2.5, -7.5)
+
+    on_ranks(body)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(ArrayInFile, "whole"), (captured, "_room")])
+@pytest.mark.parametrize("error", [MemoryError, OSError])
+def test_arrays_that_one_rank_cannot_read(on_ranks, tmp_path, monkeypatch, owner, name, error):
+    """They are read before any rank begins to change its learner."""
+    stuck: list[int] = []
+    found = getattr(owner, name)
+
+    def fails(*args: Any) -> Any:
+        if threading.get_ident() in stuck:
+            raise error("Unable to\nallocate")
+        return found(*args)
+
+    monkeypatch.setattr(owner, name, fails)
+
+    def body(comm: Communicator) -> None:
+        folder = shared(comm, tmp_path)
+        learner = learner_of("DiLoCo", comm)
+        psgd.Checkpoints(folder).save(learner, background=False)
+        train(learner, 0)
+        before = everything(learner)
+        if comm.rank == comm.size - 1:
+            stuck.append(threading.get_ident())
+        message = rf"^checkpoint '.*' cannot be read: Unable to allocate \(on rank {comm.size - 1}"
+        with pytest.raises(UserError, match=message):
+            psgd.load_checkpoint(learner, folder)
+        assert everything(learner) == before
+
+    on_ranks(body)
+
+
+def test_a_failure_in_the_background_names_its_ranks_once(on_ranks, tmp_path):
+    """Also where workers hear of it, who have another way to tell each other."""
+
+    def body(comm: Communicator) -> None:
+        folder = shared(comm, tmp_path) / "file"
+        if comm.rank == 0:
+            folder.touch()
+        comm.barrier()
+        algorithm = psgd.DataParallelASGD(sync_steps=1, servers=comm.size // 2)
+        learner = learner_of("parameter servers", comm, algorithm=algorithm)
+        message = r"no checkpoint could be written to .*file' \(on rank 0\)$"
+
+        def until_it_is_heard() -> None:
+            if not learner.serves:
+                psgd.Checkpoints(folder).save(learner)
+                for step in range(10**4):
+                    train(learner, step)
+            learner.finish()
+
+        with pytest.raises(UserError, match=message):
+            until_it_is_heard()
 
     on_ranks(body)
 

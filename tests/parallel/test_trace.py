@@ -21,6 +21,7 @@ from parallel_sgd import (
     DataParallelASGD,
     DataParallelSGD,
     Learner,
+    ModelAveragingSGD,
     UserError,
 )
 from parallel_sgd import trace as trace_module
@@ -343,6 +344,20 @@ def test_where_nothing_is_exchanged_the_end_says_so(capsys):
     assert capsys.readouterr().out.startswith(
         "sync_perf_stats=50: in none of 3 steps have ranks exchanged arrays; an algorithm that"
     )
+
+
+def test_blocks_that_end_before_the_first_is_full_have_exchanged(on_ranks, capsys):
+    def body(comm):
+        parameters = MLP([6, 5, 4], seed=0).parameters
+        algorithm = ModelAveragingSGD(sync_steps=10)
+        trained = Learner(parameters, SGD(lr=0.1), algorithm, comm, sync_perf_stats=1)
+        for _ in range(3):
+            trained.gradient.flat.fill(0)
+            trained.step(samples=5)
+        trained.finish()
+
+    on_ranks(body)
+    assert "in none of" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
