@@ -8,6 +8,8 @@ import itertools
 import os
 import shutil
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -418,16 +420,20 @@ def test_a_failure_in_the_background_names_its_ranks_once(on_ranks, tmp_path):
         algorithm = psgd.DataParallelASGD(sync_steps=1, servers=comm.size // 2)
         learner = learner_of("parameter servers", comm, algorithm=algorithm)
         message = r"no checkpoint could be written to .*file' \(on rank 0\)$"
+        checkpoints = psgd.Checkpoints(folder)
 
         def until_it_is_heard() -> None:
             if not learner.serves:
-                psgd.Checkpoints(folder).save(learner)
-                for step in range(10**4):
-                    train(learner, step)
+                checkpoints.save(learner)
+                while not all(each.done for each in learner._beside):
+                    time.sleep(0.001)
+                train(learner, 0)
             learner.finish()
 
         with pytest.raises(UserError, match=message):
             until_it_is_heard()
+        with suppress(UserError):  # what one rank has heard of another is still its own, too
+            checkpoints.wait()
 
     on_ranks(body)
 

@@ -314,9 +314,9 @@ def test_items_are_read_only_by_the_rank_they_belong_to():
     pairs = zip(sources, learners, strict=True)
     dealt = deal([source.minibatches(learner) for source, learner in pairs], learners)
     assert dealt == run(23, 3, 6)
-    compared = np.linspace(0, 22, 8).astype(int).tolist()  # their labels, among the ranks
+    compared = np.linspace(0, 22, 8).astype(int).tolist()  # their labels, twice, among the ranks
     for rank, own in enumerate(items):
-        assert own.read == compared + flat(parts[rank] for parts in dealt)
+        assert own.read == 2 * compared + flat(parts[rank] for parts in dealt)
 
 
 def test_an_empty_part_of_items_has_the_samples_shape():
