@@ -21,7 +21,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 from .attendance import LEFT, sign_off
 
@@ -36,7 +35,7 @@ _LONGEST_SLEEP_S = 0.02  #: of a rank that has left, between two looks
 Entered = Mapping[str, int]  #: collectives on a communicator, by its name
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Calls:
     """The collectives that this rank has entered on one communicator.
 
@@ -59,6 +58,7 @@ class Calls:
     def child(self, ranks: tuple[int, ...], group: int = 0) -> Calls:
         """Those of a communicator that is made from this one, by all of its ranks together."""
         self.made += 1
+        ranks = self.ranks if ranks == self.ranks else ranks  # there may be thousands of these
         return Calls(f"{self.name}/{self.made}.{group}", ranks)
 
 
@@ -73,7 +73,8 @@ class Departures:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm, self._rank, self._size = comm, comm.rank, comm.size
-        self._calls: WeakValueDictionary[str, Calls] = WeakValueDictionary()
+        # For good: others may yet wait in a communicator that is closed here, or forgotten.
+        self._calls: dict[str, Calls] = {}
         self._left: dict[int, Entered] = {}
         self._told: set[int] = set()  # of whom rank 0 has told the rest
         self._told_s = 0.0

@@ -78,6 +78,32 @@ def test_an_error_that_nobody_has_asked_for(ranks: int, tmp_path: Path) -> None:
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
+LAST = """
+import time
+import numpy as np
+import parallel_sgd as psgd
+
+
+def main():
+    with psgd.Communicator.world(timeout_s=60) as comm:
+        array = np.full(3, comm.rank)
+        if comm.rank == 2:
+            time.sleep(4)
+        comm.broadcast(array)  # to rank 3 by way of rank 2, as MPICH does it
+        assert (array == 0).all()
+
+
+main()
+"""
+
+
+def test_ranks_that_have_done_all_may_end_before_the_others(tmp_path: Path) -> None:
+    """Also where their program has let go of the communicator in which others still are."""
+    (tmp_path / "last.py").write_text(LAST)
+    code, output = finished("run", "-n", "4", "last.py", folder=tmp_path)
+    assert code == 0, output
+
+
 @pytest.mark.any_mpi
 def test_the_same_without_mpiexec(tmp_path: Path) -> None:
     (tmp_path / "unasked.py").write_text(UNASKED.replace("world(timeout_s=30)", "single()"))
