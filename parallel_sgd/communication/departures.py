@@ -114,13 +114,14 @@ class Departures:
     def _send(self, rank: int, told: Mapping[int, Entered] | None) -> None:
         self._sending.append((self._comm.isend(told, rank, _TAG), told))
 
-    def left(self, ranks: tuple[int, ...]) -> list[int]:
-        """Those of these ranks of the world that are known to have left."""
-        return [rank for rank in ranks if rank in self._left]
+    def has_left(self, rank: int) -> bool:
+        """Whether a rank of the world is known to have left."""
+        return rank in self._left
 
     def missing(self, calls: Calls, number: int) -> list[int]:
         """The ranks of the world that have left before they entered so many of these calls."""
-        return [r for r in self.left(calls.ranks) if self._left[r].get(calls.name, 0) < number]
+        gone = [rank for rank in calls.ranks if self.has_left(rank)]
+        return [rank for rank in gone if self._left[rank].get(calls.name, 0) < number]
 
     def leave(self) -> None:
         """Tell that this rank has come to its end, and wait until all have.

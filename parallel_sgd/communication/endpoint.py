@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -23,7 +23,14 @@ Result = TypeVar("Result")
 
 
 class Transfer(Protocol):
-    """A body on its way. The array that it is sent from, or received into, belongs to it."""
+    """A body on its way. The array that it is sent from, or received into, belongs to it.
+
+    Attributes:
+        peer: to or from whom.
+    """
+
+    @property
+    def peer(self) -> int: ...
 
     def done(self) -> bool:
         """Whether it has ended; moves it on.
@@ -122,9 +129,16 @@ class Endpoint(ABC):
             silent: some of them are not dead, and this rank has to end the job for them.
         """
 
-    def watched(self, name: str) -> AbstractContextManager[object]:
-        """Within this `with` block a wait longer than `timeout_s` ends the job."""
-        return nullcontext()
+    @abstractmethod
+    def watched(self, name: str, peer: int) -> AbstractContextManager[object]:
+        """Around a wait for one peer, which is not endless.
+
+        Args:
+            name: of what is waited for, or waited in.
+
+        It ends after `timeout_s`, or two seconds after it is known that the peer has left: over MPI
+        with the job; between threads by a UserError of `arrivals`.
+        """
 
     def until(self, ready: Callable[[], Result | None]) -> Result:
         """What `ready` returns, as soon as that is something; meanwhile the core is left to others.
@@ -137,12 +151,13 @@ class Endpoint(ABC):
             patience.pause(self)
         return result
 
-    def finish(self, transfers: Iterable[Transfer]) -> None:
-        """Until all have ended. Raises as their `done`."""
+    def finish(self, transfers: Iterable[Transfer], name: str = "messages") -> None:
+        """Until all have ended; each is a wait of this name. Raises as their `done`."""
         patience = Patience(moving=True)
         for transfer in transfers:
-            while not transfer.done():
-                patience.pause(self)
+            with self.watched(name, transfer.peer):
+                while not transfer.done():
+                    patience.pause(self)
 
 
 class Patience:

@@ -45,8 +45,14 @@ class Messages(ABC):
 
     @abstractmethod
     def watched(self, name: str) -> AbstractContextManager[object]:
-        """Within this `with` block a wait longer than the communicator's `timeout_s` ends the job:
-        enter it where a wait begins, and leave it when something has come."""
+        """Around a wait for a message, which is not endless: enter it where the wait begins, and
+        leave it when something has come.
+
+        Over MPI the job ends after the communicator's `timeout_s`, or as soon as a rank is known to
+        have left before it has come so far by `enter`. Between threads `progress` raises a
+        UserError after `timeout_s`, or two seconds after a rank has left of which a message is
+        received.
+        """
 
     def idle(self, seconds: float) -> None:
         """Leave the core to others for so long, or until something comes."""

@@ -56,7 +56,7 @@ class MpiEndpoint(Endpoint):
         world_ranks: Sequence[int],
     ) -> None:
         self.peers, self.timeout_s, self._watched = tuple(peers), watched.timeout_s, watched
-        self._of_world = {world_ranks[peer]: peer for peer in self.peers}
+        self._in_world = {peer: world_ranks[peer] for peer in self.peers}
         self._comm, self.rank = comm, comm.rank
         self._out, tag = tags_of(serving)
         self._in = tag
@@ -155,11 +155,11 @@ class MpiEndpoint(Endpoint):
     def leave_lost(self, *, silent: bool = False) -> None:
         atexit.register(_end_silent if silent else _end_now)
 
-    def watched(self, name: str) -> AbstractContextManager[object]:
-        return self._watched(name, peers=tuple(self._of_world))
+    def watched(self, name: str, peer: int) -> AbstractContextManager[object]:
+        return self._watched(name, peer=self._in_world[peer])
 
     def left(self) -> list[int]:
-        return [self._of_world[rank] for rank in self._watched.left(tuple(self._of_world))]
+        return [peer for peer, rank in self._in_world.items() if self._watched.has_left(rank)]
 
     def idle(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -207,7 +207,7 @@ class MpiTransfer:
         *,
         received: bool = False,
     ) -> None:
-        self._peer, self._received = peer, received
+        self.peer, self._received = peer, received
         self._rest = list(zip(requests, arrays, strict=True))
 
     def done(self) -> bool:
@@ -226,7 +226,7 @@ class MpiTransfer:
 
     def _meant(self, error: MPI.Exception) -> Exception:
         if error.Get_error_class() in LOST:
-            return PeerLost(self._peer)
+            return PeerLost(self.peer)
         if error.Get_error_class() == MPI.ERR_TRUNCATE:
             self._rest.pop()
             return OtherLength()

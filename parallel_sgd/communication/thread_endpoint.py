@@ -6,7 +6,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
 from ..errors import UserError
@@ -83,7 +83,8 @@ class MailWaits:
                 self._mail.changed.wait(seconds)
 
     @contextmanager
-    def watched(self, name: str) -> Iterator[None]:
+    def _waiting(self, name: str) -> Iterator[None]:
+        """Within this `with` block `_check_patience` looks at the clock."""
         self._waits_since, self._gone_since = (name, time.monotonic()), None
         try:
             yield
@@ -119,6 +120,7 @@ class ThreadEndpoint(MailWaits, Endpoint):
         self.peers = tuple(peers)
         self._out, self._in = tags_of(serving)
         self._listening = set(self.peers)
+        self._awaited: tuple[int, ...] = ()
 
     def listen(self, peer: int) -> None:
         self._listening.add(peer)
@@ -131,11 +133,15 @@ class ThreadEndpoint(MailWaits, Endpoint):
                 self._listening.discard(peer)
                 found.append((peer, header))
         if not found:
-            self._check_patience(self.peers)
+            self._check_patience(self._awaited)
         return found
 
+    def watched(self, name: str, peer: int) -> AbstractContextManager[None]:
+        self._awaited = (peer,)
+        return self._waiting(name)
+
     def receive(self, peer: int, body: Bytes) -> Transfer:
-        return _Received(self._mail, (peer, self.rank, self._in + 1), body)
+        return _Received(peer, self._mail, (peer, self.rank, self._in + 1), body)
 
     def body_here(self, peer: int) -> int:
         return self._mail.length_of_next((peer, self.rank, self._in + 1))
@@ -148,7 +154,7 @@ class ThreadEndpoint(MailWaits, Endpoint):
         if body is not None and len(body):
             self._mail.put((self.rank, peer, self._out + 1), body)
         self._mail.put((self.rank, peer, self._out), header)
-        return _Sent()
+        return _Sent(peer)
 
     def left(self) -> list[int]:
         return self._mail.left(self.peers)
@@ -158,13 +164,16 @@ class ThreadEndpoint(MailWaits, Endpoint):
 
 
 class _Sent:
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
+
     def done(self) -> bool:
         return True
 
 
 class _Received:
-    def __init__(self, mail: Mail, key: Key, body: Bytes) -> None:
-        self._mail, self._key, self._body = mail, key, body
+    def __init__(self, peer: int, mail: Mail, key: Key, body: Bytes) -> None:
+        self.peer, self._mail, self._key, self._body = peer, mail, key, body
         self._ended = False
 
     def done(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from .messages import Array, Messages, Then
 from .thread_endpoint import Key, Mail, MailWaits
 
@@ -15,6 +17,9 @@ class ThreadMessages(MailWaits, Messages):
         super().__init__(mail, rank, timeout_s)
         self._sent: list[Then] = []
         self._receives: list[tuple[Key, Array, Then]] = []
+
+    def watched(self, name: str) -> AbstractContextManager[None]:
+        return self._waiting(name)
 
     def send(self, array: Array, peer: int, tag: int, then: Then) -> None:
         self._mail.put((self.rank, peer, FIRST_TAG + tag), array)

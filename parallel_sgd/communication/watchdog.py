@@ -72,7 +72,7 @@ class Watchdog:
         name: str,
         calls: Calls | None = None,
         *,
-        peers: tuple[int, ...] = (),
+        peer: int | None = None,
         problem: str | None = None,
     ) -> _Wait:
         """A wait.
@@ -80,21 +80,21 @@ class Watchdog:
         Args:
             name: of what is waited in.
             calls: of the communicator, where it is in a collective, which has been counted.
-            peers: the ranks of the world of which one is waited for, where it is for a message.
+            peer: the rank of the world that is waited for, where it is for a message.
             problem: why this rank cannot go on, of which the others are to hear in this wait: it is
                 printed if they do not come soon.
         """
         if self._thread is None:
             self._start()
-        return _Wait(self._waits, name, calls, peers, problem)
+        return _Wait(self._waits, name, calls, peer, problem)
 
     def know(self, calls: Calls) -> Calls:
         """Tell the others at the end, too, how many of these there were. Local."""
         return self._departures.know(calls) if self._departures else calls
 
-    def left(self, peers: tuple[int, ...]) -> list[int]:
-        """Those of these ranks of the world that are known to have left. Local."""
-        return self._departures.left(peers) if self._departures else []
+    def has_left(self, rank: int) -> bool:
+        """Whether a rank of the world is known to have left. Local."""
+        return self._departures is not None and self._departures.has_left(rank)
 
     def _start(self) -> None:
         with self._starting:
@@ -128,10 +128,10 @@ class Watchdog:
             return []
         if wait.calls is not None:
             return self._departures.missing(wait.calls, wait.number)
-        gone = self._departures.left(wait.peers)
-        if gone and wait.gone_since is None:
-            wait.gone_since = now
-        return gone if now - (wait.gone_since or now) > ON_ITS_WAY_S else []
+        if wait.peer is None or not self.has_left(wait.peer):
+            return []
+        wait.gone_since = wait.gone_since or now
+        return [wait.peer] if now - wait.gone_since > ON_ITS_WAY_S else []
 
     def _tell_problem(self, wait: _Wait) -> None:
         """Print why this rank cannot go on: the others may let it wait for long."""
@@ -166,7 +166,7 @@ class _Wait:
         "gone_since",
         "name",
         "number",
-        "peers",
+        "peer",
         "problem",
         "since",
         "thread",
@@ -177,10 +177,10 @@ class _Wait:
         waits: set[_Wait],
         name: str,
         calls: Calls | None,
-        peers: tuple[int, ...],
+        peer: int | None,
         problem: str | None,
     ) -> None:
-        self._waits, self.name, self.calls, self.peers = waits, name, calls, peers
+        self._waits, self.name, self.calls, self.peer = waits, name, calls, peer
         self.number = 0 if calls is None else calls.entered
         self.problem = problem
         self.gone_since: float | None = None

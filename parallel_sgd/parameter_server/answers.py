@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ..communication import Endpoint, PeerLost
-from ..communication.endpoint import Patience, Transfer
+from ..communication.endpoint import Transfer
 from ..kernels import empty_like
 from .wire import Message
 
@@ -76,11 +76,12 @@ class Answers:
 
     def finish(self) -> None:
         """Wait until everything has been sent."""
-        with self._endpoint.watched("answers to workers"):
-            patience = Patience(moving=True)
-            while self.going:
-                patience.pause(self._endpoint)
-                self.move()
+        for transfer, _ in self._sending:
+            try:
+                self._endpoint.finish([transfer], "answers to workers")
+            except PeerLost as error:
+                self.unheard.append(error.peer)
+        self._sending.clear()
 
     def _sent(self, transfer: Transfer) -> bool:
         """Whether a message has been sent, or cannot be any more."""

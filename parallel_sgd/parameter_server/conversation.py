@@ -139,14 +139,13 @@ class Conversation:
             if message.body:
                 coming.append(self._endpoint.receive(rank, body))
             answers.append(Answer(message, body))
-        with self._endpoint.watched("messages to and from servers"):
-            self._finish([*coming, *sending])
+        self._finish([*coming, *sending])
         return answers
 
     def _finish(self, transfers: list[Transfer]) -> None:
         """Until all have ended, also behind one that is not what was announced."""
         try:
-            self._endpoint.finish(transfers)
+            self._endpoint.finish(transfers, "messages to and from servers")
         except OtherLength:
             self._finish(transfers)
             raise UserError("a server's answer is not as long as it has announced") from None
@@ -159,7 +158,7 @@ class Conversation:
         """The header of an answer; or why it is none, and then its body is dropped."""
         rank = self._ranks[ask.server]
         while True:
-            with self._endpoint.watched(f"an answer of the server on rank {rank}"):
+            with self._endpoint.watched(f"an answer of the server on rank {rank}", rank):
                 header = self._endpoint.until(lambda: self._header_of(rank))
             self._endpoint.listen(rank)
             try:

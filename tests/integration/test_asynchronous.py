@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from jobs import ENVIRONMENT, ROOT, TRAIN, executed, finished, trainings
+from limits import patience
 
 from parallel_sgd.command_line.mpi_runtime import bound_mpi
 
@@ -174,6 +176,8 @@ algorithm = psgd.DataParallelASGD(sync_steps=1)
 learner = psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm)
 if not learner.serves:
     for step in range(40):
+        if comm.rank == 1 and step == 10 and sys.argv[2] == "exit":
+            sys.exit(0)
         if comm.rank == 1 and step == 10 and sys.argv[2] != "nothing":
             os.kill(os.getpid(), getattr(signal, sys.argv[2]))
         learner.gradient.flat[:] = 1
@@ -246,6 +250,16 @@ def test_a_worker_that_is_killed_or_silent_ends_the_job(folder: Path) -> None:
     code, output = lose(folder, "SIGSTOP", 2)
     assert code != 0
     assert "a server has not heard of the worker on rank 1 for timeout_s=2 s" in output
+
+
+@pytest.mark.any_mpi
+def test_a_worker_that_leaves_is_found_by_the_servers_beside_the_others(folder: Path) -> None:
+    """Who waits for a server that is there hears it from a server, and not after `timeout_s`."""
+    began = time.monotonic()
+    code, output = lose(folder, "exit", 600, "--servers", "0")
+    assert code == 1 and time.monotonic() - began < 30 * patience(), output
+    said = "the worker on rank 1 has left (its program has ended) without learner.finish()"
+    assert said in output or "for rank 1, which has left" in output
 
 
 @pytest.mark.any_mpi

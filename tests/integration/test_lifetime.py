@@ -97,10 +97,47 @@ main()
 """
 
 
-def test_ranks_that_have_done_all_may_end_before_the_others(tmp_path: Path) -> None:
+SLOW = """
+import threading, time
+import numpy as np
+import parallel_sgd as psgd
+from parallel_sgd.communication.mpi_endpoint import MpiEndpoint
+
+comm, right = psgd.Communicator.world(timeout_s=60), MpiEndpoint.receive
+parameters = psgd.Parameters({"w": np.ones(1_000_000, np.float32)})
+learner = psgd.Learner(parameters, psgd.SGD(lr=0.1), psgd.DataParallelASGD(sync_steps=1), comm)
+if not learner.serves:
+    learner.gradient.flat[:] = 1
+    learner.step(samples=1)
+
+
+def receive_late(endpoint, peer, body):
+    if peer == 3 and threading.current_thread() is threading.main_thread():
+        time.sleep(4)
+    return right(endpoint, peer, body)
+
+
+if comm.rank == 1:  # as a worker it has only the final model to receive, from rank 3 at last
+    MpiEndpoint.receive = receive_late
+learner.finish()
+assert (parameters.flat < 0.701).all()  # by the pushes of three workers, or four
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "servers"),
+    [
+        pytest.param(LAST, "0", id="a broadcast"),
+        pytest.param(SLOW, "1", id="the final model"),
+        pytest.param(SLOW, "0", id="of servers beside workers"),
+    ],
+)
+def test_ranks_that_have_done_all_may_end_before_the_others(
+    program: str, servers: str, tmp_path: Path
+) -> None:
     """Also where their program has let go of the communicator in which others still are."""
-    (tmp_path / "last.py").write_text(LAST)
-    code, output = finished("run", "-n", "4", "last.py", folder=tmp_path)
+    (tmp_path / "last.py").write_text(program)
+    code, output = finished("run", "-n", "4", "--servers", servers, "last.py", folder=tmp_path)
     assert code == 0, output
 
 

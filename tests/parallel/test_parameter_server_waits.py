@@ -8,7 +8,7 @@ import time
 import pytest
 from served_training import asynchronous, learner_of, put_gradient, servers_of
 
-from parallel_sgd import SGD, Checkpoints, UserError
+from parallel_sgd import SGD, Checkpoints, UserError, simulate
 from parallel_sgd.errors import SharedError
 from parallel_sgd.parameter_server import Client
 from parallel_sgd.parameter_server.server import Server
@@ -151,6 +151,27 @@ def test_no_bound_waits_for_a_worker_that_meets_the_others(on_ranks, apart):
             assert pushes[0] == 3
 
     on_ranks(body)
+
+
+@beside_and_apart
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_worker_that_leaves_without_finish_is_found(apart, mode):
+    """By the servers: who waits for one that is there does not look after other ranks itself."""
+
+    def body(comm):
+        algorithm = asynchronous(servers=servers_of(comm, apart), mode=mode)
+        learner = learner_of(comm, algorithm, SGD(lr=0.1))
+        if learner.serves:
+            learner.finish()
+        elif comm.rank == 1:
+            steps(learner, 1)
+        else:
+            three_and_finish(learner)
+
+    begin = time.monotonic()
+    with pytest.raises(UserError, match=r"rank 1( has left|, which has left)"):
+        simulate(4, body, timeout_s=60)
+    assert time.monotonic() - begin < SECONDS / 2
 
 
 def test_servers_end_with_their_workers(on_ranks):
