@@ -30,15 +30,29 @@ def program_ends() -> bool:
     return _ending.is_set()
 
 
-def rank_ends() -> bool:
-    """The rank that is this thread ends: stop what it has begun, where that can be stopped.
+def rank_ends(then: Callable[[], object]) -> None:
+    """The rank that is this thread ends: stop what it has begun, as soon as nothing needs it.
 
-    Returns:
-        Whether nothing of it goes on. Local.
+    Args:
+        then: called when nothing of that goes on any more. What cannot be stopped comes to its own
+            end first; this thread does not wait for that.
+
+    Local.
     """
-    own = threading.get_ident()
-    _stop([each for each in _running.copy() if each._begun_in == own])
-    return all(each._begun_in != own for each in _running.copy())
+    own = [each for each in _running.copy() if each._begun_in == threading.get_ident()]
+    waited_for = [each for each in own if each._stop is None]
+
+    def end() -> None:
+        for each in waited_for:
+            each.wait()
+        _stop(own)
+        if all(each.done for each in own):
+            then()
+
+    if waited_for:
+        threading.Thread(target=end, name="end of a rank", daemon=True).start()
+    else:
+        end()
 
 
 def _stop(running: Iterable[InBackground[Any]]) -> None:
@@ -58,7 +72,7 @@ class InBackground(Generic[Result]):
         name: of the thread.
         function: to run.
         stop: lets the function return soon, however much there is to do: called at the latest as
-            the program ends. Without it the program waits for the function's own end.
+            the program ends, when all that has none has come to its own end: that may need it.
 
     Whoever communicates in it needs a communicator of its own (`Communicator.duplicate`), since
     its collectives run beside those of the main thread.
@@ -92,6 +106,10 @@ class InBackground(Generic[Result]):
         """Whether `result` would return, or raise, at once."""
         return self._ended.is_set()
 
+    def wait(self) -> None:
+        """Wait for the function's end, and leave what it returned or raised to others."""
+        self._ended.wait()
+
     def result(self) -> Result:
         """Wait for the function's end; what it returned."""
         error = self.error()
@@ -101,7 +119,7 @@ class InBackground(Generic[Result]):
 
     def error(self) -> BaseException | None:
         """Wait for the function's end; what it raised, of which the caller tells the user."""
-        self._ended.wait()
+        self.wait()
         _failed.discard(self)
         return self._error
 
@@ -137,11 +155,11 @@ class InBackground(Generic[Result]):
 @atexit.register
 def _wait_for_all() -> None:
     """Python's own exit handlers run before MPI_Finalize, in which no thread may still be."""
-    _stop(_running.copy())
     _ending.set()
     while waited_for := [each for each in _running.copy() if each._stop is None]:
         for each in waited_for:  # one may begin another
-            each._ended.wait()
+            each.wait()
+    _stop(_running.copy())
     errors = {str(each._error): each._error for each in _failed if each._error is not None}
     if errors:  # threads that are ranks may have the same
         end_at_exit(list(errors.values()))

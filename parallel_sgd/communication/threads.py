@@ -294,8 +294,7 @@ def simulate(
     def run(rank: int) -> None:
         try:
             results[rank] = function(world.communicator(rank))
-            if rank_ends():  # otherwise something of it may yet come to where others wait
-                world.leave(rank)
+            rank_ends(partial(world.leave, rank))  # behind what may yet come to where others wait
         except BaseException as error:
             errors.append(error)
             world.abort()

@@ -49,6 +49,7 @@ class Client:
         self.statistics = WorkerStatistics()
         self._conversation = Conversation(endpoint, self.statistics, check)
         self._thread: ThreadPoolExecutor | None = None
+        self._begun: Future[Any] | None = None  # the latest
         self._asking = threading.Lock()
         self._owner = threading.get_ident()
         self.clock = 0  #: pushes so far, also those without samples
@@ -61,13 +62,18 @@ class Client:
         """Do something in the background that asks servers; what is asked later waits for it."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "to servers")
-        return self._thread.submit(self._alone, work)
+        begun = self._thread.submit(self._alone, work)
+        self._begun = begun
+        return begun
 
     def in_turn(self, work: Callable[[], Result]) -> Result:
-        """Do something that asks servers, after all that was begun before."""
+        """Do something that asks servers, after all that was begun before; also at the program's
+        end, when Python lets nothing be begun any more."""
         begin = time.perf_counter()
         try:
-            return self._alone(work) if self._thread is None else self.begin(work).result()
+            if self._begun is not None:
+                self._begun.exception()  # of which another is told
+            return self._alone(work)
         finally:
             if threading.get_ident() == self._owner:  # others do not keep training from going on
                 self.blocked_s += time.perf_counter() - begin

@@ -101,7 +101,8 @@ class Connection:
         self._optimizer = optimizer
         if self.group.shared:
             self._thread = ServerThread(self._server())
-            weakref.finalize(self, self._thread.stop)
+            forgotten = weakref.finalize(self, self._thread.stop)
+            forgotten.atexit = False  # the program's end stops it in its turn
 
     @property
     def client(self) -> Client:

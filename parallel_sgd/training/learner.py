@@ -326,6 +326,8 @@ class Learner:
             UserError: on all ranks, as `meet` does, or if a rank has taken no step with samples
                 that a source gave before it ended, and others have (or cannot be asked).
         """
+        for each in self._beside:  # it may need servers, which end with this
+            each.wait()
         self._look_beside()
         end = self.algorithm.serve if self.serves else self.algorithm.finish
         try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from jobs import ENVIRONMENT, TIMEOUT_S, finished
+from limits import patience
 
 MANY = """
 import threading, warnings
@@ -76,6 +78,44 @@ def test_an_error_that_nobody_has_asked_for(ranks: int, tmp_path: Path) -> None:
     assert code != 0 and output.count(line) == ranks, output
     assert "Traceback" not in output, output
     assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+UNFINISHED = """
+import time
+import numpy as np
+import parallel_sgd as psgd
+from parallel_sgd.training import checkpoint_files
+
+right, comm = checkpoint_files.write_rank, psgd.Communicator.world(timeout_s=60)
+
+
+def late(*arguments):
+    time.sleep(1)
+    return right(*arguments)
+
+
+checkpoint_files.write_rank = late
+parameters = psgd.Parameters({"w": np.ones(3, np.float32)})
+tables = (psgd.Embedding(name="t", width=2),)
+algorithm = psgd.DataParallelASGD(servers=0, sync_steps=1, pipeline=True, tables=tables)
+learner = psgd.Learner(parameters, psgd.SGD(lr=0.1), algorithm, comm)
+learner.tables["t"].push(np.arange(5), np.ones((5, 2), np.float32), samples=1)
+learner.step(samples=1)
+psgd.Checkpoints("checkpoints").save(learner)
+for _ in range(5):
+    learner.step(samples=1)
+"""
+
+
+def test_a_program_that_ends_while_it_saves_rows(tmp_path: Path) -> None:
+    """Without learner.finish(): the servers beside the workers have to write them before."""
+    (tmp_path / "unfinished.py").write_text(UNFINISHED)
+    began = time.monotonic()
+    code, output = finished("run", "-n", "2", "unfinished.py", folder=tmp_path)
+    assert code == 0, output
+    assert time.monotonic() - began < 30 * patience(), output
+    (path,) = (tmp_path / "checkpoints").iterdir()
+    assert len(list(path.glob("tables-*.safetensors"))) == 2
 
 
 LAST = """

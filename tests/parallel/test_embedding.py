@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +20,10 @@ from parallel_sgd import (
     Parameters,
     UserError,
     load_checkpoint,
+    simulate,
 )
 from parallel_sgd.parameter_server.rows import RowTable
-from parallel_sgd.training import Checkpoints
+from parallel_sgd.training import Checkpoints, checkpoint_files
 
 WIDTH = 5
 SPACE = 10**11
@@ -138,6 +141,58 @@ def test_checkpoints_hold_rows_on_any_number_of_servers(on_ranks, tmp_path):
             learner.finish()
 
     on_ranks(body)
+
+
+def saves_slowly(comm, folder, servers, monkeypatch):
+    """A learner that has trained, and still writes its checkpoint."""
+    right = checkpoint_files.write_rank
+
+    def late(*arguments):
+        time.sleep(0.2)
+        return right(*arguments)
+
+    comm.barrier()
+    monkeypatch.setattr(checkpoint_files, "write_rank", late)
+    comm.barrier()
+    learner = learner_on(comm, Embedding(name="t", width=WIDTH), servers=servers)
+    checkpoints = Checkpoints(folder)
+    if not learner.serves:
+        learner.tables["t"].push(np.array([7, 9]), np.ones((2, WIDTH), np.float32), samples=1)
+        learner.gradient.flat[:] = 1
+        learner.step(1)
+        checkpoints.save(learner)
+    return learner, checkpoints
+
+
+def test_a_checkpoint_may_be_saved_just_before_the_end(on_ranks, tmp_path, monkeypatch):
+    """Servers stay until it is written."""
+
+    def body(comm):
+        folder = Path(comm.allgather_object(str(tmp_path))[0])
+        for servers in {0, min(1, comm.size - 1)}:
+            path = folder / str(servers)
+            learner, checkpoints = saves_slowly(comm, path, servers, monkeypatch)
+            learner.finish()
+            saved = checkpoints.wait()
+            assert learner.serves or list(saved.glob("tables-*.safetensors"))
+            comm.barrier()
+
+    on_ranks(body)
+
+
+def test_a_checkpoint_is_written_though_the_rank_has_ended(tmp_path, monkeypatch):
+    """By its server, which is stopped behind it; then the rank has left, where others need it."""
+
+    def body(comm):
+        _, checkpoints = saves_slowly(comm, tmp_path, 0, monkeypatch)
+        if comm.rank == 1:
+            checkpoints.wait()
+            comm.barrier()
+
+    with pytest.raises(UserError, match="waits in sum_integers for rank 0, which has left"):
+        simulate(2, body, timeout_s=10)
+    (path,) = checkpoint_files.checkpoints_in(tmp_path)
+    assert len([*path.glob("tables-*.safetensors")]) == 2
 
 
 def test_bad_ids_and_gradients_are_refused_and_the_server_goes_on(on_ranks):
