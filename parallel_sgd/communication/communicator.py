@@ -74,7 +74,6 @@ class Communicator(ABC):
     trace: Trace = NO_TRACE
     in_common: InCommon | None = None
     learners: int = 0
-    called: Sequence[int] = range(2**31)  #: what errors call the ranks: where they are of a world
     _hosts: list[str] | None = None
     _problem: str | None = None  # of this rank, which the others are about to hear of
 
@@ -220,6 +219,11 @@ class Communicator(ABC):
             self.close()
 
     @property
+    def world_ranks(self) -> Sequence[int]:
+        """What these ranks are called in the whole world, in their order: errors do so. Local."""
+        return range(self.size)
+
+    @property
     @abstractmethod
     def timeout_s(self) -> float:
         """Longest wait of this rank for others, in seconds. Local."""
@@ -273,7 +277,7 @@ class Communicator(ABC):
                     for text, ranks in found.items()
                 )
             )
-        different = different_calls([kind for kind, _ in everywhere], self.called[: self.size])
+        different = different_calls([kind for kind, _ in everywhere], self.world_ranks)
         if different:
             raise SharedError(different)
         return [theirs for _, theirs in everywhere]
@@ -360,7 +364,7 @@ class Communicator(ABC):
                 raise SharedError(f"{name} must be the same on all ranks, but differs: {has}")
 
     def _name(self, ranks: Sequence[int]) -> str:
-        return in_words([self.called[rank] for rank in ranks])
+        return in_words([self.world_ranks[rank] for rank in ranks])
 
 
 def checked_timeout(timeout_s: float) -> float:

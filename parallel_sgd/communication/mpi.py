@@ -188,7 +188,7 @@ class MpiCommunicator(Communicator):
     def _of(self, comm: MPI.Intracomm, group: int) -> MpiCommunicator:
         """All or some of these ranks, with what else this communicator knows."""
         places = MPI.Group.Translate_ranks(comm.group, None, self._comm.group)
-        calls = self._calls.child(tuple(self._calls.ranks[place] for place in places), group)
+        calls = self._calls.child(tuple(self.world_ranks[place] for place in places), group)
         made = MpiCommunicator(comm, self._watched, calls, cuda_aware=self._cuda_aware)
         made.trace = self.trace
         return made
@@ -196,12 +196,16 @@ class MpiCommunicator(Communicator):
     def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
         from .mpi_endpoint import MpiEndpoint
 
-        return MpiEndpoint(self._comm, peers, serving, self._watched, self._calls.ranks)
+        return MpiEndpoint(self._comm, peers, serving, self._watched, self.world_ranks)
 
     def messages(self) -> Messages:
         from .mpi_messages import MpiMessages
 
         return MpiMessages(self._comm, self._watched, self._calls, cuda_aware=self._cuda_aware)
+
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        return self._calls.ranks
 
     @property
     def timeout_s(self) -> float:

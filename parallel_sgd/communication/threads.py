@@ -64,7 +64,13 @@ class ThreadWorld:
         return ThreadCommunicator(self, rank)
 
     def part(self, number: int, group: int, members: Sequence[int]) -> ThreadWorld:
-        """The world of one group, of these ranks, that they get at their so many-th parting."""
+        """The world of some of these ranks, the same one for all of them.
+
+        Args:
+            number: of the `duplicate` or `split` that makes it, counted from 0 on each rank.
+            group: the number that its members have given.
+            members: its ranks in this world.
+        """
         with self._lock:
             if (number, group) not in self._parts:
                 ranks = [self.ranks[member] for member in members]
@@ -241,6 +247,10 @@ class ThreadCommunicator(Communicator):
 
     def messages(self) -> Messages:
         return ThreadMessages(self._world.mail, self.rank, self.timeout_s)
+
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        return self._world.ranks
 
     @property
     def timeout_s(self) -> float:

@@ -108,5 +108,4 @@ def form(world: Communicator, servers: int | None, role: Role) -> Group:
         warnings.warn(GIL, stacklevel=4)  # where the learner is made
     serves = world.rank not in workers
     own = world.split(int(serves))
-    own.called = serving if serves else workers
     return Group(world, tuple(workers), tuple(serving), own, world.duplicate())

@@ -253,7 +253,8 @@ class Checkpoints:
             comm.raise_together(problem)
         written, problem = self._attempt(lambda: files.write_rank(part, comm.rank, arrays, numbers))
         if problem and not part.exists():
-            problem += f" (rank {comm.rank} on {comm.host}: do all ranks share this folder?)"
+            rank = comm.world_ranks[comm.rank]
+            problem += f" (rank {rank} on {comm.host}: do all ranks share this folder?)"
         if comm.rank == 0 and not problem:
             more, problem = self._attempt(lambda: elsewhere(part))
             written = {**written, **(more or {})}

@@ -226,7 +226,8 @@ class Learner:
         with self.world.trace.span("step"):
             total = self._step(samples)
         if stats and stats.stepped(samples, total, lambda: self.bytes_sent):
-            print(stats.line(self.comm.rank, self.comm.size, self.bytes_sent), flush=True)
+            rank = self.comm.world_ranks[self.comm.rank]
+            print(stats.line(rank, self.comm.size, self.bytes_sent), flush=True)
         self._computes_since = time.perf_counter()
         return total
 

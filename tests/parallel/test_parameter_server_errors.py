@@ -194,8 +194,12 @@ def test_a_gradient_too_large_for_few_bits_ends_all(on_ranks):
     on_ranks(body)
 
 
-def test_errors_among_workers_call_them_by_their_ranks_in_the_world():
+def test_errors_among_workers_call_them_by_their_ranks_in_the_world(on_ranks):
+    """Also in what is made of their communicator, as checkpoints do."""
+
     def body(comm):
+        if comm.size != 3:
+            return
         role = "server" if comm.rank == 0 else "worker"
         learner = Learner(starting_point(), SGD(lr=0.1), asynchronous(role=role), comm)
         if not learner.serves:
@@ -204,9 +208,17 @@ def test_errors_among_workers_call_them_by_their_ranks_in_the_world():
                 learner.comm.require_agreement({"n": comm.rank})
             with pytest.raises(SharedError, match=r"^bad \(on rank 2\)$"):
                 learner.comm.raise_together("bad" if comm.rank == 2 else None)
+            with (
+                pytest.raises(SharedError, match=r"^bad \(on rank 1\)$"),
+                learner.comm.duplicate() as apart,
+            ):
+                apart.raise_together("bad" if comm.rank == 1 else None)
+            alone = learner.comm.split(comm.rank)
+            with pytest.raises(SharedError, match=rf"^bad \(on rank {comm.rank}\)$"), alone:
+                alone.raise_together("bad")
         learner.finish()
 
-    simulate(3, body, timeout_s=5)
+    on_ranks(body)
 
 
 def header(seal=True, **values):
