@@ -165,6 +165,13 @@ def departures(world: MPI.Intracomm) -> Departures:
     return _of_the_world
 
 
+def look() -> None:
+    """Take in who has left by now, where this process's ranks tell each other. To be called now
+    and then, also where this rank waits for nobody: rank 0 passes it on to the others."""
+    if _of_the_world is not None:
+        _of_the_world.look()
+
+
 @atexit.register  # before any other of this package, so that it is called after them
 def _leave() -> None:
     """This process ends, with nothing of ours in the background any more."""

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from .abort import GRACE_S, users_line
 from .attendance import END, FAILED, place_of, sign_off
-from .departures import ON_ITS_WAY_S, Calls, Departures
+from .departures import ON_ITS_WAY_S, Calls, Departures, look
 from .phrases import left_in_vain
 
 #: The process of `ended_if_longer_than`: its stdin is closed when the wait is over.
@@ -48,9 +48,10 @@ class Watchdog:
         timeout_s: longest time in one wait, in seconds, more than 0.
         rank: named in the message.
         abort: ends the job on all ranks; this process is ended 5 s later if it could not.
-        departures: tells who has left; None: nobody does.
+        departures: tells who has left; None: nobody does. It may be given later.
 
-    Entering and leaving costs well under a microsecond; a thread looks twice a second.
+    Entering and leaving costs well under a microsecond; one thread, from the first wait in this
+    process on, looks after those of all watchdogs, twice a second.
     """
 
     def __init__(
@@ -62,10 +63,7 @@ class Watchdog:
     ) -> None:
         assert timeout_s > 0
         self.timeout_s, self._rank, self._abort = timeout_s, rank, abort
-        self._departures = departures
-        self._waits: set[_Wait] = set()
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self.departures = departures
 
     def __call__(
         self,
@@ -84,50 +82,38 @@ class Watchdog:
             problem: why this rank cannot go on, of which the others are to hear in this wait: it is
                 printed if they do not come soon.
         """
-        if self._thread is None:
-            self._start()
-        return _Wait(self._waits, name, calls, peer, problem)
+        if _thread is None:
+            _start()
+        return _Wait(self, name, calls, peer, problem)
 
     def know(self, calls: Calls) -> Calls:
         """Tell the others at the end, too, how many of these there were. Local."""
-        return self._departures.know(calls) if self._departures else calls
+        return self.departures.know(calls) if self.departures else calls
 
     def has_left(self, rank: int) -> bool:
         """Whether a rank of the world is known to have left. Local."""
-        return self._departures is not None and self._departures.has_left(rank)
+        return self.departures is not None and self.departures.has_left(rank)
 
-    def _start(self) -> None:
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
-                self._thread.start()
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(min(LOOKS_EVERY_S, self.timeout_s / 4))
-            waits, now = self._waits.copy(), time.monotonic()  # one step: no thread comes between
-            if self._departures is not None:
-                self._departures.look()
-            for wait in waits:
-                if now - wait.since > self.timeout_s:
-                    why = _message(self.timeout_s, self._rank, wait.name)
-                    return self._end(wait, [why, *self._where(wait)])
-                if now - wait.since < LOOKS_EVERY_S:
-                    continue
-                gone = self._gone(wait, now)
-                if gone:
-                    why = left_in_vain(gone, f"parallel_sgd: this rank waits in {wait.name}")
-                    place = users_line(_stack(wait))
-                    return self._end(wait, [f"[rank {self._rank}] {why}; ending the job{place}"])
-                if now - wait.since > TELLS_AFTER_S:
-                    self._tell_problem(wait)
+    def look_after(self, wait: _Wait, now: float) -> None:
+        """See that one of this watchdog's waits is not in vain, nor too long."""
+        if now - wait.since > self.timeout_s:
+            why = _message(self.timeout_s, self._rank, wait.name)
+            self._end(wait, [why, *self._where(wait)])
+        elif now - wait.since < LOOKS_EVERY_S:
+            return
+        elif gone := self._gone(wait, now):
+            why = left_in_vain(gone, f"parallel_sgd: this rank waits in {wait.name}")
+            place = users_line(_stack(wait))
+            self._end(wait, [f"[rank {self._rank}] {why}; ending the job{place}"])
+        elif now - wait.since > TELLS_AFTER_S:
+            self._tell_problem(wait)
 
     def _gone(self, wait: _Wait, now: float) -> list[int]:
         """The ranks for which this wait is in vain."""
-        if self._departures is None:
+        if self.departures is None:
             return []
         if wait.calls is not None:
-            return self._departures.missing(wait.calls, wait.number)
+            return self.departures.missing(wait.calls, wait.number)
         if wait.peer is None or not self.has_left(wait.peer):
             return []
         wait.gone_since = wait.gone_since or now
@@ -149,6 +135,7 @@ class Watchdog:
         return [f"[rank {self._rank}] {line}" for line in lines]
 
     def _end(self, wait: _Wait, lines: Sequence[str]) -> None:
+        _waits.discard(wait)  # it is ended once
         sign_off(FAILED)
         self._tell_problem(wait)
         threading.Timer(5.0, os._exit, args=(1,)).start()
@@ -161,7 +148,6 @@ class _Wait:
     """One wait of one thread."""
 
     __slots__ = (
-        "_waits",
         "calls",
         "gone_since",
         "name",
@@ -170,24 +156,25 @@ class _Wait:
         "problem",
         "since",
         "thread",
+        "watchdog",
     )
 
     def __init__(
         self,
-        waits: set[_Wait],
+        watchdog: Watchdog,
         name: str,
         calls: Calls | None,
         peer: int | None,
         problem: str | None,
     ) -> None:
-        self._waits, self.name, self.calls, self.peer = waits, name, calls, peer
+        self.watchdog, self.name, self.calls, self.peer = watchdog, name, calls, peer
         self.number = 0 if calls is None else calls.entered
         self.problem = problem
         self.gone_since: float | None = None
 
     def __enter__(self) -> None:
         self.thread, self.since = threading.get_ident(), time.monotonic()
-        self._waits.add(self)
+        _waits.add(self)
 
     def __exit__(
         self,
@@ -195,7 +182,30 @@ class _Wait:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._waits.discard(self)
+        _waits.discard(self)
+
+
+_waits: set[_Wait] = set()  # of all watchdogs
+_starting = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def _start() -> None:
+    """The thread that looks after them."""
+    global _thread
+    with _starting:
+        if _thread is None:
+            _thread = threading.Thread(target=_watch, daemon=True, name="watchdog")
+            _thread.start()
+
+
+def _watch() -> None:
+    while True:
+        time.sleep(LOOKS_EVERY_S)
+        waits, now = _waits.copy(), time.monotonic()  # one step: no thread comes between
+        look()
+        for wait in waits:
+            wait.watchdog.look_after(wait, now)
 
 
 @contextlib.contextmanager

@@ -149,6 +149,14 @@ def test_no_thread_is_started_before_the_first_wait():
     assert threading.active_count() == before
 
 
+def test_all_watchdogs_share_a_thread():
+    """There is one for every world, of which a program may make many."""
+    for number in range(5):
+        with Watchdog(60.0 + number, 0, lambda: None)("allgather"):
+            pass
+    assert [thread.name for thread in threading.enumerate()].count("watchdog") == 1
+
+
 @pytest.mark.parametrize(("abort", "code"), [("lambda: os._exit(7)", 7), ("lambda: None", 1)])
 def test_the_process_ends(abort, code):
     """By the abort of the job, or where that does nothing, some seconds later by itself."""
