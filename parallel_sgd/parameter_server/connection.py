@@ -36,7 +36,8 @@ ASKED_EVERY_S = 0.05  #: whether tables are written
 
 
 class Connection:
-    """
+    """What a rank needs to train with servers: a client, a server, or both.
+
     Args:
         group: who works and who serves.
         parameters: the model, as it is at the start on all ranks.

@@ -47,7 +47,8 @@ class Answer:
 
 
 class Conversation:
-    """
+    """Sends requests to servers, and puts together what they answer.
+
     Args:
         endpoint: to the servers, whose ranks are its peers in the order of their numbers.
         statistics: counts the bytes of training.

@@ -23,7 +23,8 @@ GIL = (
 
 @dataclass(frozen=True)
 class Group:
-    """
+    """Who trains and who serves, and the communicators in which they do.
+
     Attributes:
         world: all ranks.
         workers, servers: their ranks in the world, in the order of their numbers.

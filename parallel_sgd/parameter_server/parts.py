@@ -19,7 +19,8 @@ HostArray = npt.NDArray[Any]
 
 
 class Part:
-    """
+    """The slices of the model that one server holds, as a worker pushes and pulls them.
+
     Args:
         runs: (start, stop) of the part's values in the flat vector, in their order.
         shapes: of the part's slices.

@@ -36,7 +36,8 @@ class Seconds:
 
 @dataclass
 class WorkerStatistics:
-    """
+    """What one worker has pushed and pulled, and what that has cost it.
+
     Attributes:
         pushes: that have changed the model.
         samples: in them.

@@ -25,7 +25,8 @@ COUNTS = ("rows", "bytes", "pending", "evicted")
 
 
 class ServedTables:
-    """
+    """The rows of all embedding tables that one server holds.
+
     Args:
         options: of each table, in the order of their numbers.
         server, servers: this server's number, and how many there are.
