@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
@@ -54,7 +53,15 @@ class Span(Protocol):
     ) -> None: ...
 
 
-_NO_SPAN: Span = nullcontext()  # one is enough for all, in any thread
+class _NoSpan:
+    """Does nothing: one is enough for all, in any thread."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None: ...
+
+
+_NO_SPAN: Span = _NoSpan()
 
 
 class Trace:

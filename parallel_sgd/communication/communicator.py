@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self, TypeVar, cast
 
@@ -75,7 +74,9 @@ class Communicator(ABC):
     in_common: InCommon | None = None
     learners: int = 0
     _hosts: list[str] | None = None
-    _problem: str | None = None  # of this rank, which the others are about to hear of
+    _problem: str | None = None
+    # Of this rank, which the others are about to hear of. If they do not come soon, it is printed:
+    # what follows may end this rank before they do.
 
     @staticmethod
     def world(*, timeout_s: float = TIMEOUT_S, cuda_aware: bool = False) -> Communicator:
@@ -262,8 +263,11 @@ class Communicator(ABC):
         Raises:
             SharedError: on all ranks, naming the ranks that have the problem.
         """
-        with self._telling(problem):
+        self._problem = problem
+        try:
             self._gather(PROBLEM, problem)
+        finally:
+            self._problem = None
 
     def _gather(self, kind: str, item: Any) -> list[Any]:
         """Every rank's item, where no rank has come with a problem instead."""
@@ -281,16 +285,6 @@ class Communicator(ABC):
         if different:
             raise SharedError(different)
         return [theirs for _, theirs in everywhere]
-
-    @contextmanager
-    def _telling(self, problem: str | None) -> Iterator[None]:
-        """For a `with` block in which the others hear of a problem. If they do not come soon, it is
-        printed: what follows may end this rank before they do."""
-        self._problem = problem
-        try:
-            yield
-        finally:
-            self._problem = None
 
     def agree(
         self,
@@ -322,8 +316,12 @@ class Communicator(ABC):
             sign = sign * SIGN_FACTOR + value
         sign %= SIGN_PRIME
         own = np.array([samples, problem is not None, sign, sign * sign], np.int64)
-        with self.trace.span("wait"), self._telling(problem):
-            total, problems, signs, squares = self.sum_integers(own).tolist()
+        self._problem = problem
+        try:
+            with self.trace.span("wait"):
+                total, problems, signs, squares = self.sum_integers(own).tolist()
+        finally:
+            self._problem = None
         if problems:
             self.raise_together(problem)
         if self.size * squares != signs * signs:  # equal only where all signs are

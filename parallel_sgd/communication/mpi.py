@@ -90,6 +90,7 @@ class MpiCommunicator(Communicator):
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
         self._cuda_aware, self._watched = cuda_aware, watched
         self._calls = watched.know(calls)
+        self._wait = watched("", self._calls)  # one for all collectives, of which one is at a time
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         own = receive[sum(counts[: self.rank]) :][: counts[self.rank]]
@@ -117,7 +118,7 @@ class MpiCommunicator(Communicator):
     ) -> None:
         with self.trace.collective(), self._waits("alltoall"):
             host, sent = self._host(receive, read=False), self._host(send, read=True)
-            if max(host.size, sent.size, most or 0) > self.most_values:
+            if (most or max(host.size, sent.size)) > self.most_values:
                 self._send_pieces(parts_of(sent, send_counts), parts_of(host, receive_counts))
             else:
                 self._comm.Alltoallv([sent, list(send_counts)], [host, list(receive_counts)])
@@ -133,9 +134,12 @@ class MpiCommunicator(Communicator):
     def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         total = np.empty_like(values)
         with self._waits("sum_integers"):
-            for begin in range(0, len(values), self.most_values):
-                part = slice(begin, begin + self.most_values)
-                self._comm.Allreduce(values[part], total[part])
+            if len(values) <= self.most_values:
+                self._comm.Allreduce(values, total)
+            else:
+                pieces = (pieces_of(each, self.most_values) for each in (values, total))
+                for sent, summed in zip(*pieces, strict=True):
+                    self._comm.Allreduce(sent, summed)
         return total
 
     def _send_pieces(self, sent: Sequence[Array], received: Sequence[Array]) -> None:
@@ -183,7 +187,9 @@ class MpiCommunicator(Communicator):
     def _waits(self, name: str) -> AbstractContextManager[object]:
         """Around a collective, which begins."""
         self._calls.enter()
-        return self._watched(name, self._calls, problem=self._problem)
+        wait = self._wait
+        wait.name, wait.problem = name, self._problem
+        return wait
 
     def _of(self, comm: MPI.Intracomm, group: int) -> MpiCommunicator:
         """All or some of these ranks, with what else this communicator knows."""
@@ -258,5 +264,5 @@ def parts_of(array: Array, counts: Counts) -> list[Array]:
 
 def _same_place(a: Array, b: Array) -> bool:
     if array_module(a) is np:
-        return bool(a.ctypes.data == b.ctypes.data)
+        return MPI.Get_address(a) == MPI.Get_address(b)
     return bool(a.data.ptr == b.data.ptr)

@@ -64,6 +64,7 @@ class Watchdog:
         assert timeout_s > 0
         self.timeout_s, self._rank, self._abort = timeout_s, rank, abort
         self.departures = departures
+        self._gone_since: dict[int, float] = {}  # ranks of the world, as far as this one has seen
 
     def __call__(
         self,
@@ -72,8 +73,8 @@ class Watchdog:
         *,
         peer: int | None = None,
         problem: str | None = None,
-    ) -> _Wait:
-        """A wait.
+    ) -> Wait:
+        """A wait; one after the other, it may be used for several.
 
         Args:
             name: of what is waited in.
@@ -84,7 +85,7 @@ class Watchdog:
         """
         if _thread is None:
             _start()
-        return _Wait(self, name, calls, peer, problem)
+        return Wait(self, name, calls, peer, problem)
 
     def know(self, calls: Calls) -> Calls:
         """Tell the others at the end, too, how many of these there were. Local."""
@@ -94,7 +95,7 @@ class Watchdog:
         """Whether a rank of the world is known to have left. Local."""
         return self.departures is not None and self.departures.has_left(rank)
 
-    def look_after(self, wait: _Wait, now: float) -> None:
+    def look_after(self, wait: Wait, now: float) -> None:
         """See that one of this watchdog's waits is not in vain, nor too long."""
         if now - wait.since > self.timeout_s:
             why = _message(self.timeout_s, self._rank, wait.name)
@@ -108,18 +109,18 @@ class Watchdog:
         elif now - wait.since > TELLS_AFTER_S:
             self._tell_problem(wait)
 
-    def _gone(self, wait: _Wait, now: float) -> list[int]:
+    def _gone(self, wait: Wait, now: float) -> list[int]:
         """The ranks for which this wait is in vain."""
         if self.departures is None:
             return []
         if wait.calls is not None:
-            return self.departures.missing(wait.calls, wait.number)
+            return self.departures.missing(wait.calls, wait.calls.entered)
         if wait.peer is None or not self.has_left(wait.peer):
             return []
-        wait.gone_since = wait.gone_since or now
-        return [wait.peer] if now - wait.gone_since > ON_ITS_WAY_S else []
+        since = max(wait.since, self._gone_since.setdefault(wait.peer, now))
+        return [wait.peer] if now - since > ON_ITS_WAY_S else []
 
-    def _tell_problem(self, wait: _Wait) -> None:
+    def _tell_problem(self, wait: Wait) -> None:
         """Print why this rank cannot go on: the others may let it wait for long."""
         problem, wait.problem = wait.problem, None
         if problem is not None:
@@ -128,13 +129,13 @@ class Watchdog:
                 f"to tell them (in {wait.name})"
             )
 
-    def _where(self, wait: _Wait) -> list[str]:
+    def _where(self, wait: Wait) -> list[str]:
         """The stack of the thread that waits, in lines."""
         text = "".join(traceback.format_list(_stack(wait)))
         lines = ["where it waits:", *text.splitlines()] if text else []
         return [f"[rank {self._rank}] {line}" for line in lines]
 
-    def _end(self, wait: _Wait, lines: Sequence[str]) -> None:
+    def _end(self, wait: Wait, lines: Sequence[str]) -> None:
         _waits.discard(wait)  # it is ended once
         sign_off(FAILED)
         self._tell_problem(wait)
@@ -144,20 +145,10 @@ class Watchdog:
         self._abort()
 
 
-class _Wait:
-    """One wait of one thread."""
+class Wait:
+    """The wait of one thread, while it is in this `with` block."""
 
-    __slots__ = (
-        "calls",
-        "gone_since",
-        "name",
-        "number",
-        "peer",
-        "problem",
-        "since",
-        "thread",
-        "watchdog",
-    )
+    __slots__ = ("calls", "name", "peer", "problem", "since", "thread", "watchdog")
 
     def __init__(
         self,
@@ -168,9 +159,7 @@ class _Wait:
         problem: str | None,
     ) -> None:
         self.watchdog, self.name, self.calls, self.peer = watchdog, name, calls, peer
-        self.number = 0 if calls is None else calls.entered
         self.problem = problem
-        self.gone_since: float | None = None
 
     def __enter__(self) -> None:
         self.thread, self.since = threading.get_ident(), time.monotonic()
@@ -185,7 +174,7 @@ class _Wait:
         _waits.discard(self)
 
 
-_waits: set[_Wait] = set()  # of all watchdogs
+_waits: set[Wait] = set()  # of all watchdogs
 _starting = threading.Lock()
 _thread: threading.Thread | None = None
 
@@ -238,7 +227,7 @@ def _message(timeout_s: float, rank: int, name: str) -> str:
     )
 
 
-def _stack(wait: _Wait) -> traceback.StackSummary:
+def _stack(wait: Wait) -> traceback.StackSummary:
     """Of the thread that waits, if it still does."""
     frame = sys._current_frames().get(wait.thread)
     return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)

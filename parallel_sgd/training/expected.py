@@ -77,10 +77,12 @@ class Expected:
     def given(self) -> int:
         """Samples of all ranks up to the last minibatch that was given in this thread, the one that
         steps. The same on all ranks, whichever of the minibatches this rank has trained on."""
-        with self._lock:
-            self._remove_forgotten()
-            waiting = self._totals.get(current_thread(), 0)
-            return self.clock + self._left_out + self._in_step_here + waiting
+        waiting = 0
+        if self._totals:
+            with self._lock:
+                self._remove_forgotten()
+                waiting = self._totals.get(current_thread(), 0)
+        return self.clock + self._left_out + self._in_step_here + waiting
 
     def add(self, samples: int, total: int, feed: Feed | None = None) -> None:
         samples = integer("samples", samples, 0, MOST_SAMPLES)
@@ -100,6 +102,9 @@ class Expected:
         Raises:
             UserError: there are none such; nothing is taken.
         """
+        if not (self._waiting or self._fed):
+            self._step_began = self.clock
+            return None
         with self._lock:
             self._remove_forgotten()
             if not self._waiting:
@@ -135,8 +140,10 @@ class Expected:
 
     def end_step(self) -> None:
         """The clock has counted what was taken last, or training has failed."""
-        with self._lock:
-            self._step_began, self._in_step, self._in_step_here = None, 0, 0
+        if self._in_step:
+            with self._lock:
+                self._step_began, self._in_step, self._in_step_here = None, 0, 0
+        self._step_began = None
 
     def begin(self, feed: Feed) -> None:
         """A source begins; one that was left in the midst has no part in training any more."""
