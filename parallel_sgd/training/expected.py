@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from threading import Lock, Thread, current_thread
+from threading import Lock, get_ident
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
@@ -26,13 +26,13 @@ class Minibatch(NamedTuple):
     Attributes:
         own, total: samples of this rank, and of all.
         feed: by which it was given, where there is one.
-        thread: in which it was given.
+        thread: in which it was given. (That of the one that steps lives, so it is no other's.)
     """
 
     own: int
     total: int
     feed: Feed | None
-    thread: Thread
+    thread: int
 
 
 class Expected:
@@ -52,7 +52,7 @@ class Expected:
         self._algorithm, self._local_step = algorithm, local_step
         self._lock = Lock()
         self._waiting: deque[Minibatch] = deque()
-        self._totals: dict[Thread, int] = {}  # of all ranks in them, by thread
+        self._totals: dict[int, int] = {}  # of all ranks in them, by thread
         self._step_began: int | None = None  # at which clock, of the step that is under way
         self._in_step = self._in_step_here = 0  # what that has taken: in all, given in its thread
         self._left_out = 0  # of all ranks, given in the thread that steps
@@ -81,14 +81,14 @@ class Expected:
         if self._totals:
             with self._lock:
                 self._remove_forgotten()
-                waiting = self._totals.get(current_thread(), 0)
+                waiting = self._totals.get(get_ident(), 0)
         return self.clock + self._left_out + self._in_step_here + waiting
 
     def add(self, samples: int, total: int, feed: Feed | None = None) -> None:
         samples = integer("samples", samples, 0, MOST_SAMPLES)
         total = integer("total", total, samples)
         with self._lock:
-            self._append(Minibatch(samples, total, feed, current_thread()))
+            self._append(Minibatch(samples, total, feed, get_ident()))
 
     def take(self, samples: int) -> int | None:
         """Begin a step with the next minibatch, or the next ones that have so many samples of this
@@ -192,6 +192,8 @@ class Expected:
         """Which minibatches have so many samples of this rank: how many there are before them, and
         how many they are. As few as possible are left out."""
         waiting = self._waiting
+        if waiting[0].own == samples:
+            return 0, 1
         count = found = first = 0
         for before, minibatch in enumerate(waiting):
             while count == 0 or (found < samples and before + count < len(waiting)):
@@ -218,7 +220,7 @@ class Expected:
         left = self._totals.pop(thread, 0) - total
         if left > 0:  # else the thread may have ended
             self._totals[thread] = left
-        return total, thread is current_thread()
+        return total, thread == get_ident()
 
     def _take_next(self) -> int:
         total, here = self._pop()
