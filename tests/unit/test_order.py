@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -208,7 +207,6 @@ def test_what_cannot_be_recorded_to(folder):
         RecordedOrder(folder, 0, facts_of())
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_said(tmp_path):
     order = RecordedOrder(str(tmp_path), 0, facts_of())
     order.answered(1)

@@ -18,7 +18,10 @@ from parallel_sgd.communication.launched import FOLDER
 
 RANKS = 4
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "pidfd_open"),
+    reason="no process descriptors, which only Linux has: then no rank is named",
+)
 
 
 @pytest.fixture

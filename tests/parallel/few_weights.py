@@ -1,0 +1,50 @@
+"""Learners of two weights, on numbers that say whose they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import parallel_sgd as psgd
+from parallel_sgd.errors import UserError
+
+ALGORITHMS = {
+    "data-parallel": psgd.DataParallelSGD(),
+    "1 bit": psgd.DataParallelSGD(gradient_bits=1, overlap=True),
+    "blocks": psgd.ModelAveragingSGD(sync_steps=2),
+    "overlap": psgd.BlockMomentumSGD(sync_steps=2, overlap_samples=1000),
+}
+by_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+
+
+def learner_of(comm, algorithm, samples=0):
+    parameters = psgd.Parameters({"w": np.zeros(2, np.float32)})
+    return psgd.Learner(parameters, psgd.SGD(lr=0.01), algorithm, comm)
+
+
+def numbered(samples, rank=0):
+    y = 100 * rank + np.arange(samples)
+    return np.stack([y, -y], 1).astype(np.float32), y
+
+
+def last(comm):
+    return comm.rank == comm.size - 1
+
+
+def put(learner, *minibatches):
+    learner.gradient.flat[:] = sum(x.sum(axis=0) for x, _ in minibatches)
+    return sum(len(x) for x, _ in minibatches)
+
+
+def error_of(on_ranks, body):
+    """The message that all ranks raise alike, and how many they are."""
+
+    def caught(comm):
+        with pytest.raises(UserError) as error:
+            body(comm)
+        return str(error.value), comm.size
+
+    found = on_ranks(caught)
+    assert len(set(found)) == 1
+    assert found[0][1] == len(found)
+    return found[0]
