@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from parallel_sgd import SGD, Adam, MomentumSGD, NesterovSGD, Parameters
+from parallel_sgd import SGD, Adam, Communicator, MomentumSGD, NesterovSGD, Parameters
 from parallel_sgd.compression import codec_for
 from parallel_sgd.optimizers import OptimizerState
 from parallel_sgd.schedules import Linear, Steps
@@ -100,3 +101,8 @@ def few_ranks_but(kept: Iterable[str], names: Iterable[str]) -> list[Any]:
     return [
         name if name in kept else pytest.param(name, marks=pytest.mark.few_ranks) for name in names
     ]
+
+
+def shared(comm: Communicator, tmp_path: Path) -> Path:
+    """Rank 0's folder: under MPI every rank has a `tmp_path` of its own."""
+    return comm.allgather_object(tmp_path)[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import itertools
-import os
 import shutil
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import BLOCK_SIZE, OPTIMIZERS, few_ranks_but, gradient_of, samples_of, zeros
+from cases import BLOCK_SIZE, OPTIMIZERS, few_ranks_but, gradient_of, samples_of, shared, zeros
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
@@ -70,18 +69,10 @@ CASES: dict[str, tuple[psgd.Algorithm[Any], str]] = {
 }
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:servers=0")
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug on these tests; each flush could take the time of many."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-def shared(comm: Communicator, tmp_path: Path) -> Path:
-    """Rank 0's folder: under MPI every rank has a `tmp_path` of its own."""
-    return comm.allgather_object(tmp_path)[0]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:servers=0"),
+    pytest.mark.usefixtures("no_waiting_for_the_disk"),
+]
 
 
 def learner_of(case: str, comm: Communicator, **changes: Any) -> Learner:

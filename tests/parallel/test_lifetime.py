@@ -4,7 +4,6 @@ are told of."""
 from __future__ import annotations
 
 import errno
-import os
 import threading
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import shared
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
@@ -29,17 +29,10 @@ ALGORITHMS: dict[str, psgd.Algorithm[Any]] = {
     "servers": psgd.DataParallelASGD(servers=0, sync_steps=2, pipeline=True),
 }
 
-pytestmark = pytest.mark.filterwarnings("ignore:servers=0")
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-def shared(comm: Communicator, tmp_path: Path) -> Path:
-    """Rank 0's folder: under MPI every rank has a `tmp_path` of its own."""
-    return comm.allgather_object(tmp_path)[0]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:servers=0"),
+    pytest.mark.usefixtures("no_waiting_for_the_disk"),
+]
 
 
 def learner_of(name: str, comm: Communicator) -> Learner:
