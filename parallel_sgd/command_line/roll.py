@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import shutil
 import tempfile
@@ -15,9 +16,16 @@ from ..communication.launched import FOLDER
 
 __all__ = ["Roll"]
 
+#: How many descriptors the launcher needs besides one for each rank.
+_SPARE = 64
+
 
 class Roll:
     """The folder in which the ranks on this host sign on and off. A `with` block of one job.
+
+    Each rank holds the writing end of a pipe for as long as it lives, and the kernel keeps the
+    order in which those ends are closed. That comes before mpiexec hears of a rank's end and kills
+    the others; the end of a process itself, as process descriptors tell it, may come after.
 
     Args:
         ranks: how many the job has, here and elsewhere.
@@ -27,56 +35,43 @@ class Roll:
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._watched: dict[int, int] = {}  # ranks, by the descriptor of their process
+        self._pipes: dict[int, int] = {}  # ranks, by the descriptor of their pipe
         self._gone: list[int] = []  # in that order
-        self._processes: dict[int, int] = {}
-        self._cannot_tell = False  # who is gone first
 
     def __enter__(self) -> Roll:
         self._folder = Path(tempfile.mkdtemp(prefix="parallel_sgd-"))
         self.environ = {FOLDER: str(self._folder)}  #: for the ranks
-        self._ends = select.epoll()
+        try:
+            if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < self._ranks + _SPARE:
+                raise OSError("too few descriptors")
+            self._ends = select.epoll()
+            for rank in range(self._ranks):
+                path = self._folder / f"{rank}.{PROCESS}"
+                os.mkfifo(path)
+                pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                self._pipes[pipe] = rank
+                self._ends.register(pipe, select.EPOLLHUP | select.EPOLLONESHOT)
+        except (OSError, AttributeError):  # not as many descriptors; not Linux
+            self._close()
         return self
 
     def look(self) -> None:
-        """Take in who has signed on, and who is gone since the last look, in that order."""
-        if self._cannot_tell:
-            return
-        try:
-            if len(self._processes) < self._ranks:
-                self._take_in()
-            self._gone += [self._watched[descriptor] for descriptor, _ in self._ends.poll(0)]
-        except (OSError, AttributeError):  # no descriptors of processes, or not as many
-            self._cannot_tell = True
-            self._close()
-
-    def _take_in(self) -> None:
-        """Watch the processes of the ranks that have signed on since the last look."""
-        for path in self._folder.glob(f"*.{PROCESS}"):
-            rank = int(path.stem)
-            text = "" if rank in self._processes else path.read_text()
-            if not text.endswith("\n"):
-                continue
-            self._processes[rank] = int(text)
-            try:
-                descriptor = os.pidfd_open(int(text))
-            except ProcessLookupError:
-                self._gone.append(rank)
-                continue
-            self._watched[descriptor] = rank
-            self._ends.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
+        """Take in who is gone since the last look, in that order. To be called every now and then:
+        the kernel puts a pipe that is opened in line, too, until it has been looked at."""
+        if self._pipes:
+            self._gone += [self._pipes[pipe] for pipe, _ in self._ends.poll(0, self._ranks)]
 
     def gone_without_a_word(self) -> str | None:
-        """Which rank that is, in a line; None where all have signed off, or it cannot be told."""
+        """Which rank that is, in a line; None where all have signed off, or it cannot be told. To
+        be asked once, when the job has ended."""
         self.look()
+        processes = {rank: os.read(pipe, 64).decode().strip() for pipe, rank in self._pipes.items()}
         said = {int(path.stem): path.read_text().strip() for path in self._folder.glob(f"*.{END}")}
-        if FAILED in said.values() or len(self._processes) < self._ranks or self._cannot_tell:
-            return None
         silent = [rank for rank in self._gone if rank not in said]
-        if not silent:
+        if FAILED in said.values() or not silent or not all(processes.values()):
             return None
         return (
-            f"rank {silent[0]} (pid {self._processes[silent[0]]}) was gone first, without a "
+            f"rank {silent[0]} (pid {processes[silent[0]]}) was gone first, without a "
             "word: it was killed (for its memory, say), has crashed, or has called os._exit or "
             "MPI_Abort"
         )
@@ -95,7 +90,8 @@ class Roll:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _close(self) -> None:
-        self._ends.close()
-        for descriptor in self._watched:
-            os.close(descriptor)
-        self._watched.clear()
+        if self._pipes:
+            self._ends.close()
+        for pipe in self._pipes:
+            os.close(pipe)
+        self._pipes.clear()

@@ -1,23 +1,30 @@
 """A rank signs on with `parallel-sgd run`, and off: so that one which is gone can be named.
 
-The launcher makes a folder and names it in the environment; ranks on its host write small files
-there. What ends without having signed off was killed, or ended itself behind everybody's back. All
-this is a courtesy: where the folder is not there, or cannot be written to, nothing happens. Local.
+The launcher makes a folder and names it in the environment; ranks on its host hold a pipe open that
+they find there, and write small files. What ends without having signed off was killed, or ended
+itself behind everybody's back. All this is a courtesy: where the folder is not there, or cannot be
+written to, nothing happens. Local.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from pathlib import Path
 
 from .launched import FOLDER, launched_rank
 
 PROCESS, END, MEMORY = "process", "end", "memory"
-"""Suffixes of a rank's files: the number of its process; why it ended; its shared memory."""
+"""Suffixes of a rank's files: the pipe that it holds, which tells the number of its process; why it
+ended; its shared memory."""
 
 LEFT, FAILED = "left", "failed"
 """Why a rank has ended: its program is at its end, or it has said what is wrong."""
+
+#: A process that ends closes its highest descriptors first. mpiexec, which ends the other ranks as
+#: soon as one has closed its connection, has a lower one.
+_CLOSED_FIRST = 200
 
 _signed_on: int | None = None  # this process, and no child of it
 
@@ -26,7 +33,15 @@ def sign_on() -> None:
     """This process is a rank, from now on."""
     global _signed_on
     _signed_on = os.getpid()
-    _write(PROCESS, f"{_signed_on}\n")
+    place = place_of(PROCESS)
+    if place is None:
+        return
+    with contextlib.suppress(OSError):  # no launcher on this host: then this rank is not named
+        opened = os.open(place, os.O_WRONLY | os.O_NONBLOCK)
+        pipe = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _CLOSED_FIRST)  # until the process ends
+        os.close(opened)
+        os.register_at_fork(after_in_child=lambda: os.close(pipe))
+        os.write(pipe, f"{_signed_on}\n".encode())
 
 
 def sign_off(why: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,114 +14,122 @@ from pathlib import Path
 import pytest
 
 from parallel_sgd.command_line.roll import Roll
-from parallel_sgd.communication.attendance import END, FAILED, LEFT, PROCESS
+from parallel_sgd.communication.attendance import END, FAILED, LEFT
 from parallel_sgd.communication.launched import FOLDER
 
 RANKS = 4
 
 pytestmark = pytest.mark.skipif(
-    not hasattr(os, "pidfd_open"),
-    reason="no process descriptors, which only Linux has: then no rank is named",
+    not hasattr(select, "epoll"),
+    reason="no epoll, which only Linux has: then no rank is named",
 )
 
 
+#: A rank: it signs on at a line from the launcher, and waits; a child of its own outlives it.
+RANK = """
+import os, sys
+from parallel_sgd.communication.attendance import sign_on
+os.environ[sys.argv[1]] = sys.stdin.readline().strip()
+sign_on()
+if not os.fork():
+    sys.stdin.read()  # until the test lets go
+    os._exit(0)
+print("on", flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture
-def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """One for each rank; what they do is wait."""
-    wait = [sys.executable, "-Sc", "import signal; signal.pause()"]
-    jobs = [subprocess.Popen(wait) for _ in range(RANKS)]
-    yield jobs
-    for job in jobs:
-        job.kill()
-        job.wait()
+def ranks() -> Iterator[list[subprocess.Popen[str]]]:
+    """A process for each rank."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, FOLDER],
+            env={**os.environ, "PMI_SIZE": str(RANKS), "PMI_RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
-def note(roll: Roll, rank: int, suffix: str, text: object) -> None:
-    Path(roll.environ[FOLDER], f"{rank}.{suffix}").write_text(f"{text}\n")
+def sign_on(roll: Roll, ranks: list[subprocess.Popen[str]]) -> None:
+    for process in ranks:
+        process.stdin.write(f"{roll.environ[FOLDER]}\n")
+        process.stdin.flush()
+    for process in ranks:
+        assert process.stdout.readline() == "on\n"
+    roll.look()
 
 
-def sign_on(roll: Roll, processes: list[subprocess.Popen[bytes]]) -> None:
-    for rank, process in enumerate(processes):
-        note(roll, rank, PROCESS, process.pid)
-
-
-def kill(processes: list[subprocess.Popen[bytes]], *ranks: int) -> None:
+def kill(processes: list[subprocess.Popen[str]], *ranks: int) -> None:
     for rank in ranks:
         processes[rank].send_signal(signal.SIGKILL)
         processes[rank].wait()
 
 
-def test_the_first_one_that_is_gone_is_named(processes):
+def test_the_first_one_that_is_gone_is_named(ranks):
     with Roll(RANKS) as roll:
-        sign_on(roll, processes)
-        roll.look()
-        kill(processes, 2, 0, 1, 3)
+        sign_on(roll, ranks)
+        kill(ranks, 2, 0, 1, 3)
         said = roll.gone_without_a_word()
-    assert said is not None and said.startswith(f"rank 2 (pid {processes[2].pid}) was gone first")
+    assert said is not None and said.startswith(f"rank 2 (pid {ranks[2].pid}) was gone first")
 
 
-def test_one_that_was_gone_before_the_first_look_is_named(processes):
+def test_one_that_was_gone_at_an_earlier_look_is_named(ranks):
     with Roll(RANKS) as roll:
-        sign_on(roll, processes)
-        kill(processes, 2)
+        sign_on(roll, ranks)
+        kill(ranks, 2)
         roll.look()
-        kill(processes, 0)
+        kill(ranks, 0)
         said = roll.gone_without_a_word()
     assert said is not None and said.startswith("rank 2 (pid")
 
 
 @pytest.mark.parametrize("why", [LEFT, FAILED])
-def test_who_has_signed_off_is_not_named(processes, why):
+def test_who_has_signed_off_is_not_named(ranks, why):
     with Roll(RANKS) as roll:
-        sign_on(roll, processes)
+        sign_on(roll, ranks)
         for rank in range(RANKS):
-            note(roll, rank, END, why)
-        kill(processes, 1)
+            Path(roll.environ[FOLDER], f"{rank}.{END}").write_text(f"{why}\n")
+        kill(ranks, 1)
         assert roll.gone_without_a_word() is None
 
 
-@pytest.mark.parametrize("number", ["ENOSYS", "EPERM", "EMFILE", None])
-@pytest.mark.parametrize("watched", range(RANKS))
-def test_nobody_is_named_where_processes_cannot_be_watched(processes, monkeypatch, number, watched):
-    """All of them, or those after some: of the others it is not known when they are gone."""
-    there, calls = os.pidfd_open, []
+@pytest.mark.parametrize("opened", [0, 2, None])
+def test_nobody_is_named_where_there_are_no_pipes(ranks, monkeypatch, opened):
+    """As many pipes as `opened`, or no way to ask the kernel for their order."""
+    there, calls = os.mkfifo, []
 
-    def pidfd_open(pid):
-        calls.append(pid)
-        if len(calls) > watched:
-            raise OSError(getattr(errno, number), "not to be had")
-        return there(pid)
+    def mkfifo(path):
+        calls.append(path)
+        if opened is None or len(calls) > opened:
+            raise OSError(errno.EMFILE, "not to be had")
+        return there(path)
 
-    if number is None:
-        monkeypatch.delattr(os, "pidfd_open")
+    if opened is None:
+        monkeypatch.delattr(select, "epoll")
     else:
-        monkeypatch.setattr(os, "pidfd_open", pidfd_open)
+        monkeypatch.setattr(os, "mkfifo", mkfifo)
     with Roll(RANKS) as roll:
-        sign_on(roll, processes)
-        roll.look()
-        kill(processes, 2)
-        roll.look()
+        sign_on(roll, ranks)
+        kill(ranks, 2)
         assert roll.gone_without_a_word() is None
 
 
-def test_files_are_read_until_all_have_signed_on(processes, monkeypatch):
-    there, read = Path.read_text, []
-
-    def read_text(path, *arguments):
-        read.append(path.name)
-        return there(path, *arguments)
-
-    monkeypatch.setattr(Path, "read_text", read_text)
+def test_nobody_is_named_where_one_is_elsewhere(ranks):
     with Roll(RANKS) as roll:
-        sign_on(roll, processes[:2])
-        Path(roll.environ[FOLDER], f"2.{PROCESS}").write_text("12")  # as it is being written
-        for _ in range(3):
-            roll.look()
-        assert sorted(name for name in read if name[0] in "01") == ["0.process", "1.process"]
-        sign_on(roll, processes)
-        roll.look()
-        monkeypatch.setattr(Path, "glob", None)  # nobody is looked for any more
-        for _ in range(3):
-            roll.look()
-        assert [read.count(f"{rank}.process") for rank in range(RANKS)] == [1, 1, 4, 1]
-        monkeypatch.undo()
+        sign_on(roll, ranks[:3])
+        kill(ranks, 1, 0)
+        assert roll.gone_without_a_word() is None
+
+
+def test_more_ranks_than_descriptors_are_not_watched():
+    with Roll(1_000_000) as roll:
+        assert os.listdir(roll.environ[FOLDER]) == []
+        assert roll.gone_without_a_word() is None
