@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import shutil
 import tempfile
@@ -41,19 +40,22 @@ class Roll:
     def __enter__(self) -> Roll:
         self._folder = Path(tempfile.mkdtemp(prefix="parallel_sgd-"))
         self.environ = {FOLDER: str(self._folder)}  #: for the ranks
+        self._ends = select.epoll()
+        if self._ranks + _SPARE <= os.sysconf("SC_OPEN_MAX"):
+            self._watch()
+        return self
+
+    def _watch(self) -> None:
+        """Make a pipe for each rank; none where there cannot be one for each."""
         try:
-            if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < self._ranks + _SPARE:
-                raise OSError("too few descriptors")
-            self._ends = select.epoll()
             for rank in range(self._ranks):
                 path = self._folder / f"{rank}.{PROCESS}"
                 os.mkfifo(path)
                 pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 self._pipes[pipe] = rank
                 self._ends.register(pipe, select.EPOLLHUP | select.EPOLLONESHOT)
-        except (OSError, AttributeError):  # not as many descriptors; not Linux
-            self._close()
-        return self
+        except OSError:
+            self._close_pipes()
 
     def look(self) -> None:
         """Take in who is gone since the last look, in that order. To be called every now and then:
@@ -65,7 +67,7 @@ class Roll:
         """Which rank that is, in a line; None where all have signed off, or it cannot be told. To
         be asked once, when the job has ended."""
         self.look()
-        processes = {rank: os.read(pipe, 64).decode().strip() for pipe, rank in self._pipes.items()}
+        processes = {rank: _told_by(pipe) for pipe, rank in self._pipes.items()}
         said = {int(path.stem): path.read_text().strip() for path in self._folder.glob(f"*.{END}")}
         silent = [rank for rank in self._gone if rank not in said]
         if FAILED in said.values() or not silent or not all(processes.values()):
@@ -86,12 +88,18 @@ class Roll:
             for name in path.read_text().splitlines():
                 with contextlib.suppress(FileNotFoundError):  # the job has removed it itself
                     os.unlink(name)
-        self._close()
+        self._ends.close()
+        self._close_pipes()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _close(self) -> None:
-        if self._pipes:
-            self._ends.close()
+    def _close_pipes(self) -> None:
         for pipe in self._pipes:
             os.close(pipe)
         self._pipes.clear()
+
+
+def _told_by(pipe: int) -> str:
+    """The number of a rank's process; nothing where none has said it yet."""
+    with contextlib.suppress(BlockingIOError):  # it has opened the pipe and no more
+        return os.read(pipe, 64).decode().strip()
+    return ""

@@ -38,8 +38,10 @@ def sign_on() -> None:
         return
     with contextlib.suppress(OSError):  # no launcher on this host: then this rank is not named
         opened = os.open(place, os.O_WRONLY | os.O_NONBLOCK)
-        pipe = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _CLOSED_FIRST)  # until the process ends
-        os.close(opened)
+        try:
+            pipe = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _CLOSED_FIRST)  # until the end
+        finally:
+            os.close(opened)
         os.register_at_fork(after_in_child=lambda: os.close(pipe))
         os.write(pipe, f"{_signed_on}\n".encode())
 
