@@ -1,0 +1,366 @@
+"""Options that declare themselves: a field says its default, what it must be, and what it is for.
+
+    @options
+    class EASGD(psgd.Algorithm[EASGDState]):
+        beta: float = option(0.9, Real(most=1), "how far the center moves to the models' mean")
+        period: int = option(10, Whole(1), "minibatches between two such moves")
+
+From these lines come the checks when an object is made, its documentation, its `repr`, and the
+command line. Options that several classes share are a class of their own, which the others *have*,
+as a `group`; they are given and read by their own names:
+
+    @options
+    class DataParallelSGD(psgd.Algorithm[DataParallelState]):
+        exchange: ExchangeOptions = group(ExchangeOptions())
+
+    DataParallelSGD(gradient_bits=1).gradient_bits
+
+Everything here is local.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, replace
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from .errors import UserError
+from .validation import checked_path, choice, integer, number, points, require_use, settle, shown
+
+__all__ = [
+    "BySamples",
+    "Check",
+    "Choice",
+    "Folder",
+    "Option",
+    "Options",
+    "Real",
+    "Whole",
+    "all_options",
+    "group",
+    "option",
+    "options",
+    "values_of",
+]
+
+OptionsT = TypeVar("OptionsT", bound="Options")
+
+
+class Check(Protocol):
+    """What an option must be."""
+
+    @property
+    def metavar(self) -> str:
+        """What stands for a value on the command line: its choices, where it has some."""
+
+    @property
+    def expected(self) -> str:
+        """What must be given, in words, where a text cannot be read."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """The value, as a plain one.
+
+        Raises:
+            UserError: it is not possible, naming the option.
+        """
+
+    def read(self, text: str) -> Any:
+        """A value from the command line, not checked yet.
+
+        Raises:
+            ValueError: it is none.
+        """
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number, of at least `least` and at most `most`."""
+
+    least: int = 0
+    most: int | None = None
+    metavar: str = "N"
+    expected: str = "a whole number"
+
+    def __call__(self, name: str, value: Any) -> int:
+        return integer(name, value, self.least, self.most)
+
+    def read(self, text: str) -> int:
+        return int(text)
+
+
+@dataclass(frozen=True)
+class Real:
+    """A finite number, of at least `least`, less than `below`, and at most `most`."""
+
+    least: float = 0
+    below: float | None = None
+    most: float | None = None
+    metavar: str = "X"
+    expected: str = "a number"
+
+    def __call__(self, name: str, value: Any) -> float:
+        return number(name, value, self.least, below=self.below, most=self.most)
+
+    def read(self, text: str) -> float:
+        return float(text)
+
+
+class Choice:
+    """One of several values."""
+
+    expected = "one of its choices"
+
+    def __init__(self, *values: Any) -> None:
+        self.values: Sequence[Any] = values
+
+    @property
+    def metavar(self) -> str:
+        return " | ".join(map(_text, self.values))
+
+    def __call__(self, name: str, value: Any) -> Any:
+        return choice(name, value, self.values)
+
+    def read(self, text: str) -> Any:
+        """The value whose text it is; else what a value of the first one's kind would be."""
+        for value in self.values:
+            if _text(value) == text.lower():
+                return value
+        return int(text) if type(self.values[0]) is int and text.isdigit() else text
+
+
+@dataclass(frozen=True)
+class BySamples:
+    """What `value` takes, or a mapping from samples to such (``{0: 32, 20_000: 1}``), or a word."""
+
+    value: Check
+    words: tuple[str, ...] = ()
+
+    @property
+    def metavar(self) -> str:
+        return " | ".join([self.value.metavar, "S:N,...", *self.words])
+
+    @property
+    def expected(self) -> str:
+        words = "".join(f", or {word}" for word in self.words)
+        return f"{self.value.expected}, or samples:value pairs as 0:32,20000:1{words}"
+
+    def __call__(self, name: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return points(name, value, self.value)
+        return value if isinstance(value, str) and value in self.words else self.value(name, value)
+
+    def read(self, text: str) -> Any:
+        if ":" not in text:
+            return text if text in self.words else self.value.read(text)
+        return read_points(text, self.value)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The path of a folder, as text."""
+
+    metavar: str = "FOLDER"
+    expected: str = "a folder"
+
+    def __call__(self, name: str, value: Any) -> str:
+        return str(checked_path(name, value))
+
+    def read(self, text: str) -> str:
+        return text
+
+
+def read_points(text: str, value: Check) -> dict[int, Any]:
+    """A mapping from samples to values, as the command line has it: ``0:32,20000:1``.
+
+    Raises:
+        ValueError: it is none.
+        UserError: a number of samples is given twice.
+    """
+    pairs = [pair.split(":") for pair in text.split(",")]
+    read = {int(samples): value.read(each) for samples, each in pairs}
+    if len(read) < len(pairs):
+        raise UserError(f"{text!r} must give each number of samples once")
+    return read
+
+
+def option(
+    default: Any,
+    check: Check | None = None,
+    help: str = "",
+    *,
+    compare: bool = True,
+    python_only: bool = False,
+) -> Any:
+    """A field of a class of `options`.
+
+    Args:
+        default: what holds where nothing is given. None may be given where it is the default.
+        check: what it must be; None: the class itself sees to that.
+        help: what it is for, in one line or two.
+        compare: whether all ranks must be given the same.
+        python_only: whether the command line leaves it out.
+    """
+    told = {"check": check, "help": help, "python_only": python_only}
+    return field(default=default, repr=compare, compare=compare, metadata=told)
+
+
+def group(default: Options) -> Any:
+    """A field that holds options which several classes share.
+
+    Args:
+        default: these options, where none of them is given.
+    """
+    return field(default=default, metadata={"group": True})
+
+
+class Options:
+    """Base of all classes of options; each is decorated by `options`."""
+
+    def __init__(self, **given: Any) -> None:
+        raise TypeError(f"{type(self).__name__} must be decorated by @options")
+
+    def __post_init__(self) -> None:
+        """Check every option by itself. Classes whose options depend on each other extend this."""
+        for each in fields(self):  # type: ignore[arg-type]
+            check, value = each.metadata.get("check"), getattr(self, each.name)
+            if check is not None and not (value is None and each.default is None):
+                settle(self, **{each.name: check(each.name, value)})
+
+    def __repr__(self) -> str:
+        compared = {each.name for each in all_options(type(self)) if each.field.compare}
+        values = values_of(self).items()
+        text = ", ".join(f"{name}={value!r}" for name, value in values if name in compared)
+        return f"{type(self).__name__}({text})"
+
+    def require_at_most_one(self, *names: str) -> None:
+        """See that of some options, None by default, no two are given.
+
+        Raises:
+            UserError: they are.
+        """
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) > 1:
+            texts = " and ".join(f"{name}={shown(getattr(self, name))}" for name in given)
+            raise UserError(f"{texts}: at most one of {', '.join(names)} may be given")
+
+    def require_use(self, name: str, used: bool, needs: str) -> None:
+        """See that an option of this class, if it is not as by default, has an effect.
+
+        Args:
+            used: whether it is looked at, beside the others that were given.
+            needs: what would have to be given, so that it were.
+        Raises:
+            UserError: it has none.
+        """
+        default = type(self).__dataclass_fields__[name].default  # type: ignore[attr-defined]
+        require_use(name, getattr(self, name), default, used, needs)
+
+
+def options(kind: type[OptionsT]) -> type[OptionsT]:
+    """Make a frozen dataclass of a class of options; groups are given and read as if its own."""
+    made = dataclass(frozen=True, kw_only=True, repr=False)(kind)
+    init: Any = made.__init__
+
+    def __init__(self: Options, **given: Any) -> None:
+        init(self, **_folded(made, given))
+
+    every = list(all_options(made))
+    made.__init__ = __init__  # type: ignore[method-assign]
+    made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=each.default,
+                annotation=each.field.type,
+            )
+            for each in every
+        ]
+    )
+    for each in every:
+        if each.path:
+            setattr(made, each.name, property(attrgetter(f"{each.path}.{each.name}")))
+    made.__doc__ = _documented(made, every)
+    return made
+
+
+class Option(NamedTuple):
+    """One option of a class.
+
+    Attributes:
+        name: by which it is given.
+        field: of the class, or of the class of the group that has it.
+        path: of names of the groups in which it is, with dots; empty where the class itself has it.
+        default: what holds in this class where nothing is given.
+    """
+
+    name: str
+    field: Field[Any]
+    path: str
+    default: Any
+
+    @property
+    def help(self) -> str:
+        """What it is for."""
+        return str(self.field.metadata.get("help", ""))
+
+    @property
+    def check(self) -> Check | None:
+        """What it must be; None where only the class knows."""
+        check: Check | None = self.field.metadata.get("check")
+        return check
+
+
+def all_options(kind: Any) -> Iterator[Option]:
+    """Those of a class of options, or of any dataclass, with those of its groups."""
+    for each in fields(kind):
+        if not each.metadata.get("group"):
+            yield Option(each.name, each, "", each.default)
+            continue
+        for inner in all_options(type(each.default)):
+            path = f"{each.name}.{inner.path}".rstrip(".")
+            default = attrgetter(inner.name)(each.default)
+            yield Option(inner.name, inner.field, path, default)
+
+
+def values_of(chosen: Any) -> dict[str, Any]:
+    """The value of every option, by its name; of a group of another class than usual also that."""
+    values: dict[str, Any] = {}
+    for each in fields(chosen):
+        value = getattr(chosen, each.name)
+        if not each.metadata.get("group"):
+            values[each.name] = value
+            continue
+        values |= values_of(value)
+        if type(value) is not type(each.default):
+            values[each.name] = type(value).__name__
+    return values
+
+
+def _folded(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given by the options' own names, with those of groups put into their groups."""
+    folded = dict(given)
+    for each in fields(kind):
+        if each.metadata.get("group"):
+            held = folded.get(each.name, each.default)
+            names = {inner.name for inner in all_options(type(held))} & folded.keys()
+            own = {name: folded.pop(name) for name in names}
+            folded[each.name] = replace(held, **own) if own else held
+    return folded
+
+
+def _documented(kind: Any, every: Sequence[Option]) -> str:
+    """The docstring, with what each option is for."""
+    text = inspect.cleandoc(kind.__dict__.get("__doc__") or "")
+    lines = []
+    for each in every:
+        told = f"{each.name}: {each.help}".rstrip(" :") + f" (default: {each.default!r})"
+        lines += textwrap.wrap(told, 96, initial_indent=" " * 4, subsequent_indent=" " * 8)
+    return "\n".join([text, "", "Options:", *lines]) if lines else text
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
