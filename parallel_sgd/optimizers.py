@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from .errors import UserError
 from .kernels import body
@@ -40,12 +40,9 @@ class OptimizerState:
     """
 
     buffers: dict[str, Array] = across("mean", default_factory=dict)
-    steps: int = across("most", default=0)
-    samples: int = across("same", default=0)
+    steps: int = across("most", least=0, default=0)
+    samples: int = across("same", least=0, default=0)
     lr_factor: float = workspace(default=1.0)
-
-    counts: ClassVar[tuple[str, ...]] = ("steps", "samples")
-    """Numbers that a checkpoint can have only where they are finite and at least 0."""
 
 
 class Rate:
@@ -83,7 +80,7 @@ class Rate:
             return Steps(rates)
         if len(rates) != 2 or 0 not in rates:
             raise UserError(
-                f"{rest!r} must give two rates, at 0 samples and at the end: {self.COSINE}"
+                f"{text!r} must give two rates, at 0 samples and at the end: {self.COSINE}"
             )
         end = max(rates)
         return Cosine(start=rates[0], end=rates[end], samples=end)

@@ -11,7 +11,7 @@ as a `group`; they are given and read by their own names:
 
     @options
     class DataParallelSGD(psgd.Algorithm[DataParallelState]):
-        exchange: ExchangeOptions = group(ExchangeOptions())
+        exchange: ExchangeOptions = group(ExchangeOptions)
 
     DataParallelSGD(gradient_bits=1).gradient_bits
 
@@ -25,7 +25,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from .errors import UserError
 from .validation import checked_path, choice, integer, number, points, require_use, settle, shown
@@ -93,16 +93,27 @@ class Whole:
 
 @dataclass(frozen=True)
 class Real:
-    """A finite number, of at least `least`, less than `below`, and at most `most`."""
+    """A finite number, of at least `least` (0 only if not `positive`), less than `below`, and at
+    most `most`."""
 
     least: float = 0
     below: float | None = None
     most: float | None = None
+    positive: bool = False
     metavar: str = "X"
     expected: str = "a number"
 
     def __call__(self, name: str, value: Any) -> float:
-        return number(name, value, self.least, below=self.below, most=self.most)
+        if not self.positive:
+            return number(name, value, self.least, below=self.below, most=self.most)
+        try:
+            checked = number(name, value, self.least, below=self.below, most=self.most)
+        except UserError:
+            checked = 0.0
+        if not checked:
+            limit = "" if self.most is None else f" and at most {self.most:g}"
+            raise UserError(f"{name}={shown(value)} must be more than 0{limit}")
+        return checked
 
     def read(self, text: str) -> float:
         return float(text)
@@ -207,24 +218,27 @@ def option(
     return field(default=default, repr=compare, compare=compare, metadata=told)
 
 
-def group(default: Options) -> Any:
+def group(kind: type[Options], **preset: Any) -> Any:
     """A field that holds options which several classes share.
 
     Args:
-        default: these options, where none of them is given.
+        kind: their class.
+        preset: what holds where it is not given, and is not the class's own default.
     """
-    return field(default=default, metadata={"group": True})
+    return field(default=kind(**preset), metadata={"group": preset})
 
 
 class Options:
     """Base of all classes of options; each is decorated by `options`."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __init__(self, **given: Any) -> None:
         raise TypeError(f"{type(self).__name__} must be decorated by @options")
 
     def __post_init__(self) -> None:
         """Check every option by itself. Classes whose options depend on each other extend this."""
-        for each in fields(self):  # type: ignore[arg-type]
+        for each in fields(self):
             check, value = each.metadata.get("check"), getattr(self, each.name)
             if check is not None and not (value is None and each.default is None):
                 settle(self, **{each.name: check(each.name, value)})
@@ -255,7 +269,7 @@ class Options:
         Raises:
             UserError: it has none.
         """
-        default = type(self).__dataclass_fields__[name].default  # type: ignore[attr-defined]
+        default = self.__dataclass_fields__[name].default
         require_use(name, getattr(self, name), default, used, needs)
 
 
@@ -317,7 +331,7 @@ class Option(NamedTuple):
 def all_options(kind: Any) -> Iterator[Option]:
     """Those of a class of options, or of any dataclass, with those of its groups."""
     for each in fields(kind):
-        if not each.metadata.get("group"):
+        if "group" not in each.metadata:
             yield Option(each.name, each, "", each.default)
             continue
         for inner in all_options(type(each.default)):
@@ -331,7 +345,7 @@ def values_of(chosen: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for each in fields(chosen):
         value = getattr(chosen, each.name)
-        if not each.metadata.get("group"):
+        if "group" not in each.metadata:
             values[each.name] = value
             continue
         values |= values_of(value)
@@ -344,11 +358,16 @@ def _folded(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """What was given by the options' own names, with those of groups put into their groups."""
     folded = dict(given)
     for each in fields(kind):
-        if each.metadata.get("group"):
-            held = folded.get(each.name, each.default)
-            names = {inner.name for inner in all_options(type(held))} & folded.keys()
-            own = {name: folded.pop(name) for name in names}
-            folded[each.name] = replace(held, **own) if own else held
+        if "group" not in each.metadata:
+            continue
+        held: Any = folded.get(each.name, each.default)
+        names = {inner.name for inner in all_options(type(held))} & folded.keys()
+        own = {name: folded.pop(name) for name in names}
+        if held is each.default:  # which may have more than was preset
+            kind_of_group: Any = type(held)
+            folded[each.name] = kind_of_group(**each.metadata["group"] | own) if own else held
+        else:
+            folded[each.name] = replace(held, **own)
     return folded
 
 

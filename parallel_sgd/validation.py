@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -232,15 +232,3 @@ def checked_path(name: str, path: Any, what: str = "folder") -> Path:
     if "\0" in os.fsdecode(path):
         raise UserError(f"{required}: it has a zero byte")
     return Path(os.fsdecode(path))
-
-
-def check_counts(saved: Mapping[str, Any], names: Iterable[str], where: str) -> None:
-    """See that some numbers of a saved state, by field, are finite and at least 0. Local.
-
-    Raises:
-        UserError: naming the one that is not.
-    """
-    for name in names:
-        value = saved[name]
-        if isinstance(value, int | float) and not 0 <= value < math.inf:
-            raise UserError(f"{where}.{name}={shown(value)} must be a finite number, at least 0")

@@ -1,18 +1,15 @@
-"""The algorithms: one file each, and one line here."""
+"""The algorithms: `init`, `step`, `finish`; by name one line here."""
 
 from typing import Any
 
-from .algorithm import Algorithm
+from .algorithm import Algorithm, Minibatch, Work
 from .asynchronous import DataParallelASGD
 from .asynchronous_state import DataParallelASGDState
-from .block_momentum import BlockMomentumSGD, CNTKBlockMomentumSGD
-from .compressed import CompressedAlgorithm, problem_with
 from .data_parallel import DataParallelSGD, DataParallelState
-from .diloco import DiLoCo
 from .local_updates import LocalUpdates, LocalUpdateState
-from .model_averaging import ModelAveragingSGD
-from .slow_momentum import SlowMo
-from .synchronous import SynchronousAlgorithm, SynchronousState
+from .outer import OuterStep
+from .period import BlockPeriod, Period
+from .presets import BlockMomentumSGD, CNTKBlockMomentumSGD, DiLoCo, ModelAveragingSGD, SlowMo
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "data-parallel": DataParallelSGD,
@@ -29,8 +26,8 @@ __all__ = [
     "ALGORITHMS",
     "Algorithm",
     "BlockMomentumSGD",
+    "BlockPeriod",
     "CNTKBlockMomentumSGD",
-    "CompressedAlgorithm",
     "DataParallelASGD",
     "DataParallelASGDState",
     "DataParallelSGD",
@@ -38,9 +35,10 @@ __all__ = [
     "DiLoCo",
     "LocalUpdateState",
     "LocalUpdates",
+    "Minibatch",
     "ModelAveragingSGD",
+    "OuterStep",
+    "Period",
     "SlowMo",
-    "SynchronousAlgorithm",
-    "SynchronousState",
-    "problem_with",
+    "Work",
 ]

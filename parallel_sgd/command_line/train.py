@@ -7,13 +7,12 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..algorithms import ALGORITHMS, Algorithm, DataParallelASGD, LocalUpdates
+from ..algorithms import ALGORITHMS, Algorithm, BlockPeriod, OuterStep
 from ..communication import TIMEOUT_S, Communicator, checked_timeout
 from ..communication.abort import abort_on_error
 from ..communication.launched import requested_servers
@@ -28,19 +27,21 @@ from ..data import (
 )
 from ..errors import UserError
 from ..models import MLP, ByteLanguageModel, Classifier, SoftmaxRegression, use_gpu
-from ..optimizers import OPTIMIZERS, SGD, Optimizer
+from ..optimizers import OPTIMIZERS, Optimizer
+from ..options import all_options, values_of
+from ..parameter_server import ParameterServers
 from ..training import CHECKPOINTS, RunFolder, Session, require_matplotlib
-from ..validation import checked_path, require_use, require_use_of, shown
+from ..validation import checked_path, require_use, shown
 from ..version import __version__
 from .measuring import add_measuring_options
-from .options import add_fields, build, describe
+from .options import add_options, build, describe
 from .parser import Parser
 from .reporting import blocks, finish, print_choices, print_progress, ranks_in_words
 from .saving import KEEP, add_saving_options, resumed_run
 
 #: Options that belong to an algorithm or optimizer.
 KINDS: tuple[Any, ...] = (*ALGORITHMS.values(), *OPTIMIZERS.values())
-FIELDS = {field.name for kind in KINDS for field in fields(kind)}
+FIELDS = {option.name for kind in KINDS for option in all_options(kind)}
 
 #: Data that need no file: the number of classes, and who reads them.
 BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
@@ -65,8 +66,8 @@ examples:
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """All options of a training run; those of optimizer and algorithm come from their fields."""
+def parser(algorithm: str = "data-parallel", optimizer: str = "sgd") -> argparse.ArgumentParser:
+    """All options of a training run, and of them shown those of this algorithm and optimizer."""
     p = Parser(
         prog="train.py",
         description="Train a softmax classifier on all ranks that mpiexec started.",
@@ -153,12 +154,25 @@ def parser() -> argparse.ArgumentParser:
     add_measuring_options(p)
     add_saving_options(p)
     choose = p.add_argument_group("method")
-    choose.add_argument("--algorithm", choices=ALGORITHMS, default="data-parallel")
-    choose.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
-    add_fields(p, "algorithm", ALGORITHMS)
-    rates = ", ".join(f"{name} {lr}" for name, lr in DEFAULT_LR.items())
-    add_fields(p, f"optimizer (where neither lr is given: {rates})", OPTIMIZERS)
+    add_choices(choose)
+    add_options(p, f"--algorithm {algorithm}", ALGORITHMS, algorithm)
+    rate = f"(where neither lr is given: {DEFAULT_LR[optimizer]})"
+    add_options(p, f"--optimizer {optimizer} {rate}", OPTIMIZERS, optimizer)
     return p
+
+
+def add_choices(p: Any) -> None:
+    """Of the algorithm and the optimizer; `--help` shows the options of those that are chosen."""
+    for name, kinds, usual in (
+        ("algorithm", ALGORITHMS, "data-parallel"),
+        ("optimizer", OPTIMIZERS, "sgd"),
+    ):
+        p.add_argument(
+            f"--{name}",
+            choices=kinds,
+            default=usual,
+            help=f"(default: {usual}); --{name} NAME --help shows its options",
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -180,7 +194,14 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
     Raises:
         UserError: an option or its value is wrong.
     """
-    options = parser().parse_args(argv)
+    choices = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    add_choices(choices)
+    try:
+        chosen, _ = choices.parse_known_args(argv)
+        full = parser(chosen.algorithm, chosen.optimizer)
+    except argparse.ArgumentError:  # of which the whole parser tells
+        full = parser()
+    options = full.parse_args(argv)
     if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
         options.lr = DEFAULT_LR[options.optimizer]
     for name, what in PATHS.items():
@@ -190,10 +211,11 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
     _require_use(options)
     algorithm = build(options.algorithm, ALGORITHMS, options)
     optimizer = build(options.optimizer, OPTIMIZERS, options)
-    for name in ("inner_state", "reset_sgd_momentum"):
-        if hasattr(algorithm, name):
-            has_state = not isinstance(optimizer, SGD)
-            require_use_of(algorithm, name, has_state, "an --optimizer that has a state")
+    outer = getattr(algorithm, "outer", None)
+    if isinstance(outer, OuterStep):
+        for name in {"inner_state", "reset_sgd_momentum"} & values_of(outer).keys():
+            has_state = bool(optimizer.initial_values)
+            outer.require_use(name, has_state, "an --optimizer that has a state")
     return options, algorithm, optimizer
 
 
@@ -204,7 +226,7 @@ def train_on(
     comm.require_agreement({"algorithm": options.algorithm})
     comm.together(lambda: _require_use_of_servers(algorithm))
     local_rank = comm.local_rank
-    workers = algorithm.workers(comm)
+    workers = algorithm.roles.workers(comm)
     first = comm.rank == workers[0]  # which writes and reports
 
     def prepare() -> tuple[Dataset, Dataset]:
@@ -217,7 +239,6 @@ def train_on(
         return data
 
     train, test = comm.together(prepare)
-    algorithm.check_minibatch(options.minibatch_size, len(workers))
     described = {
         "parallel_sgd": __version__,
         "ranks": comm.size,
@@ -253,9 +274,10 @@ def train_on(
     if first:
         ranks = ranks_in_words(comm.size, len(workers))
         print(f"{ranks}, {len(train)} samples\n{algorithm}\n{optimizer}", flush=True)
-        if isinstance(algorithm, LocalUpdates):
-            samples = len(train) * options.epochs
-            print(blocks(algorithm, samples, options.minibatch_size, comm.size), flush=True)
+        period = getattr(algorithm, "period", None)
+        if isinstance(period, BlockPeriod):
+            samples = max(len(train) * options.epochs - algorithm.distributed_after, 0)
+            print(blocks(period, samples, options.minibatch_size, comm.size), flush=True)
     parallel = session(
         comm,
         algorithm,
@@ -298,11 +320,11 @@ def _require_use_of_servers(algorithm: Algorithm[Any]) -> None:
     requested = requested_servers()
     if requested is None:
         return
-    if not isinstance(algorithm, DataParallelASGD):
+    if not isinstance(algorithm.roles, ParameterServers):
         raise UserError(f"servers={requested} of `parallel-sgd run` needs --algorithm async")
-    if algorithm.servers not in (None, requested):
+    if algorithm.roles.servers not in (None, requested):
         raise UserError(
-            f"servers={algorithm.servers} of train.py must be that of `parallel-sgd run`, "
+            f"servers={algorithm.roles.servers} of train.py must be that of `parallel-sgd run`, "
             f"{requested}: give one of them"
         )
 

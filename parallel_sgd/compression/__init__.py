@@ -10,14 +10,20 @@ from .codecs import (
     codec_for,
     codec_from_dict,
 )
+from .options import AUTO, LARGEST, CompressionOptions, GradientBits, problem_with
 
 __all__ = [
+    "AUTO",
     "GRADIENT_BITS",
+    "LARGEST",
     "Codec",
+    "CompressionOptions",
     "FullPrecision",
+    "GradientBits",
     "HalfPrecision",
     "OneBit",
     "UniformLevels",
     "codec_for",
     "codec_from_dict",
+    "problem_with",
 ]

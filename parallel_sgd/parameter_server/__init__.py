@@ -3,22 +3,12 @@
 from .client import Client
 from .connection import Connection
 from .embedding import Embedding
-from .group import ROLES, Group, Role, form, roles
-from .placement import DISPATCH, Placement, Slice, place
+from .placement import DISPATCH, Placement, PlacementOptions, Slice, place
 from .remote_table import RemoteTable, RemoteTables
-from .served import (
-    COUNTERS,
-    CURRENCIES,
-    MERGES,
-    MODES,
-    OF_EACH_WORKER,
-    Currency,
-    Merge,
-    Mode,
-    Rules,
-    ServedModel,
-    compile_step,
-)
+from .roles import ROLES, ParameterServers, Role, ServerGroup
+from .rules import CURRENCIES, MERGES, MODES, Currency, Merge, Mode, Rules
+from .served import COUNTERS, OF_EACH_WORKER, ServedModel, compile_step
+from .served_state import ServedState
 from .statistics import Seconds, WorkerStatistics
 from .tables import check_tables
 from .wire import Kind
@@ -35,22 +25,23 @@ __all__ = [
     "Connection",
     "Currency",
     "Embedding",
-    "Group",
     "Kind",
     "Merge",
     "Mode",
+    "ParameterServers",
     "Placement",
+    "PlacementOptions",
     "RemoteTable",
     "RemoteTables",
     "Role",
     "Rules",
     "Seconds",
     "ServedModel",
+    "ServedState",
+    "ServerGroup",
     "Slice",
     "WorkerStatistics",
     "check_tables",
     "compile_step",
-    "form",
     "place",
-    "roles",
 ]

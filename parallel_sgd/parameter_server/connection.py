@@ -20,12 +20,13 @@ from ..parameters import Parameters
 from .answers import Answers
 from .client import Client
 from .embedding import Embedding
-from .group import Group
 from .order import AnyOrder, Facts, Order, RecordedOrder, ReplayedOrder
 from .parts import Part, layout
 from .placement import Placement
 from .remote_table import RemoteTable, RemoteTables
-from .served import Rules, ServedModel
+from .roles import ServerGroup
+from .rules import Rules
+from .served import ServedModel
 from .server import Server
 from .tables import ServedTables
 from .wire import Kind, as_text, from_text
@@ -44,22 +45,23 @@ class Connection:
         placement: which server holds which part.
         rules: of pushes.
         tables: the embedding tables.
-        error_feedback: as for the exchanges.
+
+    Attributes:
+        finished: whether this rank has left: all workers have, or are about to.
 
     Local.
     """
 
     def __init__(
         self,
-        group: Group,
+        group: ServerGroup,
         parameters: Parameters,
         placement: Placement,
         rules: Rules,
         tables: Sequence[Embedding],
-        *,
-        error_feedback: bool,
     ) -> None:
         self.group, self._rules, self._tables = group, rules, tuple(tables)
+        group.connection, self.finished = self, False
         self._placement, self._parameters = placement, parameters
         self._order: Order = AnyOrder()
         self._optimizer: Optimizer | None = None
@@ -71,7 +73,7 @@ class Connection:
                 placement.shapes(server),
                 parameters,
                 rules.codec,
-                error_feedback=error_feedback,
+                error_feedback=rules.compression.error_feedback,
             )
             for server in range(len(group.servers))
         ]
@@ -183,13 +185,16 @@ class Connection:
         )
 
     def serve(self) -> None:
-        """Be a server, until all workers have left; then take the whole final model.
+        """Be a server, until all workers have left; then take the whole final model. Once.
 
         Raises:
             UserError: as `Server.serve`.
 
         Collective over the servers at its end.
         """
+        if self.finished:
+            return
+        self.finished = True
         server = self._server()
         server.serve()
         own, counts = self.group.own, [part.values for part in self.parts]
@@ -199,22 +204,23 @@ class Connection:
             part.put(everything[end - part.values : end], self._parameters.flat)
 
     def end(self) -> None:
-        """This worker has left; its own server has ended too, or does soon."""
+        """This worker leaves; its own server has ended too, or does soon."""
+        self.finished = True
+        self.client.close()
         if self._thread is not None:
             self._thread.join()
 
-    def close(self, *, finished: bool, failed: bool) -> None:
+    def close(self, *, failed: bool) -> None:
         """Give back the communicators, and end what serves and asks.
 
         Args:
-            finished: all workers have left.
             failed: others may still be talking: nothing is given back.
 
         Collective over all ranks. Nor is anything where ranks may be lost, who would not come.
         """
         if failed or survives():
             return
-        if not finished:
+        if not self.finished:
             if self._client is not None:
                 self._client.close()  # after what it asks for in the background
             self.group.world.barrier()

@@ -10,11 +10,14 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from ..errors import UserError
+from ..options import Choice, Options, Whole, option, options
+from ..parameters import Parameters
 from ..validation import integer, shown
 
-__all__ = ["DISPATCH", "Dispatch", "Placement", "Slice", "place"]
+__all__ = ["DISPATCH", "Dispatch", "Placement", "PlacementOptions", "Slice", "place"]
 
 #: Says which server gets a slice: from the slice's name, its number among all, and the servers.
 Dispatch = Callable[[str, int, int], int]
@@ -195,3 +198,63 @@ def _slices(shapes: Mapping[str, tuple[int, ...]], most: int, least: int) -> Ite
                 name if whole else f"{name}[{first}:{last}]",
             )
         begin += values
+
+
+class PlacementFunction:
+    """A user's function, named alike on all ranks; what it says must agree too."""
+
+    def __init__(self, function: Dispatch) -> None:
+        self.function: Dispatch = function
+
+    def __call__(self, label: str, number: int, servers: int) -> int:
+        return self.function(label, number, servers)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlacementFunction) and other.function == self.function
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __repr__(self) -> str:
+        return str(getattr(self.function, "__qualname__", type(self.function).__qualname__))
+
+
+class NameOrFunction(Choice):
+    """The name of a rule, or in Python a user's function."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        if isinstance(value, PlacementFunction):
+            return value
+        return PlacementFunction(value) if callable(value) else super().__call__(name, value)
+
+
+@options
+class PlacementOptions(Options):
+    """Which server holds what."""
+
+    placement: str | Dispatch = option(
+        "round-robin",
+        NameOrFunction(*DISPATCH),
+        "which server gets a slice of the model, by turns or by a hash of its name; in Python also "
+        "a function of its name, its number, and the number of servers",
+    )
+    slice_parameters: bool = option(
+        True, Choice(True, False), "whether parameters are cut into slices, and not kept whole"
+    )
+    min_block: int = option(
+        8192, Whole(1), "a parameter is cut into no more slices than it has so many values"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_use("min_block", self.slice_parameters, "slice_parameters=True")
+
+    def place(self, parameters: Parameters, servers: int) -> Placement:
+        """Which server holds which part of a model. Local."""
+        return place(
+            parameters.shapes,
+            servers,
+            dispatch=self.placement,
+            slice_parameters=self.slice_parameters,
+            min_block=self.min_block,
+        )

@@ -11,48 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ..compression import Codec, FullPrecision
+from ..compression import FullPrecision
 from ..errors import UserError
 from ..kernels import body, empty_like
 from ..optimizers import SGD, LocalStep, Optimizer
 from ..parameters import Parameters
+from .rules import Rules
 
 Array = npt.NDArray[Any]
-Mode = Literal["async", "bounded", "sync", "geo"]
-Currency = Literal["gradients", "deltas"]
-Merge = Literal["sum", "mean"]
-
-MODES: tuple[Mode, ...] = ("async", "bounded", "sync", "geo")
-CURRENCIES: tuple[Currency, ...] = ("gradients", "deltas")
-MERGES: tuple[Merge, ...] = ("sum", "mean")
-
 COUNTERS = 3  #: numbers in `ServedModel.state` before those of each worker
 OF_EACH_WORKER = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """What becomes of pushes; see `DataParallelASGD` for the meaning of each.
-
-    Attributes:
-        staleness: in mode "bounded", the clocks that a worker may lead the slowest by.
-        delay_compensation: the factor λ; 0 where there is none.
-        pipeline: a push is of the model that its worker was given before the latest.
-        codec: of pushes.
-    """
-
-    mode: Mode
-    currency: Currency
-    merge: Merge
-    staleness: int
-    delay_compensation: float
-    pipeline: bool
-    codec: Codec
 
 
 @dataclass
@@ -96,9 +69,7 @@ class ServedModel:
     ) -> None:
         self.parameters, self.rules, self._unread = initial, rules, unread
         # Where deltas are pushed the optimizer is the workers'; here only its clock is needed.
-        self.local_step = LocalStep(
-            SGD(lr=0.0) if rules.currency == "deltas" else optimizer, initial
-        )
+        self.local_step = LocalStep(SGD(lr=0.0) if rules.pushes_updates else optimizer, initial)
         compile_step(self.local_step.optimizer, initial)
         self.version = 0
         self.clocks = [0] * workers
@@ -163,7 +134,7 @@ class ServedModel:
     def _apply(self, worker: int, push: Push) -> None:
         """Change the model by one worker's push."""
         mean = 1 / len(self.clocks) if self.rules.merge == "mean" else 1.0
-        if self.rules.currency == "deltas":
+        if self.rules.pushes_updates:
             self._subtract(push.vector, mean, push.samples)
         else:
             if self._compensates:
@@ -193,7 +164,7 @@ class ServedModel:
             if push.vector is not total:
                 total += push.vector
             self.pushes[k] += 1
-        if self.rules.currency == "deltas":
+        if self.rules.pushes_updates:
             self._subtract(total, 1.0, samples)
         else:
             self._step(total, samples, max(push.factor for push in pushed.values()))
@@ -201,7 +172,7 @@ class ServedModel:
 
     def _weight(self, push: Push, samples: int) -> float:
         """Of a push in its round, as `_step` divides by the samples of the round."""
-        if self.rules.currency == "deltas":
+        if self.rules.pushes_updates:
             return push.samples / samples if self.rules.merge == "mean" else 1.0
         per_sample = self.local_step.optimizer.lr is None  # such a rate knows no mean
         return 1.0 if per_sample or self.rules.merge == "mean" else samples / push.samples

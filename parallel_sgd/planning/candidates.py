@@ -15,6 +15,7 @@ from ..algorithms import (
     DiLoCo,
     LocalUpdates,
     ModelAveragingSGD,
+    Period,
     SlowMo,
 )
 from ..compression import GRADIENT_BITS
@@ -168,10 +169,7 @@ class Blocks(Candidate):
 
     def steps(self, job: Job) -> int:
         """Of a rank in a block."""
-        period = self.algorithm.default_period
-        if "sync_steps" in period:
-            return period["sync_steps"]
-        return -(-period["sync_period"] // job.minibatch)
+        return _steps(self.algorithm.default_period, job)
 
     def cost_in(self, job: Job, buckets: int) -> StepCost:
         exchange, steps = job.exchange(self.bits, buckets), self.steps(job)
@@ -214,9 +212,7 @@ class Servers(Candidate):
 
     def steps(self, job: Job) -> int:
         """Of a worker between pushes."""
-        period = DataParallelASGD().sync_period
-        assert period is not None
-        return -(-period // job.minibatch)
+        return _steps(DataParallelASGD.default_period, job)
 
     def cost_in(self, job: Job, buckets: int) -> StepCost:
         servers, steps = self.servers(job), self.steps(job)
@@ -247,6 +243,15 @@ class Servers(Candidate):
         workers = (job.nodes - self.servers(job)) * job.ranks_per_node
         vectors = 1 + job.optimizer_vectors + workers
         return 4.0 * job.parameters / self.servers(job) * vectors
+
+
+def _steps(period: Period, job: Job) -> int:
+    """Minibatches of a rank in a period."""
+    samples = period.samples_on(1)
+    if samples is not None:
+        return -(-samples // job.minibatch)
+    assert period.sync_steps is not None
+    return period.sync_steps
 
 
 def candidates(job: Job) -> list[Candidate]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..algorithms import DataParallelSGD
+from ..exchange import ExchangeOptions
 from ..exchange.costs import ExchangeCost, KernelSpeeds, Link, exchange_s
 
 
@@ -43,7 +43,7 @@ class Job:
     @property
     def bucket_counts(self) -> list[int]:
         """Into how many buckets the vector may be cut: as by default, or fewer."""
-        most = max(1, self.parameters // DataParallelSGD().bucket_values)
+        most = max(1, self.parameters // ExchangeOptions().bucket_values)
         return [most >> i for i in range(most.bit_length())]
 
     def exchange(self, bits: int, buckets: int) -> ExchangeCost:

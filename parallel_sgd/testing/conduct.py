@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..data import RankSource
+from ..state import weight_of
 from ..training import Learner
 from ..training.captured import capture, flatten, restore, unflatten
 from .cases import (
@@ -71,7 +72,7 @@ def dry_ranks(case: Case) -> str | None:
         problem = problem or miscounted(run, data)
         if case.comm.allgather_object(problem).count(None) < size:
             return problem
-    return _own_data(case) if case.algorithm.distributed(0) else None
+    return _own_data(case) if case.algorithm.distributed_after == 0 else None
 
 
 def _own_data(case: Case) -> str | None:
@@ -133,8 +134,8 @@ def observed(case: Case) -> str | None:
         learner.meet()
         with learner.shared_model():
             pass
-        learner.algorithm.wait(learner.state)
-        learner.algorithm.weight(learner.state)
+        learner.wait()
+        weight_of(learner.state)
         run.look_at(learner, step(learner, parts))
     return unlike(run.finish(learner), case.run())
 

@@ -177,5 +177,5 @@ def _is_culprit(case: Case) -> bool:
 
 
 def _shared(learner: Learner) -> Array:
-    shared: Array = learner.algorithm.shared_model(learner.state, learner.parameters).copy()
+    shared: Array = learner.common_model().copy()
     return shared

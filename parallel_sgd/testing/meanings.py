@@ -15,6 +15,7 @@ import numpy as np
 
 from ..array_files import ArrayInMemory
 from ..communication import Communicator, simulate
+from ..state import weight_of
 from ..training import Learner
 from ..training.captured import capture, flatten, restore
 from ..training.fitting import require_possible
@@ -89,7 +90,7 @@ class Saved:
 def _saved(learner: Learner) -> Saved:
     """Local."""
     tree, arrays = flatten(capture(learner))
-    weight = learner.algorithm.weight(learner.state)
+    weight = weight_of(learner.state)
     return Saved(tree, copy.deepcopy(arrays), weight, learner.samples, _shared_model(learner))
 
 
@@ -146,7 +147,7 @@ def _taken_up(case: Case, saved: Sequence[Saved]) -> Learner:
 
 def _not_kept(learner: Learner, saved: Sequence[Saved]) -> str | None:
     """What other ranks should have taken over, and have not. Collective."""
-    own = learner.parameters.flat, learner.algorithm.weight(learner.state)
+    own = learner.parameters.flat, weight_of(learner.state)
     models, weights = zip(*learner.comm.allgather_object(own), strict=True)
     before = _mean([each.arrays["parameters"] for each in saved], [each.weight for each in saved])
     rounding = ROUNDING["float32"]
@@ -167,13 +168,13 @@ def _mean(models: Sequence[Array], weights: Sequence[int]) -> Array:
 
 
 def _shared_model(learner: Learner) -> Array:
-    shared: Array = learner.algorithm.shared_model(learner.state, learner.parameters).copy()
+    shared: Array = learner.common_model().copy()
     return shared
 
 
 def _unlike_first(learner: Learner, when: str) -> str | None:
     """What this rank has otherwise than rank 0, but declares the same. Collective."""
-    learner.algorithm.wait(learner.state)
+    learner.wait()
     own = _declared_same(learner.local_step.state, "optimizer")
     own |= _declared_same(learner.state, "algorithm")
     first = learner.comm.allgather_object(own if learner.comm.rank == 0 else None)[0]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..errors import UserError
 from ..kernels import array_module, empty_like, memory
+from ..state import External
 from .learner import Learner
 
 Array = Any  #: a NumPy or CuPy array
@@ -33,7 +34,8 @@ def capture(learner: Learner) -> Tree:
     Raises:
         UserError: a state holds something else than `parallel_sgd.state` allows.
     """
-    learner.algorithm.collect(learner.state, learner.parameters, learner.local_step, learner.comm)
+    for component in learner.components:
+        component.collect() if isinstance(component, External) else component.wait()
     return {
         "parameters": learner.parameters.flat,
         "optimizer": _captured(learner.local_step.state, "optimizer"),
@@ -48,7 +50,7 @@ def room_for(learner: Learner, saved: Tree) -> Tree:
     Raises:
         MemoryError: there is none for new ones; nothing has changed.
     """
-    learner.algorithm.wait(learner.state)
+    learner.wait()
     x = learner.parameters.flat
     return {name: _room(each, saved[name], x) for name, each in _live(learner).items()}
 
@@ -66,7 +68,8 @@ def restore(learner: Learner, saved: Tree, room: Tree | None = None) -> None:
     learner.expect_nothing()
     for name, each in _live(learner).items():
         _restored(each, saved[name], room[name])
-    learner.algorithm.restored(learner.state, learner.parameters, learner.local_step, learner.comm)
+    for component in learner.components:
+        component.restored()
 
 
 def _live(learner: Learner) -> dict[str, Any]:

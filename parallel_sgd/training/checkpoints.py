@@ -9,7 +9,6 @@ import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,8 @@ from typing import Any, Self, cast
 from ..array_files import require_safetensors
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, SharedProblem, UserError
+from ..options import values_of
+from ..state import weight_of
 from ..validation import checked_path, integer, line_of, shown
 from ..version import __version__
 from . import checkpoint_files as files
@@ -118,7 +119,7 @@ class Checkpoints:
             arrays = self._copies.of(live)
             numbers = {
                 "state": tree,
-                "weight": learner.algorithm.weight(learner.state),
+                "weight": weight_of(learner.state),
                 "bytes_sent": learner.bytes_sent,
                 "extra": _copy_as_json(extra),
             }
@@ -131,7 +132,10 @@ class Checkpoints:
         comm = apart or learner.comm
 
         def elsewhere(folder: Path) -> files.Facts:
-            return learner.algorithm.write_elsewhere(learner.state, str(folder.resolve()))
+            written: files.Facts = {}
+            for component in learner.external:
+                written |= component.write(str(folder.resolve()))
+            return written
 
         def write() -> Path:
             return self._write(comm, problem, arrays, numbers, manifest, elsewhere)
@@ -356,7 +360,7 @@ def _metric(metric: Any) -> float | None:
 
 def _options(options: Any) -> dict[str, Any]:
     """The class of a dataclass of options, and the `repr` of each."""
-    values = {f.name: repr(getattr(options, f.name)) for f in fields(options)}
+    values = {name: repr(value) for name, value in values_of(options).items()}
     return {"name": type(options).__name__, "options": values}
 
 

@@ -182,7 +182,7 @@ class Expected:
         with self._lock:
             self._remove_forgotten()
             ended = (m for m in self._waiting if m.feed is None or m.feed is not self.feed)
-            left_out = 0 if self._algorithm.agrees else sum(m.own for m in ended)
+            left_out = 0 if self._algorithm.roles.together else sum(m.own for m in ended)
         if left_out:
             raise UserError(
                 f"no step was taken with the last {left_out} samples that the source gave{WAY_OUT}"
@@ -201,12 +201,12 @@ class Expected:
             if found == samples:
                 return before, count
             first = first or found
-            if not self._algorithm.agrees:
+            if not self._algorithm.roles.together:
                 break
             found, count = found - minibatch.own, count - 1
         raise UserError(
             f"samples={samples} must be the {first} of the minibatches that the source gave"
-            + ("" if self._algorithm.agrees else WAY_OUT)
+            + ("" if self._algorithm.roles.together else WAY_OUT)
         )
 
     def _append(self, minibatch: Minibatch) -> None:
@@ -243,8 +243,8 @@ class Expected:
         """Minibatches before the end of the warm start are whole on every rank, later ones not."""
         clock = self._local_step.state.samples
         last = clock + sum(minibatch.total for minibatch in islice(self._waiting, count - 1))
-        distributed = self._algorithm.distributed
-        if distributed(clock) != distributed(last):
+        end = self._algorithm.distributed_after
+        if clock < end <= last:
             raise UserError(
                 f"one step must not take minibatches from both sides of distributed_after: they "
                 f"begin at {clock} to {last} samples"
@@ -274,7 +274,7 @@ class Feed:
     @property
     def distributed(self) -> bool:
         """Whether each rank gets its part of the next minibatch; else it is in the warm start."""
-        return self._algorithm.distributed(self._expected.end)
+        return self._expected.end >= self._algorithm.distributed_after
 
     def expect(self, samples: int, total: int) -> None:
         """Tell of the minibatch that is given next: samples of this rank, and of all ranks."""

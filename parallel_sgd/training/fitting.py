@@ -12,8 +12,8 @@ import numpy as np
 from ..array_files import StoredArray
 from ..errors import UserError
 from ..kernels import body
-from ..optimizers import OptimizerState
-from ..validation import LARGEST_INTEGER, check_counts, shown
+from ..state import components
+from ..validation import LARGEST_INTEGER, shown
 from .captured import Tree, is_array, is_state, state_fields
 from .learner import Learner
 from .regroup import leaves
@@ -57,19 +57,29 @@ def require_possible(learner: Learner, tree: Tree, ranks: int) -> None:
     x, optimizer = tree["parameters"], tree["optimizer"]
     if not math.isfinite(body(x).largest_magnitude(x)):
         raise UserError("has parameters that are not finite")
-    check_counts(optimizer, OptimizerState.counts, "optimizer")
     buffers = learner.local_step.state.buffers
     if optimizer["buffers"].keys() != buffers.keys():
         had, has = (", ".join(sorted(each)) or "none" for each in (optimizer["buffers"], buffers))
         raise UserError(f"has optimizer.buffers {had}, but this optimizer {has}")
+    for name, state in (("optimizer", learner.local_step.state), ("algorithm", learner.state)):
+        _require_counts(state, tree[name], name)
     for where, meaning, live in leaves(learner.state, "algorithm"):
         if meaning == "stripe" and live is not None:
             found = _at(tree, where)
             if np.shape(found) != live.shape:
                 raise UserError(f"has {where} of {np.shape(found)}, but this rank {live.shape}")
-    learner.algorithm.check_saved(
-        learner.state, tree["algorithm"], learner.parameters, learner.local_step, ranks
-    )
+    for place, component in components(learner.state):
+        component.check(_at(tree["algorithm"], place), ranks)
+
+
+def _require_counts(live: Any, saved: Tree, where: str) -> None:
+    """See that the numbers of a saved state are finite, and what they must be at least."""
+    for field in state_fields(live):
+        value, name, least = saved[field.name], f"{where}.{field.name}", field.metadata.get("least")
+        if is_state(getattr(live, field.name)):
+            _require_counts(getattr(live, field.name), value, name)
+        elif least is not None and isinstance(value, int | float) and not least <= value < math.inf:
+            raise UserError(f"{name}={shown(value)} must be a finite number, at least {least}")
 
 
 class _Alike:
@@ -175,6 +185,6 @@ def _names_array(saved: Any) -> bool:
 def _at(tree: Tree, where: str) -> Any:
     """What lies at a place that `leaves` names; None where there is nothing."""
     found: Any = tree
-    for name in where.split("."):
+    for name in where.split(".") if where else ():
         found = found.get(name) if isinstance(found, dict) else None
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,7 +10,6 @@ from ..algorithms import Algorithm
 from ..communication import SIGN_FACTOR, Communicator
 from ..kernels import array_module
 from ..optimizers import LocalStep
-from ..parameters import Parameters
 from .expected import Expected
 
 Array = Any  #: a NumPy or CuPy array
@@ -33,7 +32,8 @@ class InCommon:
 
     Args:
         number: of the learner on its communicator.
-        algorithm, state, parameters, local_step, expected: the learner's.
+        algorithm, local_step, expected: the learner's.
+        model: gives the model that all ranks have in common.
 
     Attributes:
         compares: whether models are compared, too.
@@ -45,13 +45,12 @@ class InCommon:
         self,
         number: int,
         algorithm: Algorithm[Any],
-        state: Any,
-        parameters: Parameters,
         local_step: LocalStep,
         expected: Expected,
+        model: Callable[[], Array],
     ) -> None:
-        self._number, self._algorithm, self._state = number, algorithm, state
-        self._parameters, self._local_step, self._expected = parameters, local_step, expected
+        self._number, self._algorithm, self._model = number, algorithm, model
+        self._local_step, self._expected = local_step, expected
         self.compares = True
         self._call, self._steps = STEP, 0  #: the latter since models were compared
         self._checksum: int | None = None
@@ -97,9 +96,9 @@ class InCommon:
     def _compare(self) -> int | None:
         """The checksum of the model that all ranks have in common now; None where there is none."""
         algorithm, self._steps = self._algorithm, 0
-        if algorithm.apart or not algorithm.distributed(self._local_step.samples):
+        if algorithm.asynchronous or self._local_step.samples < algorithm.distributed_after:
             return None  # before the end of the warm start machines may round differently
-        return checksum(algorithm.shared_model(self._state, self._parameters))
+        return checksum(self._model())
 
 
 def checksum(x: Array) -> int:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from ..algorithms import Algorithm
+from ..algorithms import Algorithm, Minibatch, Work
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, SharedProblem, UserError
 from ..optimizers import Optimizer
+from ..options import all_options, values_of
 from ..parameter_server import RemoteTables
 from ..parameters import Parameters
+from ..state import Component, External, components
 from ..validation import integer, kind_of
 from ..version import __version__
 from .expected import MOST_SAMPLES, Expected, Feed
 from .in_common import FAIL, FINISH, LOAD, MEET, STEP, InCommon
 from .performance import SyncPerformance
+from .warm_start import train_alone
 
 
 class Learner:
@@ -33,6 +36,8 @@ class Learner:
         comm: the ranks.
         sync_perf_stats: after every so many exchanges of all ranks the first rank that trains
             prints a line on their cost: see `SyncPerformance`. 0: never.
+        minibatch_size: samples of all ranks in each minibatch, where that is known: what cannot be
+            trained on is then refused here, and else by the first step.
     Raises:
         UserError: on all ranks, if an argument is not what it must be on any of them, or if they
             disagree on layout, dtype, optimizer, algorithm, any option, or the library's version.
@@ -44,6 +49,7 @@ class Learner:
         comm: the ranks that do what this one does: all, or where some only serve, the workers or
             the servers.
         local_step: the optimizer at work; its state holds the clock.
+        group: the ranks, each with its role.
         state: the algorithm's.
         last_samples: of all ranks in the latest step; 0 says that every rank has run dry.
         in_common: what the ranks compare where they wait for each other.
@@ -72,6 +78,7 @@ class Learner:
         comm: Communicator,
         *,
         sync_perf_stats: int = 0,
+        minibatch_size: int | None = None,
     ) -> None:
         if not isinstance(comm, Communicator):
             raise UserError(_other_kind("comm", comm, "Communicator", "Communicator.world()"))
@@ -89,23 +96,26 @@ class Learner:
             }
         )
         self.parameters, self.algorithm = parameters, algorithm
+        self.group = algorithm.roles.form(comm)
         self._performance: SyncPerformance | None = None
-        if every and comm.rank == algorithm.workers(comm)[0]:
-            stats = SyncPerformance(every, comm.trace, apart=algorithm.apart)
-            comm.trace = self._performance = stats
+        if every and comm.rank == self.group.workers[0]:
+            stats = SyncPerformance(every, comm.trace, apart=algorithm.asynchronous)
+            comm.trace = self.group.own.trace = self._performance = stats
         comm.broadcast(parameters.flat)
         self.gradient = parameters.like()
         self.local_step = optimizer.bind(parameters)
-        self.state = algorithm.init(parameters, comm)
+        self.world, self.comm = comm, self.group.own
+        self._work = Work(
+            parameters, self.gradient, self.local_step, self.comm, self.group, minibatch_size
+        )
+        self.state = algorithm.init(self._work)
         if self._performance:
             self._performance.begin()  # what was measured until here is no training
-        algorithm.bind(self.state, self.local_step)
-        self.world, self.comm = comm, algorithm.group(self.state, comm)
         self.last_samples = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
         self._expected = Expected(algorithm, self.local_step)
         self.in_common = InCommon(
-            comm.learners, algorithm, self.state, parameters, self.local_step, self._expected
+            comm.learners, algorithm, self.local_step, self._expected, self.common_model
         )
         comm.learners += 1
         self._computes_since: float | None = None  # the user does, between two steps
@@ -125,33 +135,56 @@ class Learner:
     def serves(self) -> bool:
         """Whether this rank has no data and takes no steps: `finish` serves until the others have
         finished. Sources give it nothing. Local."""
-        return self.algorithm.serves(self.state)
+        return self.group.serves
 
     @property
     def tables(self) -> Mapping[str, Any]:
         """The embedding tables that the algorithm distributes over servers, by name; one that is
         not there is a UserError. Local."""
-        return RemoteTables(self.algorithm.tables_of(self.state))
+        return RemoteTables(getattr(self.state, "tables", {}))
 
     def report(self) -> dict[str, Any] | None:
         """What the algorithm can tell of this rank's training so far (or of all ranks', after
         `finish`), as JSON can hold it; None where it has nothing to tell. Local."""
-        return self.algorithm.report(self.state)
+        report: dict[str, Any] = {}
+        for component in self.components:
+            report |= component.report() or {}
+        return report or None
 
     @property
     def distributed(self) -> bool:
         """Whether this rank shall take its part of each minibatch, or the whole. Local."""
-        return self.algorithm.distributed(self.samples)
+        return self.samples >= self.algorithm.distributed_after
 
     @property
     def bytes_sent(self) -> int:
         """Bytes that this rank has sent to others for training so far, as its algorithm counts
         them. Local."""
-        return self._sent_before + self.algorithm.bytes_sent(self.state)
+        return self._sent_before + sum(component.bytes_sent for component in self.components)
 
     @bytes_sent.setter
     def bytes_sent(self, sent: int) -> None:
-        self._sent_before = sent - self.algorithm.bytes_sent(self.state)
+        self._sent_before += sent - self.bytes_sent
+
+    @property
+    def components(self) -> list[Component]:
+        """Those of the algorithm's state. Local."""
+        return [component for _, component in components(self.state)]
+
+    @property
+    def external(self) -> list[External]:
+        """Those of which other ranks keep a part. Local."""
+        return [each for each in self.components if isinstance(each, External)]
+
+    def wait(self) -> None:
+        """Wait for what runs in the background, so that the algorithm's state is whole; training is
+        not affected. Local."""
+        for component in self.components:
+            component.wait()
+
+    def common_model(self) -> Any:
+        """The model [n] that all ranks have in common. Local, no copy."""
+        return self.algorithm.shared_model(self.state, self._work)
 
     def expect(self, samples: int, total: int) -> None:
         """Tell what a coming `step` gets, so that the ranks need not ask each other.
@@ -198,7 +231,7 @@ class Learner:
         self._require_open()
         if name not in self.gradient:
             raise UserError(f"name={name!r} must be a parameter: {', '.join(self.gradient)}")
-        self.algorithm.ready(self.state, self.parameters, self.gradient, name, self.local_step)
+        self.algorithm.ready(self.state, self._work, name)
 
     def step(self, samples: int) -> int:
         """Train on the minibatch whose gradient is in `gradient`.
@@ -247,21 +280,52 @@ class Learner:
                 self.fail(str(error))
             if samples == 0:  # whatever is left there from the last exchange
                 self.gradient.flat.fill(0)
-            self.last_samples = self.algorithm.step(
-                self.state,
-                self.parameters,
-                self.gradient,
-                samples,
-                self.local_step,
-                comm,
-                total,
-            )
+            self.last_samples = self._train(samples, total)
             if total is not None and self.last_samples > total:
                 expected.catch_up(self.last_samples - total)
         finally:
             comm.in_common = None
             expected.end_step()
         return self.last_samples
+
+    def _train(self, samples: int, announced: int | None) -> int:
+        """Train on one minibatch.
+
+        Args:
+            announced: samples of all ranks in it, where a source has told.
+        Returns:
+            The same, where not.
+        """
+        if not self.distributed:
+            return train_alone(self._work, samples, self.algorithm.distributed_after)
+        total = self._agree(samples, announced)
+        if total:
+            self.algorithm.step(self.state, self._work, Minibatch(samples, total))
+        return total
+
+    def _agree(self, samples: int, announced: int | None) -> int:
+        """See that all ranks that have to do with each other in this step can take it; the samples
+        of all of them."""
+        algorithm, problem = self.algorithm, None
+        if algorithm.synchronizes_every_step:
+            minibatch = Minibatch(samples, samples if announced is None else announced)
+            problem = algorithm.problem(self.state, self._work, minibatch)
+        elif announced is not None:
+            return announced
+        elif algorithm.asynchronous:
+            return samples * self.comm.size
+        with self._drained_at_end():
+            return self.group.agree(problem, samples)
+
+    @contextmanager
+    def _drained_at_end(self) -> Iterator[None]:
+        """Where training ends for all ranks, what is under way is brought to an end."""
+        try:
+            yield
+        except SharedError:
+            for component in self.components:
+                component.drain()
+            raise
 
     def fail(self, problem: str) -> NoReturn:
         """End training for a problem of this rank alone (bad data, say), in place of a `step`.
@@ -274,8 +338,8 @@ class Learner:
         """
         self._require_open()
         self.expect_nothing()
-        with self.in_common.during(FAIL, self.comm):
-            self.algorithm.fail(self.state, problem, self.comm)
+        with self.in_common.during(FAIL, self.comm), self._drained_at_end():
+            self.group.fail(problem)
 
     def meet(self) -> None:
         """Find out whether all ranks have come so far: before collectives of your own on `comm`,
@@ -286,8 +350,8 @@ class Learner:
                 common differs: the minibatches so far, the samples trained on, the model.
         """
         self._require_open()
-        with self.in_common.during(MEET, self.comm):
-            self.algorithm.meet(self.state, self.comm)
+        with self.in_common.during(MEET, self.comm), self._drained_at_end():
+            self.group.meet()
 
     @contextmanager
     def aside(self, name: str) -> Iterator[None]:
@@ -307,7 +371,7 @@ class Learner:
         """
         self._require_open()
         x = self.parameters.flat
-        shared = self.algorithm.shared_model(self.state, self.parameters)
+        shared = self.common_model()
         if shared is x:
             yield
             return
@@ -330,7 +394,6 @@ class Learner:
         for each in self._beside:  # it may need servers, which end with this
             each.wait()
         self._look_beside()
-        end = self.algorithm.serve if self.serves else self.algorithm.finish
         try:
             self._expected.require_none_left_out()
         except UserError as error:
@@ -339,8 +402,19 @@ class Learner:
             self.world.trace.span("serve" if self.serves else "finish"),
             self.in_common.during(FINISH, self.comm),
         ):
-            end(self.state, self.parameters, self.local_step, self.comm)
+            self.group.serve() if self.serves else self._finish()
         self._stop_statistics()
+
+    def _finish(self) -> None:
+        try:
+            with self._drained_at_end():
+                self.group.meet_to_finish()
+        except SharedError:
+            shared = self.common_model()
+            if shared is not self.parameters.flat:  # this rank's own model may not be finite
+                self.parameters.flat[...] = shared
+            raise
+        self.algorithm.finish(self.state, self._work)
 
     def beside(self, work: InBackground[Any]) -> None:
         """Hear of what goes on beside training, such as a checkpoint that is being written: of its
@@ -382,7 +456,8 @@ class Learner:
                 if not failed:
                     each.result()
         finally:
-            self.algorithm.close(self.state, self.comm, failed=failed)
+            for component in self.components:
+                component.close(failed=failed)
             self._stop_statistics()
 
     def _stop_statistics(self) -> None:
@@ -416,7 +491,7 @@ def meet_to_load(learner: Learner) -> None:
     neither what they have got nor their models. Collective."""
     learner._require_open()
     with learner.in_common.during(LOAD, learner.comm):
-        learner.algorithm.meet(learner.state, learner.comm)
+        learner.group.meet()
 
 
 def _check_kinds(parameters: Any, optimizer: Any, algorithm: Any) -> None:
@@ -439,8 +514,9 @@ def _facts(name: str, options: Any) -> dict[str, Any]:
     """What must agree of an algorithm or an optimizer: its class, and each of its options."""
     if not is_dataclass(options):
         return {name: options}
-    found = {f.name: getattr(options, f.name) for f in fields(options) if f.compare}
+    compared = {option.name for option in all_options(type(options)) if option.field.compare}
+    values = {key: value for key, value in values_of(options).items() if key in compared}
     return {
         name: type(options).__name__,
-        **{f"{field} of the {name}": value for field, value in found.items()},
+        **{f"{option} of the {name}": value for option, value in values.items()},
     }

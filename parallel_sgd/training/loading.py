@@ -103,7 +103,8 @@ def load_checkpoint(
         reader = Reader(at, manifest["files"])
         if comm.rank == 0:
             reader.verify_others()
-            learner.algorithm.check_elsewhere(learner.state, str(at.resolve()))
+            for component in learner.external:
+                component.check_files(str(at.resolve()))
         read = _read(learner, reader, manifest["ranks"], sizes)
     except UserError as error:
         problem, damaged = str(error), isinstance(error, Damaged)
@@ -115,7 +116,12 @@ def load_checkpoint(
     tree, room, sent, extras = read
     restore(learner, tree, room)
     folder_of_all = str(at.resolve())
-    _from_first(comm, lambda: learner.algorithm.read_elsewhere(learner.state, folder_of_all))
+
+    def read_external() -> None:
+        for component in learner.external:
+            component.read(folder_of_all)
+
+    _from_first(comm, read_external)
     learner.bytes_sent = sent
     same = manifest["ranks"] == comm.size
     if same:

@@ -106,7 +106,7 @@ class Observer:
 
     def __init__(self, learner: Learner, model: Classifier, test: Dataset) -> None:
         self.learner, self.model, self.test = learner, model, test
-        self.apart = learner.algorithm.apart
+        self.apart = learner.algorithm.asynchronous
         self.comm = Communicator.single() if self.apart else learner.comm
         self.observes = not self.apart or learner.comm.rank == 0  #: this rank
 

@@ -12,12 +12,13 @@ import numpy.typing as npt
 from ..communication import Communicator
 from ..errors import UserError
 from ..kernels import array_module
-from ..parameter_server import COUNTERS, OF_EACH_WORKER, Client, Kind
-from ..parameter_server.conversation import Ask
-from ..parameter_server.wire import Message
 from ..state import across
-from .algorithm import Array
+from .client import Client
+from .conversation import Ask
+from .served import COUNTERS, OF_EACH_WORKER
+from .wire import Kind, Message
 
+Array = Any  #: a NumPy or CuPy array
 Counters = npt.NDArray[np.int64]
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ..communication import Communicator, InBackground, ProgramEnds, program_ends
-from ..exchange import Bucket, Exchange, Residuals
+from ..compression import problem_with
 from ..kernels import finish_on_device
-from .algorithm import Array
-from .compressed import problem_with
+from .exchange import Exchange
+from .pieces import Bucket
+from .residuals import Residuals
+
+Array = Any  #: a NumPy or CuPy array
 
 
 class OverlappedExchange:
@@ -84,7 +88,7 @@ class OverlappedExchange:
         background, self._background = self._background, None
         background.result()
 
-    def settle(
+    def drain(
         self,
         exchange: Exchange,
         empty: Callable[[], Array],
