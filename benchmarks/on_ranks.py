@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from parallel_sgd import Communicator, UserError
-from parallel_sgd.communication.abort import abort_on_error
+from parallel_sgd.communication.entry_point import abort_on_error
 
 TIMEOUT_S = 900
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from numpy.lib import format as npy
 
-from ..communication.abort import abort_on_error
+from ..communication.entry_point import abort_on_error
 from ..communication.launched import (
     launched_local_size,
     launched_rank,

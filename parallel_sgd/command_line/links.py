@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..communication import Communicator
-from ..communication.abort import abort_on_error
+from ..communication.entry_point import abort_on_error
 from ..communication.launched import launched_size, launcher_name
 from ..compression import GRADIENT_BITS
 from ..errors import UserError

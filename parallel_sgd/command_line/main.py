@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from ..communication.abort import INTERRUPTED, abort_on_error, leave_stdout, user_line
+from ..communication.abort import INTERRUPTED, leave_stdout, user_line
+from ..communication.entry_point import abort_on_error
 from ..starting import started
 from .info import package_version
 from .parser import Parser
