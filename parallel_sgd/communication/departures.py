@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .attendance import LEFT, sign_off
+from .backoff import Backoff
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -137,10 +138,9 @@ class Departures:
             self._left[self._rank] = own
             if self._rank:
                 self._send(0, {self._rank: own})
-        sleep_s = 1e-4
+        backoff = Backoff(time.sleep, first_s=1e-4, growth=2, longest_s=_LONGEST_SLEEP_S)
         while not (len(self._left) == self._size if self._rank == 0 else self._released):
-            time.sleep(sleep_s)
-            sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
+            backoff.pause()
             self.look()
         with self._using:
             for rank in range(1, self._size) if self._rank == 0 else ():

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..communication import Endpoint, PeerLost
 from ..communication.departures import ON_ITS_WAY_S
-from ..communication.endpoint import Patience, as_bytes
+from ..communication.endpoint import as_bytes
 from ..errors import SharedError, UserError
 from .answers import Answers
 from .order import Order
@@ -116,7 +116,7 @@ class Server:
         return None
 
     def _serve(self) -> None:
-        idle, moving = Patience(), Patience(moving=True)
+        idle, moving = self._endpoint.backoff(), self._endpoint.backoff(moving=True)
         while self._live - self._gone - self._told and not self._is_over:
             unheard = self._answers.unheard
             try:
@@ -124,9 +124,9 @@ class Server:
                     idle.reset()
                     moving.reset()
                 elif self._requests.coming or self._answers.going:
-                    moving.pause(self._endpoint)
+                    moving.pause()
                 else:
-                    idle.pause(self._endpoint)
+                    idle.pause()
                 self._look_after_workers()
             except PeerLost as error:
                 unheard.append(error.peer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,8 +119,8 @@ class ServedTables:
 
     def wait(self) -> None:
         """Until nothing is being written."""
-        while self._writing and not self._writing.done:
-            time.sleep(0.01)
+        if self._writing:
+            self._writing.wait()
 
     def load(self, folder: str) -> None:
         """Take up the rows that are this server's, from the files of any number of servers.
