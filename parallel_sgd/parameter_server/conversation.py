@@ -164,7 +164,7 @@ class Conversation:
             self._endpoint.listen(rank)
             try:
                 message = unpacked(header)
-                if message.kind != Kind.WAIT:  # that is a sign of life: the time begins anew
+                if message.kind != Kind.HEARTBEAT:  # with which the time begins anew
                     _require_answer(ask, message)
                     return message
             except Malformed as error:
