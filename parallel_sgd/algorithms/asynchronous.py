@@ -11,6 +11,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from ..communication import Communicator
+from ..embedding import RemoteTable, check_tables
 from ..errors import SharedError, SharedProblem, UserError
 from ..exchange import require_float32
 from ..kernels import array_module, empty_like, finish_on_device
@@ -18,8 +19,6 @@ from ..optimizers import LocalStep
 from ..parameter_server import (
     Client,
     Connection,
-    RemoteTable,
-    check_tables,
     compile_step,
     form,
     roles,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, cast
 
+from ..embedding import Embedding
 from ..errors import UserError
 from ..parameter_server import (
     CURRENCIES,
@@ -14,7 +15,6 @@ from ..parameter_server import (
     MODES,
     ROLES,
     Currency,
-    Embedding,
     Merge,
     Mode,
     Placement,

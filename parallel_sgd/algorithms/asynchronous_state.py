@@ -6,7 +6,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ..parameter_server import Client, Connection, RemoteTables, WorkerStatistics
+from ..embedding import RemoteTables
+from ..parameter_server import Client, Connection, WorkerStatistics
 from ..state import across, workspace
 from .algorithm import Array
 from .served_state import ServedState

@@ -2,10 +2,8 @@
 
 from .client import Client
 from .connection import Connection
-from .embedding import Embedding
 from .group import ROLES, Group, Role, form, roles
 from .placement import DISPATCH, Placement, Slice, place
-from .remote_table import RemoteTable, RemoteTables
 from .served import (
     COUNTERS,
     CURRENCIES,
@@ -20,7 +18,6 @@ from .served import (
     compile_step,
 )
 from .statistics import Seconds, WorkerStatistics
-from .tables import check_tables
 from .wire import Kind
 
 __all__ = [
@@ -34,21 +31,17 @@ __all__ = [
     "Client",
     "Connection",
     "Currency",
-    "Embedding",
     "Group",
     "Kind",
     "Merge",
     "Mode",
     "Placement",
-    "RemoteTable",
-    "RemoteTables",
     "Role",
     "Rules",
     "Seconds",
     "ServedModel",
     "Slice",
     "WorkerStatistics",
-    "check_tables",
     "compile_step",
     "form",
     "place",

@@ -14,13 +14,14 @@ import numpy.typing as npt
 from ..communication import Endpoint, PeerLost
 from ..communication.departures import ON_ITS_WAY_S
 from ..communication.endpoint import as_bytes
+from ..embedding import ServedTables
 from ..errors import SharedError, UserError
 from .answers import Answers
 from .order import Order
 from .requests import Request, Requests
 from .served import ServedModel
 from .statistics import LENGTH, WAIT, WorkerStatistics
-from .tables import TABLE_REQUESTS, ServedTables
+from .table_messages import TABLE_REQUESTS
 from .waits import of_kind, stalemate
 from .wire import Kind, Malformed, Message, as_text, from_text
 

@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..kernels import row_kernels
 from ..optimizers import Adagrad, Adam, OptimizerState
 from ..validation import integer
-from .embedding import Embedding
+from .options import Embedding
 from .records import Records
 
 __all__ = ["RowTable", "server_of"]
