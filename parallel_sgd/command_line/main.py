@@ -21,6 +21,7 @@ COMMANDS = {
     "train": ("train", "train a model on data, on one rank or many"),
     "simulate": ("simulate", "the same on N ranks that are threads of one process, without MPI"),
     "plan": ("plan", "price every algorithm for a model on a cluster, and recommend one"),
+    "cluster": ("cluster.command", "run a command on hosts that this machine emulates (root)"),
     "info": ("info", "show MPI, mpiexec, cores and GPUs"),
 }
 

@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from parallel_sgd import UserError
-
+from ...errors import UserError
 from .hostfile import remove_written
 
 __all__ = [
