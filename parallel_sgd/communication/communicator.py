@@ -266,12 +266,12 @@ class Communicator(ABC):
         """Every rank's item, where no rank has come with a problem instead."""
         everywhere = self._allgather_object((kind, item))
         problems = [theirs if kind == PROBLEM else None for kind, theirs in everywhere]
-        found = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
-        if found:
+        where = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
+        if where:
             raise SharedError(
                 "; ".join(
                     text if isinstance(text, SharedProblem) else f"{text} (on {self._name(ranks)})"
-                    for text, ranks in found.items()
+                    for text, ranks in where.items()
                 )
             )
         different = different_calls([kind for kind, _ in everywhere], self.world_ranks)

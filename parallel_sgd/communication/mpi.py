@@ -137,7 +137,7 @@ class MpiCommunicator(Communicator):
             if len(values) <= self.most_values:
                 self._comm.Allreduce(values, total)
             else:
-                pieces = (pieces_of(each, self.most_values) for each in (values, total))
+                pieces = (pieces_of(whole, self.most_values) for whole in (values, total))
                 for sent, summed in zip(*pieces, strict=True):
                     self._comm.Allreduce(sent, summed)
         return total

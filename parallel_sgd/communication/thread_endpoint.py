@@ -127,15 +127,15 @@ class ThreadEndpoint(MailboxWaits, Endpoint):
         self._listening.add(peer)
 
     def arrivals(self) -> list[tuple[int, Header]]:
-        found: list[tuple[int, Header]] = []
+        arrived: list[tuple[int, Header]] = []
         for peer in sorted(self._listening):
             header = self._mailbox.take((peer, self.rank, self._in))
             if header is not None:
                 self._listening.discard(peer)
-                found.append((peer, header))
-        if not found:
+                arrived.append((peer, header))
+        if not arrived:
             self._check_patience(self._awaited)
-        return found
+        return arrived
 
     def watched(self, name: str, peer: int) -> AbstractContextManager[None]:
         self._awaited = (peer,)

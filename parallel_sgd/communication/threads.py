@@ -161,7 +161,7 @@ class ThreadWorld:
         """This world, and all parts of it."""
         with self._lock:
             parts = list(self._parts.values())
-        return [self, *(each for part in parts for each in part._all())]
+        return [self, *(world for part in parts for world in part._all())]
 
 
 class ThreadCommunicator(Communicator):

@@ -70,13 +70,13 @@ def roles(world: Communicator, servers: int | None, role: Role) -> tuple[list[in
 
     Collective.
     """
-    found = world.together(lambda: requested_servers() if servers is None else servers)
-    given = world.allgather_object((role, found))
-    asked = [each for each, _ in given]
+    requested = world.together(lambda: requested_servers() if servers is None else servers)
+    given = world.allgather_object((role, requested))
+    asked = [theirs for theirs, _ in given]
     size = world.size
     if set(asked) == {"auto"}:
-        world.require_agreement({"servers": found})
-        count = min(1, size - 1) if found is None else found
+        world.require_agreement({"servers": requested})
+        count = min(1, size - 1) if requested is None else requested
         if count >= size:
             raise SharedError(f"servers={count} must be less than the number of ranks, {size}")
         if count == 0:
@@ -88,7 +88,7 @@ def roles(world: Communicator, servers: int | None, role: Role) -> tuple[list[in
             f"role='auto' on rank {rank}: where some ranks say whether they are a worker or a "
             "server, all must"
         )
-    by_role = {each: [k for k, its in enumerate(asked) if its == each] for each in ROLES}
+    by_role = {kind: [k for k, theirs in enumerate(asked) if theirs == kind] for kind in ROLES}
     workers, serving = by_role["worker"], by_role["server"]
     if not workers or not serving:
         raise SharedError(f"role={asked[0]!r} on all ranks: there must be workers and servers")

@@ -99,7 +99,7 @@ class Requests:
         # MPI may write yet to the bodies of one that is silent: their memory must stay.
         self._forgotten += [request for request in self._coming if request.worker == worker]
         self._coming = [request for request in self._coming if request.worker != worker]
-        rest = [each for each in self._headers if self._worker_of[each[0]] != worker]
+        rest = [(k, header) for k, header in self._headers if self._worker_of[k] != worker]
         self._headers = deque(rest)
 
     def _begun(self, rank: int, header: Header) -> Request:
