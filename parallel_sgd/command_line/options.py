@@ -84,15 +84,15 @@ def build(chosen: str, kinds: Mapping[str, type], given: argparse.Namespace) -> 
 
 def describe(options: Any) -> dict[str, Any]:
     """A dataclass of options with its name, and those inside it, as JSON can hold them."""
-    found: dict[str, Any] = {"name": type(options).__name__}
+    described: dict[str, Any] = {"name": type(options).__name__}
     for field in fields(options):
         value = getattr(options, field.name)
         if is_dataclass(value):
             value = describe(value)
         elif isinstance(value, Mapping):
-            value = {str(key): each for key, each in value.items()}
-        found[field.name] = value
-    return found
+            value = {str(key): item for key, item in value.items()}
+        described[field.name] = value
+    return described
 
 
 def _reader(name: str, annotation: str) -> Callable[[str], Any]:
@@ -178,11 +178,11 @@ def _only(choices: list[str], kinds: list[str]) -> str:
 def _help(kind: type, name: str) -> str:
     """What the docstring of a dataclass, or of a base, says of a field under "Args:"."""
     for cls in kind.__mro__:
-        found = re.search(
+        match = re.search(
             rf"^ {{8}}(?:\w+, )*{name}(?:, \w+)*: ((?:.|\n {{12}})+)",
             cls.__doc__ or "",
             re.MULTILINE,
         )
-        if found:
-            return re.sub(r"\s+", " ", found[1]).replace("`", "").strip().rstrip(".")
+        if match:
+            return re.sub(r"\s+", " ", match[1]).replace("`", "").strip().rstrip(".")
     return ""

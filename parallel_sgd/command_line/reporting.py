@@ -25,9 +25,9 @@ def print_choices(learner: Learner) -> None:
         return
     print(state.way, flush=True)
     if state.bits is not None:
-        each = [f"{bits} for {n:,} values" for bits, n in state.values_by_bits().items()]
+        numbers = [f"{bits} for {n:,} values" for bits, n in state.values_by_bits().items()]
         why = f" ({state.measured})" if state.measured else ""
-        print(f"gradient bits: {', '.join(each)}{why}", flush=True)
+        print(f"gradient bits: {', '.join(numbers)}{why}", flush=True)
 
 
 def print_progress(progress: Progress, epochs: int) -> None:
@@ -57,8 +57,8 @@ def finish(
         name += f" ({session.algorithm.mode})"
     bits = getattr(session.algorithm, "gradient_bits", None)
     if bits is not None:
-        each = dict(bits) if isinstance(bits, Mapping) else bits
-        name += f", {bits} bit" if isinstance(bits, int) else f", bits {each}"
+        shown = dict(bits) if isinstance(bits, Mapping) else bits
+        name += f", {bits} bit" if isinstance(bits, int) else f", bits {shown}"
     rows = {name: last} | ({"serial SGD, same seed": serial[-1]} if serial else {})
     width = max(24, *map(len, rows))
     print()
@@ -110,12 +110,12 @@ def _print_workers(workers: list[dict[str, Any]]) -> None:
         "\nworker   pushes  staleness: mean  most    seconds: compute     wait     wire    apply"
         "       MB sent, received"
     )
-    for each in workers:
-        seconds = each["seconds"]
+    for worker in workers:
+        seconds = worker["seconds"]
         print(
-            f"{each['worker']:6d} {each['pushes']:8d} {each['mean_staleness']:16.2f} "
-            f"{each['largest_staleness']:5d} {seconds['compute']:19.2f} {seconds['wait']:8.2f} "
+            f"{worker['worker']:6d} {worker['pushes']:8d} {worker['mean_staleness']:16.2f} "
+            f"{worker['largest_staleness']:5d} {seconds['compute']:19.2f} {seconds['wait']:8.2f} "
             f"{seconds['wire']:8.2f} {seconds['apply']:8.2f} "
-            f"{each['bytes_sent'] / 1e6:13.2f}, {each['bytes_received'] / 1e6:.2f}"
-            f"{'   lost' if each['lost'] else ''}"
+            f"{worker['bytes_sent'] / 1e6:13.2f}, {worker['bytes_received'] / 1e6:.2f}"
+            f"{'   lost' if worker['lost'] else ''}"
         )
