@@ -12,13 +12,14 @@ import argparse
 import math
 import statistics
 
+from parallel_sgd.command_line.cluster import emulated_hosts, payload_rate
 from parallel_sgd.command_line.cores import usable_cores
 from parallel_sgd.command_line.units import bits_per_s
 from parallel_sgd.compression import GRADIENT_BITS
 from parallel_sgd.exchange.costs import Link, exchange_s
 from parallel_sgd.exchange.kernel_speeds import measure_kernel_speeds
 
-from .cluster import emulated_hosts, payload_rate
+from .on_ranks import on_hosts
 from .report import Report, positive
 
 MEGABYTES = (1, 10, 100)
@@ -75,7 +76,7 @@ def main(options: argparse.Namespace) -> Report:
     for count in options.hosts:
         with emulated_hosts(count, options.rate) as hosts:
             asked = {"sizes": sizes, "bits": options.bits, "transport": options.transport}
-            found = hosts.run("plan_ranks", asked)
+            found = on_hosts(hosts, "plan_ranks", asked)
         for each in found:
             predicted = exchange_s(
                 each["values"],
@@ -104,5 +105,5 @@ def main(options: argparse.Namespace) -> Report:
 def measured_link(rate: float) -> Link:
     """What two hosts find of messages and bytes; the rate is as given."""
     with emulated_hosts(2, math.inf) as hosts:
-        found = hosts.run("plan_link", {})
+        found = on_hosts(hosts, "plan_link", {})
     return Link(bytes_per_s=payload_rate(rate), **found)

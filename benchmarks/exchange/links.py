@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parallel_sgd import UserError
+from parallel_sgd.command_line.cluster import BURST, emulated_hosts, payload_rate
 from parallel_sgd.exchange.costs import bytes_sent
 
-from ..cluster import BURST, emulated_hosts, payload_rate
 from ..report import Report
 from ..training.conductor import Conductor, conducted
 from .cases import ALLREDUCE, AUTO, GLOO, OURS

@@ -10,7 +10,7 @@ from typing import Any
 from mpi4py import MPI
 
 from parallel_sgd import Communicator, DataParallelSGD, Parameters
-from parallel_sgd.communication.abort import abort_on_error
+from parallel_sgd.communication.entry_point import abort_on_error
 
 from ..training.member import follow
 from .cases import ALLREDUCE, AUTO, OURS, Array, turn, vector_of

@@ -20,10 +20,10 @@ import math
 from typing import Any
 
 from parallel_sgd import UserError
+from parallel_sgd.command_line.cluster import emulated_hosts
 from parallel_sgd.command_line.units import bits_per_s
 
-from ..cluster import emulated_hosts
-from ..on_ranks import on_ranks
+from ..on_ranks import on_hosts, on_ranks
 from ..report import Report, positive
 from . import dense, links, slow_worker, sparse
 
@@ -120,7 +120,7 @@ def _links(options: argparse.Namespace) -> Report:
     effort = _effort(options)
     effort["seconds"] *= links.LONGER
     with emulated_hosts(hosts, rate) as emulated:
-        found = emulated.run("parameter_server.links", {"values": n, **effort})
+        found = on_hosts(emulated, "parameter_server.links", {"values": n, **effort})
     report = Report(
         f"parameter servers: workers that push and pull {n} float32, and a server, on {hosts} "
         f"emulated hosts of this machine, links of {rate / 1e9:g} Gbit/s"

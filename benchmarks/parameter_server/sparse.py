@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameters
 from parallel_sgd.communication.watchdog import ended_if_longer_than
-from parallel_sgd.parameter_server import Embedding
-from parallel_sgd.parameter_server.rows import RowTable
+from parallel_sgd.embedding import Embedding
+from parallel_sgd.embedding.rows import RowTable
 
 from .bare import Exchange, bare_server, bare_worker, quiet_barrier, rate
 

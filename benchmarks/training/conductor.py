@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from parallel_sgd import UserError
-
-from ..cluster import EmulatedHosts
+from parallel_sgd.command_line.cluster import EmulatedHosts
 
 START_S = 120  #: for all ranks of a side to be up
 ANSWER_S = 900  #: for a command to be done

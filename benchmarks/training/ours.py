@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from parallel_sgd import Communicator, Learner, MomentumSGD
-from parallel_sgd.communication.abort import abort_on_error
+from parallel_sgd.communication.entry_point import abort_on_error
 
 from .contenders import CONTENDERS
 from .member import Member

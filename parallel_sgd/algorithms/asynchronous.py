@@ -9,13 +9,13 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from ..compression import problem_with
+from ..embedding import Embedding
 from ..errors import SharedError, UserError
 from ..exchange import require_float32
 from ..kernels import array_module, empty_like, finish_on_device
 from ..options import Folder, group, option, options, values_of
 from ..parameter_server import (
     Connection,
-    Embedding,
     ParameterServers,
     PlacementOptions,
     Rules,

@@ -8,16 +8,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..embedding import Embedding, RemoteTables, check_tables
 from ..errors import UserError
 from ..parameter_server import (
     Client,
     Connection,
-    Embedding,
-    RemoteTables,
     Rules,
     ServedState,
     WorkerStatistics,
-    check_tables,
 )
 from ..state import External, across, workspace
 from .algorithm import Array, Work

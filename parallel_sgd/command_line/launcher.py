@@ -208,9 +208,9 @@ def parse(argv: Sequence[str]) -> Request:
 def _require_survival(mpiexec: Mpiexec) -> None:
     major = (mpiexec.version or "").partition(".")[0]
     if mpiexec.vendor != OPEN_MPI or (major.isdecimal() and int(major) < 5):
-        found = f"{mpiexec.vendor or 'of an unknown vendor'} {mpiexec.version or ''}".strip()
+        mpi = f"{mpiexec.vendor or 'of an unknown vendor'} {mpiexec.version or ''}".strip()
         raise UserError(
-            f"--survive needs Open MPI 5 or later: {mpiexec.path} is {found}, which ends the job "
+            f"--survive needs Open MPI 5 or later: {mpiexec.path} is {mpi}, which ends the job "
             "with the first rank that dies"
         )
 
@@ -299,12 +299,12 @@ def _server_count(text: str) -> int:
 
 
 def _count(text: str, least: int) -> int:
-    found = decimal(text)
-    if found is None or not least <= found <= MOST_RANKS:
+    number = decimal(text)
+    if number is None or not least <= number <= MOST_RANKS:
         raise argparse.ArgumentTypeError(
             f"must be a whole number from {least} to {MOST_RANKS}: {shown(text)}"
         )
-    return found
+    return number
 
 
 def _seconds(text: str) -> float:

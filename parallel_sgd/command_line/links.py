@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..communication import Communicator
-from ..communication.abort import abort_on_error
+from ..communication.entry_point import abort_on_error
 from ..communication.launched import launched_size, launcher_name
 from ..compression import GRADIENT_BITS
 from ..errors import UserError
@@ -95,8 +95,8 @@ def measured_links(given: argparse.Namespace) -> dict[str, Any]:
         raise UserError(
             f"--links: {ranks} ranks ended with exit code {job.returncode}; what they said is above"
         )
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    measured: dict[str, Any] = json.loads(lines[-1])
+    return measured
 
 
 def measured_on(comm: Communicator) -> dict[str, Any]:
@@ -132,31 +132,31 @@ def measured_on(comm: Communicator) -> dict[str, Any]:
     }
 
 
-def link_lines(found: dict[str, Any]) -> dict[str, str]:
+def link_lines(measured: dict[str, Any]) -> dict[str, str]:
     """The section on links, in words."""
-    hosts = [f"{name} ({n})" if n > 1 else name for name, n in found["hosts"].items()]
-    rate, latency = found["link"]["bytes_per_s"], found["link"]["latency_s"]
+    hosts = [f"{name} ({n})" if n > 1 else name for name, n in measured["hosts"].items()]
+    rate, latency = measured["link"]["bytes_per_s"], measured["link"]["latency_s"]
     where = "slowest link" if len(hosts) > 1 else "memory between ranks"
-    speeds = found["values_per_s"]
+    speeds = measured["values_per_s"]
     kernels = [
         f"{bits} bit {encode / 1e9:.2g}, {speeds['decode'][bits] / 1e9:.2g}"
         for bits, encode in speeds["encode"].items()
     ]
     lines = {
-        "ranks": f"{found['ranks']} on {len(hosts)} host{'s' * (len(hosts) > 1)}: "
+        "ranks": f"{measured['ranks']} on {len(hosts)} host{'s' * (len(hosts) > 1)}: "
         + ", ".join(hosts),
         where: f"{rate / 1e6:,.4g} MB/s each way, {latency * 1e6:,.3g} us",
         "encode, decode": f"G values/s of the first rank: {'; '.join(kernels)}",
     }
-    for each in found["exchanges"]:
-        among = ", ranks of a host first among themselves" if each["hierarchical"] else ""
+    for exchange in measured["exchanges"]:
+        among = ", ranks of a host first among themselves" if exchange["hierarchical"] else ""
         tried = f"not tried, as it should take longer than {LONGEST_S:g} s"
-        if each["seconds"]:
-            tried = ", ".join(f"{name} {_ms(s)}" for name, s in each["seconds"].items())
-        predicted = [f"{bits} bit {_ms(s)}" for bits, s in each["predicted_s"].items()]
-        lines[f"{each['values'] / 250_000:g} MB of float32"] = (
-            f"transport auto: {each['transport']}{among}; 32 bit, {tried}\n"
-            f"gradient bits auto: {each['gradient_bits']}\n"
+        if exchange["seconds"]:
+            tried = ", ".join(f"{name} {_ms(s)}" for name, s in exchange["seconds"].items())
+        predicted = [f"{bits} bit {_ms(s)}" for bits, s in exchange["predicted_s"].items()]
+        lines[f"{exchange['values'] / 250_000:g} MB of float32"] = (
+            f"transport auto: {exchange['transport']}{among}; 32 bit, {tried}\n"
+            f"gradient bits auto: {exchange['gradient_bits']}\n"
             f"predicted: {', '.join(predicted)}"
         )
     return lines
@@ -168,9 +168,9 @@ def _ms(duration_s: float) -> str:
 
 def _main() -> None:
     comm = Communicator.world()
-    found = measured_on(comm)
+    measured = measured_on(comm)
     if comm.rank == 0:
-        print(json.dumps(found, allow_nan=False), flush=True)
+        print(json.dumps(measured, allow_nan=False), flush=True)
 
 
 if __name__ == "__main__":

@@ -86,25 +86,25 @@ def bound_mpi(*, initialize: bool = False) -> dict[str, Any]:
         output, complaint = done.stdout, done.stderr
     except subprocess.TimeoutExpired as error:
         output, complaint = _text(error.stdout), "MPI did not answer within 60 s"
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for line in output.splitlines():
         if line.startswith("{"):
-            found.update(json.loads(line))
-    if not found:
+            facts.update(json.loads(line))
+    if not facts:
         lines = [line for line in complaint.splitlines() if line.strip()]
         raise UserError(
             "mpi4py must find an MPI library (pip install 'parallel_sgd[mpich]', or load your "
             f"system's): {lines[-1].strip() if lines else 'no answer'}"
         )
-    return found
+    return facts
 
 
 def find_mpiexecs() -> list[str]:
     """Every mpiexec in reach, this environment's own first, then along PATH."""
     folders = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
     folders += os.environ.get("PATH", "").split(os.pathsep)
-    found = (shutil.which("mpiexec", path=folder) for folder in folders if folder)
-    return list(dict.fromkeys(path for path in found if path))
+    paths = (shutil.which("mpiexec", path=folder) for folder in folders if folder)
+    return list(dict.fromkeys(path for path in paths if path))
 
 
 def identify(path: str) -> Mpiexec:
@@ -156,16 +156,16 @@ def choose_mpiexec(vendor: str, path: str | None = None) -> Mpiexec:
         paths = [given]
     else:
         paths = find_mpiexecs()
-    found = [identify(path) for path in paths]
-    for mpiexec in found:
+    mpiexecs = [identify(path) for path in paths]
+    for mpiexec in mpiexecs:
         if mpiexec.vendor is not None and same_mpi_family(mpiexec.vendor, vendor):
             return mpiexec
-    if not found:
+    if not mpiexecs:
         raise UserError(
             f"mpiexec of {vendor}, to which mpi4py is bound, must be beside {sys.executable} or "
             "in PATH: there is none"
         )
-    there = ", ".join(f"{each.path} ({each.vendor or 'of unknown vendor'})" for each in found)
+    there = ", ".join(f"{m.path} ({m.vendor or 'of unknown vendor'})" for m in mpiexecs)
     raise UserError(f"mpiexec must be of {vendor}, to which mpi4py is bound: {there}")
 
 

@@ -123,12 +123,12 @@ def _print_workers(workers: list[dict[str, Any]]) -> None:
         "\nworker   pushes  staleness: mean  most    seconds: compute     wait     wire    apply"
         "       MB sent, received"
     )
-    for each in workers:
-        seconds = each["seconds"]
+    for worker in workers:
+        seconds = worker["seconds"]
         print(
-            f"{each['worker']:6d} {each['pushes']:8d} {each['mean_staleness']:16.2f} "
-            f"{each['largest_staleness']:5d} {seconds['compute']:19.2f} {seconds['wait']:8.2f} "
+            f"{worker['worker']:6d} {worker['pushes']:8d} {worker['mean_staleness']:16.2f} "
+            f"{worker['largest_staleness']:5d} {seconds['compute']:19.2f} {seconds['wait']:8.2f} "
             f"{seconds['wire']:8.2f} {seconds['apply']:8.2f} "
-            f"{each['bytes_sent'] / 1e6:13.2f}, {each['bytes_received'] / 1e6:.2f}"
-            f"{'   lost' if each['lost'] else ''}"
+            f"{worker['bytes_sent'] / 1e6:13.2f}, {worker['bytes_received'] / 1e6:.2f}"
+            f"{'   lost' if worker['lost'] else ''}"
         )

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..algorithms import ALGORITHMS, Algorithm, BlockPeriod, OuterStep
 from ..communication import TIMEOUT_S, Communicator, checked_timeout
-from ..communication.abort import abort_on_error
+from ..communication.entry_point import abort_on_error
 from ..communication.launched import requested_servers
 from ..data import (
     DIGITS_CLASSES,

@@ -1,5 +1,6 @@
 """Ranks and their collectives: over MPI, over threads of one process, or a single rank."""
 
+from . import worlds
 from .background import InBackground, ProgramEnds, program_ends
 from .communicator import SIGN_FACTOR, TIMEOUT_S, Communicator, checked_timeout
 from .endpoint import Endpoint, PeerLost
@@ -24,3 +25,5 @@ __all__ = [
     "program_ends",
     "simulate",
 ]
+
+Communicator._worlds = worlds

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +13,7 @@ import numpy.typing as npt
 from ..errors import SharedError, SharedProblem, UserError
 from ..trace import NO_TRACE, Trace
 from ..validation import number
-from .abort import LONGEST_S
 from .endpoint import Endpoint
-from .launched import launched_size, launcher_name
 from .messages import Messages
 from .phrases import different_calls, in_words
 
@@ -27,6 +24,7 @@ Result = TypeVar("Result")
 TIMEOUT_S = 600.0
 """Longest wait for the other ranks before a rank gives up and ends the job."""
 
+LONGEST_S = 1e8  #: three years, about what clocks and locks still take
 
 PROBLEM = "raise_together"
 
@@ -53,6 +51,18 @@ class InCommon(Protocol):
         ...
 
 
+class Worlds(Protocol):
+    """Makes the first communicators of a process, of the kinds that are known above this file."""
+
+    def world(self, timeout_s: float, cuda_aware: bool) -> Communicator:
+        """See `Communicator.world`."""
+        ...
+
+    def single(self) -> Communicator:
+        """See `Communicator.single`."""
+        ...
+
+
 class Communicator(ABC):
     """A fixed group of ranks that call the same collectives in the same order.
 
@@ -73,6 +83,7 @@ class Communicator(ABC):
     trace: Trace = NO_TRACE
     in_common: InCommon | None = None
     learners: int = 0
+    _worlds: ClassVar[Worlds]  # given by `worlds`, as the package is imported
     _hosts: list[str] | None = None
     _problem: str | None = None
     # Of this rank, which the others are about to hear of. If they do not come soon, it is printed:
@@ -94,30 +105,12 @@ class Communicator(ABC):
         `import parallel_sgd` on. `sys.exit` on one rank, or its program's end, does so within
         seconds where another rank waits for it.
         """
-        timeout_s = checked_timeout(timeout_s)
-        launched = launched_size()
-        try:
-            from .mpi import mpi_world
-        except (ImportError, RuntimeError) as error:
-            if launched is not None and launched > 1:
-                raise UserError(
-                    f"{launcher_name()} started {launched} ranks, but mpi4py finds no MPI "
-                    "library: install one beside it (pip install 'parallel_sgd[mpich]')"
-                ) from error
-            warnings.warn(
-                "mpi4py finds no MPI library (pip install 'parallel_sgd[mpich]'): "
-                "training on one rank",
-                stacklevel=2,
-            )
-            return Communicator.single()
-        return mpi_world(timeout_s=timeout_s, cuda_aware=cuda_aware)
+        return Communicator._worlds.world(checked_timeout(timeout_s), cuda_aware)
 
     @staticmethod
     def single() -> Communicator:
         """A world of one rank, without MPI. Local."""
-        from .threads import ThreadWorld
-
-        return ThreadWorld(1).communicator(0)
+        return Communicator._worlds.single()
 
     @abstractmethod
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
@@ -273,12 +266,12 @@ class Communicator(ABC):
         """Every rank's item, where no rank has come with a problem instead."""
         everywhere = self._allgather_object((kind, item))
         problems = [theirs if kind == PROBLEM else None for kind, theirs in everywhere]
-        found = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
-        if found:
+        where = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
+        if where:
             raise SharedError(
                 "; ".join(
                     text if isinstance(text, SharedProblem) else f"{text} (on {self._name(ranks)})"
-                    for text, ranks in found.items()
+                    for text, ranks in where.items()
                 )
             )
         different = different_calls([kind for kind, _ in everywhere], self.world_ranks)

@@ -59,10 +59,10 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
         raise UserError(problem)
     world = MPI.COMM_WORLD
     # Ranks that survive others cannot wait for all at their end.
-    told = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not survives()
+    tells = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not survives()
     watched = Watchdog(timeout_s, world.rank, _end_job_from_another_thread)
     with watched("Communicator.world()"):
-        own, watched.departures = world.Dup(), departures(world) if told else None
+        own, watched.departures = world.Dup(), departures(world) if tells else None
     calls = Calls(str(next(_worlds)), tuple(range(world.size)))
     return MpiCommunicator(own, watched, calls, cuda_aware=cuda_aware)
 
@@ -137,7 +137,7 @@ class MpiCommunicator(Communicator):
             if len(values) <= self.most_values:
                 self._comm.Allreduce(values, total)
             else:
-                pieces = (pieces_of(each, self.most_values) for each in (values, total))
+                pieces = (pieces_of(whole, self.most_values) for whole in (values, total))
                 for sent, summed in zip(*pieces, strict=True):
                     self._comm.Allreduce(sent, summed)
         return total

@@ -82,7 +82,7 @@ class MpiEndpoint(Endpoint):
         self._listening.add(peer)
 
     def arrivals(self) -> list[tuple[int, Header]]:
-        found: list[tuple[int, Header]] = []
+        arrived: list[tuple[int, Header]] = []
         status = MPI.Status()
         try:
             while True:
@@ -90,13 +90,13 @@ class MpiEndpoint(Endpoint):
                 if not came or place == MPI.UNDEFINED:
                     break
                 length = status.Get_count(MPI.INT64_T)
-                found.append((self.peers[place], self._headers[place, :length].copy()))
+                arrived.append((self.peers[place], self._headers[place, :length].copy()))
                 self._listening.discard(self.peers[place])
         except MPI.Exception as error:
             self._note_failed(error)
-        if not found and self._failed:
+        if not arrived and self._failed:
             raise PeerLost(self._failed.pop())
-        return found
+        return arrived
 
     def _note_failed(self, error: MPI.Exception) -> None:
         """Find out who has died, and stop listening to them."""

@@ -47,15 +47,23 @@ def recorded(xp: Any, stream: Any) -> Event:
     return stream.record(xp.cuda.Event(disable_timing=True))
 
 
-def pinned_like(array: Array) -> HostArray:
-    """Uninitialised pinned memory for the values of an array, given back when nobody has it.
+def pinned(like: Array, values: int, dtype: npt.DTypeLike) -> HostArray:
+    """Uninitialised pinned memory for so many values, given back when nobody has it.
+
+    Args:
+        like: an array on the GPU that copies it.
 
     It comes from CuPy's own pool, which keeps what is given back by its size. The messages of one
     layout have the same sizes in every exchange, so after the first one nothing is allocated (which
     would wait for the GPU), and the pool holds no more than was ever under way at once. Local.
     """
-    memory = array_module(array).cuda.alloc_pinned_memory(max(array.nbytes, 1))
-    return np.frombuffer(memory, array.dtype, array.size)
+    nbytes = values * np.dtype(dtype).itemsize
+    return np.frombuffer(array_module(like).cuda.alloc_pinned_memory(max(nbytes, 1)), dtype, values)
+
+
+def pinned_like(array: Array) -> HostArray:
+    """`pinned` for the values of an array. Local."""
+    return pinned(array, array.size, array.dtype)
 
 
 class Staging(ABC):

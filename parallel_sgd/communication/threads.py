@@ -20,7 +20,7 @@ from .communicator import TIMEOUT_S, Array, Closed, Communicator, Counts, checke
 from .endpoint import Endpoint
 from .messages import Messages
 from .phrases import different_calls, in_words, left_in_vain
-from .thread_endpoint import Mail, RankFailed, ThreadEndpoint
+from .thread_endpoint import Mailbox, RankFailed, ThreadEndpoint
 from .thread_messages import ThreadMessages
 from .watchdog import TELLS_AFTER_S
 
@@ -50,7 +50,7 @@ class ThreadWorld:
         self.ranks = tuple(range(size) if whole is None else whole[1])  #: of the whole world
         self.left: set[int] = set() if whole is None else whole[0].left  #: of those
         self.offers: list[Any] = [None] * size
-        self.mail = Mail(self.ranks, self.left)
+        self.mailbox = Mailbox(self.ranks, self.left)
         self._changed = threading.Condition()
         self._meetings = 0  # that have ended
         self._came = [0] * size  # how often each rank has
@@ -136,7 +136,7 @@ class ThreadWorld:
         for world in self._all():
             with world._changed:
                 world._changed.notify_all()
-            world.mail.wake()
+            world.mailbox.wake()
 
     def close(self) -> bool:
         """A rank has closed its communicator; whether it was the last one."""
@@ -155,13 +155,13 @@ class ThreadWorld:
             with world._changed:
                 world._aborted = True
                 world._changed.notify_all()
-            world.mail.abort()
+            world.mailbox.abort()
 
     def _all(self) -> list[ThreadWorld]:
         """This world, and all parts of it."""
         with self._lock:
             parts = list(self._parts.values())
-        return [self, *(each for part in parts for each in part._all())]
+        return [self, *(world for part in parts for world in part._all())]
 
 
 class ThreadCommunicator(Communicator):
@@ -243,10 +243,10 @@ class ThreadCommunicator(Communicator):
             self._forget()
 
     def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
-        return ThreadEndpoint(self._world.mail, self.rank, peers, serving, self.timeout_s)
+        return ThreadEndpoint(self._world.mailbox, self.rank, peers, serving, self.timeout_s)
 
     def messages(self) -> Messages:
-        return ThreadMessages(self._world.mail, self.rank, self.timeout_s)
+        return ThreadMessages(self._world.mailbox, self.rank, self.timeout_s)
 
     @property
     def world_ranks(self) -> tuple[int, ...]:

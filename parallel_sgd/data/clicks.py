@@ -137,8 +137,8 @@ class Clicks(Dataset):
 
 
 def _probabilities(scores: Array) -> Array:
-    found: Array = np.exp(-np.logaddexp(0, -scores))
-    return found
+    probabilities: Array = np.exp(-np.logaddexp(0, -scores))
+    return probabilities
 
 
 def clicks(

@@ -107,17 +107,17 @@ def library_files(
     random = np.random.default_rng((checked_seed(seed), *SPLIT_STREAM))
     folder = Path(sysconfig.get_path("stdlib"))
     try:
-        found = sorted(_files(folder))
-        if not found:
+        names = sorted(_files(folder))
+        if not names:
             raise UserError(f"{folder}: Python's library has no source there")
-        files = [found[i] for i in random.permutation(len(found))]
+        files = [names[i] for i in random.permutation(len(names))]
         if room is not None:
             files, _ = _fitting(files, room)
         testing, training = _fitting(files, fraction * sum(size for _, size in files))
         if not sum(size for _, size in testing) or not sum(size for _, size in training):
             raise UserError(
                 f"test={test!r}, most_bytes={most_bytes!r} must leave at least one of "
-                f"{len(found)} files on either side"
+                f"{len(names)} files on either side"
             )
         train, held_out = (
             {path: (folder / path).read_bytes() for path, _ in part} for part in (training, testing)

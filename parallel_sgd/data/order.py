@@ -36,6 +36,6 @@ def share(samples: int, rank: int, size: int) -> slice:
     >>> [share(5, rank, 3) for rank in range(3)]
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    each, more = divmod(samples, size)
-    begin = rank * each + min(rank, more)
-    return slice(begin, begin + each + (rank < more))
+    least, more = divmod(samples, size)
+    begin = rank * least + min(rank, more)
+    return slice(begin, begin + least + (rank < more))

@@ -121,9 +121,9 @@ class RankSource(MinibatchSource):
             )
         order = epoch_order(len(self.dataset), self.seed, number, self.shuffle)
         part = share(self.minibatch_size, learner.comm.rank, learner.comm.size)
-        each = part.stop - part.start
+        own = part.stop - part.start
         for step in range(first, len(totals)):
-            minibatch = order[step * each : (step + 1) * each]
+            minibatch = order[step * own : (step + 1) * own]
             feed.expect(len(minibatch), int(totals[step]))
             yield self._read(minibatch, learner)
 

@@ -140,8 +140,8 @@ class Source(MinibatchSource):
 
     def fingerprint(self, learner: LearnerView) -> str:
         """What tells the data from others, once it has met the learner. Local."""
-        found: str = self._known(learner)
-        return found
+        known: str = self._known(learner)
+        return known
 
     def _get_to_know(self, learner: LearnerView) -> str:
         return require_same_data(

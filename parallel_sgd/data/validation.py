@@ -26,12 +26,12 @@ def float_dtype(dtype: DType) -> np.dtype[Any] | None:
     if dtype is None:
         return None
     try:
-        found = np.dtype(dtype)
+        real = np.dtype(dtype)
     except TypeError:
-        found = np.dtype(object)
-    if found.kind != "f":
+        real = np.dtype(object)
+    if real.kind != "f":
         raise UserError(f"dtype={dtype!r} must be a float type, or None to keep the data's own")
-    return found
+    return real
 
 
 def check_numbers(name: str, x: Array) -> None:

@@ -7,7 +7,6 @@ import time
 import numpy as np
 
 from ..communication import Communicator
-from ..communication.messages import Naps
 from .costs import Link
 from .pieces import PIECE_BYTES
 from .routes import Routes
@@ -50,7 +49,8 @@ def measure_link(comm: Communicator, routes: Routes) -> Link:
 def _pass_on(comm: Communicator, to: int | None, from_: int | None, nbytes: int) -> float:
     """Seconds of the slowest rank to send so much to the next rank, and receive it from another."""
     sent, received = np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8)
-    messages, naps = comm.messages(), Naps()
+    messages = comm.messages()
+    backoff = messages.backoff()
     comm.barrier()
     begin = time.perf_counter()
     if to is not None and from_ is not None:
@@ -62,6 +62,6 @@ def _pass_on(comm: Communicator, to: int | None, from_: int | None, nbytes: int)
     with messages.watched("the measurement of links"):
         while messages.under_way:
             if not messages.progress():
-                naps.pause(messages)
+                backoff.pause()
     slowest: float = max(comm.allgather_object(time.perf_counter() - begin))
     return slowest

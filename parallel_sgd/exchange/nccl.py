@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from ..communication import Communicator
-from ..communication.messages import Naps
 from ..communication.staging import is_done, recorded
 from ..errors import SharedError, UserError
 from ..kernels import array_module, on_device
@@ -110,7 +109,7 @@ class Nccl:
         self._stream.wait_event(now)
 
     def _finish(self, name: str) -> None:
-        event, naps = recorded(self._xp, self._stream), Naps()
+        event, backoff = recorded(self._xp, self._stream), self._messages.backoff()
         self._messages.enter()
         with self._messages.watched(name):
             while not is_done(self._xp, event):
@@ -120,7 +119,7 @@ class Nccl:
                     self._comm.abort()  # it would never end, and wait for that at our end
                     raise
                 self._messages.progress()
-                naps.pause(self._messages)
+                backoff.pause()
 
 
 @dataclass(frozen=True)
@@ -202,10 +201,10 @@ class NcclExchange:
             return True
 
         if self._alone:
-            naps = Naps()
+            backoff = self._pipeline.messages.backoff()
             for bucket in range(len(self.stages)):
                 while not is_summed(bucket):  # it is this rank that is late
-                    naps.pause(self._pipeline.messages)
+                    backoff.pause()
             return
         self._pipeline.sum(vector, residuals, is_summed)
         if self._nccl.size > 1:

@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 from ..communication import Communicator
-from ..communication.messages import Messages, Naps, Then
+from ..communication.messages import Messages, Then
 from .pieces import Piece
 from .residuals import Residuals
 from .routes import Routes
@@ -82,22 +82,22 @@ class Pipeline:
         self.messages.enter()
         run, messages, trace = _Run(self, vector, residuals), self.messages, self.comm.trace
         sent_before = self.bytes_sent
-        computing, naps = Naps(computing=True), Naps()
+        computing, waiting = messages.backoff(computing=True), messages.backoff()
         for bucket in range(len(self.stages)):
             while is_ready is not None and not is_ready(bucket):  # it is this rank that is late
                 if messages.progress() or run.work():
                     computing.reset()
                 else:
-                    computing.pause(messages)
+                    computing.pause()
             run.begin(bucket, stray=stray)
         while run.left or messages.under_way:
             moved, worked = messages.progress(), run.work()
             if moved or worked:
                 continue
-            naps.reset()
+            waiting.reset()
             with trace.span("wait"), messages.watched("exchange"):
                 while not messages.progress():
-                    naps.pause(messages)
+                    waiting.pause()
         if run.wire_s:  # beside what this thread does meanwhile
             sent = self.bytes_sent - sent_before
             trace.record("wire", *run.wire_s, row="wire", bytes=sent)

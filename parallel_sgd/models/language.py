@@ -67,14 +67,14 @@ class ByteLanguageModel(MLP):
         _, y = super()._moved(x, y, first)
         x = array_module(self.parameters.flat).asarray(x)
         with np.errstate(invalid="ignore"):
-            found = x.astype(np.uint8)
-        wrong = found != x  # also where x is nan, or beyond a byte's range
+            codes = x.astype(np.uint8)
+        wrong = codes != x  # also where x is nan, or beyond a byte's range
         if wrong.any():
             i, j = (int(place) for place in np.unravel_index(int(wrong.argmax()), x.shape))
             raise UserError(
                 f"x[{first + i}][{j}] = {x[i, j]} must be a byte: a whole number from 0 to 255"
             )
-        return found.astype(np.intp), y
+        return codes.astype(np.intp), y
 
     def _forward(self, x: Array) -> Array:
         if len(self._rows) < len(x):

@@ -142,12 +142,12 @@ class SoftmaxRegression(MLP):
 
 def _float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     try:
-        found = np.dtype(dtype)
+        real = np.dtype(dtype)
     except TypeError:
-        found = np.dtype(object)
-    if found not in (np.float32, np.float64):
+        real = np.dtype(object)
+    if real not in (np.float32, np.float64):
         raise UserError(f"dtype must be float32 or float64: {dtype!r}")
-    return found
+    return real
 
 
 def use_gpu(local_rank: int) -> None:

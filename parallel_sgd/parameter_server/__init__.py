@@ -2,15 +2,12 @@
 
 from .client import Client
 from .connection import Connection
-from .embedding import Embedding
 from .placement import DISPATCH, Placement, PlacementOptions, Slice, place
-from .remote_table import RemoteTable, RemoteTables
 from .roles import ROLES, ParameterServers, Role, ServerGroup
 from .rules import CURRENCIES, MERGES, MODES, Currency, Merge, Mode, Rules
 from .served import COUNTERS, OF_EACH_WORKER, ServedModel, compile_step
 from .served_state import ServedState
 from .statistics import Seconds, WorkerStatistics
-from .tables import check_tables
 from .wire import Kind
 
 __all__ = [
@@ -24,15 +21,12 @@ __all__ = [
     "Client",
     "Connection",
     "Currency",
-    "Embedding",
     "Kind",
     "Merge",
     "Mode",
     "ParameterServers",
     "Placement",
     "PlacementOptions",
-    "RemoteTable",
-    "RemoteTables",
     "Role",
     "Rules",
     "Seconds",
@@ -41,7 +35,6 @@ __all__ = [
     "ServerGroup",
     "Slice",
     "WorkerStatistics",
-    "check_tables",
     "compile_step",
     "place",
 ]

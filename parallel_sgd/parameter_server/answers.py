@@ -57,18 +57,18 @@ class Answers:
 
     def move(self) -> None:
         """Forget what has been sent by now."""
-        self._sending = [each for each in self._sending if not self._sent(each[0])]
+        self._sending = [(t, of) for t, of in self._sending if not self._sent(t)]
 
     def unread(self, vector: Array) -> Array:
         """A vector that may be written to: this one where nothing is being sent from it, or else
         another [n] of its dtype, of any values."""
         self.move()
-        if not any(vector is each for each in self._vectors):
+        if not any(vector is known for known in self._vectors):
             self._vectors.append(vector)
         read = {id(of) for _, of in self._sending}
         if id(vector) not in read:
             return vector
-        other = next((each for each in self._vectors if id(each) not in read), None)
+        other = next((free for free in self._vectors if id(free) not in read), None)
         if other is None:
             other = empty_like(vector, vector.size)
             self._vectors.append(other)

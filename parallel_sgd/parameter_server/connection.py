@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import time
 import weakref
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -13,27 +12,23 @@ import numpy as np
 
 from ..communication import InBackground
 from ..communication.launched import survives
+from ..embedding import Embedding, RemoteTable, RemoteTables, ServedTables
 from ..errors import SharedError, UserError
 from ..kernels import array_module
 from ..optimizers import Optimizer
 from ..parameters import Parameters
 from .answers import Answers
 from .client import Client
-from .embedding import Embedding
 from .order import AnyOrder, Facts, Order, RecordedOrder, ReplayedOrder
 from .parts import Part, layout
 from .placement import Placement
-from .remote_table import RemoteTable, RemoteTables
 from .roles import ServerGroup
 from .rules import Rules
 from .served import ServedModel
 from .server import Server
-from .tables import ServedTables
-from .wire import Kind, as_text, from_text
+from .table_messages import TableClient
 
 Array = Any  #: a NumPy or CuPy array
-
-ASKED_EVERY_S = 0.05  #: whether tables are written
 
 
 class Connection:
@@ -126,39 +121,24 @@ class Connection:
 
     def remote_tables(self) -> RemoteTables:
         """This rank's side of the embedding tables, by name."""
-        client = None if self.group.serves else lambda: self.client
+        servers = None if self.group.serves else lambda: self._table_client
         return RemoteTables(
-            (options.name, RemoteTable(options, number, client))
+            (options.name, RemoteTable(options, number, servers))
             for number, options in enumerate(self._tables)
         )
 
-    def write_tables(self, folder: str) -> dict[str, Any]:
-        """Have servers write the rows that `ServedState.collect` has found, while training goes on.
+    @cached_property
+    def _table_client(self) -> TableClient:
+        return TableClient(self.client)
 
-        Returns:
-            Size and checksum of every file, by name.
-        """
-        if not self._tables:
-            return {}
-        client, facts = self.client, dict[str, Any]()
-        path = from_text(folder)
-        client.in_turn(lambda: client.ask_all(Kind.WRITE_TABLES, path))
-        texts = [""]
-        while not all(texts):
-            time.sleep(ASKED_EVERY_S)
-            answers = client.in_turn(lambda: client.ask_all(Kind.ASK_WRITTEN))
-            texts = [as_text(answer.body) for answer in answers]
-        for text in texts:
-            facts.update(json.loads(text))
-        if "problem" in facts:
-            raise UserError(facts["problem"])
-        return facts
+    def write_tables(self, folder: str) -> dict[str, Any]:
+        """As `TableClient.write`, of the rows that `ServedState.collect` has found."""
+        return self._table_client.write(folder) if self._tables else {}
 
     def load_tables(self, folder: str) -> None:
-        """Have servers take up the rows that any number of servers have written."""
+        """As `TableClient.load`."""
         if self._tables:
-            client, path = self.client, from_text(folder)
-            client.in_turn(lambda: client.ask_all(Kind.LOAD_TABLES, path))
+            self._table_client.load(folder)
 
     def _check(self, rank: int) -> None:
         """Raise if there is a reason not to wait any longer for the server on a rank."""

@@ -101,12 +101,12 @@ class Conversation:
     def _sound(self, asks: list[Ask], answers: list[Answer]) -> list[Answer]:
         """The answers, where they answer the requests."""
         texts = {
-            kind: [as_text(each.body) for each in answers if each.message.kind == kind]
+            kind: [as_text(answer.body) for answer in answers if answer.message.kind == kind]
             for kind in NO_ANSWERS
         }
         if texts[Kind.FAILED]:
             self._problem = texts[Kind.FAILED][0]
-            failed = [each.message.kind == Kind.FAILED for each in answers]
+            failed = [answer.message.kind == Kind.FAILED for answer in answers]
             self._spread({ask.server for ask, known in zip(asks, failed, strict=True) if known})
             raise SharedError(self._problem)
         if texts[Kind.REFUSED]:
@@ -127,7 +127,9 @@ class Conversation:
             sending.append(self._endpoint.send(rank, header, ask.body))
             self._statistics.bytes_sent += ask.message.body * self._counts(ask)
         came = [self._answer_to(ask) for ask in asks]  # all of them: later ones must not meet these
-        sound = all(isinstance(each, Message) and each.kind not in NO_ANSWERS for each in came)
+        sound = all(
+            isinstance(message, Message) and message.kind not in NO_ANSWERS for message in came
+        )
         answers, coming = [], []
         for ask, message in zip(asks, came, strict=True):
             rank = self._ranks[ask.server]
@@ -164,7 +166,7 @@ class Conversation:
             self._endpoint.listen(rank)
             try:
                 message = unpacked(header)
-                if message.kind != Kind.WAIT:  # that is a sign of life: the time begins anew
+                if message.kind != Kind.HEARTBEAT:  # with which the time begins anew
                     _require_answer(ask, message)
                     return message
             except Malformed as error:

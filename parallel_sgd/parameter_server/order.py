@@ -158,7 +158,7 @@ class ReplayedOrder(AnyOrder):
                 raise UserError(f"replay={folder!r} is of {what}, but here it is {here}")
         self._order = np.frombuffer(data[: len(data) // 4 * 4], "<i4").tolist()
         known = range(int(facts["workers"]))
-        whole = requests in (None, len(data) / 4) and all(each in known for each in self._order)
+        whole = requests in (None, len(data) / 4) and all(worker in known for worker in self._order)
         if not whole:
             raise UserError(f"replay={folder!r}: {path.name} is damaged")
         self._next, self._server = 0, server
@@ -184,20 +184,20 @@ def _facts_in(path: Path) -> dict[str, Any]:
         OSError, ValueError: there is none, or not one.
     """
     try:
-        found = json.loads(_bytes_of(path))
+        written = json.loads(_bytes_of(path))
     except RecursionError:
-        found = None
-    if not isinstance(found, dict) or "requests" not in found:
+        written = None
+    if not isinstance(written, dict) or "requests" not in written:
         raise ValueError(f'{path.name} must be a JSON object that has "requests"')
-    requests = found["requests"]
+    requests = written["requests"]
     if requests is not None and type(requests) is not int:
         raise ValueError(f'{path.name}: "requests" must be a whole number or null')
-    return found
+    return written
 
 
-def _in_one_line(found: Any) -> str:
+def _in_one_line(written: Any) -> str:
     """A text of a file as it is, where that can be."""
-    return found if isinstance(found, str) and found.isprintable() else shown(found)
+    return written if isinstance(written, str) and written.isprintable() else shown(written)
 
 
 def _bytes_of(path: Path) -> bytes:

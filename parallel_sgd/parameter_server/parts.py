@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..communication.endpoint import as_bytes
+from ..communication.staging import pinned
 from ..compression import Codec
 from ..kernels import array_module, empty_like
 from ..parameters import Parameters
@@ -55,7 +56,7 @@ class Part:
         payload = int(self._blocks.offsets[-1])
         self._payload = empty_like(flat, payload, np.uint8) if lossy else None
         self._staged = whole and self._on_host
-        self._pushed = None if self._on_host else _pinned(flat, payload)
+        self._pushed = None if self._on_host else pinned(flat, payload, np.uint8)
         self._pulled = None if self._staged else _host(flat, self.bytes)
 
     def encoded(self, vector: Array, residual: Array | None) -> HostArray:
@@ -128,9 +129,4 @@ def layout(shapes: Mapping[str, tuple[int, ...]], dtype: npt.DTypeLike) -> Param
 
 
 def _host(flat: Array, size: int) -> HostArray:
-    return np.empty(size, np.uint8) if array_module(flat) is np else _pinned(flat, size)
-
-
-def _pinned(flat: Array, size: int) -> HostArray:
-    memory = array_module(flat).cuda.alloc_pinned_memory(max(size, 1))
-    return np.frombuffer(memory, np.uint8, size)
+    return np.empty(size, np.uint8) if array_module(flat) is np else pinned(flat, size, np.uint8)

@@ -75,7 +75,7 @@ class Placement:
 
     def values(self, server: int) -> int:
         """How many values a server holds."""
-        return sum(each.values for each in self.servers[server])
+        return sum(slice_.values for slice_ in self.servers[server])
 
     def runs(self, server: int) -> list[tuple[int, int]]:
         """Where a server's values lie in the flat vector: as few ranges (start, stop) as possible.
@@ -83,16 +83,16 @@ class Placement:
         Laid one behind the other they are the flat vector of `Parameters` made of `shapes(server)`.
         """
         runs: list[tuple[int, int]] = []
-        for each in self.servers[server]:
-            if runs and runs[-1][1] == each.start:
-                runs[-1] = (runs[-1][0], each.stop)
-            elif each.values:
-                runs.append((each.start, each.stop))
+        for slice_ in self.servers[server]:
+            if runs and runs[-1][1] == slice_.start:
+                runs[-1] = (runs[-1][0], slice_.stop)
+            elif slice_.values:
+                runs.append((slice_.start, slice_.stop))
         return runs
 
     def shapes(self, server: int) -> dict[str, tuple[int, ...]]:
         """The layout of a server's part: the label of each slice with its shape, in order."""
-        return {each.label: each.shape for each in self.servers[server]}
+        return {slice_.label: slice_.shape for slice_ in self.servers[server]}
 
     @property
     def largest(self) -> int:
@@ -153,15 +153,15 @@ def place(
     choose = _rule(dispatch)
     held: list[list[Slice]] = [[] for _ in range(count)]
     labels: dict[str, str] = {}
-    for number, each in enumerate(_slices(shapes, most, least)):
-        if each.label in labels:
+    for number, slice_ in enumerate(_slices(shapes, most, least)):
+        if slice_.label in labels:
             raise UserError(
-                f"parameters must differ in name from each other's slices: {each.label!r} is both "
-                f"of {labels[each.label]!r} and of {each.name!r}"
+                f"parameters must differ in name from each other's slices: {slice_.label!r} is "
+                f"both of {labels[slice_.label]!r} and of {slice_.name!r}"
             )
-        labels[each.label] = each.name
-        chosen = choose(each.label, number, count)
-        held[integer(f"placement of {each.label!r}: server", chosen, 0, count - 1)].append(each)
+        labels[slice_.label] = slice_.name
+        chosen = choose(slice_.label, number, count)
+        held[integer(f"placement of {slice_.label!r}: server", chosen, 0, count - 1)].append(slice_)
     return Placement(tuple(map(tuple, held)))
 
 

@@ -28,7 +28,7 @@ class Request:
         memory: that `body` is the beginning of.
         problem: why it is none; then `message` says nothing.
         came: when all of it was here; `begun`, `ended`: when the server worked on it.
-        told: when the worker last heard from the server.
+        heartbeat: when the server last said that it is there.
     """
 
     worker: int
@@ -40,7 +40,7 @@ class Request:
     came: float = 0.0
     begun: float = 0.0
     ended: float = 0.0
-    told: float = 0.0
+    heartbeat: float = 0.0
     staleness: int = 0
 
 
@@ -81,7 +81,7 @@ class Requests:
         here = [request for request in self._coming if self._here(request)]
         for request in here:
             self._coming.remove(request)
-            request.came = request.told = time.perf_counter()
+            request.came = request.heartbeat = time.perf_counter()
         return here
 
     @property
@@ -99,7 +99,7 @@ class Requests:
         # MPI may write yet to the bodies of one that is silent: their memory must stay.
         self._forgotten += [request for request in self._coming if request.worker == worker]
         self._coming = [request for request in self._coming if request.worker != worker]
-        rest = [each for each in self._headers if self._worker_of[each[0]] != worker]
+        rest = [(k, header) for k, header in self._headers if self._worker_of[k] != worker]
         self._headers = deque(rest)
 
     def _begun(self, rank: int, header: Header) -> Request:

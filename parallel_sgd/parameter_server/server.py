@@ -13,14 +13,15 @@ import numpy.typing as npt
 
 from ..communication import Endpoint, PeerLost
 from ..communication.departures import ON_ITS_WAY_S
-from ..communication.endpoint import Patience, as_bytes
+from ..communication.endpoint import as_bytes
+from ..embedding import ServedTables
 from ..errors import SharedError, UserError
 from .answers import Answers
 from .order import Order
 from .requests import Request, Requests
 from .served import ServedModel
 from .statistics import LENGTH, WAIT, WorkerStatistics
-from .tables import TABLE_REQUESTS, ServedTables
+from .table_messages import TABLE_REQUESTS
 from .waits import of_kind, stalemate
 from .wire import Kind, Malformed, Message, as_text, from_text
 
@@ -28,7 +29,7 @@ Array = npt.NDArray[Any]
 
 PRESENCE_EVERY_S = 0.5  #: after workers that have left
 TELLS_FOR_S = 3.0  #: of a problem, at the longest, once it is stopped
-SIGNS_OF_LIFE = 4  #: for each `timeout_s`, to workers whose answer is kept back
+HEARTBEATS = 4  #: for each `timeout_s`, to workers whose answer is kept back
 LOOKING = {Kind.WRITE_TABLES, Kind.ASK_WRITTEN, Kind.COUNT_TABLES}
 """What changes nothing and is asked by the clock: it may come at any time, also in a replay."""
 
@@ -67,7 +68,7 @@ class Server:
         self.lost: list[int] = []  #: workers that have died or hung
         self._silent = False  # whether one of them may be alive
         self._problem: str | None = None
-        self._told: set[int] = set()  # workers that know of it
+        self._informed: set[int] = set()  # workers that know of it
         self._gone: set[int] = set()  # workers that have their last answer
         self._statistics = np.zeros((len(self._ranks), LENGTH), np.int64)
         self._looked_after_s = self._handled_s = self._presence_checked_s = time.monotonic()
@@ -116,17 +117,17 @@ class Server:
         return None
 
     def _serve(self) -> None:
-        idle, moving = Patience(), Patience(moving=True)
-        while self._live - self._gone - self._told and not self._is_over:
+        idle, moving = self._endpoint.backoff(), self._endpoint.backoff(moving=True)
+        while self._live - self._gone - self._informed and not self._is_over:
             unheard = self._answers.unheard
             try:
                 if self._move():
                     idle.reset()
                     moving.reset()
                 elif self._requests.coming or self._answers.going:
-                    moving.pause(self._endpoint)
+                    moving.pause()
                 else:
-                    idle.pause(self._endpoint)
+                    idle.pause()
                 self._look_after_workers()
             except PeerLost as error:
                 unheard.append(error.peer)
@@ -200,7 +201,7 @@ class Server:
         self._answer(request, Kind.MODEL, as_bytes(x), of=x)
 
     def _keep(self, request: Request) -> None:
-        request.ended = request.told = time.perf_counter()
+        request.ended = request.heartbeat = time.perf_counter()
         self._kept[request.worker] = request
 
     def _release(self) -> None:
@@ -216,7 +217,7 @@ class Server:
             self._require_a_way_on()
 
     def _end_meeting(self, kind: Kind) -> None:
-        """Where all are at a meeting or have left, or have told their samples, answer them."""
+        """Where all are at a meeting or have left, or have given their samples, answer them."""
         waiting = {k: r for k, r in sorted(self._kept.items()) if r.message.kind == kind}
         rest = self.model.live if kind == Kind.SUM_SAMPLES else self._live
         if not waiting or not rest <= waiting.keys():
@@ -237,8 +238,8 @@ class Server:
             self._gone |= waiting.keys()
 
     def _require_a_way_on(self) -> None:
-        """Where workers wait for each other, end training: signs of life would keep them there."""
-        busy = self._live - self._gone - self._told - self._kept.keys()
+        """Where workers wait for each other, end training: heartbeats would keep them there."""
+        busy = self._live - self._gone - self._informed - self._kept.keys()
         clocks, mode = self.model.clocks, self.model.rules.mode
         problem = stalemate(self._kept, busy, self._ranks, clocks, mode)
         if problem:
@@ -267,7 +268,7 @@ class Server:
             self._tell_problem(self._kept.pop(worker))
 
     def _tell_problem(self, request: Request) -> None:
-        self._told.add(request.worker)
+        self._informed.add(request.worker)
         self._answer(request, Kind.FAILED, from_text(self._problem or ""))
 
     def _handle_pull_state(self, request: Request) -> None:
@@ -331,8 +332,8 @@ class Server:
         self._answers.send(worker, message, body, of=of)
 
     def _look_after_workers(self) -> None:
-        """Now and then: signs of life to those who wait, and a look for those who give none."""
-        now, every = time.monotonic(), self._endpoint.timeout_s / SIGNS_OF_LIFE
+        """Now and then: heartbeats to those who wait, and a look for those who give none."""
+        now, every = time.monotonic(), self._endpoint.timeout_s / HEARTBEATS
         if now - self._presence_checked_s > PRESENCE_EVERY_S:
             self._presence_checked_s = now
             self._require_presence(now)
@@ -342,18 +343,18 @@ class Server:
         self._order.write()
         for request in [*self._kept.values(), *self._ready]:  # these, in a replay
             heard[request.worker] = now
-            if time.perf_counter() - request.told > every:
-                request.told = time.perf_counter()
-                self._answers.send(request.worker, Message(kind=Kind.WAIT))
+            if time.perf_counter() - request.heartbeat > every:
+                request.heartbeat = time.perf_counter()
+                self._answers.send(request.worker, Message(kind=Kind.HEARTBEAT))
         self._require_progress(now)
-        for worker in self._live - self._gone - self._told:
+        for worker in self._live - self._gone - self._informed:
             if now - heard[worker] > self._endpoint.timeout_s:
                 self._missing(worker)
 
     def _require_presence(self, now: float) -> None:
         """See that no worker has left of which anything is yet to come."""
         left = self._endpoint.left()
-        for worker in self._live - self._gone - self._told:
+        for worker in self._live - self._gone - self._informed:
             rank = self._ranks[worker]
             if rank in left and now - self._left_since.setdefault(worker, now) > ON_ITS_WAY_S:
                 raise UserError(

@@ -119,5 +119,5 @@ def unpacked_statistics(numbers: Array) -> WorkerStatistics:
     return WorkerStatistics(
         **dict(zip(COUNTED, first, strict=False)),
         staleness=Counter({s: n for s, n in enumerate(histogram) if n}),
-        seconds=Seconds(*(each / NANO for each in first[len(COUNTED) :])),
+        seconds=Seconds(*(ns / NANO for ns in first[len(COUNTED) :])),
     )

@@ -1,4 +1,4 @@
-"""The form of a message: 16 int64, of which one is a seal, before a body of plain numbers.
+"""The form of a message: 16 int64, of which one is a checksum, before a body of plain numbers.
 
 Nothing is pickled, and nothing is believed: a server checks every field before it acts on it.
 """
@@ -15,8 +15,8 @@ import numpy as np
 from ..communication.endpoint import HEADER_LENGTH, Bytes, Header
 from ..errors import UserError
 
-SEAL = 0x5053_4744_0001  #: of this form of header; another form has another
-PRIME = (1 << 61) - 1  # so that every flipped bit changes the seal, the highest one too
+FORM = 0x5053_4744_0001  #: of this form of header; another form has another
+PRIME = (1 << 61) - 1  # so that every flipped bit changes the checksum, the highest one too
 LARGEST = 1 << 53  #: above every number but the factor
 
 
@@ -47,7 +47,7 @@ class Kind(IntEnum):
     DONE = 35
     TEXT = 36
     FINAL = 37  #: body: the model, then the statistics of all workers
-    WAIT = 38  #: the answer will come; this is a sign of life
+    HEARTBEAT = 38  #: the answer will come; so that its worker goes on waiting
     REFUSED = 39  #: body: text. The request has changed nothing
     FAILED = 40  #: body: text. Training has failed for all
 
@@ -114,7 +114,7 @@ class Message:
         values = [getattr(self, name) for name in NAMES]
         values[FACTOR] = struct.unpack("q", struct.pack("d", self.factor))[0]
         header[1 : 1 + len(NAMES)] = values
-        header[0] = _seal(header)
+        header[0] = _checksum(header)
         return header
 
 
@@ -128,7 +128,7 @@ def unpacked(header: Header) -> Message:
     Raises:
         Malformed: it is none of this form, or damaged.
     """
-    if len(header) != HEADER_LENGTH or header[0] != _seal(header):
+    if len(header) != HEADER_LENGTH or header[0] != _checksum(header):
         raise Malformed("a message's header is damaged, or of another version of parallel_sgd")
     values = dict(zip(NAMES, header[1:].tolist(), strict=False))
     if values["kind"] not in set(Kind):
@@ -143,12 +143,12 @@ def unpacked(header: Header) -> Message:
     return Message(kind=kind, factor=factor, **values)
 
 
-def _seal(header: Header) -> int:
+def _checksum(header: Header) -> int:
     """Depends on every other number of the header."""
-    seal = SEAL
+    checksum = FORM
     for number in header[1:].tolist():
-        seal = (31 * seal + number) % PRIME
-    return seal
+        checksum = (31 * checksum + number) % PRIME
+    return checksum
 
 
 def as_text(body: Bytes) -> str:

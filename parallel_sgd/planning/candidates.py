@@ -68,7 +68,7 @@ class Candidate(ABC):
     def memory(self, job: Job) -> Memory:
         """Of a rank that trains."""
         vector = 4.0 * job.parameters
-        found = {
+        memory = {
             "model": vector,
             "gradient": vector,
             "optimizer": job.optimizer_vectors * vector,
@@ -76,11 +76,11 @@ class Candidate(ABC):
             "buffers": vector,
         }
         if self.bits < 32:  # what is sent and what is received, and what both have lost
-            found["residuals"] = vector * (1 + 1 / job.ranks)
+            memory["residuals"] = vector * (1 + 1 / job.ranks)
             encoded = encoded_bytes(job.parameters, self.bits)
             of_this_host = vector * (1 - 1 / job.ranks_per_node)
-            found["buffers"] = encoded * (1 + 1 / job.ranks_per_node) + of_this_host
-        return found
+            memory["buffers"] = encoded * (1 + 1 / job.ranks_per_node) + of_this_host
+        return memory
 
 
 @dataclass(frozen=True)
@@ -144,8 +144,8 @@ class DoubleBuffered(Candidate):
         )
 
     def memory(self, job: Job) -> Memory:
-        found = super().memory(job)
-        return found | {"gradient": 2 * found["gradient"]}
+        memory = super().memory(job)
+        return memory | {"gradient": 2 * memory["gradient"]}
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,9 @@ class Blocks(Candidate):
         )
 
     def memory(self, job: Job) -> Memory:
-        found = super().memory(job)
+        memory = super().memory(job)
         momentum = 0 if self.algorithm is ModelAveragingSGD else 1
-        return found | {"common model": (1 + momentum) * found["model"]}
+        return memory | {"common model": (1 + momentum) * memory["model"]}
 
 
 @dataclass(frozen=True)
@@ -235,8 +235,8 @@ class Servers(Candidate):
 
     def memory(self, job: Job) -> Memory:
         """Of a worker, which keeps what it sends until it has been sent."""
-        found = super().memory(job)
-        return found | {"buffers": found["model"]}
+        memory = super().memory(job)
+        return memory | {"buffers": memory["model"]}
 
     def server_memory(self, job: Job) -> float:
         """Bytes of a server: its part of model and optimizer, and of one push of every worker."""
@@ -265,4 +265,4 @@ def candidates(job: Job) -> list[Candidate]:
         *(Blocks(bits, algorithm) for algorithm in block_algorithms for bits in (32, 4)),
         Servers(32),
     ]
-    return [each for each in every if each.is_possible(job)]
+    return [candidate for candidate in every if candidate.is_possible(job)]

@@ -33,9 +33,10 @@ def draw(
         pyplot: Matplotlib's.
     """
     figure, axes = pyplot.subplots(figsize=(10, 6), layout="constrained")
-    for each, values in efficiencies.items():
+    for candidate, values in efficiencies.items():
         points = [(n, v) for n, v in zip(nodes, values, strict=True) if v is not None]
-        axes.plot(*zip(*points, strict=True), label=f"{each.name}, {each.bits} bit", **_style(each))
+        label = f"{candidate.name}, {candidate.bits} bit"
+        axes.plot(*zip(*points, strict=True), label=label, **_style(candidate))
     axes.axvline(here, color="#999", linewidth=1, zorder=0)
     axes.set_xscale("log", base=2)
     axes.set_xticks(nodes, [f"{n:,}" for n in nodes])
@@ -53,12 +54,13 @@ def draw(
     pyplot.close(figure)
 
 
-def _style(each: Candidate) -> dict[str, Any]:
-    if isinstance(each, Blocks):
-        color = _BLOCKS.get(each.name, "#de9ed6")
-        return {"color": color, "linestyle": "-" if each.bits == 32 else "--", "linewidth": 1.2}
-    if isinstance(each, DoubleBuffered):
-        return {"color": "#31a354", "linestyle": "-" if each.bits == 32 else "--"}
-    if isinstance(each, DataParallel):
-        return {"color": _BLUES[each.bits], "linestyle": "--" if each.overlap else "-"}
+def _style(candidate: Candidate) -> dict[str, Any]:
+    line = "-" if candidate.bits == 32 else "--"
+    if isinstance(candidate, Blocks):
+        color = _BLOCKS.get(candidate.name, "#de9ed6")
+        return {"color": color, "linestyle": line, "linewidth": 1.2}
+    if isinstance(candidate, DoubleBuffered):
+        return {"color": "#31a354", "linestyle": line}
+    if isinstance(candidate, DataParallel):
+        return {"color": _BLUES[candidate.bits], "linestyle": "--" if candidate.overlap else "-"}
     return {"color": "#756bb1"}

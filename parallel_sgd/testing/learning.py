@@ -24,7 +24,6 @@ from .cases import (
     data_of,
     difference,
     first_of,
-    put_gradient,
     shifted,
     trained,
 )

@@ -126,9 +126,7 @@ def check_algorithm(
         if first and name not in excused:
             text, error, size = first
             cause = cause or error
-            failures.append(
-                f"{name}, on {_worlds([size])}: {text}\n  must hold: {check.identity}"
-            )
+            failures.append(f"{name}, on {_worlds([size])}: {text}\n  must hold: {check.identity}")
         if sizes and not first and name in excused:
             failures.append(
                 f"{name} passes on {_worlds(sizes)}, so it needs no exception ({excused[name]})"

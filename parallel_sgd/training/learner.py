@@ -11,10 +11,10 @@ from typing import Any, NoReturn, Self
 
 from ..algorithms import Algorithm, Minibatch, Work
 from ..communication import Communicator, InBackground
+from ..embedding import RemoteTables
 from ..errors import SharedError, SharedProblem, UserError
 from ..optimizers import Optimizer
 from ..options import all_options, values_of
-from ..parameter_server import RemoteTables
 from ..parameters import Parameters
 from ..state import Component, External, components
 from ..validation import integer, kind_of

@@ -120,7 +120,7 @@ PROGRAMS = """
 import contextlib, io, json, os, time
 from pathlib import Path
 from parallel_sgd import Communicator
-from parallel_sgd.communication import abort
+from parallel_sgd.communication import entry_point
 
 
 class Ended(BaseException):
@@ -132,14 +132,14 @@ def end_job(code, *, shared=False):
 
 
 comm = Communicator.world()
-really, ends = abort.end_job, []
+really, ends = entry_point.end_job, []
 for number, texts in enumerate(json.loads(Path("programs.json").read_text())):
     print(f"program {number}:", texts[comm.rank], flush=True)  # which of them hangs
     before, said, code, shared = set(os.listdir()), io.StringIO(), 0, False
     comm.barrier()
-    began, abort.end_job = time.monotonic(), end_job
+    began, entry_point.end_job = time.monotonic(), end_job
     try:
-        with contextlib.redirect_stderr(said), abort.abort_on_error():
+        with contextlib.redirect_stderr(said), entry_point.abort_on_error():
             try:
                 exec(compile(texts[comm.rank], "script.py", "exec"), {"__name__": "__main__"})
             except Ended as end:  # a command of ours has ended the job
@@ -148,7 +148,7 @@ for number, texts in enumerate(json.loads(Path("programs.json").read_text())):
         code, shared = end.args
     except SystemExit:
         pass
-    seconds, abort.end_job = time.monotonic() - began, really
+    seconds, entry_point.end_job = time.monotonic() - began, really
     comm.barrier()
     end = {"code": code, "shared": shared, "said": said.getvalue(), "seconds": seconds}
     ends.append({**end, "written": sorted({*os.listdir()} - before)})

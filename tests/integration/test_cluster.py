@@ -16,11 +16,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from jobs import ENVIRONMENT, SECONDS, TRAIN, alive, executed, started, within
+from jobs import ENVIRONMENT, PARALLEL_SGD, SECONDS, TRAIN, alive, executed, started, within
 
-from benchmarks.cluster import BURST, emulated_hosts, payload_rate
-from benchmarks.cluster.__main__ import main
-from benchmarks.cluster.namespaces import PROGRAMS
+from parallel_sgd.command_line.cluster import BURST, emulated_hosts, payload_rate
+from parallel_sgd.command_line.cluster.namespaces import PROGRAMS
+from parallel_sgd.command_line.main import main
 
 CUT_S = 40.0  #: a job whose host is cut off has ended after so long
 
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def cluster(*arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "benchmarks.cluster", *arguments)
+    return (*PARALLEL_SGD, "cluster", *arguments)
 
 
 def left_by(pid: int) -> list[str]:
@@ -63,7 +63,7 @@ def test_plain_mpiexec_trains_on_four_hosts(folder: Path) -> None:
     both = f"mpiexec -hostfile hosts sh -c 'touch at-$(hostname)' && {train}"
     code, output = executed(cluster("--hosts", "4", "--", "sh", "-c", both))
     assert code == 0, output
-    assert "cluster: 4 hosts, slots=1, links of 1000 Mbit/s, in hosts: sh -c" in output
+    assert "parallel-sgd: 4 hosts, slots=1, links of 1000 Mbit/s, in hosts: sh -c" in output
     assert len({path.name for path in folder.glob("at-psgd-hosts-*")}) == 4
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert summary["4 ranks, 1 bit"]["samples"] == 2 * 1438
@@ -129,7 +129,7 @@ def test_a_signal_leaves_nothing_behind(folder: Path, name: str) -> None:
 def test_sigterm_ends_a_program_that_has_made_hosts_in_order(folder: Path) -> None:
     (folder / "program.py").write_text(
         "import math, time\nfrom pathlib import Path\n"
-        "from benchmarks.cluster import emulated_hosts\n"
+        "from parallel_sgd.command_line.cluster import emulated_hosts\n"
         "with emulated_hosts(1, math.inf):\n    Path('up').touch()\n    time.sleep(99)\n"
     )
     with started([sys.executable, "program.py"]) as job:
@@ -213,14 +213,14 @@ def test_what_cannot_be_had_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     (folder / "mine").write_text("node1 slots=4\n")
-    assert main([*arguments, "--", "true"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"cluster: error: {said}")
+    assert main(["cluster", *arguments, "--", "true"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"parallel-sgd: error: {said}")
     assert (folder / "mine").read_text() == "node1 slots=4\n"
     assert not left_by(os.getpid())
 
 
 @pytest.mark.any_mpi
 def test_a_command_that_is_missing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--hosts", "1", "--", "no-such-program"]) == 2
+    assert main(["cluster", "--hosts", "1", "--", "no-such-program"]) == 2
     assert "command must be a program in PATH: 'no-such-program'" in capsys.readouterr().err
     assert not left_by(os.getpid()) and not Path("hosts").exists()

@@ -315,7 +315,7 @@ def test_the_mpiexec_of_another_mpi(folder: Path, mpi: str) -> None:
     assert f"parallel-sgd: error: mpiexec must be of {mpi}, " in output
     (folder / "plain.py").write_text(
         "from mpi4py import MPI\n"
-        "from parallel_sgd.communication.abort import abort_on_error\n"
+        "from parallel_sgd.communication.entry_point import abort_on_error\n"
         "from parallel_sgd.communication.launched import world_mismatch\n"
         "from parallel_sgd.errors import UserError\n"
         "with abort_on_error():\n"

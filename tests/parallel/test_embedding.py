@@ -22,7 +22,7 @@ from parallel_sgd import (
     load_checkpoint,
     simulate,
 )
-from parallel_sgd.parameter_server.rows import RowTable
+from parallel_sgd.embedding.rows import RowTable
 from parallel_sgd.training import Checkpoints, checkpoint_files
 
 WIDTH = 5

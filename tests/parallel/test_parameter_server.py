@@ -22,7 +22,7 @@ from served_identities import (
 from served_training import asynchronous, servers_of, starting_point
 
 from parallel_sgd import SGD, Adagrad, Adam, Learner, MomentumSGD
-from parallel_sgd.parameter_server.group import GIL
+from parallel_sgd.parameter_server.roles import GIL
 from parallel_sgd.schedules import Linear, Steps
 
 OPTIMIZERS = {

@@ -28,7 +28,7 @@ from parallel_sgd.errors import SharedError
 from parallel_sgd.parameter_server import Kind
 from parallel_sgd.parameter_server.answers import Answers
 from parallel_sgd.parameter_server.conversation import Ask
-from parallel_sgd.parameter_server.wire import NAMES, Message, _seal
+from parallel_sgd.parameter_server.wire import NAMES, Message, _checksum
 
 beside_and_apart = pytest.mark.parametrize(
     "apart",
@@ -221,12 +221,12 @@ def test_errors_among_workers_call_them_by_their_ranks_in_the_world(on_ranks):
     on_ranks(body)
 
 
-def header(seal=True, **values):
+def header(checksum=True, **values):
     """A header with these numbers, whatever they are."""
     numbers = Message(kind=Kind.PUSH, clock=1).packed()
     for name, value in values.items():
         numbers[1 + NAMES.index(name)] = value
-    numbers[0] = _seal(numbers) if seal else numbers[0]
+    numbers[0] = _checksum(numbers) if checksum else numbers[0]
     return numbers
 
 
@@ -269,7 +269,7 @@ def wrong_messages(client):
     for announced in (8, 48, 2**41):
         message = rf"^body={announced} of this message "
         yield message, Raw(header(body=announced), 24), BODY
-    for kind in (Kind.MODEL, Kind.FINAL, Kind.REFUSED, Kind.FAILED, Kind.WAIT):
+    for kind in (Kind.MODEL, Kind.FINAL, Kind.REFUSED, Kind.FAILED, Kind.HEARTBEAT):
         yield rf"^a worker cannot send {kind.name}$", Message(kind=kind, body=24), BODY
     yield r"^table=5 is not known", Message(kind=Kind.PULL_ROWS, table=5, count=3, body=24), BODY
     yield r"^table=0 is not known", Message(kind=Kind.PUSH_ROWS, count=3, body=24), BODY
@@ -321,7 +321,7 @@ class NoAnswer:
         self.body, self._header = message.body, message.packed()
         for name, value in values.items():
             self._header[1 + NAMES.index(name)] = value
-        self._header[0] = _seal(self._header) if values else 0
+        self._header[0] = _checksum(self._header) if values else 0
 
     def packed(self):
         return self._header

@@ -1,4 +1,4 @@
-"""Workers that would wait for each other for ever are told at once, in spite of signs of life."""
+"""Workers that would wait for each other for ever are told at once, in spite of heartbeats."""
 
 from __future__ import annotations
 

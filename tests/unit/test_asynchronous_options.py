@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from parallel_sgd import DataParallelASGD, UserError
-from parallel_sgd.parameter_server import Embedding
+from parallel_sgd.embedding import Embedding
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import pytest
 
 from benchmarks import convergence, exchange, figures, parameter_server
 from benchmarks.__main__ import main as benchmarks_main
-from benchmarks.cluster import payload_rate
 from benchmarks.convergence.contenders import CONTENDERS, gain
 from benchmarks.convergence.runs import Runs, read
 from benchmarks.convergence.study import RATES, Climb, Plan, study
@@ -24,6 +23,7 @@ from benchmarks.exchange import cases, links, one_machine
 from benchmarks.report import Report
 from benchmarks.statistics import bootstrap_interval, compare
 from parallel_sgd import Parameters, UserError, simulate
+from parallel_sgd.command_line.cluster import payload_rate
 from parallel_sgd.compression import OneBit
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

@@ -12,14 +12,16 @@ from contextlib import nullcontext
 
 import pytest
 
-from benchmarks import cluster, on_ranks, parameter_server
-from benchmarks.cluster import EmulatedHosts, __main__, hostfile, links, namespaces
-from benchmarks.cluster import hosts as hosts_module
-from benchmarks.cluster.mpi import AGENT, wiring
+from benchmarks import on_ranks, parameter_server
 from benchmarks.parameter_server import links as server_links
 from parallel_sgd import UserError
+from parallel_sgd.command_line import cluster
+from parallel_sgd.command_line.cluster import EmulatedHosts, command, hostfile, links, namespaces
+from parallel_sgd.command_line.cluster import hosts as hosts_module
+from parallel_sgd.command_line.cluster.mpi import AGENT, wiring
 from parallel_sgd.command_line.hostfiles import MPICH, OPEN_MPI, read_hostfile
 from parallel_sgd.command_line.launcher import THREAD_VARIABLES, parse
+from parallel_sgd.command_line.main import main
 
 MPIS = {OPEN_MPI: {"vendor": OPEN_MPI, "version": "5.0.11"}}
 MPIS[MPICH] = {"vendor": MPICH, "version": "5.0.2"}
@@ -98,13 +100,13 @@ def test_leftovers_are_removed_with_their_hostfile_and_named(calls, tmp_path, ca
         (folder / "written").write_text(str(path))
         path.write_text(f"{hostfile.MARK} {GONE}\nhost\n")
     files[2].write_text("node1\n")  # the user has put another in its place
-    assert __main__.main(["--remove"]) == 0
+    assert main(["cluster", "--remove"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert sorted(said) == sorted(
         f"removed {path}" for path in (files[0], left, tmp_path / f"psgd-hosts-{GONE}-x")
     )
     assert sorted(tmp_path.iterdir()) == sorted([*files[1:], own])
-    assert __main__.main(["--remove"]) == 0
+    assert main(["cluster", "--remove"]) == 0
     assert capsys.readouterr().out == "nothing was left behind\n"
 
 
@@ -203,6 +205,36 @@ def test_what_is_missing_is_said_in_one_line_before_anything_is_made(calls, monk
     assert not calls
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "a command must be given: -- mpiexec -hostfile hosts python train.py"),
+        (["--hosts", "2", "--"], "a command must be given"),
+        (["--rate", "fast", "--", "true"], "--rate: must be a rate such as 100mbit or 1gbit"),
+        (["--colour", "--", "true"], "unrecognized arguments: --colour"),
+        (["--hosts", "2", "--", "true"], "emulated hosts need root"),
+        (["--remove"], "emulated hosts need root"),
+    ],
+)
+def test_the_command_refuses_in_one_line(calls, monkeypatch, tmp_path, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    assert main(["cluster", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"parallel-sgd: error: {said}")
+    assert not calls and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("before", [["--"], []])
+def test_the_command_keeps_its_own_options(calls, monkeypatch, tmp_path, capsys, before):
+    run = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "run_job", lambda words, environ: run.append(words) or 3)
+    assert main(["cluster", "--hosts", "1", *before, "mpiexec", "-n", "2", "--", "x"]) == 3
+    assert run[0][4:] == ["mpiexec", "-n", "2", "--", "x"]
+    assert "1 host, slots=1, links of 1000 Mbit/s, in hosts: mpiexec" in capsys.readouterr().err
+
+
 def test_a_hostfile_of_others_is_left_alone(tmp_path):
     path, folder = tmp_path / "hosts", tmp_path / "folder"
     folder.mkdir()
@@ -231,7 +263,7 @@ def test_ranks_are_started_by_our_launcher_one_on_each_slot(monkeypatch, tmp_pat
     monkeypatch.setattr(on_ranks.subprocess, "run", run)
     made = example(tmp_path, slots=2, mpi=mpi)
     with pytest.raises(UserError, match=r"6 ranks of benchmarks\.x ended with exit code 3"):
-        made.run("x", {"a": 1})
+        on_ranks.on_hosts(made, "x", {"a": 1})
     command = started["command"]
     assert command[:4] == ["ip", "netns", "exec", made.switch]
     assert made.environment.items() <= started["env"].items()
@@ -313,11 +345,12 @@ def test_the_report_on_links(monkeypatch):
         def __exit__(self, *_):
             pass
 
-        def run(self, module, options):
-            asked.append((module, options["values"]))
-            return found
+    def on_hosts(hosts, module, options):
+        asked.append((module, options["values"]))
+        return found
 
     monkeypatch.setattr(parameter_server, "emulated_hosts", Hosts)
+    monkeypatch.setattr(parameter_server, "on_hosts", on_hosts)
     parser = argparse.ArgumentParser()
     parameter_server.add_arguments(parser)
     report = parameter_server.main(parser.parse_args(["--rate", "1gbit"]))

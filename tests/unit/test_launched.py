@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from parallel_sgd.communication import abort, launched
-from parallel_sgd.communication.abort import (
-    abort_on_error,
-    install_excepthook,
-    install_excepthook_if_launched,
-)
+from parallel_sgd.communication.abort import install_excepthook, install_excepthook_if_launched
+from parallel_sgd.communication.entry_point import abort_on_error
 from parallel_sgd.communication.launched import (
     launched_local_size,
     launched_rank,

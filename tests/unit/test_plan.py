@@ -285,19 +285,19 @@ def test_the_benchmark_shows_errors(monkeypatch):
         pipelined=False,
     ).total_s
 
-    class Hosts:
-        def run(self, module, options):
-            if module == "plan_link":
-                return link
-            assert options == {"sizes": [250_000], "bits": [32], "transport": "auto"}
-            return [{"values": 250_000, "bits": 32, "seconds": 2 * right, "pipelined": False}]
+    def on_hosts(hosts, module, options):
+        if module == "plan_link":
+            return link
+        assert options == {"sizes": [250_000], "bits": [32], "transport": "auto"}
+        return [{"values": 250_000, "bits": 32, "seconds": 2 * right, "pipelined": False}]
 
     @contextmanager
     def hosts(count, rate):
         assert count == 2 and rate in (1e9, math.inf)
-        yield Hosts()
+        yield None
 
     monkeypatch.setattr(benchmark, "emulated_hosts", hosts)
+    monkeypatch.setattr(benchmark, "on_hosts", on_hosts)
     monkeypatch.setattr(benchmark, "measure_kernel_speeds", lambda: SPEEDS)
     monkeypatch.setattr(benchmark, "usable_cores", lambda: 2)
     parser = argparse.ArgumentParser()

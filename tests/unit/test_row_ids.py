@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from row_model import LAST, POOLS, mix, unmix
 
 from parallel_sgd import MomentumSGD, UserError
+from parallel_sgd.embedding import Embedding
+from parallel_sgd.embedding.rows import RowTable, server_of
 from parallel_sgd.kernels import row_kernels
-from parallel_sgd.parameter_server.embedding import Embedding
-from parallel_sgd.parameter_server.rows import RowTable, server_of
 
 kernels = row_kernels()
 

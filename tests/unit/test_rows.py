@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from row_model import LAST, POOLS, RowModel, initial
 
 from parallel_sgd import SGD, Adagrad, Adam, UserError
+from parallel_sgd.embedding import Embedding
+from parallel_sgd.embedding.records import Records
+from parallel_sgd.embedding.rows import RowTable, server_of
 from parallel_sgd.kernels import memory, row_kernels
-from parallel_sgd.parameter_server.embedding import Embedding
-from parallel_sgd.parameter_server.records import Records
-from parallel_sgd.parameter_server.rows import RowTable, server_of
 from parallel_sgd.schedules import Linear
 
 kernels = row_kernels()
@@ -334,7 +334,7 @@ def test_what_is_no_id_and_no_row_is_refused():
 
 
 def test_a_server_has_room_for_so_many_rows_only(monkeypatch):
-    monkeypatch.setattr("parallel_sgd.parameter_server.records.MOST", 3)
+    monkeypatch.setattr("parallel_sgd.embedding.records.MOST", 3)
     records = Records(())
     rows = np.full(4, -1, np.int32)
     with pytest.raises(UserError, match=r"^4 rows on one server: at most 3 are possible"):

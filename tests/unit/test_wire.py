@@ -11,7 +11,7 @@ import pytest
 from parallel_sgd import UserError
 from parallel_sgd.communication.endpoint import HEADER_LENGTH
 from parallel_sgd.parameter_server.server import HANDLERS
-from parallel_sgd.parameter_server.wire import NAMES, Kind, Malformed, Message, _seal, unpacked
+from parallel_sgd.parameter_server.wire import NAMES, Kind, Malformed, Message, _checksum, unpacked
 
 FULL = Message(
     kind=Kind.PUSH,
@@ -30,8 +30,8 @@ FULL = Message(
 
 
 def sealed(header):
-    """The header with a seal that fits: what only a program that means it can send."""
-    header[0] = _seal(header)
+    """The header with a checksum that fits: what only a program that means it can send."""
+    header[0] = _checksum(header)
     return header
 
 
@@ -119,4 +119,4 @@ def test_requests_come_before_answers():
     requests = [kind for kind in Kind if kind < Kind.MODEL]
     assert requests == list(range(1, 1 + len(requests)))
     assert set(HANDLERS) == set(requests)
-    assert {Kind.REFUSED, Kind.FAILED, Kind.WAIT, Kind.FINAL} <= {*Kind} - {*requests}
+    assert {Kind.REFUSED, Kind.FAILED, Kind.HEARTBEAT, Kind.FINAL} <= {*Kind} - {*requests}

@@ -2,26 +2,60 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..communication.endpoint import as_bytes
 from ..errors import UserError
 from ..kernels import row_kernels
 from ..validation import integer, shown
-from .client import Client
-from .conversation import Ask
-from .embedding import Embedding
-from .wire import LARGEST, Kind, Message
+from .options import Embedding
+from .tables import COUNTS
 
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
+Result = TypeVar("Result")
+
+MOST_SAMPLES = 2**53 - 1  #: of one push
+
+
+class RowServers(Protocol):
+    """Those who hold the rows of all tables, as one worker asks them. Local.
+
+    Ids and rows are sorted by the servers that hold them: those of server s are from `starts[s]` to
+    `starts[s + 1]`. Tables go by their numbers, from 0.
+    """
+
+    @property
+    def count(self) -> int:
+        """How many servers there are."""
+        ...
+
+    def in_turn(self, work: Callable[[], Result]) -> Result:
+        """Do something that pulls or pushes, after all that was begun before."""
+        ...
+
+    def begin(self, work: Callable[[], Result]) -> Future[Result]:
+        """The same in the background."""
+        ...
+
+    def pull(self, table: int, ids: Ids, starts: Sequence[int], out: Rows) -> None:
+        """Write the rows of ids, int64 [u], into `out`, float32 [u, width]; within `work` alone."""
+        ...
+
+    def push(
+        self, table: int, ids: Ids, starts: Sequence[int], gradient: Rows, samples: int
+    ) -> None:
+        """Have rows trained by `gradient`, float32 [u, width]; within `work` alone."""
+        ...
+
+    def counts(self) -> npt.NDArray[np.int64]:
+        """[tables, 4], the sums over the servers of their `ServedTables.counts`."""
+        ...
 
 
 @dataclass
@@ -48,15 +82,15 @@ class RemoteTable:
     Args:
         options: of the table.
         number: of the table, from 0.
-        client: the worker's, made at its first use; None on a rank that is no worker.
+        servers: as this worker asks them, made at the first use; None on a rank that is no worker.
 
     Local. Cost: for each server that holds some of the rows, a message and an answer.
     """
 
     def __init__(
-        self, options: Embedding, number: int, client: Callable[[], Client] | None
+        self, options: Embedding, number: int, servers: Callable[[], RowServers] | None
     ) -> None:
-        self.options, self._number, self._client = options, number, client
+        self.options, self._number, self._servers = options, number, servers
         self._kernels = row_kernels()
         self._coming: tuple[Ids, Future[Rows]] | None = None
 
@@ -78,12 +112,12 @@ class RemoteTable:
         """
         flat = self._checked(ids)
         coming, self._coming = self._coming, None
-        client = self._worker()
+        servers = self._asked()
         if coming is not None:
-            found = coming[1].result()
+            rows = coming[1].result()
             if np.array_equal(coming[0], flat):
-                return found.reshape(*ids.shape, self.width)
-        return client.in_turn(lambda: self._pull(client, flat)).reshape(*ids.shape, self.width)
+                return rows.reshape(*ids.shape, self.width)
+        return servers.in_turn(lambda: self._pull(servers, flat)).reshape(*ids.shape, self.width)
 
     def prefetch(self, ids: Ids) -> None:
         """Begin to pull, in the background, what the next `rows` will ask for.
@@ -91,8 +125,8 @@ class RemoteTable:
         Args:
             ids: as for `rows`; copied.
         """
-        flat, client = self._checked(ids).copy(), self._worker()
-        self._coming = flat, client.begin(lambda: self._pull(client, flat))
+        flat, servers = self._checked(ids).copy(), self._asked()
+        self._coming = flat, servers.begin(lambda: self._pull(servers, flat))
 
     def forget_prefetched(self) -> None:
         """The next `rows` are pulled anew: a checkpoint has taken the place of all."""
@@ -110,8 +144,8 @@ class RemoteTable:
         Raises:
             UserError: ids or a gradient that are not possible, or not finite.
         """
-        flat, client = self._checked(ids), self._worker()
-        samples, name = integer("samples", samples, 1, LARGEST - 1), self.options.name
+        flat, servers = self._checked(ids), self._asked()
+        samples, name = integer("samples", samples, 1, MOST_SAMPLES), self.options.name
         if not isinstance(gradient, np.ndarray):
             kind = type(gradient).__name__
             raise UserError(f"gradient of table {name!r} must be a NumPy array, not {kind}")
@@ -121,23 +155,19 @@ class RemoteTable:
                 f"{name!r} must be float32{[*ids.shape, self.width]}"
             )
         rows = np.ascontiguousarray(gradient).reshape(-1, self.width)
-        client.in_turn(lambda: self._push(client, flat, rows, samples))
+        servers.in_turn(lambda: self._push(servers, flat, rows, samples))
 
     def counts(self) -> dict[str, int]:
         """How many rows the servers hold, the bytes of memory that they take, the ids that have
         been pushed but have no row yet, and the rows that were forgotten."""
-        client = self._worker()
-        answers = client.in_turn(lambda: client.ask_all(Kind.COUNT_TABLES))
-        tables = sum(answer.body.view(np.int64).reshape(-1, 4) for answer in answers)
-        names = ("rows", "bytes", "pending", "evicted")
-        return dict(zip(names, np.asarray(tables)[self._number].tolist(), strict=True))
+        return dict(zip(COUNTS, self._asked().counts()[self._number].tolist(), strict=True))
 
-    def _worker(self) -> Client:
-        if self._client is None:
+    def _asked(self) -> RowServers:
+        if self._servers is None:
             raise UserError(
                 f"table {self.options.name!r}: a rank that only serves cannot ask for rows"
             )
-        return self._client()
+        return self._servers()
 
     def _checked(self, ids: Any) -> Ids:
         if not isinstance(ids, np.ndarray) or ids.dtype != np.int64:
@@ -153,54 +183,31 @@ class RemoteTable:
             )
         return flat
 
-    def _spread(self, client: Client, ids: Ids) -> _Spread:
+    def _spread(self, servers: int, ids: Ids) -> _Spread:
         distinct, inverse = self._kernels.unique(ids)
-        if client.servers == 1:
+        if servers == 1:
             return _Spread(distinct, [0, len(distinct)], inverse)
-        order, starts = self._kernels.partition(distinct, client.servers)
+        order, starts = self._kernels.partition(distinct, servers)
         place = np.empty(len(order), np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
         return _Spread(distinct[order], starts.tolist(), place[inverse])
 
-    def _pull(self, client: Client, ids: Ids) -> Rows:
-        begin, spread = time.perf_counter(), self._spread(client, ids)
+    def _pull(self, servers: RowServers, ids: Ids) -> Rows:
+        spread = self._spread(servers.count, ids)
         rows = np.empty((len(spread.ids), self.width), np.float32)
-        asks = []
-        for server in range(client.servers):
-            first, end = spread.starts[server : server + 2]
-            if first < end:
-                message = self._message(Kind.PULL_ROWS, end - first, 8 * (end - first))
-                asks.append(
-                    Ask(server, message, as_bytes(spread.ids[first:end]), as_bytes(rows[first:end]))
-                )
-        answers = client.ask(asks)
+        servers.pull(self._number, spread.ids, spread.starts, rows)
         out = np.empty((len(ids), self.width), np.float32)
         self._kernels.take_rows(rows, spread.inverse, out)
-        client.statistics.rows_pulled += len(rows)
-        client.spend(answers, time.perf_counter() - begin)
         return out
 
-    def _push(self, client: Client, ids: Ids, gradient: Rows, samples: int) -> None:
-        begin, spread = time.perf_counter(), self._spread(client, ids)
+    def _push(self, servers: RowServers, ids: Ids, gradient: Rows, samples: int) -> None:
+        spread = self._spread(servers.count, ids)
         total = np.empty((len(spread.ids), self.width), np.float32)
         self._kernels.sum_rows(spread.inverse, gradient, total)
         # One server can refuse it by itself; of several, others might have taken their parts.
-        if client.servers > 1 and not np.isfinite(total).all():
+        if servers.count > 1 and not np.isfinite(total).all():
             raise UserError(f"the gradient of rows of table {self.options.name!r} is not finite")
-        asks = []
-        for server in range(client.servers):
-            first, end = spread.starts[server : server + 2]
-            if first < end:
-                body = np.concatenate([as_bytes(spread.ids[first:end]), as_bytes(total[first:end])])
-                message = self._message(Kind.PUSH_ROWS, end - first, body.nbytes)
-                message.samples, message.factor = samples, client.factor
-                asks.append(Ask(server, message, body))
-        answers = client.ask(asks)
-        client.statistics.rows_pushed += len(total)
-        client.spend(answers, time.perf_counter() - begin)
-
-    def _message(self, kind: Kind, count: int, body: int) -> Message:
-        return Message(kind=kind, table=self._number, count=count, body=body)
+        servers.push(self._number, spread.ids, spread.starts, total, samples)
 
 
 class RemoteTables(dict[str, RemoteTable]):

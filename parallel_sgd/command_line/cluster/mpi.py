@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parallel_sgd import UserError
-from parallel_sgd.command_line.hostfiles import MPICH, OPEN_MPI
-
+from ...errors import UserError
+from ..hostfiles import MPICH, OPEN_MPI
 from .namespaces import SETTLE
 
 __all__ = ["AGENT", "Wiring", "wiring"]

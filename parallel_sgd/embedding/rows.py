@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..kernels import row_kernels
 from ..optimizers import Adagrad, Adam, OptimizerState
 from ..validation import integer
-from .embedding import Embedding
+from .options import Embedding
 from .records import Records
 
 __all__ = ["RowTable", "server_of"]
@@ -117,14 +117,14 @@ class RowTable:
             `entry_count` > 1 "pending_ids", "pending_counts" int64 [p], and with both
             "pending_pushed".
         """
-        found = {"samples": np.array([self.samples]), "swept": np.array([self._swept])}
+        contents = {"samples": np.array([self.samples]), "swept": np.array([self._swept])}
         for name in self._rows.names:
-            found[_KEYS.get(name, name)] = self._rows.column(name)
+            contents[_KEYS.get(name, name)] = self._rows.column(name)
         if self._counts:
             counting = self._counts.column("steps") > 0
             for name in self._counts.names:
-                found[_PENDING_KEYS[name]] = self._counts.column(name)[counting]
-        return found
+                contents[_PENDING_KEYS[name]] = self._counts.column(name)[counting]
+        return contents
 
     def add(self, contents: Mapping[str, Array], keep: Callable[[Array], Array]) -> None:
         """Take up rows and counts, those for which this server is responsible.
@@ -229,13 +229,13 @@ class RowTable:
     def _given(
         self, contents: Mapping[str, Array], key: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Array:
-        found = contents.get(key)
-        if found is None or found.shape != shape:
-            is_ = "missing" if found is None else f"of shape {found.shape}"
+        array = contents.get(key)
+        if array is None or array.shape != shape:
+            is_ = "missing" if array is None else f"of shape {array.shape}"
             raise UserError(f"{self._name}: {key!r} must be of shape {shape}, but is {is_}")
-        if found.dtype != dtype:
-            raise UserError(f"{self._name}: {key!r} must be {dtype}, but is {found.dtype}")
-        return found
+        if array.dtype != dtype:
+            raise UserError(f"{self._name}: {key!r} must be {dtype}, but is {array.dtype}")
+        return array
 
     def _check(self, ids: Array, name: str, values: Array) -> None:
         _require(f"{self._name}: ids", ids, np.int64, (ids.size,))

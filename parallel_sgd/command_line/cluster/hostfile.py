@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from parallel_sgd import UserError
+from ...errors import UserError
 
 __all__ = ["remove_written", "require_free", "written"]
 

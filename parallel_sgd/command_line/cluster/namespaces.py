@@ -18,8 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from parallel_sgd import UserError
-
+from ...errors import UserError
 from .hostfile import remove_written
 
 __all__ = [
@@ -109,9 +108,9 @@ def remove_leftovers() -> list[str]:
     """
     temporary = Path(tempfile.gettempdir())
     listed = _output(["ip", "netns", "list"]).splitlines()
-    folders = [each.name for each in temporary.iterdir()]
+    folders = [path.name for path in temporary.iterdir()]
     # Only now: whoever has made some of that lives, or is gone.
-    living = {int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()}
+    living = {int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()}
     lines = [
         f"{name}, in which {remove([name])} processes ran" for name in leftovers(listed, living)
     ]
@@ -125,8 +124,8 @@ def remove_leftovers() -> list[str]:
 
 def leftovers(names: Iterable[str], processes: set[int]) -> list[str]:
     """Of some names, those that we give, and whose makers do not live; without what is behind."""
-    found = [re.match(rf"{PREFIX}-(\d+)-\w+", name) for name in names]
-    return [each.group() for each in found if each and int(each.group(1)) not in processes]
+    matches = [re.match(rf"{PREFIX}-(\d+)-\w+", name) for name in names]
+    return [match.group() for match in matches if match and int(match.group(1)) not in processes]
 
 
 @contextmanager
@@ -136,7 +135,7 @@ def ended_in_order() -> Iterator[None]:
     def end(number: int, _: object) -> None:
         raise SystemExit(128 + number)
 
-    numbers = [each for each in _ENDS[1:] if signal.getsignal(each) is signal.SIG_DFL]
+    numbers = [number for number in _ENDS[1:] if signal.getsignal(number) is signal.SIG_DFL]
     if threading.current_thread() is not threading.main_thread():
         numbers = []  # Python lets no other set a handler
     for number in numbers:

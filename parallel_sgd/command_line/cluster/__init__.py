@@ -7,7 +7,10 @@ machine's, and shared. The bridge and mpiexec are in one more namespace: nothing
 touched.
 
 Needs root, `ip` and `tc` (Debian: iproute2), `unshare` (util-linux), and mpi4py with Open MPI 5 or
-MPICH. `python -m benchmarks.cluster --help` runs any command on such a cluster.
+MPICH. `parallel-sgd cluster --help` runs any command on such a cluster. In Python::
+
+    with emulated_hosts(4, 1e9) as hosts:
+        subprocess.run([*hosts.inside, "mpiexec", ...], env=os.environ | hosts.environment)
 """
 
 from .hosts import EmulatedHosts, emulated_hosts

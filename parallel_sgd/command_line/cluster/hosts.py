@@ -11,14 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from parallel_sgd import UserError
-from parallel_sgd.command_line.cores import usable_cores
-from parallel_sgd.command_line.launcher import THREAD_VARIABLES
-from parallel_sgd.command_line.mpi_runtime import bound_mpi
-
-from ..on_ranks import on_ranks
+from ...errors import UserError
+from ..cores import usable_cores
+from ..launcher import THREAD_VARIABLES
+from ..mpi_runtime import bound_mpi
 from .links import address, commands, port, require_rate
 from .mpi import AGENT, Wiring, wiring
 from .namespaces import (
@@ -95,21 +92,6 @@ class EmulatedHosts:
             *("--hostfile", str(self.folder / "hosts")),
             f"--mpiexec-options={shlex.join(self.wiring.options)}",
         ]
-
-    def run(self, module: str, options: dict[str, Any]) -> Any:
-        """Call ``module.measure(comm, **options)`` with one rank on each slot, as `on_ranks` does.
-
-        Raises:
-            UserError: the ranks ended with an error, which they have printed.
-        """
-        return on_ranks(
-            len(self.names) * self.slots,
-            module,
-            options,
-            inside=self.inside,
-            run_options=self.run_options,
-            environ={**os.environ, **self.environment},
-        )
 
     def cut(self, host: int) -> None:
         """Take a host's link down: nothing gets through, and nobody is told."""

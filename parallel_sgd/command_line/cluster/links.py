@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from parallel_sgd import UserError
+from ...errors import UserError
 
 __all__ = ["BURST", "address", "commands", "payload_rate", "port", "require_rate"]
 
