@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parallel_sgd import UserError
-from parallel_sgd.exchange.costs import bytes_sent
+from parallel_sgd.costs import bytes_sent
 
 from ..cluster import BURST, emulated_hosts, payload_rate
 from ..report import Report

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from ..compression import GRADIENT_BITS, Codec, HalfPrecision, OneBit, codec_for
+from ..compression import Codec, HalfPrecision, OneBit, codec_for, registered_bits
 from ..kernels import body
 from ..validation import choice, points, require_use_of, settle
 from .algorithm import Algorithm, Array
@@ -49,7 +49,7 @@ class CompressedAlgorithm(Algorithm[StateT], ABC):
 
     def __post_init__(self) -> None:
         one_bit = OneBit(block_size=self.block_size, threshold=self.threshold)
-        half = HalfPrecision(format=self.half_format)
+        half = HalfPrecision(half_format=self.half_format)
         bits = self.gradient_bits
         settle(
             self,
@@ -60,22 +60,21 @@ class CompressedAlgorithm(Algorithm[StateT], ABC):
             else _bits("gradient_bits", bits),
             block_size=one_bit.block_size,
             threshold=one_bit.threshold,
-            half_format=half.format,
+            half_format=half.half_format,
             error_feedback=choice("error_feedback", self.error_feedback, (True, False)),
         )
         require_use_of(self, "threshold", self.may_use(1), "gradient_bits=1")
         require_use_of(self, "half_format", self.may_use(16), "gradient_bits=16")
-        require_use_of(
-            self, "error_feedback", self.may_use(1, 2, 4, 8, 16), "gradient_bits of less than 32"
-        )
+        few = [bits for bits in registered_bits() if bits < 32]
+        require_use_of(self, "error_feedback", self.may_use(*few), "gradient_bits of less than 32")
 
-    def may_use(self, *bits: int) -> bool:
+    def may_use(self, *bits: float) -> bool:
         """Whether any of these numbers of bits may ever be used."""
         given = self.gradient_bits
         ever = set(given.values()) if isinstance(given, Mapping) else {given}
         return AUTO in ever or not ever.isdisjoint(bits)
 
-    def codec(self, bits: int) -> Codec:
+    def codec(self, bits: float) -> Codec:
         """The codec that these options mean at so many bits."""
         return codec_for(
             bits,
@@ -85,7 +84,7 @@ class CompressedAlgorithm(Algorithm[StateT], ABC):
         )
 
 
-def problem_with(vector: Array, bits: int = 32, name: str = "gradient") -> str | None:
+def problem_with(vector: Array, bits: float = 32, name: str = "gradient") -> str | None:
     """Why a vector cannot be exchanged with so many bits; None where it can.
 
     Full precision takes all that is finite: a sum that overflows shows in the next gradient.
@@ -107,5 +106,5 @@ def problem_with(vector: Array, bits: int = 32, name: str = "gradient") -> str |
     return None
 
 
-def _bits(_: str, value: Any) -> int:
-    return choice("gradient_bits", value, GRADIENT_BITS)
+def _bits(_: str, value: Any) -> float:
+    return choice("gradient_bits", value, registered_bits())

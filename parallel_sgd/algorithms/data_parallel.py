@@ -234,5 +234,5 @@ class DataParallelSGD(SynchronousAlgorithm[DataParallelState]):
         state.sent[...] = vector
         finish_on_device(state.sent)
         state.sent_samples = samples
-        summed = partial(exchange.sum_aside, state.sent, state.residuals)
+        summed = partial(exchange.sum_in_background, state.sent, state.residuals)
         state.sending = InBackground(f"gradient exchange of rank {comm.rank}", summed)

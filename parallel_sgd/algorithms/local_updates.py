@@ -301,7 +301,7 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
 
         if overlap:
             finish_on_device(difference)
-            reduce = partial(exchange.sum_aside, difference, state.residuals)
+            reduce = partial(exchange.sum_in_background, difference, state.residuals)
             state.sending = InBackground(f"block exchange of rank {comm.rank}", reduce)
             state.sent_samples, state.sent_lr = samples, state.lr
             return

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ..communication import Communicator
-from ..compression import GRADIENT_BITS, Codec
+from ..compression import Codec, registered_bits
+from ..costs import Measured
 from ..errors import SharedError, UserError
 from ..exchange import (
     TRANSPORTS,
     Bucket,
     Exchange,
-    Measured,
+    ExchangePlan,
     Residuals,
-    Way,
     choose_bits,
-    choose_way,
+    choose_plan,
     cut_buckets,
     require_float32,
-    routes_for,
+    topology_for,
 )
 from ..optimizers import LocalStep
 from ..parameters import Parameters
@@ -43,16 +43,16 @@ class SynchronousState:
         measured: what they were chosen by, unless a checkpoint has brought them.
         exchanges: the one for the present bits, with its buffers.
         buckets: of the vector.
-        way: of the messages.
+        plan: which transport exchanges have, and which ranks add up first.
         apart: the ranks, for exchanges; a communicator of its own where they may run in the
             background.
     """
 
     residuals: Residuals | None
-    bits: dict[str, int] | None = across("same", default=None)
+    bits: dict[str, float] | None = across("same", default=None)
     exchanges: dict[int | str, Exchange] = workspace()
     buckets: list[Bucket] = workspace()
-    way: Way = workspace()
+    plan: ExchangePlan = workspace()
     apart: Communicator = workspace()
     measured: Measured | None = workspace(default=None)
 
@@ -60,9 +60,9 @@ class SynchronousState:
     """Numbers that a checkpoint can have only where they are finite and at least 0. (A subclass of
     one's own may have others.)"""
 
-    def values_by_bits(self) -> dict[int, int]:
+    def values_by_bits(self) -> dict[float, int]:
         """How many values travel with so many bits, where ``gradient_bits="auto"`` has chosen."""
-        found: dict[int, int] = {}
+        found: dict[float, int] = {}
         for number, bits in (self.bits or {}).items():
             values = self.buckets[int(number)].values
             found[bits] = found.get(bits, 0) + values.stop - values.start
@@ -127,7 +127,7 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
         bits = self.gradient_bits
         return set(bits.values()) if isinstance(bits, Mapping) else {bits}
 
-    def fewest_bits(self, state: SynchronousStateT, samples: int) -> int:
+    def fewest_bits(self, state: SynchronousStateT, samples: int) -> float:
         """Of any bucket, in an exchange after so many samples. Local."""
         bits = self.bits_after(samples)
         return min(state.bits.values()) if state.bits else int(bits)
@@ -139,11 +139,11 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
         return sum(exchange.bytes_sent for exchange in state.exchanges.values())
 
     def report(self, state: SynchronousStateT) -> dict[str, Any] | None:
-        """What "auto" has chosen, and by what: the way of messages, and how many values have so
+        """What "auto" has chosen, and by what: the plan of exchanges, and how many values have so
         many bits. None on one rank."""
         if state.apart.size == 1:
             return None
-        found = state.way.as_dict()
+        found = state.plan.as_dict()
         if state.bits is not None:
             found["gradient_bits"] = {str(b): n for b, n in state.values_by_bits().items()}
             found |= state.measured.as_dict() if state.measured else {}
@@ -155,7 +155,7 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
         finally:
             for exchange in state.exchanges.values():
                 exchange.close()
-            state.way.close()
+            state.plan.close()
             if state.apart is not comm:
                 state.apart.close()
 
@@ -169,11 +169,13 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
     ) -> None:
         check_counts(saved, state.counts, "algorithm")
         if state.residuals is not None:
-            had, has = saved["residuals"]["total"].keys(), state.residuals.total.keys()
+            had, has = saved["residuals"]["owner_error"].keys(), state.residuals.owner_error.keys()
             if had != has:
                 raise UserError(f"has residuals of buckets {[*had]}, but there are {[*has]}")
         bits, buckets = saved["bits"], {str(number) for number in range(len(state.buckets))}
-        chosen = bits is None or (bits.keys() == buckets and {*bits.values()} <= {*GRADIENT_BITS})
+        chosen = bits is None or (
+            bits.keys() == buckets and {*bits.values()} <= {*registered_bits()}
+        )
         if not chosen:
             raise UserError(f"has algorithm.bits={shown(bits)}, which must be of each bucket")
 
@@ -207,15 +209,15 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
         chosen, measured = None, None
         if all_bits == {AUTO}:
             flat = self.transport == "collective"
-            routes = routes_for(comm.hosts, False if flat else self.hierarchical)
-            chosen, measured = choose_bits(buckets, parameters, comm, routes, self.block_size)
+            topology = topology_for(comm.hosts, False if flat else self.hierarchical)
+            chosen, measured = choose_bits(buckets, parameters, comm, topology, self.block_size)
         state = SynchronousState(
             residuals=None,
             bits=chosen,
             measured=measured,
             exchanges={},
             buckets=buckets,
-            way=choose_way(
+            plan=choose_plan(
                 parameters,
                 comm,
                 self.transport,
@@ -253,16 +255,15 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
         bits = self.bits_after(local_step.samples)
         state.measured = None
         self._replace(state, bits, parameters)  # a bucket's bits may be other ones, or its sender
-        state.exchanges[bits].send_stray_residuals = state.residuals is not None
+        if state.residuals is not None:
+            state.residuals.has_non_owned = True
 
     def _replace(self, state: SynchronousStateT, bits: int | str, parameters: Parameters) -> None:
         self.wait(state)  # what is under way is counted by the exchange that does it
         sent = SynchronousAlgorithm.bytes_sent(self, state)
-        stray = any(each.send_stray_residuals for each in state.exchanges.values())
         state.exchanges.clear()
         state.exchanges[bits] = self._exchange(state, bits, parameters)
         state.exchanges[bits].bytes_sent = sent
-        state.exchanges[bits].send_stray_residuals = stray
 
     def _exchange(
         self, state: SynchronousState, bits: int | str, parameters: Parameters
@@ -274,19 +275,19 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
             state.apart,
             codecs,
             buckets=state.buckets,
-            transport=state.way.transport,
-            routes=state.way.routes,
+            transport=state.plan.transport,
+            topology=state.plan.topology,
             error_feedback=self.error_feedback,
             block_size=self.block_size,
-            nccl=state.way.nccl,
+            nccl=state.plan.nccl,
         )
 
     def _codecs(
-        self, chosen: Mapping[str, int] | None, buckets: Sequence[Bucket], bits: int | str
+        self, chosen: Mapping[str, float] | None, buckets: Sequence[Bucket], bits: int | str
     ) -> list[Codec | None]:
         """Of each bucket. Full precision needs none where nothing was ever lost."""
         if chosen is not None:
-            each = [chosen[str(number)] for number in range(len(buckets))]
+            each: list[float] = [chosen[str(number)] for number in range(len(buckets))]
         else:
             each = [int(bits)] * len(buckets)
         lossless = chosen is not None or self._all_bits == {32}

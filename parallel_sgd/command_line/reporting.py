@@ -18,12 +18,12 @@ def blocks(algorithm: LocalUpdates, samples: int, minibatch_size: int, ranks: in
 
 
 def print_choices(learner: Learner) -> None:
-    """What was chosen before training, and by what: a line for the way of messages, and one for the
-    bits where they are "auto"; nothing on one rank, and with parameter servers."""
+    """What was chosen before training, and by what: a line for the plan of exchanges, and one for
+    the bits where they are "auto"; nothing on one rank, and with parameter servers."""
     state = learner.state
     if not isinstance(state, SynchronousState) or learner.comm.size == 1:
         return
-    print(state.way, flush=True)
+    print(state.plan, flush=True)
     if state.bits is not None:
         each = [f"{bits} for {n:,} values" for bits, n in state.values_by_bits().items()]
         why = f" ({state.measured})" if state.measured else ""

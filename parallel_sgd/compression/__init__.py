@@ -1,18 +1,12 @@
 """Codecs from 32 bits to 1, all with the same error feedback. No communication here."""
 
-from .codecs import (
-    GRADIENT_BITS,
-    Codec,
-    FullPrecision,
-    HalfPrecision,
-    OneBit,
-    UniformLevels,
-    codec_for,
-    codec_from_dict,
-)
+from .codec import Codec, codec_for, codec_from_dict, register, registered_bits, unregister
+from .full_precision import FullPrecision
+from .half_precision import HalfPrecision
+from .one_bit import OneBit
+from .uniform_levels import UniformLevels
 
 __all__ = [
-    "GRADIENT_BITS",
     "Codec",
     "FullPrecision",
     "HalfPrecision",
@@ -20,4 +14,7 @@ __all__ = [
     "UniformLevels",
     "codec_for",
     "codec_from_dict",
+    "register",
+    "registered_bits",
+    "unregister",
 ]

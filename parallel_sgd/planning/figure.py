@@ -8,7 +8,14 @@ from typing import Any
 
 from .candidates import Blocks, Candidate, DataParallel, DoubleBuffered
 
-_BLUES = {32: "#08306b", 16: "#08519c", 8: "#2171b5", 4: "#4292c6", 2: "#6baed6", 1: "#9ecae1"}
+_BLUES: dict[float, str] = {
+    32: "#08306b",
+    16: "#08519c",
+    8: "#2171b5",
+    4: "#4292c6",
+    2: "#6baed6",
+    1: "#9ecae1",
+}
 _BLOCKS = {"model averaging": "#fd8d3c", "block momentum": "#a50f15", "SlowMo": "#e7ba52"}
 
 
@@ -60,5 +67,8 @@ def _style(each: Candidate) -> dict[str, Any]:
     if isinstance(each, DoubleBuffered):
         return {"color": "#31a354", "linestyle": "-" if each.bits == 32 else "--"}
     if isinstance(each, DataParallel):
-        return {"color": _BLUES[each.bits], "linestyle": "--" if each.overlap else "-"}
+        return {
+            "color": _BLUES.get(each.bits, "#c6dbef"),
+            "linestyle": "--" if each.overlap else "-",
+        }
     return {"color": "#756bb1"}

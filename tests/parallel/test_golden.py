@@ -68,9 +68,12 @@ def data_parallel() -> Iterator[tuple[str, Case]]:
                     continue
                 algorithm = psgd.DataParallelSGD(**CUT, **bits, **sent, **when)
                 optimizer = optimizers[i % len(optimizers)]
-                yield ", ".join(filter(None, ["data-parallel", codec, way, beside])), (
-                    algorithm,
-                    optimizer,
+                yield (
+                    ", ".join(filter(None, ["data-parallel", codec, way, beside])),
+                    (
+                        algorithm,
+                        optimizer,
+                    ),
                 )
     for bits in (32, 1):
         warm = psgd.DataParallelSGD(**CUT, gradient_bits=bits, distributed_after=25)

@@ -1,11 +1,27 @@
-"""How the vector is cut: into buckets, stripes of owners, and pieces that travel by themselves.
+"""Who owns what: how the vector is cut, and which ranks send to whom.
 
-Nothing of it changes a sum: blocks of quantization stay whole, and are the same however the vector
-is cut.
+    vector   |<-- parameters "W" ------------------------->|<-- "b" ->|<-- "V" -->|
+    buckets  |<-- bucket 1, ready last ------------------------------>|<-- 0 ---->|
+    stripes  |<-- owner 0 ------>|<-- owner 1 ------>|<-- owner 2 --->|  0 |  1 | 2
+    pieces   |tag 3|tag 4|tag 5|6|tag 7|tag 8|tag 9|10| ...           | 0  | 1  | 2
+    blocks   |..|..|..|..|..|..|..|..|..|..|..|..|..|. ...   of quantization: always whole
+
+Each owner adds up its stripe of every bucket, and pieces travel by themselves. Nothing of it
+changes a sum: blocks are the same however the vector is cut.
+
+    hosts    |   host 0   |   host 1   |          a piece of owner 1:
+    ranks    |  0  *1  2  |  3  *4  5  |             0, 2 -> 1;   3, 5 -> 4     within hosts
+                                                     4 -> 1                     between hosts
+
+On each host one rank, the local leader of the piece (*), adds up what the ranks of the host have
+and sends that to the owner. The owner adds what the hosts have and sends the result back, to be
+passed on within each host. With every rank on a host of its own a rank leads its own values only,
+and all ranks talk to the owner.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,9 +29,6 @@ import numpy as np
 
 from ..kernels import Blocks
 from ..parameters import Parameters
-
-PIECE = 1 << 18  #: values, at most, of a piece
-PIECE_BYTES = 1 << 18  #: at most, as they are sent
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,57 @@ class Piece:
         return size
 
 
+@dataclass(frozen=True)
+class Topology:
+    """
+    Attributes:
+        hosts: the ranks of each host, ascending; hosts by their first rank.
+        host_of: the number of each rank's host.
+    """
+
+    hosts: tuple[tuple[int, ...], ...]
+    host_of: tuple[int, ...]
+
+    @classmethod
+    def over(cls, hosts: Sequence[Hashable]) -> Topology:
+        """From the host of every rank; equal for ranks of one host."""
+        numbers: dict[Hashable, int] = {}
+        host_of = tuple(numbers.setdefault(host, len(numbers)) for host in hosts)
+        members = tuple(
+            tuple(rank for rank, its_host in enumerate(host_of) if its_host == host)
+            for host in range(len(numbers))
+        )
+        return cls(members, host_of)
+
+    @classmethod
+    def flat(cls, size: int) -> Topology:
+        """Every rank sends to the owner itself."""
+        return cls.over(range(size))
+
+    @property
+    def hierarchical(self) -> bool:
+        """Whether any host has several ranks."""
+        return len(self.hosts) < len(self.host_of)
+
+    def local_leader(self, host: int, owner: int) -> int:
+        """The rank that adds up a piece of this owner on a host: the owner itself, or on another
+        host the one at its place, so that the ranks of a host share the work."""
+        place = self.hosts[self.host_of[owner]].index(owner)
+        return self.hosts[host][place % len(self.hosts[host])]
+
+
+def topology_for(hosts: Sequence[str], hierarchical: bool | str) -> Topology:
+    """
+    Args:
+        hosts: the machine of every rank.
+        hierarchical: "auto" is yes where there are several hosts, and several ranks on one of
+            them: on a single machine there is no message between hosts to save.
+    """
+    if hierarchical == "auto":
+        hierarchical = 1 < len(set(hosts)) < len(hosts)
+    return Topology.over(hosts) if hierarchical else Topology.flat(len(hosts))
+
+
 def cut_buckets(parameters: Parameters, block_size: int, bucket_values: int) -> list[Bucket]:
     """Cut at parameters, the last ones first: so their gradient comes out of a backward pass.
 
@@ -91,15 +155,6 @@ def cut_stripes(blocks: Blocks, size: int) -> list[Blocks]:
     edges = begin + np.arange(1, size) * (end - begin) / size
     inner = np.searchsorted(blocks.starts, edges).tolist()
     return [blocks.part(a, b) for a, b in pairwise([0, *inner, len(blocks)])]
-
-
-def piece_values(value_bytes: float) -> int:
-    """How many values of so many bytes on the wire make a piece.
-
-    More values make fewer messages; more bytes would make some MPIs agree on each with its receiver
-    before they send it (see `communication.launched.EAGER_BYTES`).
-    """
-    return max(1, int(min(PIECE, PIECE_BYTES / value_bytes)))
 
 
 def cut_pieces(stripes: list[Blocks], first_tag: int, values: int) -> list[Piece]:
