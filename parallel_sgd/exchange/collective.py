@@ -27,16 +27,12 @@ class Collective(Transport):
     Local.
     """
 
-    def __init__(
-        self, reductions_over: ReductionsOver, topology: Topology, comm: Communicator
-    ) -> None:
+    def __init__(self, reductions: ReductionsOver, topology: Topology, comm: Communicator) -> None:
         assert not topology.hierarchical
-        self.reductions, self._comm = reductions_over(topology), comm
+        self.reductions, self._comm = reductions(topology), comm
         self._everything = [self._room(each) for each in self.reductions]
 
-    def sum(
-        self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None = None
-    ) -> int:
+    def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
         """See `Transport`: two calls for each bucket, or one."""
         bytes_sent = 0
         for number, reduction in enumerate(self.reductions):
@@ -46,12 +42,12 @@ class Collective(Transport):
             if everything is None:
                 bytes_sent += self._sum(reduction, vector, residuals)
             else:
-                bytes_sent += self._sum_short(vector[reduction.bucket.values], everything)
+                bytes_sent += self._sum_short(vector[reduction.values], everything)
         return bytes_sent
 
     def _room(self, reduction: Reduction) -> Array | None:
         """For every rank's values, where they are few, and travel as they are."""
-        like, bucket = reduction.received, reduction.bucket.values
+        like, bucket = reduction.received, reduction.values
         size = bucket.stop - bucket.start
         if isinstance(reduction, PlainReduction) and size * like.itemsize <= ONE_MESSAGE:
             return empty_like(like, self._comm.size * size)

@@ -23,10 +23,10 @@ from ..errors import UserError
 from ..kernels import finish_on_device, on_device
 from ..parameters import Parameters
 from .collective import Collective
-from .layout import Bucket, Topology, blocks_of
+from .layout import Bucket, CutBucket, Topology, cut_bucket
 from .nccl import WithNccl
 from .pipeline import Pipelined
-from .reduction import CompressedReduction, Part, PlainReduction, Reduction
+from .reduction import CompressedReduction, PlainReduction, Reduction
 from .residuals import Residuals
 from .transport import IsReady, Transport
 
@@ -90,18 +90,19 @@ class Exchange:
             if codec is not None:
                 require_float32(codec, parameters)
 
+        cuts: list[CutBucket] = []
+        for number, (bucket, codec) in enumerate(zip(buckets, codecs, strict=True)):
+            blocks = (codec or FullPrecision(block_size=block_size)).blocks(parameters)
+            tag = sum(len(cut.pieces) for cut in cuts)
+            cuts.append(cut_bucket(number, bucket, blocks, comm.size, tag))
+
         def reductions_over(topology: Topology) -> list[Reduction]:
-            reductions: list[Reduction] = []
-            tag = 0
-            for number, (bucket, codec) in enumerate(zip(buckets, codecs, strict=True)):
-                cut_by = codec or FullPrecision(block_size=block_size)
-                blocks = blocks_of(cut_by.blocks(parameters), bucket)
-                part = Part(number, bucket, blocks, like, comm.rank, topology, tag)
-                reductions.append(
-                    PlainReduction(part) if codec is None else CompressedReduction(part, codec)
-                )
-                tag += len(reductions[-1].pieces)
-            return reductions
+            return [
+                PlainReduction(cut, like, comm.rank, topology)
+                if codec is None
+                else CompressedReduction(cut, like, comm.rank, topology, codec)
+                for cut, codec in zip(cuts, codecs, strict=True)
+            ]
 
         self.codecs, self.comm, self.error_feedback = tuple(codecs), comm, error_feedback
         options = {} if nccl is None else {"nccl": nccl}

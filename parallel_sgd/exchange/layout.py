@@ -27,6 +27,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..communication.messages import piece_values
 from ..kernels import Blocks
 from ..parameters import Parameters
 
@@ -68,11 +69,29 @@ class Piece:
         return size
 
 
+@dataclass(frozen=True, eq=False)
+class CutBucket:
+    """A bucket among its owners.
+
+    Attributes:
+        number: of the bucket.
+        values: where it lies in the vector.
+        stripes: the blocks of each owner.
+        pieces: of all owners, in the order of the vector.
+    """
+
+    number: int
+    values: slice
+    stripes: list[Blocks]
+    pieces: list[Piece]
+
+
 @dataclass(frozen=True)
 class Topology:
     """
     Attributes:
-        hosts: the ranks of each host, ascending; hosts by their first rank.
+        hosts: the ranks of each host, ascending; hosts by their first rank. (Where NCCL sums
+            within hosts, the one that exchanges a part of the pieces for its host.)
         host_of: the number of each rank's host.
     """
 
@@ -99,6 +118,10 @@ class Topology:
     def hierarchical(self) -> bool:
         """Whether any host has several ranks."""
         return len(self.hosts) < len(self.host_of)
+
+    def has(self, rank: int) -> bool:
+        """Whether a rank is one of those on its host."""
+        return rank in self.hosts[self.host_of[rank]]
 
     def local_leader(self, host: int, owner: int) -> int:
         """The rank that adds up a piece of this owner on a host: the owner itself, or on another
@@ -141,12 +164,25 @@ def cut_buckets(parameters: Parameters, block_size: int, bucket_values: int) -> 
     return buckets
 
 
-def blocks_of(blocks: Blocks, bucket: Bucket) -> Blocks:
-    """Those of a bucket."""
+def cut_bucket(
+    number: int, bucket: Bucket, blocks: Blocks, ranks: int, first_tag: int
+) -> CutBucket:
+    """
+    Args:
+        blocks: of the whole vector.
+        first_tag: of its pieces.
+
+    Local.
+    """
     borders = [bucket.values.start, bucket.values.stop]
     first, last = np.searchsorted(blocks.starts, borders)
     assert blocks.starts[[first, last]].tolist() == borders, "a bucket begins and ends with a block"
-    return blocks.part(int(first), int(last))
+    blocks = blocks.part(int(first), int(last))
+    values, encoded = blocks.values, blocks.bytes
+    size = values.stop - values.start
+    of_a_piece = piece_values((encoded.stop - encoded.start) / size if size else 1.0)
+    stripes = cut_stripes(blocks, ranks)
+    return CutBucket(number, values, stripes, cut_pieces(stripes, first_tag, of_a_piece))
 
 
 def cut_stripes(blocks: Blocks, size: int) -> list[Blocks]:

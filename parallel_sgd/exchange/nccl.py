@@ -12,7 +12,6 @@ where NCCL repeats. All ranks have the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..communication import Communicator
@@ -22,34 +21,11 @@ from ..errors import SharedError
 from ..parameters import Parameters
 from .layout import Topology
 from .pipeline import Pipelined
-from .reduction import PlainReduction, Reduction
+from .reduction import PlainReduction
 from .residuals import Residuals
 from .transport import IsReady, ReductionsOver, Transport
 
 Array = Any  #: a CuPy array, contiguous and one-dimensional
-
-
-@dataclass(frozen=True)
-class PlaceTopology(Topology):
-    """The hosts as the ranks at one place of each see them.
-
-    Attributes:
-        hosts: of each, the rank at this place.
-        owners: the ranks at this place, whose pieces they exchange.
-    """
-
-    owners: frozenset[int]
-
-    @classmethod
-    def of(cls, topology: Topology, rank: int) -> PlaceTopology:
-        """That of a rank, where all hosts have as many."""
-        place = topology.hosts[topology.host_of[rank]].index(rank)
-        ranks = [host[place] for host in topology.hosts]
-        return cls(tuple((rank,) for rank in ranks), topology.host_of, frozenset(ranks))
-
-    def local_leader(self, host: int, owner: int) -> int:
-        """The rank at this place; for other owners nobody (-1) whom this rank knows."""
-        return self.hosts[host][0] if owner in self.owners else -1
 
 
 class WithNccl(Transport):
@@ -66,26 +42,18 @@ class WithNccl(Transport):
     """
 
     def __init__(
-        self,
-        reductions_over: ReductionsOver,
-        topology: Topology,
-        comm: Communicator,
-        *,
-        nccl: Nccl,
+        self, reductions: ReductionsOver, topology: Topology, comm: Communicator, *, nccl: Nccl
     ) -> None:
         self._comm, self._nccl = comm, nccl
         everybody = nccl.size == comm.size  # are one group, or those of each host
         groups = Topology.over([0] * comm.size) if everybody else topology
-        self._between = Pipelined(
-            lambda seen: _of_this_place(reductions_over(seen)),
-            PlaceTopology.of(groups, comm.rank),
-            comm,
-        )
+        places = {rank: place for group in groups.hosts for place, rank in enumerate(group)}
+        self._place = place = places[comm.rank]
+        at_place = Topology(tuple((group[place],) for group in groups.hosts), groups.host_of)
+        self._between = Pipelined(reductions, at_place, comm)
         self.reductions = self._between.reductions
         plain = all(isinstance(reduction, PlainReduction) for reduction in self.reductions)
         self._alone = len(groups.hosts) == 1 and plain
-        places = {rank: place for host in groups.hosts for place, rank in enumerate(host)}
-        self._place = places[comm.rank]
         #: By bucket: the stripes, each with the place of its owner.
         self._stripes = [
             [
@@ -96,9 +64,7 @@ class WithNccl(Transport):
             for reduction in self.reductions
         ]
 
-    def sum(
-        self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None = None
-    ) -> int:
+    def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
         """See `Transport`."""
         bytes_sent = 0
 
@@ -126,7 +92,7 @@ class WithNccl(Transport):
             for stripe, place in self._stripes[bucket]:
                 if place != self._place:
                     residuals.give_non_owned(stripe, vector)
-        size, values = self._nccl.size, vector[self.reductions[bucket].bucket.values]
+        size, values = self._nccl.size, vector[self.reductions[bucket].values]
         if size == 1:
             return 0
         with self._comm.trace.span("wire"):
@@ -141,13 +107,6 @@ class WithNccl(Transport):
         own = (values for values, place in stripes if place == self._place)
         sent: int = sum(values.stop - values.start for values in own) * vector.itemsize
         return sent
-
-
-def _of_this_place(reductions: list[Reduction]) -> list[Reduction]:
-    """The same, with those of the pieces that this rank exchanges."""
-    for reduction in reductions:
-        reduction.pieces = [piece for piece in reduction.pieces if reduction.leads(piece)]
-    return reductions
 
 
 def start_nccl(

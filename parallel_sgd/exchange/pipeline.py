@@ -7,20 +7,10 @@ from typing import Any
 
 from ..communication import Communicator
 from ..communication.messages import Naps
-from .layout import Piece, Topology
+from .layout import Topology
 from .reduction import Reduction
 from .residuals import Residuals
-from .scheduler import (
-    DECODE,
-    ENCODE,
-    ENCODED,
-    REDUCE,
-    REDUCED,
-    SENT,
-    VALUES,
-    Scheduler,
-    Task,
-)
+from .scheduler import DECODE, ENCODE, ENCODED, REDUCE, REDUCED, SENT, VALUES, Scheduler, Task
 from .transport import IsReady, ReductionsOver, Transport
 
 Array = Any  #: a NumPy or CuPy array
@@ -35,48 +25,25 @@ class Pipelined(Transport):
     Local.
     """
 
-    def __init__(
-        self, reductions_over: ReductionsOver, topology: Topology, comm: Communicator
-    ) -> None:
-        self.reductions, self._topology, self._comm = reductions_over(topology), topology, comm
+    def __init__(self, reductions: ReductionsOver, topology: Topology, comm: Communicator) -> None:
+        self.reductions, self._topology, self._comm = reductions(topology), topology, comm
         self.messages = comm.messages()
-        self._host, hosts = topology.host_of[comm.rank], len(topology.hosts)
-        self._other_hosts = [(self._host + step) % hosts for step in range(1, hosts)]  # as a ring
-        self._local_peers = [rank for rank in topology.hosts[self._host] if rank != comm.rank]
-        #: By bucket, the pieces by their owners from this rank on.
-        self._pieces: list[list[Piece]] = []
-        #: Tags, buffers and senders of what is received, in the order in which it is sent.
-        self._values: list[tuple[int, Array, int]] = []
-        self._encoded: list[tuple[int, Array, int]] = []
-        for reduction in self.reductions:
-            self._lay_out(reduction)
-
-    def _lay_out(self, reduction: Reduction) -> None:
-        rank, size = self._comm.rank, self._comm.size
-        pieces = sorted(reduction.pieces, key=lambda piece: (piece.owner - rank - 1) % size)
-        self._pieces.append(pieces)
-        self._values += [
-            (piece.tag, reduction.values_buffer(piece, peer), peer)
-            for piece in pieces
-            for peer in self._local_peers
-            if reduction.leads(piece)
+        rank, size, hosts = comm.rank, comm.size, len(topology.hosts)
+        self._host = host = topology.host_of[rank]
+        self._local_peers = [peer for peer in topology.hosts[host] if peer != rank]
+        #: The leaders of this rank's own pieces on the other hosts, in the order in which it sends
+        #: to them, as in a ring; and in that in which they send, with their hosts.
+        ring = [(host + step) % hosts for step in range(1, hosts)]
+        self._receivers = [topology.local_leader(other, rank) for other in ring]
+        senders = zip(self._receivers, ring, strict=True)
+        self._senders = sorted(senders, key=lambda sender: (rank - sender[0]) % size)
+        #: Of every bucket, its pieces by their owners from this rank on, itself at the end.
+        self._in_turn = [
+            sorted(reduction.pieces, key=lambda piece: (piece.owner - rank - 1) % size)
+            for reduction in self.reductions
         ]
-        encoded = [
-            (
-                piece.tag,
-                reduction.encoded_buffer(piece, host),
-                self._topology.local_leader(host, rank),
-            )
-            for piece in reduction.pieces
-            for host in sorted(self._other_hosts)
-            if piece.owner == rank
-        ]
-        encoded.sort(key=lambda message: (rank - message[2]) % size)  # the rank before this first
-        self._encoded += encoded
 
-    def sum(
-        self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None = None
-    ) -> int:
+    def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
         """See `Transport`."""
         messages, trace = self.messages, self._comm.trace
         messages.enter()
@@ -108,19 +75,23 @@ class Pipelined(Transport):
     ) -> list[list[Task]]:
         """Begin with all pieces, by bucket, and expect what others send of them."""
         buckets: list[list[Task]] = []
-        values, encoded = 1 + len(self._local_peers), len(self._topology.hosts)
-        for reduction, pieces in zip(self.reductions, self._pieces, strict=True):
-            buckets.append([])
+        values, encoded = 1 + len(self._local_peers), 1 + len(self._senders)
+        for reduction, pieces in zip(self.reductions, self._in_turn, strict=True):
+            tasks = []
             for piece in pieces:
-                task = Task(piece, values if reduction.leads(piece) else 1, encoded)
-                life = self._life(scheduler, task, reduction, vector, residuals)
-                scheduler.begin(task, life)
-                buckets[-1].append(task)
-        by_tag = {task.piece.tag: task for tasks in buckets for task in tasks}
-        for tag, buffer, sender in self._values:
-            scheduler.expect(by_tag[tag], buffer, sender, VALUES)
-        for tag, buffer, sender in self._encoded:
-            scheduler.expect(by_tag[tag], buffer, sender, ENCODED)
+                leads = reduction.leads(piece)
+                task = Task(piece, values if leads else 1, encoded)
+                tasks.append(task)
+                scheduler.begin(task, self._life(scheduler, task, reduction, vector, residuals))
+                for peer in self._local_peers if leads else ():
+                    buffer = reduction.values_buffer(piece, peer)
+                    scheduler.expect(task, buffer, peer, VALUES)
+            owned = [task for task in tasks if task.piece.owner == self._comm.rank]
+            for sender, host in self._senders:
+                for task in owned:
+                    buffer = reduction.encoded_buffer(task.piece, host)
+                    scheduler.expect(task, buffer, sender, ENCODED)
+            buckets.append(tasks)
         return buckets
 
     def _life(
@@ -165,8 +136,7 @@ class Pipelined(Transport):
                 yield REDUCE
                 with trace.span("sum"):
                     message = reduction.reduce(piece, vector, residuals)
-                for host in self._other_hosts:
-                    other_leader = self._topology.local_leader(host, rank)
+                for other_leader in self._receivers:
                     scheduler.send(task, message, other_leader, REDUCED)
             for peer in self._local_peers:
                 scheduler.send(task, message, peer, REDUCED)

@@ -62,11 +62,8 @@ class ExchangePlan:
     def as_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
         tried = {"values": self.values, "seconds": self.seconds} if self.seconds else None
-        return {
-            "transport": self.transport,
-            "hierarchical": self.topology.hierarchical,
-            "tried": tried,
-        }
+        hierarchical = self.topology.hierarchical
+        return {"transport": self.transport, "hierarchical": hierarchical, "tried": tried}
 
 
 def choose_plan(
@@ -108,15 +105,12 @@ def choose_plan(
     if transport != "auto" or comm.size == 1 or parameters.flat.size < SHORT:
         return plan
     values, seconds = SHORT, try_transports(comm, SHORT, codec, rounds=2)
-    faster = min(seconds.values())
-    values = int(min(parameters.flat.size, SHORT * max(1.0, TRIED_S / faster)))
-    if values > 2 * SHORT:
+    longer = SHORT * max(1.0, TRIED_S / min(seconds.values()))
+    if min(parameters.flat.size, longer) > 2 * SHORT:
+        values = int(min(parameters.flat.size, longer))
         seconds = try_transports(comm, values, codec, rounds=2)
-    else:
-        values = SHORT
-    return replace(
-        plan, transport=min(seconds, key=lambda name: seconds[name]), seconds=seconds, values=values
-    )
+    faster = min(seconds, key=seconds.__getitem__)
+    return replace(plan, transport=faster, seconds=seconds, values=values)
 
 
 def choose_bits(

@@ -26,9 +26,7 @@ class Transport(Protocol):
 
     reductions: list[Reduction]
 
-    def sum(
-        self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None = None
-    ) -> int:
+    def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
         """Replace `vector` by its sum over all ranks, the same bits on all.
 
         Args:

@@ -173,7 +173,7 @@ def results(machine: Machine, comm: Any, exchange: Exchange, residuals: Residual
 
 
 def exchange_size(exchange: Exchange) -> int:
-    return max(each.bucket.values.stop for each in exchange._transport.reductions)
+    return max(each.values.stop for each in exchange._transport.reductions)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
