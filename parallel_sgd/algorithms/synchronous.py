@@ -9,7 +9,7 @@ from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from ..communication import Communicator
 from ..compression import Codec, registered_bits
@@ -130,7 +130,7 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
     def fewest_bits(self, state: SynchronousStateT, samples: int) -> float:
         """Of any bucket, in an exchange after so many samples. Local."""
         bits = self.bits_after(samples)
-        return min(state.bits.values()) if state.bits else int(bits)
+        return min(state.bits.values()) if state.bits else cast(float, bits)
 
     def distributed(self, samples: int) -> bool:
         return samples >= self.distributed_after
@@ -204,7 +204,7 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
         """
         all_bits = self._all_bits
         for each in all_bits - {AUTO}:
-            require_float32(self.codec(int(each)), parameters)
+            require_float32(self.codec(cast(float, each)), parameters)
         buckets = cut_buckets(parameters, self.block_size, self.bucket_values)
         chosen, measured = None, None
         if all_bits == {AUTO}:
@@ -289,7 +289,7 @@ class SynchronousAlgorithm(CompressedAlgorithm[SynchronousStateT], ABC):
         if chosen is not None:
             each: list[float] = [chosen[str(number)] for number in range(len(buckets))]
         else:
-            each = [int(bits)] * len(buckets)
+            each = [cast(float, bits)] * len(buckets)
         lossless = chosen is not None or self._all_bits == {32}
         return [None if b == 32 and lossless else self.codec(b) for b in each]
 

@@ -99,8 +99,9 @@ def register(*bits: float) -> Callable[[type[CodecT]], type[CodecT]]:
 
 def unregister(codec: type[Codec]) -> None:
     """Take a codec out of the registry. Local."""
-    for bits in [each for each, known in _registry.items() if known is codec]:
-        del _registry[bits]
+    for bits in registered_bits():
+        if _registry[bits] is codec:
+            del _registry[bits]
 
 
 def registered_bits() -> tuple[float, ...]:

@@ -21,16 +21,13 @@ NAP_S = 5e-4  #: between two looks at whether values are ready
 class Collective(Transport):
     """Sums one bucket after the other; every rank sends to the owners itself.
 
-    Args:
-        topology: flat.
-
-    Local.
+    The topology must be flat. Creation is local.
     """
 
     def __init__(self, reductions: ReductionsOver, topology: Topology, comm: Communicator) -> None:
         assert not topology.hierarchical
         self.reductions, self._comm = reductions(topology), comm
-        self._everything = [self._room(each) for each in self.reductions]
+        self._everything = [self._room(reduction) for reduction in self.reductions]
 
     def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
         """See `Transport`: two calls for each bucket, or one."""

@@ -114,8 +114,9 @@ class Exchange:
     def residuals(self, parameters: Parameters) -> Residuals:
         """Zeros, with which training starts. Local."""
         assert self._transport is not None
-        stripes = {each.name: each.own.stop - each.own.start for each in self._transport.reductions}
-        return Residuals.zeros(parameters.flat, stripes)
+        own = {reduction.name: reduction.own for reduction in self._transport.reductions}
+        sizes = {name: stripe.stop - stripe.start for name, stripe in own.items()}
+        return Residuals.zeros(parameters.flat, sizes)
 
     def close(self) -> None:
         """Let go of all buffers; what has been sent stays known. Local."""

@@ -167,13 +167,7 @@ def cut_buckets(parameters: Parameters, block_size: int, bucket_values: int) -> 
 def cut_bucket(
     number: int, bucket: Bucket, blocks: Blocks, ranks: int, first_tag: int
 ) -> CutBucket:
-    """
-    Args:
-        blocks: of the whole vector.
-        first_tag: of its pieces.
-
-    Local.
-    """
+    """Divide a bucket among its owners, by the blocks of the whole vector. Local."""
     borders = [bucket.values.start, bucket.values.stop]
     first, last = np.searchsorted(blocks.starts, borders)
     assert blocks.starts[[first, last]].tolist() == borders, "a bucket begins and ends with a block"

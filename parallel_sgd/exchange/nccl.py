@@ -35,10 +35,7 @@ class WithNccl(Transport):
         topology: over hosts, of as many ranks each if NCCL sums within hosts.
         nccl: over all ranks, or those of this host.
 
-    NCCL sends as many bytes as in rings. The order in which the ranks of a host are added is its
-    own.
-
-    Local.
+    Creation is local. Of NCCL's bytes as many are counted as it sends in rings.
     """
 
     def __init__(

@@ -17,13 +17,7 @@ Array = Any  #: a NumPy or CuPy array
 
 
 class Pipelined(Transport):
-    """Sums by pieces, each as `_life` tells it, in the order of a `Scheduler`.
-
-    Attributes:
-        messages: of the ranks.
-
-    Local.
-    """
+    """Sums by pieces: each as `_life` tells it, in a `Scheduler`'s order. Creation is local."""
 
     def __init__(self, reductions: ReductionsOver, topology: Topology, comm: Communicator) -> None:
         self.reductions, self._topology, self._comm = reductions(topology), topology, comm
@@ -102,15 +96,15 @@ class Pipelined(Transport):
         vector: Array,
         residuals: Residuals | None,
     ) -> Iterator[int]:
-        """A piece at this rank, from its values to their sum over all ranks.
+        """A piece at this rank, from its values to their sum over all ranks; see `reduction`.
 
         Yields:
-            What it waits for: see `scheduler`.
+            What it waits for: messages, that its own has been sent, or its turn; see `scheduler`.
         """
         rank, trace, piece = self._comm.rank, self._comm.trace, task.piece
         leader = self._topology.local_leader(self._host, piece.owner)
-        if leader != rank:
-            yield VALUES  # this rank's own
+        if leader != rank:  # which adds up what this host has
+            yield VALUES  # of this rank: its bucket is ready
             if residuals is not None:
                 residuals.give_non_owned(piece.values, vector)
             scheduler.send(task, vector[piece.values], leader, VALUES)
@@ -118,7 +112,7 @@ class Pipelined(Transport):
             scheduler.receive_result(task, reduction.reduced_buffer(piece, vector), leader)
             yield REDUCED
         else:
-            yield ENCODE  # for which the values of all ranks of this host must be here
+            yield ENCODE  # a turn for which the values of all ranks of this host must be here
             if self._local_peers:
                 with trace.span("sum"):
                     reduction.local_sum(piece, vector)

@@ -160,8 +160,8 @@ def try_transports(
         "collective": Exchange(parameters, comm, codec, transport="collective"),
     }
     lost = {
-        name: None if codec is None else each.residuals(parameters)
-        for name, each in exchanges.items()
+        name: None if codec is None else exchange.residuals(parameters)
+        for name, exchange in exchanges.items()
     }
     for attempt in range(rounds + 1):
         for name, exchange in exchanges.items():

@@ -1,17 +1,20 @@
 """Which piece of an exchange goes on next, and how much is on the wire meanwhile.
 
-What others wait for comes first: an owner reduces, then local leaders encode, then every rank
-decodes what is for itself alone.
+What others wait for comes first: owners reduce, then local leaders encode, then every rank decodes,
+which is for itself alone.
 
 A link that many send to at once loses packets, and takes longer. So a rank encodes for one owner
 after the other, beginning with the one after it, as in a ring, and owners receive in just that
-order; and between hosts a rank sends only so much of what it has encoded, and receives only so much
-of each kind of message, at a time as keeps a link busy (`WINDOW`). The order in line is that in
-which pieces begin, whatever comes first: of all encoded messages that are missing the first, by
-that order, can always be sent and received. And no result holds up an encoded message, nor a result
-of another host: results have no window where they are sent, and within a host none where they are
-received, as the rank that passes them on may itself wait for its turn of a window. So no rank waits
-for itself.
+order. And between hosts a rank sends only so much of what it has encoded, and receives only so much
+of each kind of message, at a time as keeps a link busy (`WINDOW`).
+
+No rank waits for itself:
+
+- Pieces are encoded in the order in which they began, whatever comes first. So of all encoded
+  messages that are missing the first, by that order, can always be sent and received.
+- No result holds up an encoded message, nor a result of another host. Results have no window where
+  they are sent. Within a host they have none where they are received, either: the rank that passes
+  them on may itself be waiting for its turn of a window.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class Task:
 
 
 class Scheduler:
-    """Of one exchange.
+    """Resumes the pieces of one exchange.
 
     Attributes:
         left: tasks that have not come to their end.
@@ -100,11 +103,11 @@ class Scheduler:
             self._resume(task)
 
     def send(self, task: Task, message: Array, peer: int, kind: int) -> None:
-        """Send a message of a piece, which then has SENT it; nobody waits for that of a result."""
+        """Send a message of a piece; SENT happens when that has been done."""
         now = perf_counter()
         self.wire_s = (self.wire_s[0] if self.wire_s else now, now)
         self.bytes_sent += message.nbytes
-        then: Then = _nothing
+        then: Then = lambda: None  # noqa: E731  nobody waits for that of a result
         if kind == VALUES:
             then = partial(self.count, task, SENT)
         elif kind == ENCODED:
@@ -162,7 +165,3 @@ class Scheduler:
 def tag_of(piece: Piece, kind: int) -> int:
     """Of a message, the same on all ranks."""
     return 3 * piece.tag + kind
-
-
-def _nothing() -> None:
-    pass
