@@ -121,9 +121,9 @@ def alone_with_nccl(cupy: Any, report: Report, values: int, rounds: int = 9) -> 
     except UserError as error:
         print(f"benchmarks: left out: {error}", file=sys.stderr)
         return
-    for bits, (routes, nccl) in zip((32, 1), started, strict=True):
+    for bits, (topology, nccl) in zip((32, 1), started, strict=True):
         codec = codec_for(bits) if bits < 32 else None
-        exchange = Exchange(parameters, comm, codec, transport="nccl", routes=routes, nccl=nccl)
+        exchange = Exchange(parameters, comm, codec, transport="nccl", topology=topology, nccl=nccl)
         plain = Exchange(parameters, comm, codec, transport="pipelined")
         sums = [given.copy(), given.copy()]
         for each, total in zip((exchange, plain), sums, strict=True):

@@ -88,7 +88,9 @@ def _compare(comm: Communicator, cupy: Any, transport: str) -> None:
             sums = [given.copy(), cupy.asarray(given)]
             for exchange, total, kept in zip(each, sums, residuals, strict=True):
                 exchange.sum(total, kept)
-            pairs = [sums, [r.own for r in residuals], [r.total["0"] for r in residuals]]
+            worker = [r.worker_error for r in residuals]
+            owner = [r.owner_error["0"] for r in residuals]
+            pairs = [sums, worker, owner]
             if any(a.tobytes() != cupy.asnumpy(b).tobytes() for a, b in pairs):
                 raise UserError(
                     f"the {transport} sum over ranks at {bits} bits differs between GPU and CPU"

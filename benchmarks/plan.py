@@ -15,9 +15,8 @@ import statistics
 from parallel_sgd.command_line.cluster import emulated_hosts, payload_rate
 from parallel_sgd.command_line.cores import usable_cores
 from parallel_sgd.command_line.units import bits_per_s
-from parallel_sgd.compression import GRADIENT_BITS
-from parallel_sgd.exchange.costs import Link, exchange_s
-from parallel_sgd.exchange.kernel_speeds import measure_kernel_speeds
+from parallel_sgd.compression import registered_bits
+from parallel_sgd.costs import Link, exchange_s, measure_kernel_speeds
 
 from .on_ranks import on_hosts
 from .report import Report, positive
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bits",
         type=int,
         nargs="+",
-        choices=GRADIENT_BITS,
+        choices=registered_bits(),
         default=[32, 4, 1],
         metavar="B",
         help="(default: 32 4 1)",

@@ -50,7 +50,7 @@ def _exchange(comm: Communicator, values: int, bits: int, transport: str) -> dic
         "values": values,
         "bits": bits,
         "seconds": statistics.median(once() for _ in range(rounds)),
-        "pipelined": exchange.transport == "pipelined",
+        "pipelined": state.plan.transport == "pipelined",
     }
 
 

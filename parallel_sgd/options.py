@@ -125,7 +125,12 @@ class Choice:
     expected = "one of its choices"
 
     def __init__(self, *values: Any) -> None:
-        self.values: Sequence[Any] = values
+        self._values = values
+
+    @property
+    def values(self) -> Sequence[Any]:
+        """All of them."""
+        return self._values
 
     @property
     def metavar(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from parallel_sgd import UserError
 from parallel_sgd.command_line.cluster import BURST, emulated_hosts, payload_rate
-from parallel_sgd.exchange.costs import bytes_sent
+from parallel_sgd.costs import bytes_sent
 
 from ..report import Report
 from ..training.conductor import Conductor, conducted

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from parallel_sgd import SGD, Communicator, DataParallelSGD, Learner, Parameters
-from parallel_sgd.compression import GRADIENT_BITS
-from parallel_sgd.exchange.costs import bytes_sent
+from parallel_sgd.compression import registered_bits
+from parallel_sgd.costs import bytes_sent
 
 from ..on_ranks import on_ranks
 from ..report import Report
 
+BITS: tuple[Any, ...] = registered_bits()
 TINY = 650  #: parameters of a softmax regression on digits
 
 
@@ -32,15 +33,15 @@ def compared(k: int, n: int, rounds: int) -> Report:
     report = Report(f"sums of {n} float32 over {k} ranks of one machine, a thread each")
     allreduce, tiny = found["allreduce"], found["tiny_allreduce"]
     reference = f"MPI_Allreduce of float32, {allreduce * 1e3:.1f} ms"
-    for bits in GRADIENT_BITS:
+    for bits in BITS:
         seconds = found["seconds"][str(bits)]
         report.add(f"{bits} bit, time", seconds * 1e3, "ms", reference, seconds / allreduce)
-    for bits in GRADIENT_BITS:
+    for bits in BITS:
         seconds, other = found["pipelined"][str(bits)], found["seconds"][str(bits)]
         reference = f"transport collective, {other * 1e3:.1f} ms"
         name = f"{bits} bit, transport pipelined, time"
         report.add(name, seconds * 1e3, "ms", reference, seconds / other)
-    for bits in GRADIENT_BITS:
+    for bits in BITS:
         theory = bytes_sent(n, bits, k)
         sent = found["bytes"][str(bits)]
         ratio = sent / theory if theory else None
@@ -86,7 +87,7 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
 
     calls: dict[str, Callable[[], None]] = {"allreduce": allreduce}
     exchanges: dict[str, Any] = {}
-    for bits in GRADIENT_BITS:
+    for bits in BITS:
         for transport in ("collective", "pipelined"):
             algorithm = DataParallelSGD(gradient_bits=bits, transport=transport)
             state = algorithm.init(parameters, comm)

@@ -18,10 +18,11 @@ import numpy as np
 from ..communication import Communicator
 from ..communication.entry_point import abort_on_error
 from ..communication.launched import launched_size, launcher_name
-from ..compression import GRADIENT_BITS
+from ..compression import registered_bits
+from ..costs import measure
 from ..errors import UserError
-from ..exchange import choose_way, routes_for
-from ..exchange.ways import measure, try_transports
+from ..exchange import choose_plan, topology_for
+from ..exchange.plan import try_transports
 from ..parameters import Parameters
 from .hostfiles import read_hostfile
 from .launcher import rank_count
@@ -104,21 +105,21 @@ def measured_on(comm: Communicator) -> dict[str, Any]:
 
     Collective. Cost: some seconds; every exchange is tried four times, which takes the most.
     """
-    routes = routes_for(comm.hosts, "auto")
-    measured = measure(comm, routes)
+    topology = topology_for(comm.hosts, "auto")
+    measured = measure(comm, topology.hosts)
     exchanges = []
     for values in SIZES:
-        predicted = {str(b): measured.seconds(values, b) for b in reversed(GRADIENT_BITS)}
+        predicted = {str(b): measured.seconds(values, b) for b in reversed(registered_bits())}
         tried = None
         if predicted["32"] < LONGEST_S:
-            tried = try_transports(comm, values, rounds=1, routes=routes)
+            tried = try_transports(comm, values, rounds=1, topology=topology)
         parameters = Parameters({"W": np.zeros(values, np.float32)})
-        way = choose_way(parameters, comm, "auto", "auto")
+        plan = choose_plan(parameters, comm, "auto", "auto")
         exchanges.append(
             {
                 "values": values,
-                "transport": way.transport,
-                "hierarchical": way.routes.hierarchical,
+                "transport": plan.transport,
+                "hierarchical": plan.topology.hierarchical,
                 "seconds": tried,
                 "gradient_bits": measured.best_bits(values),
                 "predicted_s": predicted,

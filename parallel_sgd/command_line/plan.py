@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from ..compression import GRADIENT_BITS
+from ..compression import registered_bits
+from ..costs import KernelSpeeds, Link, measure_kernel_speeds
 from ..errors import UserError
-from ..exchange.costs import KernelSpeeds, Link
-from ..exchange.kernel_speeds import measure_kernel_speeds
 from ..files import write_whole
 from ..optimizers import OPTIMIZERS
 from ..parameters import Parameters
@@ -140,7 +139,7 @@ def _constants(job: Job) -> str:
     kernels = [
         f"{bits} bit {speeds.encode[bits] / 1e9:.1f}, {speeds.decode_add[bits] / 1e9:.1f}, "
         f"{speeds.decode[bits] / 1e9:.1f}"
-        for bits in sorted(GRADIENT_BITS, reverse=True)
+        for bits in sorted(registered_bits(), reverse=True)
         if bits < 32
     ]
     return (

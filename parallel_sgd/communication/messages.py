@@ -15,6 +15,18 @@ Then = Callable[[], object]  #: what to do when a message has been sent, or is h
 
 MOST_VALUES = 1 << 30  #: in one message: some MPIs count no further than twice this
 
+PIECE_VALUES = 1 << 18  #: at most, of a piece of a long vector, which travels by itself
+PIECE_BYTES = 1 << 18  #: at most, of a piece as it is sent
+
+
+def piece_values(value_bytes: float) -> int:
+    """How many values of so many bytes on the wire make a piece.
+
+    More values make fewer messages; more bytes would make some MPIs agree on each with its receiver
+    before they send it (see `launched.EAGER_BYTES`).
+    """
+    return max(1, int(min(PIECE_VALUES, PIECE_BYTES / value_bytes)))
+
 
 class Messages(ABC):
     """Sends and receives under way at this rank. Everything here is local.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 from ..kernels import body
 from ..options import Choice, Options, Whole, option, options
-from .codecs import GRADIENT_BITS, Codec, codec_for
+from .codec import Codec, codec_for, registered_bits
 
 __all__ = ["AUTO", "LARGEST", "CompressionOptions", "GradientBits", "problem_with"]
 
@@ -21,10 +21,11 @@ AUTO = "auto"  #: what is measured before training, or follows from the hosts
 
 
 class GradientBits(Choice):
-    """Bits a value that some codec has."""
+    """Bits a value for which a codec is registered."""
 
-    def __init__(self) -> None:
-        super().__init__(*GRADIENT_BITS)
+    @property
+    def values(self) -> Sequence[Any]:
+        return registered_bits()
 
 
 @options
@@ -50,7 +51,7 @@ class CompressionOptions(Options):
         "converge: only to see what it is for",
     )
 
-    def codec(self, bits: int) -> Codec:
+    def codec(self, bits: float) -> Codec:
         """The codec that these options mean at so many bits."""
         return codec_for(
             bits,
@@ -59,7 +60,7 @@ class CompressionOptions(Options):
             half_format=self.half_format,
         )
 
-    def require_use_with(self, bits: Set[int | str]) -> None:
+    def require_use_with(self, bits: Set[float | str]) -> None:
         """See that each option that was given has an effect with some of these bits, of which
         "auto" may be any.
 
@@ -67,16 +68,16 @@ class CompressionOptions(Options):
             UserError: it has none.
         """
 
-        def may_be(*any_of: int) -> bool:
+        def may_be(*any_of: float) -> bool:
             return AUTO in bits or not bits.isdisjoint(any_of)
 
         self.require_use("threshold", may_be(1), "gradient_bits=1")
         self.require_use("half_format", may_be(16), "gradient_bits=16")
-        few = may_be(1, 2, 4, 8, 16)
+        few = may_be(*(number for number in registered_bits() if number < 32))
         self.require_use("error_feedback", few, "gradient_bits of less than 32")
 
 
-def problem_with(vector: Array, bits: int = 32, name: str = "gradient") -> str | None:
+def problem_with(vector: Array, bits: float = 32, name: str = "gradient") -> str | None:
     """Why a vector cannot be exchanged with so many bits; None where it can.
 
     Full precision takes all that is finite: a sum that overflows shows in the next gradient.

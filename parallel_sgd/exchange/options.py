@@ -16,7 +16,7 @@ class ExchangeOptions(Options):
     Where the bits change, residuals stay, and enter the next sum.
     """
 
-    gradient_bits: int | str | Mapping[int, int] = option(
+    gradient_bits: float | str | Mapping[int, float] = option(
         32,
         BySamples(GradientBits(), words=(AUTO,)),
         "bits a value on the wire, or such from so many samples on; 32 is the parameters' own "
@@ -50,7 +50,7 @@ class ExchangeOptions(Options):
         self.compression.require_use_with(self.all_bits)
 
     @property
-    def all_bits(self) -> set[int | str]:
+    def all_bits(self) -> set[float | str]:
         """The bits, or "auto", that are ever used."""
         bits = self.gradient_bits
         return set(bits.values()) if isinstance(bits, Mapping) else {bits}
@@ -60,7 +60,7 @@ class ExchangeOptions(Options):
         """Whether nothing is ever lost on the way."""
         return self.all_bits == {32}
 
-    def bits_after(self, samples: int) -> int | str:
+    def bits_after(self, samples: int) -> float | str:
         """The bits of an exchange after so many samples, or "auto". Local."""
         bits = self.gradient_bits
         if isinstance(bits, Mapping):

@@ -12,7 +12,7 @@ from ..communication import Communicator, InBackground, ProgramEnds, program_end
 from ..compression import problem_with
 from ..kernels import finish_on_device
 from .exchange import Exchange
-from .pieces import Bucket
+from .layout import Bucket
 from .residuals import Residuals
 
 Array = Any  #: a NumPy or CuPy array
@@ -62,10 +62,10 @@ class OverlappedExchange:
                 raise ProgramEnds("the program ends, and a gradient was never complete")
             return complete[number]
 
-        summed = partial(exchange.sum_aside, vector, residuals, is_complete)
+        summed = partial(exchange.sum_in_background, vector, residuals, is_complete)
         self._background = InBackground(self._name, summed)
 
-    def ready(self, name: str, bits: int) -> None:
+    def ready(self, name: str, bits: float) -> None:
         """A parameter's values are there.
 
         Args:
@@ -76,7 +76,7 @@ class OverlappedExchange:
         if not self._missing[number] and not self._complete[number]:
             self._send(number, bits)
 
-    def all_ready(self, bits: int) -> None:
+    def all_ready(self, bits: float) -> None:
         """All values are there."""
         for number, complete in enumerate(self._complete):
             if not complete:
@@ -112,7 +112,7 @@ class OverlappedExchange:
                 self._send(number, 32)
         self.finish()
 
-    def _send(self, number: int, bits: int) -> None:
+    def _send(self, number: int, bits: float) -> None:
         values = self._vector[self.buckets[number].values]
         problem = problem_with(values, bits)
         if problem:

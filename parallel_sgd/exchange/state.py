@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from ..communication import Communicator, InBackground
-from ..compression import AUTO, GRADIENT_BITS, Codec
+from ..compression import AUTO, Codec, registered_bits
+from ..costs import Measured
 from ..errors import SharedError, UserError
 from ..kernels import finish_on_device
 from ..parameters import Parameters
 from ..state import Component, across, workspace
 from ..validation import shown
 from .exchange import Exchange, require_float32
+from .layout import Bucket, cut_buckets, topology_for
 from .options import ExchangeOptions
 from .overlap import OverlappedExchange
-from .pieces import Bucket, cut_buckets
+from .plan import ExchangePlan, choose_bits, choose_plan
 from .residuals import Residuals
-from .routes import routes_for
-from .ways import Measured, Way, choose_bits, choose_way
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -38,7 +38,7 @@ class ExchangeState(Component):
         comm: the ranks; a communicator for this alone where sums may run in the background.
         own_comm: whether it is.
         buckets: of the vector.
-        plan: which way messages take.
+        plan: which transport the sums have, and which ranks add up first.
         measured: what bits were chosen by, unless a checkpoint has brought them.
         current, current_bits: the exchange with its buffers, and its bits.
         background: the sum under way in the background.
@@ -48,17 +48,17 @@ class ExchangeState(Component):
     """
 
     residuals: Residuals | None = None
-    bits: dict[str, int] | None = across("same", default=None)
+    bits: dict[str, float] | None = across("same", default=None)
     options: ExchangeOptions = workspace()
     parameters: Parameters = workspace()
     clock: Callable[[], int] = workspace()
     comm: Communicator = workspace()
     own_comm: bool = workspace()
     buckets: list[Bucket] = workspace()
-    plan: Way = workspace()
+    plan: ExchangePlan = workspace()
     measured: Measured | None = workspace(default=None)
     current: Exchange = workspace(default=None)
-    current_bits: int | str = workspace(default=32)
+    current_bits: float | str = workspace(default=32)
     background: InBackground[None] | None = workspace(default=None)
     overlapped: OverlappedExchange | None = workspace(default=None)
 
@@ -84,12 +84,12 @@ class ExchangeState(Component):
             overlap: whether they may begin while their vector is still being computed.
         Raises:
             UserError: fewer than 32 bits for parameters that are not float32.
-            SharedError: as `choose_way`; or MPI does not allow sums in the background.
+            SharedError: as `choose_plan`; or MPI does not allow sums in the background.
 
         Collective.
         """
         for bits in options.all_bits - {AUTO}:
-            require_float32(options.compression.codec(int(bits)), parameters)
+            require_float32(options.compression.codec(cast(float, bits)), parameters)
         apart = background or overlap
         own = comm.duplicate() if apart else comm
         try:
@@ -118,12 +118,12 @@ class ExchangeState(Component):
         chosen, measured = None, None
         if AUTO in options.all_bits:
             flat = options.transport == "collective"
-            routes = routes_for(comm.hosts, False if flat else options.hierarchical)
-            chosen, measured = choose_bits(buckets, parameters, comm, routes, block_size)
+            topology = topology_for(comm.hosts, False if flat else options.hierarchical)
+            chosen, measured = choose_bits(buckets, parameters, comm, topology, block_size)
         bits = options.bits_after(0)
         codecs = _codecs(options, chosen, bits, len(buckets))
         sizes = [bucket.values.stop - bucket.values.start for bucket in buckets]
-        plan = choose_way(
+        plan = choose_plan(
             parameters,
             comm,
             options.transport,
@@ -164,7 +164,7 @@ class ExchangeState(Component):
         """
         exchange = self._at_present(clock)
         finish_on_device(vector)
-        summed = partial(exchange.sum_aside, vector, self.residuals)
+        summed = partial(exchange.sum_in_background, vector, self.residuals)
         self.background = InBackground(f"{name} of rank {self.comm.rank}", summed)
 
     def wait(self) -> None:
@@ -196,20 +196,20 @@ class ExchangeState(Component):
             self.overlapped.drain(exchange, lambda: empty().flat, self.residuals, self.comm)
 
     @property
-    def fewest_bits(self) -> int:
+    def fewest_bits(self) -> float:
         """Of any bucket, in an exchange now. Local."""
         if self.bits:
             return min(self.bits.values())
-        return int(self.options.bits_after(self.clock()))
+        return cast(float, self.options.bits_after(self.clock()))
 
     @property
     def bytes_sent(self) -> int:
         self.wait()  # what is counted does not depend on how far it has come
         return self.current.bytes_sent
 
-    def values_by_bits(self) -> dict[int, int]:
+    def values_by_bits(self) -> dict[float, int]:
         """How many values travel with so many bits, where ``gradient_bits="auto"`` has chosen."""
-        values: dict[int, int] = {}
+        values: dict[float, int] = {}
         for number, bits in (self.bits or {}).items():
             bucket = self.buckets[int(number)].values
             values[bits] = values.get(bits, 0) + bucket.stop - bucket.start
@@ -228,19 +228,20 @@ class ExchangeState(Component):
 
     def check(self, saved: Mapping[str, Any], ranks: int) -> None:
         if self.residuals is not None:
-            had, has = saved["residuals"]["total"].keys(), self.residuals.total.keys()
+            had, has = saved["residuals"]["owner_error"].keys(), self.residuals.owner_error.keys()
             if had != has:
                 raise UserError(f"has residuals of buckets {[*had]}, but there are {[*has]}")
         bits, buckets = saved["bits"], {str(number) for number in range(len(self.buckets))}
-        chosen = bits is None or (bits.keys() == buckets and {*bits.values()} <= {*GRADIENT_BITS})
-        if not chosen:
+        possible = {*registered_bits()}
+        if bits is not None and (bits.keys() != buckets or not {*bits.values()} <= possible):
             raise UserError(f"has bits={shown(bits)}, which must be of each bucket")
 
     def restored(self) -> None:
         self.measured = None
         # A bucket's bits may be other ones, or its sender.
         self._replace(self.options.bits_after(self.clock()))
-        self.current.send_stray_residuals = self.residuals is not None
+        if self.residuals is not None:
+            self.residuals.has_non_owned = True
 
     def close(self, *, failed: bool = False) -> None:
         if failed and self.overlapped is not None and self.overlapped.running:
@@ -262,13 +263,12 @@ class ExchangeState(Component):
             self._replace(bits)
         return self.current
 
-    def _replace(self, bits: int | str) -> None:
+    def _replace(self, bits: float | str) -> None:
         self.wait()  # what is under way is counted by the exchange that does it
         before, self.current = self.current, self._exchange(bits)
-        self.current.bytes_sent = before.bytes_sent
-        self.current.send_stray_residuals = before.send_stray_residuals
+        self.current.go_on_from(before)
 
-    def _exchange(self, bits: int | str) -> Exchange:
+    def _exchange(self, bits: float | str) -> Exchange:
         self.current_bits, compression = bits, self.options.compression
         return Exchange(
             self.parameters,
@@ -276,7 +276,7 @@ class ExchangeState(Component):
             _codecs(self.options, self.bits, bits, len(self.buckets)),
             buckets=self.buckets,
             transport=self.plan.transport,
-            routes=self.plan.routes,
+            topology=self.plan.topology,
             error_feedback=compression.error_feedback,
             block_size=compression.block_size,
             nccl=self.plan.nccl,
@@ -284,9 +284,9 @@ class ExchangeState(Component):
 
 
 def _codecs(
-    options: ExchangeOptions, chosen: Mapping[str, int] | None, bits: int | str, buckets: int
+    options: ExchangeOptions, chosen: Mapping[str, float] | None, bits: float | str, buckets: int
 ) -> list[Codec | None]:
     """Of each bucket. Full precision needs none where nothing was ever lost."""
-    of_buckets = [chosen[str(i)] if chosen else int(bits) for i in range(buckets)]
+    of_buckets = [chosen[str(i)] if chosen else cast(float, bits) for i in range(buckets)]
     lossless = chosen is not None or options.lossless
     return [None if b == 32 and lossless else options.compression.codec(b) for b in of_buckets]

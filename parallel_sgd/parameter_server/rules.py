@@ -22,7 +22,7 @@ MERGES: tuple[Merge, ...] = ("sum", "mean")
 class Rules(Options):
     """The options of pushes."""
 
-    gradient_bits: int = option(
+    gradient_bits: float = option(
         32, GradientBits(), "bits a value of pushes; what is pulled has full precision"
     )
     compression: CompressionOptions = group(CompressionOptions)

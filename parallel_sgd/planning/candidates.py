@@ -18,8 +18,8 @@ from ..algorithms import (
     Period,
     SlowMo,
 )
-from ..compression import GRADIENT_BITS
-from ..exchange.costs import encoded_bytes
+from ..compression import registered_bits
+from ..costs import encoded_bytes
 from .job import Job, StepCost
 
 __all__ = ["Blocks", "Candidate", "DataParallel", "DoubleBuffered", "Servers", "candidates"]
@@ -40,7 +40,7 @@ class Candidate(ABC):
         bits: a value on the wire.
     """
 
-    bits: int
+    bits: float
 
     @property
     @abstractmethod
@@ -256,7 +256,7 @@ def _steps(period: Period, job: Job) -> int:
 
 def candidates(job: Job) -> list[Candidate]:
     """All that are possible on these nodes, in the order of a table."""
-    most_first = sorted(GRADIENT_BITS, reverse=True)
+    most_first = sorted(registered_bits(), reverse=True)
     block_algorithms = (ModelAveragingSGD, BlockMomentumSGD, SlowMo, DiLoCo)
     every: list[Candidate] = [
         *(DataParallel(bits) for bits in most_first),

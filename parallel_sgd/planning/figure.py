@@ -8,7 +8,14 @@ from typing import Any
 
 from .candidates import Blocks, Candidate, DataParallel, DoubleBuffered
 
-_BLUES = {32: "#08306b", 16: "#08519c", 8: "#2171b5", 4: "#4292c6", 2: "#6baed6", 1: "#9ecae1"}
+_BLUES: dict[float, str] = {
+    32: "#08306b",
+    16: "#08519c",
+    8: "#2171b5",
+    4: "#4292c6",
+    2: "#6baed6",
+    1: "#9ecae1",
+}
 _BLOCKS = {"model averaging": "#fd8d3c", "block momentum": "#a50f15", "SlowMo": "#e7ba52"}
 
 
@@ -54,13 +61,15 @@ def draw(
     pyplot.close(figure)
 
 
-def _style(candidate: Candidate) -> dict[str, Any]:
-    line = "-" if candidate.bits == 32 else "--"
-    if isinstance(candidate, Blocks):
-        color = _BLOCKS.get(candidate.name, "#de9ed6")
-        return {"color": color, "linestyle": line, "linewidth": 1.2}
-    if isinstance(candidate, DoubleBuffered):
-        return {"color": "#31a354", "linestyle": line}
-    if isinstance(candidate, DataParallel):
-        return {"color": _BLUES[candidate.bits], "linestyle": "--" if candidate.overlap else "-"}
+def _style(each: Candidate) -> dict[str, Any]:
+    if isinstance(each, Blocks):
+        color = _BLOCKS.get(each.name, "#de9ed6")
+        return {"color": color, "linestyle": "-" if each.bits == 32 else "--", "linewidth": 1.2}
+    if isinstance(each, DoubleBuffered):
+        return {"color": "#31a354", "linestyle": "-" if each.bits == 32 else "--"}
+    if isinstance(each, DataParallel):
+        return {
+            "color": _BLUES.get(each.bits, "#c6dbef"),
+            "linestyle": "--" if each.overlap else "-",
+        }
     return {"color": "#756bb1"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..costs import ExchangeCost, KernelSpeeds, Link, exchange_s
 from ..exchange import ExchangeOptions
-from ..exchange.costs import ExchangeCost, KernelSpeeds, Link, exchange_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Job:
         most = max(1, self.parameters // ExchangeOptions().bucket_values)
         return [most >> i for i in range(most.bit_length())]
 
-    def exchange(self, bits: int, buckets: int) -> ExchangeCost:
+    def exchange(self, bits: float, buckets: int) -> ExchangeCost:
         """Of one sum over all ranks of a vector as long as the model."""
         return exchange_s(
             self.parameters,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..algorithms import BlockMomentumSGD
-from ..exchange.costs import WORTH
+from ..costs import WORTH
 from .candidates import Blocks, Candidate, DataParallel, candidates
 from .job import Job
 

@@ -198,5 +198,7 @@ def _declared(learner: Learner) -> Array:
     total: Array = np.sum([theirs for theirs, _ in every], axis=0)
     buckets = [np.concatenate([theirs[name] for _, theirs in every]) for name in stripes]
     if sum(map(len, buckets)) != VALUES:
-        return np.stack([total, total])
-    return total + np.stack([np.concatenate(buckets), np.concatenate(buckets[::-1])])
+        buckets = [np.zeros(VALUES)]
+    ordered: Array = np.stack([np.concatenate(buckets), np.concatenate(buckets[::-1])])
+    ordered += total
+    return ordered

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import UserError
 from ..validation import integer, shown
 
-FORMAT = 1  #: of the folder; another is refused
+FORMAT = 2  #: of the folder; another is refused
 
 FILE = re.compile(r"[\w-]+\.(json|safetensors)")
 CHECKSUM = re.compile(r"[0-9a-f]{64}")

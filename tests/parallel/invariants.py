@@ -45,8 +45,8 @@ def nothing_lost(
 ) -> None:
     """Sum of results + residuals of all ranks == sum of all inputs, to rounding."""
     everywhere = comm.allgather_object(residuals)
-    own = np.sum([r.own for r in everywhere], axis=0, dtype=float)
-    total = np.concatenate([r.total["0"] for r in everywhere]).astype(float)
+    own = np.sum([r.worker_error for r in everywhere], axis=0, dtype=float)
+    total = np.concatenate([r.owner_error["0"] for r in everywhere]).astype(float)
     largest = max(1.0, *(np.abs(a).max(initial=0) for a in (inputs, own, total)))
     bound = 8 * ROUNDING * steps * comm.size * largest
     assert np.abs(results + own + total - inputs).max(initial=0) <= bound
@@ -83,7 +83,7 @@ def conserves_gradients(
         results += vector
         nothing_lost(comm, inputs, results, residuals, step + 1)
     if codec.bits < 32 and layout == "matrix and bias":
-        assert residuals.own.any(), "a lossy codec that loses nothing"
+        assert residuals.worker_error.any(), "a lossy codec that loses nothing"
 
 
 def equals_two_stages_in_one_place(
@@ -117,8 +117,8 @@ def equals_two_stages_in_one_place(
         exchange.sum(vector, residuals)
         mine = blocks.part(cuts[comm.rank], cuts[comm.rank + 1]).values
         assert np.array_equal(vector, expected), "not the two-stage sum"
-        assert np.array_equal(residuals.own, own[comm.rank]), "not this rank's residual"
-        assert np.array_equal(residuals.total["0"], total[mine]), "not the owner's residual"
+        assert np.array_equal(residuals.worker_error, own[comm.rank]), "not this rank's residual"
+        assert np.array_equal(residuals.owner_error["0"], total[mine]), "not the owner's residual"
 
 
 def does_not_depend_on_who_is_which_rank(comm: Communicator, codec: Codec) -> None:
@@ -155,7 +155,7 @@ def keeps_residuals_when_bits_change(
         algorithm.step(state, parameters, gradient, 5, record, comm)
         inputs += sum(gradient_of(k, step, n).astype(float) for k in range(comm.size))
         nothing_lost(comm, inputs, record.total(n), state.residuals, step + 1)
-        lost.append(bool(state.residuals.own.any()))
+        lost.append(bool(state.residuals.worker_error.any()))
     assert any(lost)
     assert not lost[-1]
     np.testing.assert_allclose(record.total(n), inputs, rtol=0, atol=1e-4)

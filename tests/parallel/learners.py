@@ -23,7 +23,8 @@ def everything(learner: Learner) -> dict[str, Any]:
     local, state = learner.local_step.state, learner.state
     arrays = {"parameters": learner.parameters.flat, **local.buffers}
     if state.residuals:
-        arrays |= {"own": state.residuals.own, "total": state.residuals.total["0"]}
+        residuals = state.residuals
+        arrays |= {"worker": residuals.worker_error, "owner": residuals.owner_error["0"]}
     digests = {name: hashlib.sha256(a.tobytes()).hexdigest() for name, a in arrays.items()}
     return {**digests, "counters": (local.steps, local.samples)}
 

@@ -66,7 +66,7 @@ def resets(which: str) -> Callable[[Any], Any]:
 
 
 def residual(residuals: Any, which: str) -> Any:
-    return residuals.own if which == "own" else residuals.total["0"]
+    return residuals.worker_error if which == "worker" else residuals.owner_error["0"]
 
 
 def only_own_parts_arrive(right: Any) -> Any:
@@ -128,7 +128,7 @@ def forgets_when_bits_change(right: Any) -> Any:
     def step(self, state, parameters, gradient, samples, local_step, *arguments):
         bits = self.bits_after(local_step.samples)
         if getattr(state, "last_bits", bits) != bits:
-            state.residuals.own.fill(0)
+            state.residuals.worker_error.fill(0)
         state.last_bits = bits
         return right(self, state, parameters, gradient, samples, local_step, *arguments)
 
@@ -202,12 +202,10 @@ MUTATIONS = [
         with_local_step(lambda inner, g, total, own: inner(g, max(own, 1))),
         ["serial", "mean", "identical data"],
     ),
-    Mutation("first residual not updated", Exchange, "sum", keeps_old("own"), CONSERVATION),
-    Mutation("second residual not updated", Exchange, "sum", keeps_old("total"), CONSERVATION),
-    Mutation("first residual reset", Exchange, "sum", resets("own"), [*CONSERVATION, *TWO_STAGES]),
-    Mutation(
-        "second residual dropped", Exchange, "sum", resets("total"), [*CONSERVATION, *TWO_STAGES]
-    ),
+    Mutation("worker error not updated", Exchange, "sum", keeps_old("worker"), CONSERVATION),
+    Mutation("owner error not updated", Exchange, "sum", keeps_old("owner"), CONSERVATION),
+    Mutation("worker error reset", Exchange, "sum", resets("worker"), [*CONSERVATION, *TWO_STAGES]),
+    Mutation("owner error dropped", Exchange, "sum", resets("owner"), [*CONSERVATION, *TWO_STAGES]),
     Mutation(
         "rank order changed",
         ThreadCommunicator,

@@ -18,10 +18,16 @@ from parallel_sgd import Communicator, DataParallelSGD, Learner, MomentumSGD, Pa
 from parallel_sgd.command_line import train
 from parallel_sgd.command_line.reporting import print_choices
 from parallel_sgd.communication.launched import launched_rank
-from parallel_sgd.compression import GRADIENT_BITS, OneBit
-from parallel_sgd.exchange import Way, choose_bits, choose_way, cut_buckets, ways
-from parallel_sgd.exchange.costs import KernelSpeeds, Link
-from parallel_sgd.exchange.routes import Routes
+from parallel_sgd.compression import OneBit, registered_bits
+from parallel_sgd.costs import KernelSpeeds, Link, measure, measured
+from parallel_sgd.exchange import (
+    ExchangePlan,
+    Topology,
+    choose_bits,
+    choose_plan,
+    cut_buckets,
+    plan,
+)
 from parallel_sgd.training.captured import capture, restore
 
 LARGE, SMALL = 200_000, 3_000  #: values of two buckets
@@ -36,7 +42,7 @@ def own_rank() -> int:
 
 
 def speeds(values_per_s: float = 1e9) -> KernelSpeeds:
-    each = dict.fromkeys(GRADIENT_BITS, values_per_s)
+    each = dict.fromkeys(registered_bits(), values_per_s)
     return KernelSpeeds({**each, 32: math.inf}, {**each, 32: math.inf}, each)
 
 
@@ -45,8 +51,8 @@ def links(monkeypatch):
     """Give every rank the same link and kernels without measuring them."""
 
     def give(link: Link) -> None:
-        monkeypatch.setattr(ways, "measure_link", lambda comm, routes: link)
-        monkeypatch.setattr(ways, "measure_kernel_speeds", lambda *args, **options: speeds())
+        monkeypatch.setattr(measured, "measure_link", lambda comm, hosts: link)
+        monkeypatch.setattr(measured, "measure_kernel_speeds", lambda *args, **options: speeds())
 
     return give
 
@@ -72,10 +78,10 @@ def forbidden(*args, **options):
 
 
 def test_one_rank_has_nothing_to_try(monkeypatch):
-    monkeypatch.setattr(ways, "try_transports", forbidden)
-    way = choose_way(model(), Communicator.single(), "auto", "auto")
-    assert way == Way("collective", Routes.flat(1), {})
-    assert str(way) == "collective exchange"
+    monkeypatch.setattr(plan, "try_transports", forbidden)
+    chosen = choose_plan(model(), Communicator.single(), "auto", "auto")
+    assert chosen == ExchangePlan("collective", Topology.flat(1), {})
+    assert str(chosen) == "collective exchange"
 
 
 @pytest.mark.parametrize("places", ["aaaa", "abcd"])
@@ -87,13 +93,13 @@ def test_what_is_tried_has_the_codec(on_ranks, monkeypatch, places):
         tried.append(codec)
         return {"pipelined": 1.0, "collective": 2.0}
 
-    monkeypatch.setattr(ways, "try_transports", try_transports)
+    monkeypatch.setattr(plan, "try_transports", try_transports)
 
     def body(comm):
         codec = OneBit()
-        way = choose_way(model(), on_hosts(comm, places), "auto", "auto", codec=codec)
+        chosen = choose_plan(model(), on_hosts(comm, places), "auto", "auto", codec=codec)
         if comm.size > 1:
-            assert way.transport == "pipelined"
+            assert chosen.transport == "pipelined"
             assert tried and all(each == codec for each in tried)
 
     on_ranks(body)
@@ -102,49 +108,49 @@ def test_what_is_tried_has_the_codec(on_ranks, monkeypatch, places):
 @pytest.mark.parametrize("faster", ["collective", "pipelined"])
 def test_over_a_network_the_faster_transport_is_taken(on_ranks, monkeypatch, faster):
     found = {"pipelined": 0.02, "collective": 0.02, faster: 0.01}
-    monkeypatch.setattr(ways, "try_transports", lambda comm, values, codec, rounds: found)
+    monkeypatch.setattr(plan, "try_transports", lambda comm, values, codec, rounds: found)
 
     def body(comm):
-        way = choose_way(model(), on_hosts(comm, "abcd"), "auto", "auto")
+        chosen = choose_plan(model(), on_hosts(comm, "abcd"), "auto", "auto")
         if comm.size == 1:
-            assert not way.seconds
+            assert not chosen.seconds
             return
-        assert (way.transport, way.seconds) == (faster, found)
-        assert way.values == LARGE + SMALL  # as long as it takes 0.1 s
-        assert f"{faster} exchange ({LARGE + SMALL} float32 tried: " in str(way)
-        assert f"{faster} 10 ms" in str(way)
+        assert (chosen.transport, chosen.seconds) == (faster, found)
+        assert chosen.values == LARGE + SMALL  # as long as it takes 0.1 s
+        assert f"{faster} exchange ({LARGE + SMALL} float32 tried: " in str(chosen)
+        assert f"{faster} 10 ms" in str(chosen)
 
     on_ranks(body)
 
 
-def test_all_ranks_choose_the_same_way(on_ranks, monkeypatch):
+def test_all_ranks_choose_the_same_plan(on_ranks, monkeypatch):
     """By exchanges that really take place."""
-    monkeypatch.setattr(ways, "SHORT", 1000)
+    monkeypatch.setattr(plan, "SHORT", 1000)
 
     def body(comm):
-        way = choose_way(model(), on_hosts(comm, "abcd"), "auto", "auto")
-        assert len(set(map(str, comm.allgather_object(way)))) == 1
-        assert set(way.seconds) == (set() if comm.size == 1 else {"collective", "pipelined"})
-        if way.seconds:
-            assert way.seconds[way.transport] == min(way.seconds.values()) > 0
+        chosen = choose_plan(model(), on_hosts(comm, "abcd"), "auto", "auto")
+        assert len(set(map(str, comm.allgather_object(chosen)))) == 1
+        assert set(chosen.seconds) == (set() if comm.size == 1 else {"collective", "pipelined"})
+        if chosen.seconds:
+            assert chosen.seconds[chosen.transport] == min(chosen.seconds.values()) > 0
 
     on_ranks(body)
 
 
 def test_what_is_asked_for_is_not_tried(on_ranks, monkeypatch):
-    monkeypatch.setattr(ways, "try_transports", forbidden)
+    monkeypatch.setattr(plan, "try_transports", forbidden)
 
     def body(comm):
         apart = on_hosts(comm, "abcd")
         for transport in ("collective", "pipelined"):
-            assert choose_way(model(), apart, transport, "auto").transport == transport
-        short = Parameters({"w": np.zeros(ways.SHORT - 1, np.float32)})
-        assert choose_way(short, apart, "auto", "auto").transport == "collective"
+            assert choose_plan(model(), apart, transport, "auto").transport == transport
+        short = Parameters({"w": np.zeros(plan.SHORT - 1, np.float32)})
+        assert choose_plan(short, apart, "auto", "auto").transport == "collective"
         if comm.size == 4:
-            way = choose_way(model(), on_hosts(comm, "aabb"), "auto", "auto")
-            assert way.transport == "pipelined"
+            chosen = choose_plan(model(), on_hosts(comm, "aabb"), "auto", "auto")
+            assert chosen.transport == "pipelined"
             told = "pipelined exchange, 4 ranks in 2 hosts first among themselves"
-            assert str(way) == told
+            assert str(chosen) == told
 
     on_ranks(body)
 
@@ -178,7 +184,7 @@ def test_bits_by_the_link(on_ranks, links, link, bits):
 def test_every_bucket_has_bits_of_its_own(on_ranks, links, monkeypatch):
     links(SLOW)
     asked = {LARGE: 1, SMALL: 8}
-    monkeypatch.setattr(ways, "best_bits", lambda values, *args, **options: asked[values])
+    monkeypatch.setattr(measured, "best_bits", lambda values, *args, **options: asked[values])
 
     def body(comm):
         state = learner_on(comm).state
@@ -197,19 +203,19 @@ def test_ranks_of_a_host_count_as_one_sender(on_ranks, links):
     def body(comm):
         for hosts, expected in {"abcd": (4, 1), "aabb": (4, 2), "abbb": (2, 1)}.items():
             if comm.size == 4:
-                routes = Routes.over(hosts)
-                found = ways.measure(comm, routes)
+                topology = Topology.over(hosts)
+                found = measure(comm, topology.hosts)
                 assert (found.ranks, found.ranks_per_host) == expected
 
     on_ranks(body)
 
 
 def test_ranks_that_measure_differently_choose_alike(on_ranks, monkeypatch):
-    def measured(*args, **options) -> KernelSpeeds:
+    def own_speeds(*args, **options) -> KernelSpeeds:
         return speeds(1e9 if own_rank() == 0 else 1e3)  # the others would take 32
 
-    monkeypatch.setattr(ways, "measure_link", lambda comm, routes: SLOW)
-    monkeypatch.setattr(ways, "measure_kernel_speeds", measured)
+    monkeypatch.setattr(measured, "measure_link", lambda comm, hosts: SLOW)
+    monkeypatch.setattr(measured, "measure_kernel_speeds", own_speeds)
 
     def body(comm):
         learner = learner_on(comm)
@@ -225,14 +231,14 @@ def test_ranks_that_measure_differently_choose_alike(on_ranks, monkeypatch):
 
 
 def test_where_bits_cannot_be_chosen_nothing_is_measured(on_ranks, monkeypatch):
-    monkeypatch.setattr(ways, "measure", forbidden)
+    monkeypatch.setattr(plan, "measure", forbidden)
 
     def body(comm):
-        routes = Routes.flat(comm.size)
+        topology = Topology.flat(comm.size)
         for one, dtype in ((Communicator.single(), np.float32), (comm, np.float64)):
             parameters = model(dtype)
             buckets = cut_buckets(parameters, 1024, 1)
-            found = choose_bits(buckets, parameters, one, routes, 1024)
+            found = choose_bits(buckets, parameters, one, topology, 1024)
             assert found == ({"0": 32, "1": 32}, None)
 
     on_ranks(body)
@@ -243,13 +249,13 @@ def test_what_is_really_measured(on_ranks):
     """Links between ranks and kernels, in numbers that can be; as said, and as JSON."""
 
     def body(comm):
-        found = ways.measure(comm, Routes.flat(comm.size)) if comm.size > 1 else None
+        found = measure(comm, Topology.flat(comm.size).hosts) if comm.size > 1 else None
         if found is None:
             return
         assert len(set(map(str, comm.allgather_object(found)))) == 1
         assert 0 < found.link.latency_s < 1 and 1e6 < found.link.bytes_per_s < 1e12
         assert found.seconds(10**8, 32) > found.seconds(10**6, 32) > 0
-        assert found.best_bits(10**6) in GRADIENT_BITS
+        assert found.best_bits(10**6) in registered_bits()
         assert f"links of {found.link.bytes_per_s / 1e6:,.4g} MB/s" in str(found)
         json.dumps(found.as_dict(), allow_nan=False)
 
@@ -260,7 +266,7 @@ def test_a_resumed_run_keeps_its_bits(on_ranks, links, monkeypatch):
     """Bit for bit as if it had not stopped, though the measurement now says otherwise."""
     links(SLOW)
     chosen = {"bits": 1}
-    monkeypatch.setattr(ways, "best_bits", lambda *args, **options: chosen["bits"])
+    monkeypatch.setattr(measured, "best_bits", lambda *args, **options: chosen["bits"])
 
     def body(comm):
         comm.barrier()
@@ -310,9 +316,9 @@ def test_what_is_said_before_training(on_ranks, links):
         if comm.size == 1 or comm.rank > 0:
             assert said.getvalue() == ""
             return
-        way, bits, again = said.getvalue().splitlines()
-        assert way == str(learner.state.way) and " exchange (203000 float32 tried: " in way
-        assert again == str(plain.state.way)
+        chosen, bits, again = said.getvalue().splitlines()
+        assert chosen == str(learner.state.plan) and " exchange (203000 float32 tried: " in chosen
+        assert again == str(plain.state.plan)
         assert bits.startswith("gradient bits: 1 for 203,000 values (links of 1 MB/s and 10 us; ")
 
     on_ranks(body)

@@ -27,7 +27,7 @@ def test_full_precision_sums_in_rank_order(on_ranks, layout, dtype):
 
 
 def test_full_precision_sums_piece_by_piece(on_ranks, monkeypatch):
-    monkeypatch.setattr("parallel_sgd.exchange.stages.IN_CACHE", 1000)
+    monkeypatch.setattr("parallel_sgd.exchange.reduction.IN_CACHE", 1000)
     on_ranks(lambda comm: sums_in_rank_order(comm, "long", np.float64))
 
 
@@ -45,7 +45,7 @@ def test_the_two_stages(on_ranks, codec, layout):
 
 def test_stripes_of_many_blocks(on_ranks, monkeypatch):
     """An owner adds a few blocks at a time, and the last of them may be fewer."""
-    monkeypatch.setattr("parallel_sgd.exchange.stages.IN_CACHE", 300)
+    monkeypatch.setattr("parallel_sgd.exchange.reduction.IN_CACHE", 300)
     for codec in (OneBit(block_size=100), codec_for(4, block_size=257)):
         on_ranks(lambda comm, codec=codec: equals_two_stages_in_one_place(comm, codec, "long"))
 

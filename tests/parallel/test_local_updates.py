@@ -76,9 +76,9 @@ def test_compressed_blocks_lose_nothing(on_ranks, codec):
     results = on_ranks(body)
     final, ways, residuals = results[0]
     if residuals is not None:
-        assert residuals.own.any()
-        final -= np.sum([r.own for _, _, r in results], axis=0, dtype=float)
-        final -= np.concatenate([r.total["0"] for _, _, r in results])
+        assert residuals.worker_error.any()
+        final -= np.sum([r.worker_error for _, _, r in results], axis=0, dtype=float)
+        final -= np.concatenate([r.owner_error["0"] for _, _, r in results])
     np.testing.assert_allclose(final, -ways, rtol=0, atol=2e-4)
 
 
@@ -222,7 +222,7 @@ def test_a_model_that_is_not_finite_ends_the_block_of_all(on_ranks, bits, overla
         for array in (
             learner.state.start,
             learner.state.momentum,
-            *([] if residuals is None else [residuals.own, residuals.total["0"]]),
+            *([] if residuals is None else [residuals.worker_error, residuals.owner_error["0"]]),
         ):
             assert np.isfinite(array).all()
 

@@ -18,7 +18,7 @@ from cases import BLOCK_SIZE, CODECS, OPTIMIZERS
 from hosts import (
     hosts_send_one_message,
     hosts_sum_first,
-    sends_stray_residuals,
+    sends_non_owned_residuals,
     sends_what_is_ready,
 )
 from invariants import (
@@ -46,8 +46,9 @@ from pipeline_mutations import PIPELINE_MUTATIONS
 
 import parallel_sgd
 from parallel_sgd import Communicator, DataParallelSGD, UserError, simulate
+from parallel_sgd.communication import messages
 from parallel_sgd.communication.threads import ThreadCommunicator
-from parallel_sgd.exchange import pieces, pipeline
+from parallel_sgd.exchange import scheduler
 
 STATING = ("invariants", "learners", "local_updates", "hosts")
 RANKS = 3  # with two, a sum does not depend on the order
@@ -112,7 +113,7 @@ PIPELINED: dict[str, Check] = {
     "readiness, pipelined": lambda comm: sends_what_is_ready(comm, "pipelined"),
     "hosts": lambda comm: hosts_sum_first(comm, "aab", "long"),
     "hosts, 1 bit": lambda comm: hosts_send_one_message(comm, "aab", CODECS["1 bit"]),
-    "stray residuals": lambda comm: sends_stray_residuals(comm, "aab"),
+    "non-owned residuals": lambda comm: sends_non_owned_residuals(comm, "aab"),
 }
 CHECKS |= PIPELINED
 
@@ -121,12 +122,12 @@ ALL = [*MUTATIONS, *LOCAL_MUTATIONS, *PIPELINE_MUTATIONS]
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", 128)
-    monkeypatch.setattr(pipeline, "WINDOW", 600)
+    monkeypatch.setattr(messages, "PIECE_VALUES", 128)
+    monkeypatch.setattr(scheduler, "WINDOW", 600)
 
 
 def noticed_by(mutation: Mutation) -> list[str]:
-    """The checks that must; a fault of the exchange is noticed whichever way messages take."""
+    """The checks that must; a fault of the exchange is noticed with either transport."""
     each = mutation.killed_by
     if mutation.target is ThreadCommunicator and mutation.name in ("alltoall", "allgather"):
         return each  # which a pipeline does not call
@@ -159,13 +160,13 @@ def test_a_fault_is_noticed(mutation, check, monkeypatch):
 
 def test_a_message_that_is_lost_is_not_waited_for_without_end(monkeypatch):
     """Sent to nobody, as to a wrong owner: no check comes to its end, and the time limit does."""
-    right = pipeline._Run._send
+    right = scheduler.Scheduler.send
 
-    def send(self, array, peer, piece, kind, *then):
-        if (self.rank, piece.tag, kind) != (1, 0, pipeline.CONTRIBUTION):
-            right(self, array, peer, piece, kind, *then)
+    def send(self, task, message, peer, kind):
+        if (self._messages.rank, task.piece.tag, kind) != (1, 0, scheduler.ENCODED):
+            right(self, task, message, peer, kind)
 
-    monkeypatch.setattr(pipeline._Run, "_send", send)
+    monkeypatch.setattr(scheduler.Scheduler, "send", send)
     with pytest.raises(UserError, match=r"timeout_s=0\.5"):
         simulate(RANKS, CHECKS["order, pipelined"], timeout_s=0.5)
 

@@ -71,7 +71,9 @@ def test_overlap_changes_no_bit(on_ranks, transport, bits):
         assert np.array_equal(plain.parameters.flat, overlapped.parameters.flat)
         if bits == 1:
             theirs, ours = plain.state.residuals, overlapped.state.residuals
-            assert np.array_equal(theirs.own, ours.own) and ours.own.any()
+            assert (
+                np.array_equal(theirs.worker_error, ours.worker_error) and ours.worker_error.any()
+            )
         assert plain.bytes_sent == overlapped.bytes_sent
         assert (plain.bytes_sent > 0) == (comm.size > 1)
 
@@ -131,7 +133,7 @@ def test_a_gradient_that_is_not_finite(on_ranks, transport):
         with pytest.raises(UserError, match=rf"not finite.*on rank {comm.size - 1}"):
             learner.step(1)
         assert np.array_equal(learner.parameters.flat, before)
-        assert np.isfinite(learner.state.residuals.own).all()
+        assert np.isfinite(learner.state.residuals.worker_error).all()
         minibatch(learner, 2, tell=True)  # and training can go on
 
     on_ranks(body)

@@ -66,14 +66,14 @@ def test_the_files_are_plain(saved):
     manifest = json.loads((saved / "manifest.json").read_text())
     assert {p.name for p in saved.iterdir()} == {*manifest["files"], "manifest.json"}
     assert np.array_equal(tensors["parameters"], train(learner_of(), 3).parameters.flat)
-    assert tensors["algorithm.residuals.own"].shape == (6,)
+    assert tensors["algorithm.residuals.worker_error"].shape == (6,)
     assert numbers["state"]["optimizer"] == {
         "buffers": {"m": ["optimizer.buffers.m"], "v": ["optimizer.buffers.v"]},
         "steps": 3,
         "samples": 6,
     }
     assert numbers["extra"] == {"epoch": 1}
-    assert (manifest["samples"], manifest["ranks"], manifest["format"]) == (6, 1, 1)
+    assert (manifest["samples"], manifest["ranks"], manifest["format"]) == (6, 1, 2)
     assert manifest["layout"] == {"w": [2, 3]}
     assert manifest["parallel_sgd"] == psgd.__version__
     for name, facts in manifest["files"].items():
@@ -117,9 +117,9 @@ def test_every_truncation_and_flipped_bits_are_refused(saved, name):
 
 
 def test_another_format_is_refused(saved, monkeypatch):
-    monkeypatch.setattr(checkpoint_files, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint_files, "FORMAT", 3)
     with pytest.raises(
-        UserError, match=r"has format 1, written by .*; this version reads format 2"
+        UserError, match=r"has format 2, written by .*; this version reads format 3"
     ):
         psgd.load_checkpoint(learner_of(), saved)
 

@@ -79,8 +79,8 @@ class Ranks:
         return np.average(np.array(vectors, float), axis=0, weights=weights)
 
     def residuals(self) -> tuple[np.ndarray, np.ndarray]:
-        own = np.sum([state.residuals.own for state in self.state], axis=0, dtype=float)
-        return own, np.concatenate([state.residuals.total["0"] for state in self.state])
+        own = np.sum([state.residuals.worker_error for state in self.state], axis=0, dtype=float)
+        return own, np.concatenate([state.residuals.owner_error["0"] for state in self.state])
 
 
 @pytest.mark.parametrize("new", [1, 2, 3, 5])

@@ -9,29 +9,29 @@ import numpy as np
 import pytest
 
 from parallel_sgd import DataParallelSGD, Parameters, UserError, simulate
-from parallel_sgd.compression import GRADIENT_BITS
-from parallel_sgd.exchange import kernel_speeds
-from parallel_sgd.exchange.costs import (
+from parallel_sgd.communication.messages import PIECE_VALUES
+from parallel_sgd.compression import registered_bits
+from parallel_sgd.costs import (
     CARRIED,
     KernelSpeeds,
     Link,
     best_bits,
     bytes_sent,
     exchange_s,
+    kernel_speeds,
+    measure_kernel_speeds,
 )
-from parallel_sgd.exchange.kernel_speeds import measure_kernel_speeds
-from parallel_sgd.exchange.pieces import PIECE
 
-FREE = KernelSpeeds(*(dict.fromkeys(GRADIENT_BITS, math.inf) for _ in range(3)))
+FREE = KernelSpeeds(*(dict.fromkeys(registered_bits(), math.inf) for _ in range(3)))
 EVEN = KernelSpeeds(
-    {bits: math.inf if bits == 32 else 4e9 for bits in GRADIENT_BITS},
-    {bits: math.inf if bits == 32 else 8e9 for bits in GRADIENT_BITS},
-    dict.fromkeys(GRADIENT_BITS, 8e9),
+    {bits: math.inf if bits == 32 else 4e9 for bits in registered_bits()},
+    {bits: math.inf if bits == 32 else 8e9 for bits in registered_bits()},
+    dict.fromkeys(registered_bits(), 8e9),
 )
 SLOW, FAST = Link(0.0, 1e8, message_s=0.0), Link(0.0, 1e12, message_s=0.0)
 
 
-@pytest.mark.parametrize("bits", GRADIENT_BITS)
+@pytest.mark.parametrize("bits", registered_bits())
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_the_bytes_are_those_that_an_exchange_sends(bits, ranks):
     values = 1024 * 12
@@ -71,15 +71,17 @@ def test_latencies_are_shared_and_messages_are_not():
     assert together.startup_s == pytest.approx(2 * (1e-3 + 3 * 10e-5))
 
 
-@pytest.mark.parametrize("bits", GRADIENT_BITS)
+@pytest.mark.parametrize("bits", registered_bits())
 def test_the_pipeline_hides_the_lesser_of_wire_and_kernels_but_not_all_of_it(bits):
-    values, ranks, link = 64 * PIECE, 4, SLOW
+    values, ranks, link = 64 * PIECE_VALUES, 4, SLOW
     apart = exchange_s(values, bits, ranks, link, EVEN, pipelined=False)
     assert apart.total_s == pytest.approx(apart.wire_s + apart.kernels_s)
     found = exchange_s(values, bits, ranks, link, EVEN)
     hidden = apart.total_s - found.total_s
     assert 0.9 * found.kernels_s < hidden < found.kernels_s < found.wire_s
-    short = exchange_s(PIECE, 32, ranks, link, EVEN)  # one piece: an owner waits for all of it
+    short = exchange_s(
+        PIECE_VALUES, 32, ranks, link, EVEN
+    )  # one piece: an owner waits for all of it
     assert short.total_s == pytest.approx(short.wire_s + short.kernels_s)
 
 
@@ -97,7 +99,7 @@ def test_the_time_of_a_core_for_tcp():
     sent = bytes_sent(10**6, 32, 2)
     tcp = replace(FAST, core_s_per_byte=1e-9)
     assert exchange_s(10**6, 32, 2, tcp, FREE).total_s == pytest.approx(sent * 1e-9)
-    found = exchange_s(64 * PIECE, 1, 2, tcp, EVEN)  # the core has both to do
+    found = exchange_s(64 * PIECE_VALUES, 1, 2, tcp, EVEN)  # the core has both to do
     assert found.total_s == pytest.approx(found.wire_s + found.kernels_s, rel=1e-4)
 
 
@@ -137,7 +139,7 @@ def test_speeds_are_measured_for_all_bits(monkeypatch):
     monkeypatch.setattr(kernel_speeds, "VALUES", 1 << 17)
     found = measure_kernel_speeds(block_size=256)
     for speeds in (found.encode, found.decode, found.decode_add):
-        assert set(speeds) == set(GRADIENT_BITS)
+        assert set(speeds) == set(registered_bits())
         assert all(speed > 1e7 for speed in speeds.values())
     assert found.encode[32] == found.decode[32] == math.inf
     assert math.isfinite(found.decode_add[32])

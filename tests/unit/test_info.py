@@ -18,9 +18,8 @@ from parallel_sgd import Communicator, Parameters, simulate
 from parallel_sgd.command_line import info, links
 from parallel_sgd.command_line.main import main
 from parallel_sgd.communication.launched import without_launcher
-from parallel_sgd.compression import GRADIENT_BITS
-from parallel_sgd.exchange import ways
-from parallel_sgd.exchange.costs import CARRIED, KernelSpeeds, Link
+from parallel_sgd.compression import registered_bits
+from parallel_sgd.costs import CARRIED, KernelSpeeds, Link, measured
 from parallel_sgd.training.run_folder import RunFolder
 
 SHAPES = ["W1=784x512", "b1=512", "W2=512x10", "b2=10"]
@@ -222,10 +221,10 @@ def ranks_found(ranks: int = 3) -> dict[str, Any]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing large is measured."""
     monkeypatch.setattr(links, "SIZES", (2500, 250_000))
-    each = dict.fromkeys(GRADIENT_BITS, 1e9)
+    each = dict.fromkeys(registered_bits(), 1e9)
     speeds = KernelSpeeds({**each, 32: math.inf}, {**each, 32: math.inf}, each)
-    monkeypatch.setattr(ways, "measure_kernel_speeds", lambda *args, **options: speeds)
-    monkeypatch.setattr(ways, "measure_link", lambda comm, routes: Link(5e-5, 1e6))
+    monkeypatch.setattr(measured, "measure_kernel_speeds", lambda *args, **options: speeds)
+    monkeypatch.setattr(measured, "measure_link", lambda comm, hosts: Link(5e-5, 1e6))
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from parallel_sgd.communication.launched import (
     without_launcher,
     world_mismatch,
 )
+from parallel_sgd.communication.messages import PIECE_BYTES
 from parallel_sgd.errors import UserError
-from parallel_sgd.exchange.pieces import PIECE_BYTES
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "4",

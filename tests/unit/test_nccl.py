@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 
 from parallel_sgd import DataParallelSGD, Parameters, UserError, kernels, simulate
+from parallel_sgd.communication import messages
+from parallel_sgd.communication.nccl import Nccl
 from parallel_sgd.compression import codec_for
 from parallel_sgd.errors import SharedError
-from parallel_sgd.exchange import Exchange, Residuals, Routes, cut_buckets, pieces
-from parallel_sgd.exchange.nccl import Nccl, start_nccl
+from parallel_sgd.exchange import Exchange, Residuals, Topology, cut_buckets
+from parallel_sgd.exchange.nccl import start_nccl
 
 STEPS = 3
 BLOCK = 32
@@ -128,7 +130,7 @@ class Machine:
         self.nccl = fake_nccl(self.gpu)
         reference = import_module("parallel_sgd.kernels.reference")
         monkeypatch.setattr(kernels, "_load", lambda name: reference)
-        monkeypatch.setattr(pieces, "PIECE", 64)
+        monkeypatch.setattr(messages, "PIECE_VALUES", 64)
         self._set = monkeypatch.setitem
         self._set(sys.modules, "cupy", self.cupy)
         self.use(self.nccl)
@@ -171,7 +173,7 @@ def results(machine: Machine, comm: Any, exchange: Exchange, residuals: Residual
 
 
 def exchange_size(exchange: Exchange) -> int:
-    return max(stages.bucket.values.stop for stages in exchange._stages)
+    return max(each.values.stop for each in exchange._transport.reductions)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -182,10 +184,10 @@ def test_full_precision_is_one_all_reduce(machine: Machine, hosts: str, dtype: A
     def body(comm: Any) -> Any:
         parameters = machine.zeros(dtype)
         size = parameters.flat.size
-        routes, nccl = start_nccl(parameters, comm, "auto", lossless=True)
+        topology, nccl = start_nccl(parameters, comm, "auto", lossless=True)
         buckets = cut_buckets(parameters, BLOCK, 1)
         assert len(buckets) > 1
-        options: Any = {"transport": "nccl", "routes": routes, "nccl": nccl, "buckets": buckets}
+        options: Any = {"transport": "nccl", "topology": topology, "nccl": nccl, "buckets": buckets}
         exchange = Exchange(parameters, comm, **options)
         vector = machine.cupy.asarray(whole_numbers(comm.rank, 0, size, dtype))
         exchange.sum(vector)
@@ -205,50 +207,52 @@ def test_hosts_send_one_message(machine: Machine, hosts: str, bits: int | None) 
     def body(comm: Any) -> None:
         codec = None if bits is None else codec_for(bits, block_size=BLOCK)
         parameters = machine.zeros()
-        routes, nccl = start_nccl(parameters, comm, True, lossless=False)
-        assert routes == Routes.over(hosts)
+        topology, nccl = start_nccl(parameters, comm, True, lossless=False)
+        assert topology == Topology.over(hosts)
         found = []
         for options in ({"transport": "pipelined"}, {"transport": "nccl", "nccl": nccl}):
             buckets = cut_buckets(parameters, BLOCK, 1)
-            exchange = Exchange(parameters, comm, codec, routes=routes, buckets=buckets, **options)
+            exchange = Exchange(
+                parameters, comm, codec, topology=topology, buckets=buckets, **options
+            )
             residuals = exchange.residuals(parameters) if codec else None
             sums = results(machine, comm, exchange, residuals)
             found.append((sums, residuals))
         (expected, theirs), (sums, ours) = found
         assert np.array_equal(sums, expected)
         if theirs is not None and ours is not None:
-            assert np.array_equal(ours.own, theirs.own)
-            assert ours.own.any() and ours.total
-            for name, total in theirs.total.items():
-                assert np.array_equal(ours.total[name], total)
+            assert np.array_equal(ours.worker_error, theirs.worker_error)
+            assert ours.worker_error.any() and ours.owner_error
+            for name, total in theirs.owner_error.items():
+                assert np.array_equal(ours.owner_error[name], total)
 
     machine.simulate(hosts, body)
 
 
-def test_stray_residuals_are_sent(machine: Machine) -> None:
+def test_non_owned_residuals_are_sent(machine: Machine) -> None:
     """What a residual holds of pieces that others exchange is in the next sum, and only there.
 
-    What it holds of this rank's pieces takes its usual way, so that a run that is taken up again by
+    What it holds of this rank's pieces is sent as usual, so that a run that is taken up again by
     as many ranks has the same bits.
     """
 
     def body(comm: Any) -> None:
         parameters = machine.zeros()
-        routes, nccl = start_nccl(parameters, comm, "auto", lossless=False)
+        topology, nccl = start_nccl(parameters, comm, "auto", lossless=False)
         codec, size = codec_for(1, block_size=BLOCK), parameters.flat.size
         place = comm.rank % 2
         found = []
         for options in ({"transport": "pipelined"}, {"transport": "nccl", "nccl": nccl}):
-            exchange = Exchange(parameters, comm, codec, routes=routes, **options)
+            exchange = Exchange(parameters, comm, codec, topology=topology, **options)
             residuals = exchange.residuals(parameters)
-            owners = [routes.hosts[routes.host_of[k]].index(k) for k in range(comm.size)]
-            for owner, stripe in enumerate(exchange._stages[0].stripes):
-                stray = owners[owner] != place
-                residuals.own[stripe.values] = 7 if stray else 0.1
+            owners = [topology.hosts[topology.host_of[k]].index(k) for k in range(comm.size)]
+            for owner, stripe in enumerate(exchange._transport.reductions[0].stripes):
+                non_owned = owners[owner] != place
+                residuals.worker_error[stripe.values] = 7 if non_owned else 0.1
             vector = machine.cupy.asarray(whole_numbers(comm.rank, 0, size))
-            exchange.send_stray_residuals = True
+            residuals.has_non_owned = True
             exchange.sum(vector, residuals)
-            found.append((np.array(vector), residuals.own))
+            found.append((np.array(vector), residuals.worker_error))
         (expected, theirs), (total, ours) = found
         assert np.array_equal(total, expected)
         assert np.array_equal(ours, theirs)
@@ -261,8 +265,8 @@ def test_buckets_are_summed_as_they_become_ready(machine: Machine) -> None:
         parameters = machine.zeros()
         size, buckets = parameters.flat.size, cut_buckets(parameters, BLOCK, 1)
         for lossless in (True, False):
-            routes, nccl = start_nccl(parameters, comm, "auto", lossless=lossless)
-            options: Any = {"transport": "nccl", "routes": routes, "nccl": nccl}
+            topology, nccl = start_nccl(parameters, comm, "auto", lossless=lossless)
+            options: Any = {"transport": "nccl", "topology": topology, "nccl": nccl}
             exchange = Exchange(parameters, comm, buckets=buckets, **options)
             vector = machine.cupy.asarray(np.full(size, np.nan, np.float32))
             asked = [0] * len(buckets)
@@ -392,7 +396,7 @@ def test_an_algorithm_takes_it(machine: Machine, bits: int) -> None:
         schedule = {0: bits, 1000: 32} if bits < 32 else bits
         algorithm = DataParallelSGD(gradient_bits=schedule, transport="nccl", block_size=BLOCK)
         state = algorithm.init(parameters, comm)
-        assert state.way.transport == "nccl"
+        assert state.plan.transport == "nccl"
         vector = machine.cupy.asarray(whole_numbers(comm.rank, 0, parameters.flat.size))
         for samples in (0, 1000):
             algorithm.exchange_after(state, samples, parameters).sum(vector, state.residuals)

@@ -16,15 +16,15 @@ from benchmarks import plan as benchmark
 from parallel_sgd import Communicator, DataParallelASGD, DataParallelSGD, Parameters
 from parallel_sgd.command_line import plan, train
 from parallel_sgd.command_line.main import main
-from parallel_sgd.compression import GRADIENT_BITS
-from parallel_sgd.exchange.costs import CARRIED, KernelSpeeds, Link, exchange_s
+from parallel_sgd.compression import registered_bits
+from parallel_sgd.costs import CARRIED, KernelSpeeds, Link, exchange_s
 from parallel_sgd.planning import Job, candidates, recommend
 from parallel_sgd.planning.candidates import Blocks, DataParallel, DoubleBuffered, Servers
 
 SPEEDS = KernelSpeeds(
-    {bits: math.inf if bits == 32 else 4e9 for bits in GRADIENT_BITS},
-    {bits: math.inf if bits == 32 else 8e9 for bits in GRADIENT_BITS},
-    dict.fromkeys(GRADIENT_BITS, 8e9),
+    {bits: math.inf if bits == 32 else 4e9 for bits in registered_bits()},
+    {bits: math.inf if bits == 32 else 8e9 for bits in registered_bits()},
+    dict.fromkeys(registered_bits(), 8e9),
 )
 JOB = Job(
     nodes=64,

@@ -20,13 +20,14 @@ import numpy as np
 import pytest
 
 from parallel_sgd import Parameters, kernels, simulate
+from parallel_sgd.communication import messages as sizes
 from parallel_sgd.communication import (
     mpi,  # noqa: F401  (it keeps mpi4py from starting MPI)
     mpi_messages,
 )
 from parallel_sgd.communication.departures import Calls
 from parallel_sgd.compression import codec_for
-from parallel_sgd.exchange import Exchange, Routes, pieces
+from parallel_sgd.exchange import Exchange, Topology
 
 N = 1000
 
@@ -241,12 +242,12 @@ def test_numpy_arrays_go_as_they_are(world: World) -> None:
 def test_a_pipeline_has_numpys_bits(
     world: World, monkeypatch: pytest.MonkeyPatch, bits: int, hosts: str, cuda_aware: bool
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 128)
+    monkeypatch.setattr(sizes, "PIECE_VALUES", 128)
 
     def sums(comm: Any, parameters: Parameters, gpu: bool) -> list[Any]:
         codec = None if bits == 32 else codec_for(bits, block_size=32)
-        routes = Routes.over(hosts)
-        exchange = Exchange(parameters, comm, codec, transport="pipelined", routes=routes)
+        topology = Topology.over(hosts)
+        exchange = Exchange(parameters, comm, codec, transport="pipelined", topology=topology)
         residuals = exchange.residuals(parameters) if codec else None
         found = []
         for step in range(3):
@@ -254,7 +255,7 @@ def test_a_pipeline_has_numpys_bits(
             vector = world.cupy.asarray(values) if gpu else values
             exchange.sum(vector, residuals)
             found.append(np.array(vector))
-        return [*found, np.array(residuals.own)] if residuals else found
+        return [*found, np.array(residuals.worker_error)] if residuals else found
 
     def body(comm: Any) -> None:
         expected = sums(comm, Parameters({"x": np.zeros(N, np.float32)}), gpu=False)

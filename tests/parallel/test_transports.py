@@ -1,4 +1,4 @@
-"""Whatever way messages take, the sums have the same bits, and nothing is lost."""
+"""Whichever transport messages have, the sums have the same bits, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from hosts import (
     hosts_sum_first,
     in_order,
     results,
-    sends_stray_residuals,
+    sends_non_owned_residuals,
     sends_what_is_ready,
 )
 
 from parallel_sgd import SGD, Learner, ModelAveragingSGD, Parameters
+from parallel_sgd.communication import messages
 from parallel_sgd.compression import codec_for
 from parallel_sgd.exchange import (
     Exchange,
-    Routes,
+    Topology,
     collective,
     cut_buckets,
-    pieces,
-    pipeline,
-    routes_for,
+    layout,
+    scheduler,
+    topology_for,
 )
 
 #: The host of each rank, of as many as there are.
@@ -45,8 +46,8 @@ every_place = pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", 128)
-    monkeypatch.setattr(pipeline, "WINDOW", 600)  # a piece of float32, and a little
+    monkeypatch.setattr(messages, "PIECE_VALUES", 128)
+    monkeypatch.setattr(scheduler, "WINDOW", 600)  # a piece of float32, and a little
 
 
 @every_layout
@@ -55,13 +56,13 @@ def test_a_pipeline_has_the_bits_of_collectives(on_ranks, codec, layout):
     def body(comm):
         parameters = zeros(layout)
         each = [
-            results(Exchange(parameters, comm, codec, transport=way), comm, parameters, lossy=True)
-            for way in ("collective", "pipelined")
+            results(Exchange(parameters, comm, codec, transport=name), comm, parameters, lossy=True)
+            for name in ("collective", "pipelined")
         ]
         (expected, theirs), (found, ours) = each
         assert np.array_equal(found, expected)
-        assert np.array_equal(ours.own, theirs.own)
-        assert np.array_equal(ours.total["0"], theirs.total["0"])
+        assert np.array_equal(ours.worker_error, theirs.worker_error)
+        assert np.array_equal(ours.owner_error["0"], theirs.owner_error["0"])
 
     on_ranks(body)
 
@@ -108,10 +109,10 @@ def test_buckets_change_nothing(on_ranks, transport, bucket_values, bits):
         expected, theirs = results(plain, comm, parameters, lossy=True)
         found, ours = results(cut, comm, parameters, lossy=True)
         assert np.array_equal(found, expected)
-        assert np.array_equal(ours.own, theirs.own)
-        everywhere = comm.allgather_object(ours.total)
+        assert np.array_equal(ours.worker_error, theirs.worker_error)
+        everywhere = comm.allgather_object(ours.owner_error)
         whole = [np.concatenate([each[str(i)] for each in everywhere]) for i in range(len(buckets))]
-        stripes = comm.allgather_object(theirs.total["0"])
+        stripes = comm.allgather_object(theirs.owner_error["0"])
         assert np.array_equal(np.concatenate(whole[::-1]), np.concatenate(stripes))
 
     on_ranks(body)
@@ -161,7 +162,7 @@ def test_buckets_with_codecs_of_their_own(on_ranks, transport):
         for bucket, codec in zip(buckets, codecs, strict=True):
             same = np.array_equal(found[:, bucket.values], np.array(exact)[:, bucket.values])
             assert same == (codec is None)
-            assert residuals.own[bucket.values].any() == (codec is not None)
+            assert residuals.worker_error[bucket.values].any() == (codec is not None)
 
     on_ranks(body)
 
@@ -172,11 +173,11 @@ def test_buckets_are_sent_as_they_become_ready(on_ranks, transport):
 
 
 @every_place
-def test_residuals_from_other_routes_are_sent(on_ranks, places):
-    on_ranks(lambda comm: sends_stray_residuals(comm, places))
+def test_residuals_from_another_topology_are_sent(on_ranks, places):
+    on_ranks(lambda comm: sends_non_owned_residuals(comm, places))
 
 
-def test_stray_residuals_outlive_a_change_of_bits(on_ranks):
+def test_non_owned_residuals_outlive_a_change_of_bits(on_ranks):
     """Between a checkpoint and the next exchange."""
 
     def body(comm):
@@ -185,8 +186,10 @@ def test_stray_residuals_outlive_a_change_of_bits(on_ranks):
         state, parameters = learner.state, learner.parameters
         learner.samples = 18
         algorithm.restored(state, parameters, learner.local_step, comm)
-        assert algorithm.exchange_after(state, 18, parameters).send_stray_residuals
-        assert algorithm.exchange_after(state, 20, parameters).send_stray_residuals
+        algorithm.exchange_after(state, 20, parameters)
+        assert state.residuals.has_non_owned
+        algorithm.exchange_after(state, 20, parameters).sum(parameters.flat, state.residuals)
+        assert not state.residuals.has_non_owned
 
     on_ranks(body)
 
@@ -195,49 +198,49 @@ def test_bytes_of_messages(on_ranks):
     """Between hosts a hierarchical exchange sends what as many ranks as hosts would."""
 
     def body(comm):
-        parameters, routes = zeros("long"), Routes.over("aabb"[: comm.size])
+        parameters, topology = zeros("long"), Topology.over("aabb"[: comm.size])
         between = 0
 
         def counted(array, peer, tag, then):
             nonlocal between
-            between += array.nbytes * (routes.host_of[peer] != routes.host_of[comm.rank])
+            between += array.nbytes * (topology.host_of[peer] != topology.host_of[comm.rank])
             sends[0](array, peer, tag, then)
 
-        exchange = Exchange(parameters, comm, transport="pipelined", routes=routes)
-        messages = exchange._pipeline.messages
-        sends, messages.send = [messages.send], counted
+        exchange = Exchange(parameters, comm, transport="pipelined", topology=topology)
+        sent = exchange._transport.messages
+        sends, sent.send = [sent.send], counted
         vector = gradient_of(comm.rank, 0, parameters.flat.size)
         exchange.sum(vector)
-        hosts = len(routes.hosts)
+        hosts = len(topology.hosts)
         all_sent = sum(comm.allgather_object(between))
         assert all_sent == 2 * (hosts - 1) * vector.nbytes
 
     on_ranks(body)
 
 
-def test_routes():
-    routes = Routes.over("aabbb")
-    assert routes.hosts == ((0, 1), (2, 3, 4))
-    assert [routes.gatherer(0, owner) for owner in range(5)] == [0, 1, 0, 1, 0]
-    assert [routes.gatherer(1, owner) for owner in range(5)] == [2, 3, 2, 3, 4]
-    assert not Routes.flat(3).hierarchical and routes.hierarchical
-    assert routes_for(["a", "a", "b"], "auto").hierarchical
-    assert not routes_for(["a", "a", "b"], False).hierarchical
-    assert not routes_for(["a", "a", "a"], "auto").hierarchical
-    assert routes_for(["a", "a", "a"], True).hierarchical
-    assert not routes_for(["a", "b"], True).hierarchical
+def test_topology():
+    topology = Topology.over("aabbb")
+    assert topology.hosts == ((0, 1), (2, 3, 4))
+    assert [topology.local_leader(0, owner) for owner in range(5)] == [0, 1, 0, 1, 0]
+    assert [topology.local_leader(1, owner) for owner in range(5)] == [2, 3, 2, 3, 4]
+    assert not Topology.flat(3).hierarchical and topology.hierarchical
+    assert topology_for(["a", "a", "b"], "auto").hierarchical
+    assert not topology_for(["a", "a", "b"], False).hierarchical
+    assert not topology_for(["a", "a", "a"], "auto").hierarchical
+    assert topology_for(["a", "a", "a"], True).hierarchical
+    assert not topology_for(["a", "b"], True).hierarchical
 
 
 def test_pieces_cover_the_vector_once(monkeypatch):
     parameters = zeros("long")
     blocks = codec_for(1, block_size=64).blocks(parameters)
-    stripes = pieces.cut_stripes(blocks, 3)
-    cut = pieces.cut_pieces(stripes, 10, 128)
+    stripes = layout.cut_stripes(blocks, 3)
+    cut = layout.cut_pieces(stripes, 10, 128)
     assert [piece.tag for piece in cut] == list(range(10, 10 + len(cut)))
     edges = [0, *(piece.values.stop for piece in cut)]
     assert [(a, b) for a, b in pairwise(edges)] == [(p.values.start, p.values.stop) for p in cut]
     assert edges[-1] == parameters.flat.size
     assert all(piece.size <= 192 for piece in cut)  # less than a block more
-    assert pieces.piece_values(4) == 128
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 256)
-    assert [pieces.piece_values(bits / 8) for bits in (1, 16, 32)] == [128, 128, 64]
+    assert messages.piece_values(4) == 128
+    monkeypatch.setattr(messages, "PIECE_BYTES", 256)
+    assert [messages.piece_values(bits / 8) for bits in (1, 16, 32)] == [128, 128, 64]

@@ -1,20 +1,18 @@
-"""How fast this rank encodes, decodes and adds, measured on the spot: for `costs.py`."""
+"""How fast this rank encodes, decodes and adds, measured on the spot: for the model."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 
-from ..compression import GRADIENT_BITS, Codec, codec_for
+from ..compression import Codec, codec_for, registered_bits
 from ..kernels import array_module, empty_like, finish_on_device, memory
 from ..parameters import Parameters
-from .costs import KernelSpeeds
-
-__all__ = ["measure_kernel_speeds"]
+from .model import KernelSpeeds
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -24,13 +22,14 @@ REPEATS = 5  #: of which the fastest counts: whatever disturbs makes it slower
 
 
 def measure_kernel_speeds(
-    block_size: int = 1024, bits: Sequence[int] = GRADIENT_BITS, like: Array | None = None
+    block_size: int = 1024, bits: Collection[float] = (), like: Array | None = None
 ) -> KernelSpeeds:
     """Time every kernel of an exchange on vectors of float32.
 
     Args:
         block_size: of the codecs.
-        bits: whose codecs; 32, the plain sum, is always measured.
+        bits: whose codecs; all that are registered, if not given. 32, the plain sum, is always
+            measured.
         like: an array where the exchange's vectors are, NumPy or CuPy; None: NumPy.
 
     Local. Cost: about 0.2 s and 100 MB, once the kernels are loaded.
@@ -42,13 +41,15 @@ def measure_kernel_speeds(
     tile = np.random.default_rng(0).standard_normal(1 << 16, np.float32)
     vector.reshape(-1, tile.size)[...] = array_module(like).asarray(tile)
     residual.fill(0)
-    encode, decode = {32: math.inf}, {32: math.inf}
-    decode_add = {32: _sum_speed(vector, residual)}
-    for each in bits:
-        if each < 32:
-            codec = codec_for(each, block_size=block_size)
-            found = _codec_speeds(codec, parameters, residual)
-            encode[each], decode[each], decode_add[each] = found
+    encode: dict[float, float] = {32: math.inf}
+    decode: dict[float, float] = {32: math.inf}
+    decode_add: dict[float, float] = {32: _sum_speed(vector, residual)}
+    for number in bits or registered_bits():
+        if number < 32:
+            codec = codec_for(number, block_size=block_size)
+            encode[number], decode[number], decode_add[number] = _codec_speeds(
+                codec, parameters, residual
+            )
     return KernelSpeeds(encode, decode, decode_add)
 
 

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..communication import Communicator
-from .costs import Link
-from .pieces import PIECE_BYTES
-from .routes import Routes
-
-__all__ = ["measure_link"]
+from ..communication.messages import PIECE_BYTES
+from .model import Link
 
 SMALL, LARGEST = 1 << 18, 1 << 25  #: bytes of a message; the first are more than links take at once
 ENOUGH_S = 0.05  #: a message that takes so long says enough
 ROUNDS = 20  #: of a message of a few bytes
 
 
-def measure_link(comm: Communicator, routes: Routes) -> Link:
+def measure_link(comm: Communicator, hosts: Sequence[Sequence[int]]) -> Link:
     """The slowest host's link, while all hosts send and receive at once, in a ring.
+
+    Args:
+        hosts: the ranks of each.
 
     With a single host it is the memory between ranks. Collective; the same on all ranks. Cost:
     some tenths of a second, less on fast links.
     """
-    ring = routes.hosts if len(routes.hosts) > 1 else tuple((k,) for k in range(comm.size))
+    ring = hosts if len(hosts) > 1 else [(rank,) for rank in range(comm.size)]
     place = next(i for i, ranks in enumerate(ring) if comm.rank in ranks)
     abreast = min(len(ranks) for ranks in ring)  # ranks of every host that send at the same time
     lane = ring[place].index(comm.rank)

@@ -11,8 +11,8 @@ and a rank's core encodes, adds what it gets as an owner, encodes the sum, and d
 
 Where L > 1, the ranks of a host first add up in full precision through memory that they share, each
 a part of n/L values: (2 L-1)/L n / decode_add(32 bits) more. A stripe of n/ranks values travels in
-P pieces (`pieces.py`), each of them a message. Messages to H-1 hosts share their latencies, but not
-their overheads:
+P pieces (`exchange/layout.py`), each of them a message. Messages to H-1 hosts share their
+latencies, but not their overheads:
 
     startup = 2 (latency + (H-1) P message)
 
@@ -30,23 +30,16 @@ measurements it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ..compression import GRADIENT_BITS
-from ..errors import UserError
-from ..validation import choice, integer, number
-from .pieces import piece_values
+import numpy as np
 
-__all__ = [
-    "ExchangeCost",
-    "KernelSpeeds",
-    "Link",
-    "best_bits",
-    "bytes_sent",
-    "encoded_bytes",
-    "exchange_s",
-]
+from ..communication.messages import piece_values
+from ..compression import codec_for, registered_bits
+from ..errors import UserError
+from ..parameters import Parameters
+from ..validation import choice, integer, number
 
 WORTH = 1.05  #: times as long may more bits take than the fastest, and still be taken
 CARRIED = 0.92  #: of its rate is what a link carries in a pipelined exchange: docs/planning.md
@@ -82,7 +75,7 @@ class Link:
 
 @dataclass(frozen=True)
 class KernelSpeeds:
-    """Values a second of one rank on one core, by bits: see `kernel_speeds.py`.
+    """Values a second of one rank on one core, by bits: see `measure_kernel_speeds`.
 
     Attributes:
         encode: with error feedback; infinity at 32 bits, which are sent from where they are.
@@ -90,9 +83,9 @@ class KernelSpeeds:
         decode_add: as an owner adds what it has received; at 32 bits a plain sum.
     """
 
-    encode: Mapping[int, float]
-    decode: Mapping[int, float]
-    decode_add: Mapping[int, float]
+    encode: Mapping[float, float]
+    decode: Mapping[float, float]
+    decode_add: Mapping[float, float]
 
 
 @dataclass(frozen=True)
@@ -114,7 +107,7 @@ class ExchangeCost:
 
 def exchange_s(
     values: int,
-    bits: int,
+    bits: float,
     ranks: int,
     link: Link,
     speeds: KernelSpeeds,
@@ -128,7 +121,7 @@ def exchange_s(
 
     Args:
         values: of float32, in the vector; at least 1.
-        bits: 1, 2, 4, 8, 16 or 32.
+        bits: for which a codec is registered.
         ranks: how many, a multiple of `ranks_per_host`.
         link: of every host.
         speeds: of every rank, which has a core of its own.
@@ -142,7 +135,7 @@ def exchange_s(
 
     Local.
     """
-    bits = choice("bits", bits, GRADIENT_BITS)
+    bits = choice("bits", bits, registered_bits())
     ranks = integer("ranks", ranks, 1)
     local = integer("ranks_per_host", ranks_per_host, 1)
     if ranks % local:
@@ -167,13 +160,19 @@ def exchange_s(
     return ExchangeCost(wire_s, kernels_s, latencies_s + messages_s, latencies_s + total_s)
 
 
-def encoded_bytes(values: int, bits: int, block_size: int = 1024) -> float:
+def encoded_bytes(values: int, bits: float, block_size: int = 1024) -> float:
     """Of so many float32 in full blocks; the last block of a parameter may add some bytes."""
-    levels = {1: 8, 2: 4, 4: 4, 8: 4}.get(bits, 0) / block_size
-    return values * (bits / 8 + levels)
+    return values * _bytes_per_value(bits, block_size)
 
 
-def bytes_sent(values: int, bits: int, ranks: int, block_size: int = 1024) -> float:
+def _bytes_per_value(bits: float, block_size: int) -> float:
+    """As the codec cuts one full block."""
+    block = Parameters({"x": np.zeros(block_size, np.float32)})
+    encoded: int = codec_for(bits, block_size=block_size).blocks(block).bytes.stop
+    return encoded / block_size
+
+
+def bytes_sent(values: int, bits: float, ranks: int, block_size: int = 1024) -> float:
     """The bytes that a rank sends to others in an exchange of `values` float32, on average.
 
     Vectors of up to 32 KiB are sent whole at 32 bits, where collectives are used; this is not
@@ -187,30 +186,33 @@ def best_bits(
     ranks: int,
     link: Link,
     speeds: KernelSpeeds,
-    allowed: Sequence[int] = GRADIENT_BITS,
+    allowed: Collection[float] = (),
     *,
     ranks_per_host: int = 1,
-) -> int:
+) -> float:
     """The bits whose exchange takes the fewest seconds; of those within 5 %, the most.
+
+    Args:
+        allowed: what they may be; all whose `speeds` are known, if not given.
 
     So where the link is no limit, nobody loses precision for nothing. Local; pure, so that all
     ranks choose alike from alike arguments.
     """
     seconds = {
         bits: exchange_s(values, bits, ranks, link, speeds, ranks_per_host=ranks_per_host).total_s
-        for bits in allowed
+        for bits in allowed or speeds.encode
     }
     limit = WORTH * min(seconds.values())
     return max(bits for bits, total_s in seconds.items() if total_s <= limit)
 
 
-def _pieces(stripe: float, bits: int) -> int:
-    """Into how many a stripe of so many values is cut: see `pieces.py`."""
+def _pieces(stripe: float, bits: float) -> int:
+    """Into how many a stripe of so many values is cut: see `exchange/layout.py`."""
     return max(math.ceil(stripe / piece_values(bits / 8)), 1)
 
 
 def _kernels_s(
-    values: int, bits: int, hosts: int, local: int, speeds: KernelSpeeds
+    values: int, bits: float, hosts: int, local: int, speeds: KernelSpeeds
 ) -> tuple[float, float]:
     """Seconds of a core that a rank has to itself: what owners do, and the rest."""
     if hosts == 1:  # its ranks exchange among themselves, through memory
