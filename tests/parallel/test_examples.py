@@ -81,3 +81,16 @@ def test_the_documentation_shows_the_examples_as_they_are():
     for excerpt in excerpts:
         for part in excerpt.split("...\n"):
             assert part in examples, part
+
+
+def test_the_program_of_the_readme(on_ranks, capsys):
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[0]
+    assert "psgd.Communicator.world()" in code
+
+    def body(comm):
+        names = {"world": comm}
+        exec(code.replace("psgd.Communicator.world()", "world"), names)
+        np.testing.assert_allclose(names["parameters"]["w"], np.arange(10), atol=0.01)
+
+    on_ranks(body)
+    assert capsys.readouterr().out in ("", "[0. 1. 2. 3. 4. 5. 6. 7. 8. 9.]\n")
