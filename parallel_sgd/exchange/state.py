@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -12,6 +12,7 @@ from ..compression import AUTO, Codec, registered_bits
 from ..costs import Measured
 from ..errors import SharedError, UserError
 from ..kernels import finish_on_device
+from ..optimizers import LocalStep
 from ..parameters import Parameters
 from ..state import Component, across, workspace
 from ..validation import shown
@@ -34,7 +35,7 @@ class ExchangeState(Component):
         bits: of each bucket, by its number, where ``gradient_bits="auto"`` has chosen them.
         options: of the exchange.
         parameters: of the vectors' layout.
-        clock: how many samples all ranks have seen.
+        clock: of the samples that all ranks have seen.
         comm: the ranks; a communicator for this alone where sums may run in the background.
         own_comm: whether it is.
         buckets: of the vector.
@@ -51,7 +52,7 @@ class ExchangeState(Component):
     bits: dict[str, float] | None = across("same", default=None)
     options: ExchangeOptions = workspace()
     parameters: Parameters = workspace()
-    clock: Callable[[], int] = workspace()
+    clock: LocalStep = workspace()
     comm: Communicator = workspace()
     own_comm: bool = workspace()
     buckets: list[Bucket] = workspace()
@@ -67,7 +68,7 @@ class ExchangeState(Component):
         cls,
         options: ExchangeOptions,
         parameters: Parameters,
-        clock: Callable[[], int],
+        clock: LocalStep,
         comm: Communicator,
         *,
         background: bool = False,
@@ -78,7 +79,7 @@ class ExchangeState(Component):
         Args:
             options: of the exchange.
             parameters: of the vectors' layout.
-            clock: how many samples all ranks have seen.
+            clock: of the samples that all ranks have seen.
             comm: the ranks.
             background: whether sums may run in the background, beside other collectives.
             overlap: whether they may begin while their vector is still being computed.
@@ -108,7 +109,7 @@ class ExchangeState(Component):
         cls,
         options: ExchangeOptions,
         parameters: Parameters,
-        clock: Callable[[], int],
+        clock: LocalStep,
         comm: Communicator,
         *,
         own_comm: bool,
@@ -200,7 +201,8 @@ class ExchangeState(Component):
         """Of any bucket, in an exchange now. Local."""
         if self.bits:
             return min(self.bits.values())
-        return cast(float, self.options.bits_after(self.clock()))
+        bits: Any = self.options.bits_after(self.clock.state.samples)
+        return bits  # type: ignore[no-any-return]
 
     @property
     def bytes_sent(self) -> int:
@@ -239,7 +241,7 @@ class ExchangeState(Component):
     def restored(self) -> None:
         self.measured = None
         # A bucket's bits may be other ones, or its sender.
-        self._replace(self.options.bits_after(self.clock()))
+        self._replace(self.options.bits_after(self.clock.state.samples))
         if self.residuals is not None:
             self.residuals.has_non_owned = True
 
@@ -258,7 +260,7 @@ class ExchangeState(Component):
 
     def _at_present(self, clock: int | None = None) -> Exchange:
         """The exchange; where the bits change, in place of the one before. Local."""
-        bits = self.options.bits_after(self.clock() if clock is None else clock)
+        bits = self.options.bits_after(self.clock.state.samples if clock is None else clock)
         if bits != self.current_bits:
             self._replace(bits)
         return self.current

@@ -298,7 +298,7 @@ class Learner:
         Returns:
             The same, where not.
         """
-        if not self.distributed:
+        if self.local_step.state.samples < self.algorithm.distributed_after:
             return train_alone(self._work, samples, self.algorithm.distributed_after)
         total = self._agree(samples, announced)
         if total:
@@ -310,18 +310,17 @@ class Learner:
         of all of them."""
         algorithm, problem = self.algorithm, None
         if algorithm.synchronizes_every_step:
-            minibatch = Minibatch(samples, samples if announced is None else announced)
-            problem = algorithm.problem(self.state, self._work, minibatch)
+            problem = algorithm.problem(self.state, self._work, samples)
         elif announced is not None:
             return announced
         elif algorithm.asynchronous:
             return samples * self.comm.size
-        return self._together(lambda: self.group.agree(problem, samples))
+        return self._together(self.group.agree, problem, samples)
 
-    def _together(self, wait: Callable[[], Result]) -> Result:
+    def _together(self, wait: Callable[..., Result], *arguments: Any) -> Result:
         """Wait for all ranks; where training ends for all, what is under way comes to its end."""
         try:
-            return wait()
+            return wait(*arguments)
         except SharedError:
             for component in self.components:
                 component.drain()
@@ -339,7 +338,7 @@ class Learner:
         self._require_open()
         self.expect_nothing()
         with self.in_common.during(FAIL, self.comm):
-            self._together(lambda: self.group.fail(problem))
+            self._together(self.group.fail, problem)
         raise AssertionError("unreachable")
 
     def meet(self) -> None:
