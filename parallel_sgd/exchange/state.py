@@ -35,8 +35,8 @@ class ExchangeState(Component):
         options: of the exchange.
         parameters: of the vectors' layout.
         clock: how many samples all ranks have seen.
-        comm: the ranks; a communicator for this alone where sums may run in the background.
-        own_comm: whether it is.
+        comm: the ranks.
+        own_comm: the same for sums alone, where these may run in the background; else None.
         buckets: of the vector.
         plan: which transport the sums have, and which ranks add up first.
         measured: what bits were chosen by, unless a checkpoint has brought them.
@@ -53,7 +53,7 @@ class ExchangeState(Component):
     parameters: Parameters = workspace()
     clock: Callable[[], int] = workspace()
     comm: Communicator = workspace()
-    own_comm: bool = workspace()
+    own_comm: Communicator | None = workspace()
     buckets: list[Bucket] = workspace()
     plan: ExchangePlan = workspace()
     measured: Measured | None = workspace(default=None)
@@ -90,12 +90,11 @@ class ExchangeState(Component):
         """
         for bits in options.all_bits - {AUTO}:
             require_float32(options.compression.codec(cast(float, bits)), parameters)
-        apart = background or overlap
-        own = comm.duplicate() if apart else comm
+        own = comm.duplicate() if background or overlap else None
         try:
-            state = cls._init(options, parameters, clock, own, own_comm=apart)
+            state = cls._init(options, parameters, clock, comm, own)
         except SharedError:
-            if apart:
+            if own is not None:
                 own.close()
             raise
         if overlap:
@@ -110,8 +109,7 @@ class ExchangeState(Component):
         parameters: Parameters,
         clock: Callable[[], int],
         comm: Communicator,
-        *,
-        own_comm: bool,
+        own_comm: Communicator | None,
     ) -> ExchangeState:
         block_size = options.compression.block_size
         buckets = cut_buckets(parameters, block_size, options.bucket_values)
@@ -119,13 +117,13 @@ class ExchangeState(Component):
         if AUTO in options.all_bits:
             flat = options.transport == "collective"
             topology = topology_for(comm.hosts, False if flat else options.hierarchical)
-            chosen, measured = choose_bits(buckets, parameters, comm, topology, block_size)
+            chosen, measured = choose_bits(buckets, parameters, own_comm or comm, topology, block_size)
         bits = options.bits_after(0)
         codecs = _codecs(options, chosen, bits, len(buckets))
         sizes = [bucket.values.stop - bucket.values.start for bucket in buckets]
         plan = choose_plan(
             parameters,
-            comm,
+            own_comm or comm,
             options.transport,
             options.hierarchical,
             codec=codecs[sizes.index(max(sizes))],
@@ -253,8 +251,8 @@ class ExchangeState(Component):
         finally:
             self.current.close()
             self.plan.close()
-            if self.own_comm:
-                self.comm.close()
+            if self.own_comm is not None:
+                self.own_comm.close()
 
     def _at_present(self, clock: int | None = None) -> Exchange:
         """The exchange; where the bits change, in place of the one before. Local."""
@@ -272,7 +270,7 @@ class ExchangeState(Component):
         self.current_bits, compression = bits, self.options.compression
         return Exchange(
             self.parameters,
-            self.comm,
+            self.own_comm or self.comm,
             _codecs(self.options, self.bits, bits, len(self.buckets)),
             buckets=self.buckets,
             transport=self.plan.transport,
