@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from parallel_sgd import BlockMomentumSGD, Communicator, Learner, MomentumSGD, Parameters
+from parallel_sgd.compression import codec_for
 from parallel_sgd.exchange import Exchange
 
 from .on_ranks import on_ranks
@@ -139,7 +140,7 @@ def _exchange_alone(
     if bits == 32:
         full = Exchange(parameters, comm)
         return _median(comm, lambda: full.sum(vector), rounds)
-    codec = BlockMomentumSGD().codec(bits)
+    codec = codec_for(bits)
     two_stage = Exchange(parameters, comm, codec)
     residuals = two_stage.residuals(parameters)
     return _median(comm, lambda: two_stage.sum(vector, residuals), rounds)

@@ -54,8 +54,9 @@ class Component:
     """A part of a state with more than values: buffers, communicators, threads.
 
     A learner finds the components in the fields of a state and of its dataclasses, and in their
-    fields, and asks each of them. The state itself may be one. Everything here is local unless it
-    says otherwise, and does nothing unless it is defined.
+    fields, and asks each of them. The state itself may be one. A component speaks for those in its
+    own workspace. Everything here is local unless it says otherwise, and does nothing unless it is
+    defined.
     """
 
     @property
@@ -140,6 +141,7 @@ def components(state: Any) -> Iterator[tuple[str, Component]]:
         return
     for each in fields(state):
         value = getattr(state, each.name)
-        if isinstance(value, Component) or not each.metadata.get("workspace"):
+        asked = isinstance(value, Component) and not isinstance(state, Component)
+        if asked or not each.metadata.get("workspace"):
             for place, component in components(value):
                 yield f"{each.name}.{place}".rstrip("."), component

@@ -33,7 +33,7 @@ class Size:
 
     Attributes:
         seconds: by case, of the slowest rank, the median over all sums.
-        auto: what "auto" has chosen, as `DataParallelSGD.report` says it.
+        auto: what "auto" has chosen, as `ExchangeState.report` says it.
     """
 
     values: int

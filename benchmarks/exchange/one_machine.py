@@ -19,6 +19,7 @@ import numpy as np
 from parallel_sgd import SGD, Communicator, DataParallelSGD, Learner, Parameters
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import bytes_sent
+from parallel_sgd.exchange import ExchangeOptions, ExchangeState
 
 from ..on_ranks import on_ranks
 from ..report import Report
@@ -89,13 +90,11 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
     exchanges: dict[str, Any] = {}
     for bits in BITS:
         for transport in ("collective", "pipelined"):
-            algorithm = DataParallelSGD(gradient_bits=bits, transport=transport)
-            state = algorithm.init(parameters, comm)
-            calls[f"{bits}, {transport}"] = functools.partial(
-                state.exchanges[bits].sum, total, state.residuals
-            )
+            options = ExchangeOptions(gradient_bits=bits, transport=transport)
+            exchange = ExchangeState.init(options, parameters, lambda: 0, comm)
+            calls[f"{bits}, {transport}"] = functools.partial(exchange.sum, total)
             if transport == "collective":
-                exchanges[str(bits)] = state.exchanges[bits]
+                exchanges[str(bits)] = exchange
     times: dict[str, list[float]] = {name: [] for name in calls}
     for i in range(rounds + 1):
         for name, call in calls.items():
@@ -129,12 +128,13 @@ def _together(comm: Communicator, call: Callable[[], None], repeat: int = 1) -> 
 
 
 def _extra_memory(size: int, comm: Communicator) -> float:
-    """Bytes per parameter that the algorithm allocates for 1 bit beside model and gradient."""
+    """Bytes per parameter that the exchange allocates for 1 bit beside model and gradient."""
     parameters = Parameters({"W": np.zeros(size, np.float32)})
-    DataParallelSGD(gradient_bits=1).init(parameters, comm)  # loads the kernels, which take memory
+    options = ExchangeOptions(gradient_bits=1)
+    ExchangeState.init(options, parameters, lambda: 0, comm)  # loads the kernels: they take memory
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    state = DataParallelSGD(gradient_bits=1).init(parameters, comm)
+    state = ExchangeState.init(options, parameters, lambda: 0, comm)
     after = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     del state

@@ -74,10 +74,11 @@ class DataParallelSGD(Algorithm[DataParallelState]):
             )
 
     def init(self, work: Work) -> DataParallelState:
+        optimizer = work.optimizer
         exchange = ExchangeState.init(
             self.exchange,
             work.parameters,
-            work.optimizer,
+            lambda: optimizer.state.samples,
             work.comm,
             background=self.double_buffering,
             overlap=self.overlap,

@@ -124,7 +124,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         if work.minibatch_size is not None:
             self.period.require_minibatch(work.minibatch_size, comm.size)
         exchange = ExchangeState.init(
-            self.exchange, x, work.optimizer, comm, background=self.overlap_samples > 0
+            self.exchange, x, lambda: work.samples, comm, background=self.overlap_samples > 0
         )
         state = LocalUpdateState(
             exchange=exchange,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -12,7 +12,6 @@ from ..compression import AUTO, Codec, registered_bits
 from ..costs import Measured
 from ..errors import SharedError, UserError
 from ..kernels import finish_on_device
-from ..optimizers import LocalStep
 from ..parameters import Parameters
 from ..state import Component, across, workspace
 from ..validation import shown
@@ -35,9 +34,9 @@ class ExchangeState(Component):
         bits: of each bucket, by its number, where ``gradient_bits="auto"`` has chosen them.
         options: of the exchange.
         parameters: of the vectors' layout.
-        clock: of the samples that all ranks have seen.
-        comm: the ranks; a communicator for this alone where sums may run in the background.
-        own_comm: whether it is.
+        clock: how many samples all ranks have seen.
+        comm: the ranks.
+        own_comm: the same for sums alone, where these may run in the background; else None.
         buckets: of the vector.
         plan: which transport the sums have, and which ranks add up first.
         measured: what bits were chosen by, unless a checkpoint has brought them.
@@ -52,9 +51,9 @@ class ExchangeState(Component):
     bits: dict[str, float] | None = across("same", default=None)
     options: ExchangeOptions = workspace()
     parameters: Parameters = workspace()
-    clock: LocalStep = workspace()
+    clock: Callable[[], int] = workspace()
     comm: Communicator = workspace()
-    own_comm: bool = workspace()
+    own_comm: Communicator | None = workspace()
     buckets: list[Bucket] = workspace()
     plan: ExchangePlan = workspace()
     measured: Measured | None = workspace(default=None)
@@ -68,7 +67,7 @@ class ExchangeState(Component):
         cls,
         options: ExchangeOptions,
         parameters: Parameters,
-        clock: LocalStep,
+        clock: Callable[[], int],
         comm: Communicator,
         *,
         background: bool = False,
@@ -79,7 +78,7 @@ class ExchangeState(Component):
         Args:
             options: of the exchange.
             parameters: of the vectors' layout.
-            clock: of the samples that all ranks have seen.
+            clock: how many samples all ranks have seen.
             comm: the ranks.
             background: whether sums may run in the background, beside other collectives.
             overlap: whether they may begin while their vector is still being computed.
@@ -91,12 +90,11 @@ class ExchangeState(Component):
         """
         for bits in options.all_bits - {AUTO}:
             require_float32(options.compression.codec(cast(float, bits)), parameters)
-        apart = background or overlap
-        own = comm.duplicate() if apart else comm
+        own = comm.duplicate() if background or overlap else None
         try:
-            state = cls._init(options, parameters, clock, own, own_comm=apart)
+            state = cls._init(options, parameters, clock, comm, own)
         except SharedError:
-            if apart:
+            if own is not None:
                 own.close()
             raise
         if overlap:
@@ -109,10 +107,9 @@ class ExchangeState(Component):
         cls,
         options: ExchangeOptions,
         parameters: Parameters,
-        clock: LocalStep,
+        clock: Callable[[], int],
         comm: Communicator,
-        *,
-        own_comm: bool,
+        own_comm: Communicator | None,
     ) -> ExchangeState:
         block_size = options.compression.block_size
         buckets = cut_buckets(parameters, block_size, options.bucket_values)
@@ -120,13 +117,15 @@ class ExchangeState(Component):
         if AUTO in options.all_bits:
             flat = options.transport == "collective"
             topology = topology_for(comm.hosts, False if flat else options.hierarchical)
-            chosen, measured = choose_bits(buckets, parameters, comm, topology, block_size)
+            chosen, measured = choose_bits(
+                buckets, parameters, own_comm or comm, topology, block_size
+            )
         bits = options.bits_after(0)
         codecs = _codecs(options, chosen, bits, len(buckets))
         sizes = [bucket.values.stop - bucket.values.start for bucket in buckets]
         plan = choose_plan(
             parameters,
-            comm,
+            own_comm or comm,
             options.transport,
             options.hierarchical,
             codec=codecs[sizes.index(max(sizes))],
@@ -201,7 +200,7 @@ class ExchangeState(Component):
         """Of any bucket, in an exchange now. Local."""
         if self.bits:
             return min(self.bits.values())
-        bits: Any = self.options.bits_after(self.clock.state.samples)
+        bits: Any = self.options.bits_after(self.clock())
         return bits  # type: ignore[no-any-return]
 
     @property
@@ -241,7 +240,7 @@ class ExchangeState(Component):
     def restored(self) -> None:
         self.measured = None
         # A bucket's bits may be other ones, or its sender.
-        self._replace(self.options.bits_after(self.clock.state.samples))
+        self._replace(self.options.bits_after(self.clock()))
         if self.residuals is not None:
             self.residuals.has_non_owned = True
 
@@ -255,12 +254,12 @@ class ExchangeState(Component):
         finally:
             self.current.close()
             self.plan.close()
-            if self.own_comm:
-                self.comm.close()
+            if self.own_comm is not None:
+                self.own_comm.close()
 
     def _at_present(self, clock: int | None = None) -> Exchange:
         """The exchange; where the bits change, in place of the one before. Local."""
-        bits = self.options.bits_after(self.clock.state.samples if clock is None else clock)
+        bits = self.options.bits_after(self.clock() if clock is None else clock)
         if bits != self.current_bits:
             self._replace(bits)
         return self.current
@@ -274,7 +273,7 @@ class ExchangeState(Component):
         self.current_bits, compression = bits, self.options.compression
         return Exchange(
             self.parameters,
-            self.comm,
+            self.own_comm or self.comm,
             _codecs(self.options, self.bits, bits, len(self.buckets)),
             buckets=self.buckets,
             transport=self.plan.transport,

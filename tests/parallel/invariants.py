@@ -11,16 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from cases import (
-    BLOCK_SIZE,
-    Recorder,
-    gradient_of,
-    minibatch_of,
-    samples_of,
-    zeros,
-)
+from cases import BLOCK_SIZE, GATHERS, gradient_of, minibatch_of, samples_of, zeros
 
-from parallel_sgd import Communicator, DataParallelSGD, Learner, Optimizer
+from parallel_sgd import SGD, Communicator, DataParallelSGD, Learner, Optimizer
 from parallel_sgd.compression import Codec
 from parallel_sgd.exchange import Exchange, Residuals
 from parallel_sgd.models import MLP
@@ -145,44 +138,41 @@ def keeps_residuals_when_bits_change(
     """
     parameters = zeros("large and small")
     algorithm = DataParallelSGD(gradient_bits=schedule, block_size=block_size, **options)
-    state, record = algorithm.init(parameters, comm), Recorder()
+    learner = Learner(parameters, GATHERS, algorithm, comm)
     n, inputs = parameters.flat.size, np.zeros(parameters.flat.size)
-    assert state.residuals is not None
+    residuals = learner.state.exchange.residuals
+    assert residuals is not None
     lost = []
     for step in range(10):
-        gradient = parameters.like()
-        gradient.flat[:] = gradient_of(comm.rank, step, n)
-        algorithm.step(state, parameters, gradient, 5, record, comm)
+        learner.gradient.flat[:] = gradient_of(comm.rank, step, n)
+        learner.step(samples=5)
         inputs += sum(gradient_of(k, step, n).astype(float) for k in range(comm.size))
-        nothing_lost(comm, inputs, record.total(n), state.residuals, step + 1)
-        lost.append(bool(state.residuals.worker_error.any()))
+        nothing_lost(comm, inputs, -parameters.flat, residuals, step + 1)
+        lost.append(bool(residuals.worker_error.any()))
     assert any(lost)
     assert not lost[-1]
-    np.testing.assert_allclose(record.total(n), inputs, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(-parameters.flat, inputs, rtol=0, atol=1e-4)
 
 
 def averages_over_samples(comm: Communicator, **options: Any) -> None:
     """x -= lr * sum of all gradients / sum of all samples, however uneven, and nothing for none."""
     parameters = zeros("large and small", np.float64)
-    algorithm = DataParallelSGD(**options)
-    state, record = algorithm.init(parameters, comm), Recorder()
+    learner = Learner(parameters, SGD(lr=1.0), DataParallelSGD(**options), comm)
     n, seen = parameters.flat.size, 0
     for step in range(6):
-        gradient = parameters.like()
-        samples = samples_of(comm.rank, step)
-        gradient.flat[:] = samples * gradient_of(comm.rank, step, n)
-        before = len(record.applied)
-        total = algorithm.step(state, parameters, gradient, samples, record, comm)
-        all_samples = [samples_of(k, step) for k in range(comm.size)]
-        assert total == sum(all_samples)
+        samples = [samples_of(k, step) for k in range(comm.size)]
+        learner.gradient.flat[:] = samples[comm.rank] * gradient_of(comm.rank, step, n)
+        before, steps = parameters.flat.copy(), learner.local_step.state.steps
+        total = learner.step(samples=samples[comm.rank])
+        assert total == sum(samples)
         seen += total
-        assert record.samples == seen
+        assert learner.samples == seen
         if total == 0:
-            assert len(record.applied) == before
+            assert same_bits(parameters.flat, before)
+            assert learner.local_step.state.steps == steps
             continue
-        summed, divisor = record.applied[-1]
-        mean = sum(m * gradient_of(k, step, n) for k, m in enumerate(all_samples)) / total
-        np.testing.assert_allclose(summed / divisor, mean, rtol=1e-6, atol=1e-6)
+        mean = sum(m * gradient_of(k, step, n) for k, m in enumerate(samples)) / total
+        np.testing.assert_allclose(before - parameters.flat, mean, rtol=1e-6, atol=1e-6)
 
 
 def equals_serial(comm: Communicator, optimizer: Optimizer, steps: int = 8, **options: Any) -> None:
@@ -211,16 +201,14 @@ def equals_serial(comm: Communicator, optimizer: Optimizer, steps: int = 8, **op
 
 def identical_data_change_nothing(comm: Communicator, bits: int) -> None:
     """K ranks with the same data take the steps of one rank with it."""
-    finals = []
+    ways = []
     for ranks in (comm, Communicator.single()):
-        parameters = zeros("large and small")
-        n = parameters.flat.size
         algorithm = DataParallelSGD(gradient_bits=bits, block_size=BLOCK_SIZE)
-        state, record = algorithm.init(parameters, ranks), Recorder()
+        learner = Learner(zeros("large and small"), SGD(lr=1.0), algorithm, ranks)
+        way = []
         for step in range(6):
-            gradient = parameters.like()
-            gradient.flat[:] = gradient_of(0, step, n)
-            algorithm.step(state, parameters, gradient, 4, record, ranks)
-        finals.append([summed / samples for summed, samples in record.applied])
-    for many, one in zip(*finals, strict=True):
-        np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-5)
+            learner.gradient.flat[:] = gradient_of(0, step, learner.gradient.flat.size)
+            learner.step(samples=4)
+            way.append(learner.parameters.flat.copy())
+        ways.append(way)
+    np.testing.assert_allclose(*ways, rtol=1e-5, atol=1e-5)

@@ -22,8 +22,7 @@ def everything(learner: Learner) -> dict[str, Any]:
     """A digest of every array that training has made on this rank, and its counters."""
     local, state = learner.local_step.state, learner.state
     arrays = {"parameters": learner.parameters.flat, **local.buffers}
-    if state.residuals:
-        residuals = state.residuals
+    if residuals := state.exchange.residuals:
         arrays |= {"worker": residuals.worker_error, "owner": residuals.owner_error["0"]}
     digests = {name: hashlib.sha256(a.tobytes()).hexdigest() for name, a in arrays.items()}
     return {**digests, "counters": (local.steps, local.samples)}

@@ -6,8 +6,8 @@ from typing import Any
 
 from mutations import Mutation
 
-from parallel_sgd import BlockMomentumSGD, DiLoCo, ModelAveragingSGD, SlowMo
-from parallel_sgd.algorithms import LocalUpdates
+from parallel_sgd.algorithms import LocalUpdates, OuterStep
+from parallel_sgd.algorithms.outer import Averaging, BlockMomentum, OuterNesterov, SlowMomentum
 from parallel_sgd.exchange import Exchange
 from parallel_sgd.kernels import body
 
@@ -19,28 +19,26 @@ WITH_MOMENTUM = ["equations, block momentum", "equations, SlowMo", "equations, D
 
 
 def negated(right: Any) -> Any:
-    def outer_step(self, state, block_gradient, *arguments):
-        right(self, state, -block_gradient, *arguments)
-
-    return outer_step
+    return lambda self, model, momentum, gradient, block: right(
+        self, model, momentum, -gradient, block
+    )
 
 
 def forgetful(right: Any) -> Any:
-    def outer_step(self, state, *arguments):
-        state.momentum.fill(0)
-        right(self, state, *arguments)
+    def step(self, model, momentum, *arguments):
+        momentum.fill(0)
+        right(self, model, momentum, *arguments)
 
-    return outer_step
+    return step
 
 
 def cntk_nesterov(right: Any) -> Any:
-    def outer_step(self, state, block_gradient, samples, lr, ranks):
-        eta = self.block_momentum_for(samples, ranks)
+    def step(self, model, momentum, gradient, block):
+        eta, zeta = self.momentum_after(block), self.block_learning_rate
         rate = 1 + eta if self.use_nesterov_momentum else 1.0
-        arguments = state.start, state.momentum, block_gradient
-        body(state.start).momentum_step(*arguments, rate, eta, self.block_learning_rate, False)
+        body(model).momentum_step(model, momentum, gradient, rate, eta, zeta, False)
 
-    return outer_step
+    return step
 
 
 def stale_start(right: Any) -> Any:
@@ -56,47 +54,41 @@ def stale_start(right: Any) -> Any:
 
 def next_rate(right: Any) -> Any:
     """γ is not the block's rate, but that of the step that follows."""
-
-    def close(self, state, block_gradient, samples, lr, local_step, comm):
-        right(self, state, block_gradient, samples, local_step.lr, local_step, comm)
-
-    return close
+    return lambda self, state, gradient, samples, lr, work: right(
+        self, state, gradient, samples, work.optimizer.lr, work
+    )
 
 
 def own_samples_decide(right: Any) -> Any:
-    def weigh(self, state, x, clock, comm):
-        right(self, state, x, clock, comm)
+    def weigh(self, state, x, comm):
+        right(self, state, x, comm)
         state.block_samples = comm.size * state.own_samples
 
     return weigh
 
 
 def captured_too_early(right: Any) -> Any:
-    """As CNTK does: what the warm start has learnt enters the first block gradient."""
+    """As CNTK does: what the warm start has learnt enters the first pseudo-gradient."""
 
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        before = state.start.copy()
-        warm = not self.distributed(local_step.samples)
-        total = right(self, state, parameters, gradient, samples, local_step, comm, total)
-        if warm:
-            state.start[:] = before
-        return total
+    def step(self, state, *arguments):
+        state.warm = False
+        right(self, state, *arguments)
 
     return step
 
 
 def without_the_rest(right: Any) -> Any:
-    def finish(self, state, parameters, local_step, comm):
-        parameters.flat[:] = state.start
+    def finish(self, state, work):
+        work.parameters.flat[:] = state.start
 
     return finish
 
 
 def merged_at_once(right: Any) -> Any:
-    def synchronize(self, state, *arguments, **options):
-        right(self, state, *arguments, **options)
+    def synchronize(self, state, work, **options):
+        right(self, state, work, **options)
         if state.sent_samples:
-            self._merge(state, *arguments)
+            self._merge(state, work)
 
     return synchronize
 
@@ -104,40 +96,40 @@ def merged_at_once(right: Any) -> Any:
 LOCAL_MUTATIONS = [
     Mutation("no exchange", Exchange, "sum", lambda right: lambda *_: None, EQUATIONS),
     *(
-        Mutation(f"flipped sign, {kind.__name__}", kind, "outer_step", negated, checks)
+        Mutation(f"flipped sign, {kind.__name__}", kind, "step", negated, checks)
         for kind, checks in (
-            (ModelAveragingSGD, ["equations, averaging, block", "averaging and data-parallel"]),
-            (BlockMomentumSGD, ["equations, block momentum", "block momentum and momentum"]),
-            (SlowMo, ["equations, SlowMo"]),
-            (DiLoCo, ["equations, DiLoCo"]),
+            (Averaging, ["equations, averaging, block", "averaging and data-parallel"]),
+            (BlockMomentum, ["equations, block momentum", "block momentum and momentum"]),
+            (SlowMomentum, ["equations, SlowMo"]),
+            (OuterNesterov, ["equations, DiLoCo"]),
         )
     ),
     *(
-        Mutation(f"forgotten momentum, {kind.__name__}", kind, "outer_step", forgetful, checks)
+        Mutation(f"forgotten momentum, {kind.__name__}", kind, "step", forgetful, checks)
         for kind, checks in (
-            (BlockMomentumSGD, ["equations, block momentum", "block momentum and momentum"]),
-            (SlowMo, ["equations, SlowMo", "SlowMo and classical"]),
-            (DiLoCo, ["equations, DiLoCo", "DiLoCo and Nesterov"]),
+            (BlockMomentum, ["equations, block momentum", "block momentum and momentum"]),
+            (SlowMomentum, ["equations, SlowMo", "SlowMo and classical"]),
+            (OuterNesterov, ["equations, DiLoCo", "DiLoCo and Nesterov"]),
         )
     ),
     Mutation(
         "CNTK's Nesterov",
-        BlockMomentumSGD,
-        "outer_step",
+        BlockMomentum,
+        "step",
         cntk_nesterov,
         ["equations, block momentum", "block momentum and momentum", "DiLoCo and Nesterov"],
     ),
     Mutation(
         "sum instead of mean",
-        LocalUpdates,
-        "share",
+        OuterStep,
+        "weight",
         lambda right: lambda self, own, samples: 1.0,
         ["equations, averaging, block", "averaging and data-parallel", "identical data, blocks"],
     ),
     Mutation(
         "mean that does not count samples",
-        LocalUpdates,
-        "share",
+        OuterStep,
+        "weight",
         lambda right: lambda self, own, samples: 1 / 3,
         ["equations, averaging, block", "averaging and data-parallel"],
     ),
@@ -145,7 +137,7 @@ LOCAL_MUTATIONS = [
     Mutation(
         "the rate of the step that follows",
         LocalUpdates,
-        "_close",
+        "_outer_step",
         next_rate,
         ["equations, SlowMo"],
     ),
@@ -165,8 +157,8 @@ LOCAL_MUTATIONS = [
     ),
     Mutation(
         "inner state kept where it is to be zeroed",
-        BlockMomentumSGD,
-        "inner_policy",
+        BlockMomentum,
+        "inner_state",
         lambda right: property(lambda self: "keep"),
         ["equations, block momentum"],
     ),

@@ -99,7 +99,8 @@ def outer_step(
         case DiLoCo(outer_learning_rate=rate, outer_momentum=mu):
             m = mu * m + g
             return phi - rate * (g + mu * m), m
-        case BlockMomentumSGD(block_momentum=eta, block_momentum_as_time_constant=tau):
+        case BlockMomentumSGD() | CNTKBlockMomentumSGD():
+            eta, tau = algorithm.block_momentum, algorithm.block_momentum_as_time_constant
             if tau is not None:
                 eta = math.exp(-samples / tau)
             elif eta is None:
@@ -210,9 +211,8 @@ class ByHand:
 
     def _inner(self) -> None:
         algorithm = self.algorithm
-        policy = getattr(algorithm, "inner_state", None)
-        if policy is None:
-            policy = "zero" if algorithm.reset_sgd_momentum else "keep"
+        resets = getattr(algorithm, "reset_sgd_momentum", None)
+        policy = {True: "zero", False: "keep", None: algorithm.inner_state}[resets]
         states = [worker.local_step.state for worker in self.workers]
         for name in states[0].buffers if policy != "keep" else ():
             mean = sum(state.buffers[name] for state in states) / self.ranks

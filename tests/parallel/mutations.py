@@ -6,7 +6,7 @@ The checks are those of `test_mutations`, by name.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +14,9 @@ import numpy as np
 from cases import CODECS
 
 from parallel_sgd import Communicator, DataParallelSGD
-from parallel_sgd.algorithms import DataParallelState
 from parallel_sgd.communication.threads import ThreadCommunicator
-from parallel_sgd.exchange import Exchange
+from parallel_sgd.exchange import Exchange, ExchangeState
+from parallel_sgd.training import learner
 
 LOSSY = [name for name in CODECS if name != "32 bits"]
 CONSERVATION = [f"conservation, {name}" for name in LOSSY]
@@ -98,16 +98,27 @@ def last_rank_first(right: Any) -> Any:
     return alltoall
 
 
-def with_local_step(change: Any) -> Callable[[Any], Any]:
-    """A `step` whose optimizer is called by `change(local_step, gradient, total, samples)`."""
+@dataclass
+class Instead:
+    """An optimizer at work, in whose place `change(optimizer, gradient, samples)` is called."""
+
+    optimizer: Any
+    change: Callable[[Any, Any, int], None]
+
+    def __call__(self, gradient: Any, samples: int) -> None:
+        self.change(self.optimizer, gradient, samples)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+
+def with_optimizer(change: Any) -> Callable[[Any], Any]:
+    """A `step` whose optimizer is called by `change(optimizer, gradient, minibatch)`."""
 
     def wrong(right: Any) -> Any:
-        def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-            def changed(summed: Any, total: int) -> None:
-                change(local_step, summed, total, samples)
-
-            changed.state, changed.samples = local_step.state, local_step.samples
-            return right(self, state, parameters, gradient, samples, changed, comm)
+        def step(self, state, work, minibatch):
+            changed = Instead(work.optimizer, lambda inner, g, _: change(inner, g, minibatch))
+            right(self, state, replace(work, optimizer=changed), minibatch)
 
         return step
 
@@ -115,42 +126,34 @@ def with_local_step(change: Any) -> Callable[[Any], Any]:
 
 
 def mean_of_means(right: Any) -> Any:
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        gradient.flat /= max(samples, 1)
-        ranks = comm.size
-        changed = with_local_step(lambda inner, g, total, _: inner(g * total / ranks, total))
-        return changed(right)(self, state, parameters, gradient, samples, local_step, comm)
+    def step(self, state, work, minibatch):
+        work.gradient.flat *= minibatch.total / work.comm.size / max(minibatch.samples, 1)
+        right(self, state, work, minibatch)
 
     return step
 
 
 def forgets_when_bits_change(right: Any) -> Any:
-    def step(self, state, parameters, gradient, samples, local_step, *arguments):
-        bits = self.bits_after(local_step.samples)
-        if getattr(state, "last_bits", bits) != bits:
-            state.residuals.worker_error.fill(0)
-        state.last_bits = bits
-        return right(self, state, parameters, gradient, samples, local_step, *arguments)
+    def replaced(self, bits):
+        right(self, bits)
+        self.residuals.worker_error.fill(0)
 
-    return step
+    return replaced
 
 
 def exchanges_before_it_checks(right: Any) -> Any:
-    def step(self, state, parameters, gradient, samples, local_step, *arguments):
-        bits = self.bits_after(local_step.samples)
-        state.exchanges[bits].sum(gradient.flat.copy(), state.residuals)
-        return right(self, state, parameters, gradient, samples, local_step, *arguments)
+    def problem(self, state, work, samples):
+        state.exchange.sum(work.gradient.flat.copy())
+        return right(self, state, work, samples)
 
-    return step
+    return problem
 
 
 def without_buffers(right: Any) -> Any:
-    def train_alone(self, parameters, gradient, samples, local_step, comm):
-        def blind(g: Any, n: int) -> None:
-            local_step(g, n)
-
-        blind.state, blind.samples = SimpleNamespace(buffers={}), local_step.samples
-        return right(self, parameters, gradient, samples, blind, comm)
+    def train_alone(work, *arguments):
+        blind = Instead(work.optimizer, lambda inner, g, n: inner(g, n))
+        blind.state = SimpleNamespace(buffers={})
+        return right(replace(work, optimizer=blind), *arguments)
 
     return train_alone
 
@@ -162,7 +165,7 @@ def sums_samples_only(right: Any) -> Any:
 STEP = DataParallelSGD, "step"
 NEGATED = around_sum(after=lambda vector, *_: np.negative(vector, out=vector))
 AS_IN_FULL = ["order", "serial", "mean"]
-FIELD = {f.name: f for f in fields(DataParallelState)}
+FIELD = {f.name: f for f in fields(ExchangeState)}
 NOT_KEPT = {"workspace": True}
 
 MUTATIONS = [
@@ -181,13 +184,13 @@ MUTATIONS = [
     Mutation(
         "flipped sign of the step",
         *STEP,
-        with_local_step(lambda inner, g, total, _: inner(-g, total)),
+        with_optimizer(lambda inner, g, minibatch: inner(-g, minibatch.total)),
         ["serial", "serial, Adam", "mean"],
     ),
     Mutation(
         "sum instead of mean",
         *STEP,
-        with_local_step(lambda inner, g, total, _: inner(g * total, total)),
+        with_optimizer(lambda inner, g, minibatch: inner(g * minibatch.total, minibatch.total)),
         ["serial", "mean", "identical data"],
     ),
     Mutation(
@@ -199,7 +202,7 @@ MUTATIONS = [
     Mutation(
         "divided by this rank's samples",
         *STEP,
-        with_local_step(lambda inner, g, total, own: inner(g, max(own, 1))),
+        with_optimizer(lambda inner, g, minibatch: inner(g, max(minibatch.samples, 1))),
         ["serial", "mean", "identical data"],
     ),
     Mutation("worker error not updated", Exchange, "sum", keeps_old("worker"), CONSERVATION),
@@ -213,7 +216,13 @@ MUTATIONS = [
         last_rank_first,
         ["order", "two stages, 32 bits", "two stages, 1 bit", "two stages, 8 bits"],
     ),
-    Mutation("residual reset as bits change", *STEP, forgets_when_bits_change, ["changing bits"]),
+    Mutation(
+        "residual reset as bits change",
+        ExchangeState,
+        "_replace",
+        forgets_when_bits_change,
+        ["changing bits"],
+    ),
     Mutation(
         "residuals not in the checkpoint",
         FIELD["residuals"],
@@ -230,7 +239,7 @@ MUTATIONS = [
     ),
     Mutation(
         "only parameters made equal after a warm start",
-        DataParallelSGD,
+        learner,
         "train_alone",
         without_buffers,
         ["warm start"],
@@ -242,5 +251,11 @@ MUTATIONS = [
         sums_samples_only,
         ["bad gradient", "large gradient"],
     ),
-    Mutation("exchanged before looked at", *STEP, exchanges_before_it_checks, ["bad gradient"]),
+    Mutation(
+        "exchanged before looked at",
+        DataParallelSGD,
+        "problem",
+        exchanges_before_it_checks,
+        ["bad gradient"],
+    ),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import BLOCK_SIZE, OPTIMIZERS, Recorder, gradient_of, zeros
+from cases import BLOCK_SIZE, GATHERS, OPTIMIZERS, gradient_of, zeros
 from invariants import (
     averages_over_samples,
     equals_serial,
@@ -106,19 +106,18 @@ def test_gradients_are_conserved(on_ranks, bits, threshold):
     def body(comm):
         parameters = zeros("matrix and bias")
         algorithm = DataParallelSGD(gradient_bits=bits, threshold=threshold)
-        state, record = algorithm.init(parameters, comm), Recorder()
+        learner = Learner(parameters, GATHERS, algorithm, comm)
         n, inputs = parameters.flat.size, np.zeros(parameters.flat.size)
         for step in range(10):
-            gradient = parameters.like()
-            gradient.flat[:] = gradient_of(comm.rank, step, n)
-            algorithm.step(state, parameters, gradient, comm.rank + 1, record, comm)
+            learner.gradient.flat[:] = gradient_of(comm.rank, step, n)
+            assert learner.step(samples=comm.rank + 1) == sum(range(1, comm.size + 1))
             inputs += sum(gradient_of(k, step, n).astype(float) for k in range(comm.size))
-        assert {samples for _, samples in record.applied} == {sum(range(1, comm.size + 1))}
+        residuals = learner.state.exchange.residuals
         if bits == 32:
-            assert state.residuals is None
-            np.testing.assert_allclose(record.total(n), inputs, rtol=1e-5, atol=1e-5)
+            assert residuals is None
+            np.testing.assert_allclose(-parameters.flat, inputs, rtol=1e-5, atol=1e-5)
         else:
-            nothing_lost(comm, inputs, record.total(n), state.residuals, 10)
+            nothing_lost(comm, inputs, -parameters.flat, residuals, 10)
 
     on_ranks(body)
 
@@ -137,8 +136,8 @@ def test_residuals_survive_a_change_of_bits(on_ranks, schedule, block_size):
 def test_bits_change_by_the_samples_of_all_ranks():
     algorithm = DataParallelSGD(gradient_bits={0: 32, 100: 4, 1000: 1})
     expected = {0: 32, 99: 32, 100: 4, 999: 4, 1000: 1, 10**9: 1}
-    assert {samples: algorithm.bits_after(samples) for samples in expected} == expected
-    assert DataParallelSGD(gradient_bits=8).bits_after(10**9) == 8
+    assert {samples: algorithm.exchange.bits_after(samples) for samples in expected} == expected
+    assert DataParallelSGD(gradient_bits=8).exchange.bits_after(10**9) == 8
 
 
 @every_bits
@@ -162,15 +161,14 @@ def test_error_feedback_reaches_what_plain_quantization_misses(on_ranks):
     def body(comm):
         parameters = zeros("large and small")
         algorithm = DataParallelSGD(gradient_bits=1, block_size=BLOCK_SIZE)
-        state, record = algorithm.init(parameters, comm), Recorder()
+        learner = Learner(parameters, GATHERS, algorithm, comm)
         n, steps = parameters.flat.size, 150
-        for _ in range(steps):
-            gradient = parameters.like()
-            gradient.flat[:] = gradient_of(comm.rank, 0, n)
-            algorithm.step(state, parameters, gradient, 1, record, comm)
-        exact = sum(gradient_of(k, 0, n) for k in range(comm.size))
-        first, mean = record.applied[0][0], record.total(n) / steps
-        assert np.abs(mean - exact).mean() < 0.1 * np.abs(first - exact).mean()
+        exact, means = sum(gradient_of(k, 0, n) for k in range(comm.size)), []
+        for step in range(1, steps + 1):
+            learner.gradient.flat[:] = gradient_of(comm.rank, 0, n)
+            learner.step(samples=1)
+            means.append(-parameters.flat / step)
+        assert np.abs(means[-1] - exact).mean() < 0.1 * np.abs(means[0] - exact).mean()
 
     on_ranks(body)
 

@@ -71,7 +71,7 @@ def test_compressed_blocks_lose_nothing(on_ranks, codec):
             learner.gradient.flat[:] = samples[comm.rank] * gradient_of(comm.rank, step, n)
             learner.step(samples=samples[comm.rank])
         same_on_all_ranks(comm, parameters.flat)
-        return parameters.flat.astype(float), ways, learner.state.residuals
+        return parameters.flat.astype(float), ways, learner.state.exchange.residuals
 
     results = on_ranks(body)
     final, ways, residuals = results[0]
@@ -122,7 +122,7 @@ def test_a_local_step_allocates_nothing(on_ranks, overlap):
         for _ in range(12):
             learner.gradient.flat.fill(1)
             learner.expect(1, comm.size)
-            algorithm.wait(learner.state)
+            learner.wait()
             comm.barrier()
             tracemalloc.reset_peak()
             before, _ = tracemalloc.get_traced_memory()
@@ -217,8 +217,8 @@ def test_a_model_that_is_not_finite_ends_the_block_of_all(on_ranks, bits, overla
                 learner.step(samples=2)
         with pytest.raises(UserError, match=rf"model's change .* not finite.*rank {culprit}\)$"):
             learner.step(samples=2)
-        learner.algorithm.wait(learner.state)
-        residuals = learner.state.residuals
+        learner.wait()
+        residuals = learner.state.exchange.residuals
         for array in (
             learner.state.start,
             learner.state.momentum,

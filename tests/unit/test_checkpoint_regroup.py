@@ -14,7 +14,8 @@ from cases import BLOCK_SIZE, gradient_of, samples_of, zeros
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError, simulate
-from parallel_sgd.state import across
+from parallel_sgd.exchange import state as exchange_state
+from parallel_sgd.state import across, weight_of
 from parallel_sgd.training import regroup
 
 LOSSY = {"gradient_bits": 1, "block_size": BLOCK_SIZE}
@@ -67,7 +68,7 @@ class Ranks:
         return cls(
             [learner.parameters.flat.copy() for learner in learners],
             [state.buffers["m"].copy() for state in local],
-            [learner.algorithm.weight(learner.state) for learner in learners],
+            [weight_of(learner.state) for learner in learners],
             [state.steps for state in local],
             [state.samples for state in local],
             sum(learner.bytes_sent for learner in learners),
@@ -79,8 +80,9 @@ class Ranks:
         return np.average(np.array(vectors, float), axis=0, weights=weights)
 
     def residuals(self) -> tuple[np.ndarray, np.ndarray]:
-        own = np.sum([state.residuals.worker_error for state in self.state], axis=0, dtype=float)
-        return own, np.concatenate([state.residuals.owner_error["0"] for state in self.state])
+        each = [state.exchange.residuals for state in self.state]
+        own = np.sum([residuals.worker_error for residuals in each], axis=0, dtype=float)
+        return own, np.concatenate([residuals.owner_error["0"] for residuals in each])
 
 
 @pytest.mark.parametrize("new", [1, 2, 3, 5])
@@ -122,7 +124,7 @@ def test_what_the_ranks_have_together_is_kept(name, old, new, steps, tmp_path):
         if all(np.array_equal(then[0], each) for each in then):
             assert np.array_equal(now[0], then[0]), "equal ones have changed"
     assert max(after.steps) == max(before.steps)
-    if before.state[0].residuals:
+    if before.state[0].exchange.residuals:
         for now, then in zip(after.residuals(), before.residuals(), strict=True):
             np.testing.assert_allclose(now, then, rtol=1e-5, atol=1e-5)
     if isinstance(algorithm, psgd.algorithms.LocalUpdates):
@@ -185,14 +187,6 @@ def test_a_field_that_does_not_say_what_it_means(tmp_path):
         def __init__(self, comm: Communicator) -> None:
             super().__init__(zeros("two values"), psgd.SGD(lr=1), psgd.DataParallelSGD(), comm)
             self.state = Outsider(np.ones(2), np.ones(2))
-            self.algorithm = Quiet()
-
-    class Quiet(psgd.Algorithm):
-        def init(self, parameters: Any, comm: Any) -> Any:
-            raise NotImplementedError
-
-        def step(self, *arguments: Any) -> int:
-            raise NotImplementedError
 
     def save(comm: Communicator) -> None:
         psgd.Checkpoints(tmp_path).save(Learning(comm), background=False)
@@ -223,8 +217,7 @@ def test_bits_that_were_chosen_go_with_the_residuals(new, tmp_path, monkeypatch)
     algorithm = psgd.DataParallelSGD(gradient_bits="auto", block_size=64)
 
     def choose(bits: int) -> None:
-        chosen = "parallel_sgd.algorithms.synchronous.choose_bits"
-        monkeypatch.setattr(chosen, lambda *_: ({"0": bits}, None))
+        monkeypatch.setattr(exchange_state, "choose_bits", lambda *_: ({"0": bits}, None))
 
     def save(comm: Communicator) -> Learner:
         learner = learner_of(algorithm, comm)
@@ -242,7 +235,7 @@ def test_bits_that_were_chosen_go_with_the_residuals(new, tmp_path, monkeypatch)
     own, total = Ranks.of(simulate(2, save)).residuals()
     choose(32)
     learners = simulate(new, load)
-    assert [learner.state.bits for learner in learners] == [{"0": 1}] * new
+    assert [learner.state.exchange.bits for learner in learners] == [{"0": 1}] * new
     found = Ranks.of(learners).residuals()
     assert np.allclose(found[0], own) and np.allclose(found[1], total)
     assert own.any() and total.any()

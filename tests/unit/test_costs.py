@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parallel_sgd import DataParallelSGD, Parameters, UserError, simulate
+from parallel_sgd import SGD, DataParallelSGD, Learner, Parameters, UserError, simulate
 from parallel_sgd.communication.messages import PIECE_VALUES
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import (
@@ -38,10 +38,10 @@ def test_the_bytes_are_those_that_an_exchange_sends(bits, ranks):
 
     def sent(comm):
         parameters = Parameters({"W": np.zeros(values, np.float32)})
-        state = DataParallelSGD(gradient_bits=bits, transport="collective").init(parameters, comm)
-        exchange = state.exchanges[bits]
-        exchange.sum(parameters.flat, state.residuals)
-        return exchange.bytes_sent
+        algorithm = DataParallelSGD(gradient_bits=bits, transport="collective")
+        learner = Learner(parameters, SGD(lr=0.1), algorithm, comm)
+        learner.step(samples=1)
+        return learner.bytes_sent
 
     assert np.mean(simulate(ranks, sent)) == pytest.approx(bytes_sent(values, bits, ranks))
 

@@ -16,6 +16,7 @@ from parallel_sgd import (
     SlowMo,
     UserError,
 )
+from parallel_sgd.algorithms.outer import Block
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ from parallel_sgd import (
         (
             BlockMomentumSGD,
             {"block_samples": 10, "sync_period": 5},
-            "block_samples=10 and sync_period=5: at most one of block_samples, sync_period, sync_",
+            "sync_period=5 and block_samples=10: at most one of sync_period, sync_steps, block_s",
         ),
         (ModelAveragingSGD, {"overlap_samples": -1}, "overlap_samples=-1 must be a whole number"),
         (
@@ -45,7 +46,7 @@ from parallel_sgd import (
         (
             BlockMomentumSGD,
             {"block_momentum": 0.9, "block_momentum_as_time_constant": 1000},
-            "block_momentum=0.9 and block_momentum_as_time_constant=1000: at most one of them",
+            "block_momentum=0.9 and block_momentum_as_time_constant=1000: at most one of block_",
         ),
         (
             CNTKBlockMomentumSGD,
@@ -78,7 +79,7 @@ def test_what_is_refused(kind, options, message):
     ],
 )
 def test_the_samples_of_a_block(algorithm, ranks, samples):
-    assert algorithm.block_size_on(ranks) == samples
+    assert algorithm.period.samples_on(ranks) == samples
 
 
 def test_default_periods_in_minibatches():
@@ -88,20 +89,25 @@ def test_default_periods_in_minibatches():
 def test_block_momentum_by_default_and_as_a_time_constant():
     """A time constant τ and the momentum are the same thing: τ = -block / ln η, where the block is
     of each rank or of all, as its length is given."""
-    assert BlockMomentumSGD().block_momentum_for(10, ranks=4) == 0.75
-    assert BlockMomentumSGD().block_momentum_for(10, ranks=1) == 0
-    assert BlockMomentumSGD(block_momentum=0.4).block_momentum_for(10, ranks=4) == 0.4
+
+    def momentum(algorithm, samples=10, ranks=4):
+        length = algorithm.period.length(samples, ranks)
+        return algorithm.outer.momentum_after(Block(samples, length, lr=0.1, ranks=ranks))
+
+    assert momentum(BlockMomentumSGD()) == 0.75
+    assert momentum(BlockMomentumSGD(), ranks=1) == 0
+    assert momentum(BlockMomentumSGD(block_momentum=0.4)) == 0.4
     tau = -1000 / math.log(0.6)
     for period in ({"block_samples": 1000}, {"sync_steps": 5}):
         timed = BlockMomentumSGD(**period, block_momentum_as_time_constant=tau)
-        assert timed.block_momentum_for(1000, ranks=4) == pytest.approx(0.6, abs=1e-15)
-        assert timed.block_momentum_for(2000, ranks=4) == pytest.approx(0.36, abs=1e-15)
+        assert momentum(timed, 1000) == pytest.approx(0.6, abs=1e-15)
+        assert momentum(timed, 2000) == pytest.approx(0.36, abs=1e-15)
     cntk = -120_000 / math.log(0.75)
     for kind, ranks in product((BlockMomentumSGD, CNTKBlockMomentumSGD), (1, 2, 3, 64)):
         timed = kind(block_momentum_as_time_constant=cntk)
-        block = timed.block_size_on(ranks)
-        assert timed.block_momentum_for(block, ranks) == pytest.approx(0.75, abs=1e-15)
-    assert BlockMomentumSGD(block_momentum_as_time_constant=0).block_momentum_for(9, 4) == 0
+        block = timed.period.samples_on(ranks)
+        assert momentum(timed, block, ranks) == pytest.approx(0.75, abs=1e-15)
+    assert momentum(BlockMomentumSGD(block_momentum_as_time_constant=0)) == 0
 
 
 @pytest.mark.parametrize("kind", [BlockMomentumSGD, CNTKBlockMomentumSGD, SlowMo, DiLoCo])

@@ -18,12 +18,19 @@ import fake_cupy
 import numpy as np
 import pytest
 
-from parallel_sgd import DataParallelSGD, Parameters, UserError, kernels, simulate
+from parallel_sgd import Parameters, UserError, kernels, simulate
 from parallel_sgd.communication import messages
 from parallel_sgd.communication.nccl import Nccl
 from parallel_sgd.compression import codec_for
 from parallel_sgd.errors import SharedError
-from parallel_sgd.exchange import Exchange, Residuals, Topology, cut_buckets
+from parallel_sgd.exchange import (
+    Exchange,
+    ExchangeOptions,
+    ExchangeState,
+    Residuals,
+    Topology,
+    cut_buckets,
+)
 from parallel_sgd.exchange.nccl import start_nccl
 
 STEPS = 3
@@ -394,12 +401,13 @@ def test_an_algorithm_takes_it(machine: Machine, bits: int) -> None:
     def body(comm: Any) -> Any:
         parameters = machine.zeros()
         schedule = {0: bits, 1000: 32} if bits < 32 else bits
-        algorithm = DataParallelSGD(gradient_bits=schedule, transport="nccl", block_size=BLOCK)
-        state = algorithm.init(parameters, comm)
+        options = ExchangeOptions(gradient_bits=schedule, transport="nccl", block_size=BLOCK)
+        clock = iter((0, 1000))
+        state = ExchangeState.init(options, parameters, lambda: next(clock), comm)
         assert state.plan.transport == "nccl"
         vector = machine.cupy.asarray(whole_numbers(comm.rank, 0, parameters.flat.size))
-        for samples in (0, 1000):
-            algorithm.exchange_after(state, samples, parameters).sum(vector, state.residuals)
+        for _ in range(2):
+            state.sum(vector)
         return np.array(vector)
 
     found = machine.simulate(HOSTS, body)
@@ -410,7 +418,7 @@ def test_an_algorithm_takes_it(machine: Machine, bits: int) -> None:
 def test_numpy_parameters_are_refused_by_algorithms() -> None:
     def body(comm: Any) -> None:
         parameters = Parameters({"x": np.zeros(5, np.float32)})
-        DataParallelSGD(transport="nccl").init(parameters, comm)
+        ExchangeState.init(ExchangeOptions(transport="nccl"), parameters, lambda: 0, comm)
 
     with pytest.raises(UserError, match="needs CuPy parameters"):
         simulate(2, body)

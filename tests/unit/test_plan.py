@@ -18,6 +18,7 @@ from parallel_sgd.command_line import plan, train
 from parallel_sgd.command_line.main import main
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import CARRIED, KernelSpeeds, Link, exchange_s
+from parallel_sgd.exchange import ExchangeOptions, ExchangeState
 from parallel_sgd.planning import Job, candidates, recommend
 from parallel_sgd.planning.candidates import Blocks, DataParallel, DoubleBuffered, Servers
 
@@ -147,12 +148,13 @@ def test_memory_is_what_training_takes(bits):
     job = replace(JOB, nodes=1, parameters=1 << 20)
     expected = DataParallel(bits).memory(job)
     parameters = Parameters({"W": np.zeros((1024, 1024), np.float32)})
-    DataParallelSGD(gradient_bits=bits).init(parameters, Communicator.single())  # loads kernels
+    given = ExchangeOptions(gradient_bits=bits), parameters, lambda: 0, Communicator.single()
+    ExchangeState.init(*given)  # loads kernels
     tracemalloc.start()
-    state = DataParallelSGD(gradient_bits=bits).init(parameters, Communicator.single())
+    state = ExchangeState.init(*given)
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert state.exchanges
+    assert state.current
     assert taken == pytest.approx(expected["residuals"] + expected["buffers"], rel=0.1)
 
 

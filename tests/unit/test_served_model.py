@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from parallel_sgd import SGD, Adam, MomentumSGD, Parameters, UserError
-from parallel_sgd.compression import codec_for
 from parallel_sgd.optimizers import OPTIMIZERS
 from parallel_sgd.parameter_server import Rules, ServedModel
 from parallel_sgd.parameter_server.served import COUNTERS, OF_EACH_WORKER
@@ -19,17 +18,8 @@ def in_place(x):
 
 
 def served(workers=3, optimizer=None, bits=32, dtype=np.float64, unread=in_place, **rules):
-    given = {
-        "mode": "async",
-        "currency": "gradients",
-        "merge": "sum",
-        "staleness": 0,
-        "delay_compensation": 0.0,
-        "pipeline": False,
-        "codec": codec_for(bits, block_size=8),
-    }
     initial = Parameters({"a": np.arange(8, dtype=dtype), "b": np.ones((2, 2), dtype)})
-    rules = Rules(**{**given, **rules})
+    rules = Rules(**{"merge": "sum", "gradient_bits": bits, **rules})
     return ServedModel(initial, optimizer or SGD(lr=0.5), rules, workers, unread)
 
 
@@ -95,7 +85,7 @@ def test_staleness_is_counted_from_the_pull():
 
 def test_few_bits_are_decoded():
     model = served(bits=16, dtype=np.float32)
-    codec, blocks = codec_for(16, block_size=8), model.rules.codec.blocks(model.parameters)
+    codec, blocks = model.rules.codec, model.rules.codec.blocks(model.parameters)
     payload = np.empty(model.push_bytes, np.uint8)
     gradient = vector(0, 0).astype(np.float32)  # has few digits
     codec.encode(blocks, gradient, np.zeros(N, np.float32), payload)
@@ -204,7 +194,8 @@ def test_the_gate_of_a_bound(staleness):
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.5), MomentumSGD(lr=0.1), Adam(lr=0.1)])
 @pytest.mark.parametrize("mode", ["async", "sync", "bounded"])
 def test_a_state_is_all_there_is(optimizer, mode):
-    one, other = (served(optimizer=optimizer, mode=mode, staleness=9) for _ in range(2))
+    bound = {"staleness": 9} if mode == "bounded" else {}
+    one, other = (served(optimizer=optimizer, mode=mode, **bound) for _ in range(2))
     for step in range(3):
         for worker in (2, 0, 1):
             push(one, worker, step, samples=(worker + step) % 3)
@@ -229,8 +220,16 @@ def test_a_state_is_all_there_is(optimizer, mode):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS.values())
-@pytest.mark.parametrize("currency", ["gradients", "deltas"])
-@pytest.mark.parametrize(("mode", "factor"), [("async", 0.0), ("async", 0.25), ("sync", 0.0)])
+@pytest.mark.parametrize(
+    ("currency", "mode", "factor"),
+    [
+        ("gradients", "async", 0.0),
+        ("gradients", "async", 0.25),
+        ("gradients", "sync", 0.0),
+        ("deltas", "async", 0.0),
+        ("deltas", "sync", 0.0),
+    ],
+)
 def test_a_model_that_is_being_read_goes_on_elsewhere(kind, currency, mode, factor):
     """With the same bits, and what has been given out stays as it was."""
     given = []  # a vector, and its values when it was given
