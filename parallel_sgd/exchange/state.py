@@ -117,7 +117,9 @@ class ExchangeState(Component):
         if AUTO in options.all_bits:
             flat = options.transport == "collective"
             topology = topology_for(comm.hosts, False if flat else options.hierarchical)
-            chosen, measured = choose_bits(buckets, parameters, own_comm or comm, topology, block_size)
+            chosen, measured = choose_bits(
+                buckets, parameters, own_comm or comm, topology, block_size
+            )
         bits = options.bits_after(0)
         codecs = _codecs(options, chosen, bits, len(buckets))
         sizes = [bucket.values.stop - bucket.values.start for bucket in buckets]
