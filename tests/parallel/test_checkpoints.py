@@ -19,7 +19,7 @@ from cases import BLOCK_SIZE, OPTIMIZERS, few_ranks_but, gradient_of, samples_of
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
-from parallel_sgd.algorithms import ALGORITHMS
+from parallel_sgd.algorithms import ALGORITHMS, Work
 from parallel_sgd.algorithms.data_parallel import DataParallelState
 from parallel_sgd.array_files import ArrayInFile
 from parallel_sgd.state import across
@@ -353,8 +353,8 @@ class TrendState(DataParallelState):
 class Trend(psgd.DataParallelSGD):
     """An algorithm of one's own, whose numbers need not be counts."""
 
-    def init(self, parameters: psgd.Parameters, comm: Communicator) -> TrendState:
-        return TrendState(**vars(super().init(parameters, comm)))
+    def init(self, work: Work) -> TrendState:
+        return TrendState(**vars(super().init(work)))
 
 
 def test_numbers_of_ones_own_may_be_any(on_ranks, tmp_path):

@@ -57,7 +57,7 @@ def test_a_closed_learner(name, finished, on_ranks):
             train(learner, 3)
             if finished:
                 learner.finish()
-            learner.algorithm.wait(learner.state)
+            learner.wait()
             before = learner.bytes_sent, learner.samples, learner.parameters.flat.copy()
         assert (learner.bytes_sent, learner.samples) == before[:2]
         assert np.array_equal(learner.parameters.flat, before[2])

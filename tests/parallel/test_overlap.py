@@ -61,7 +61,7 @@ def test_overlap_changes_no_bit(on_ranks, transport, bits):
     def body(comm):
         plain = learner_of(comm, gradient_bits=bits, transport=transport)
         overlapped = learner_of(comm, gradient_bits=bits, transport=transport, overlap=True)
-        assert len(overlapped.state.buckets) > 2
+        assert len(overlapped.state.exchange.buckets) > 2
         for step in range(STEPS):
             minibatch(plain, step, tell=False)
             minibatch(overlapped, step, tell=True)
@@ -70,7 +70,7 @@ def test_overlap_changes_no_bit(on_ranks, transport, bits):
             learner.finish()
         assert np.array_equal(plain.parameters.flat, overlapped.parameters.flat)
         if bits == 1:
-            theirs, ours = plain.state.residuals, overlapped.state.residuals
+            theirs, ours = (each.state.exchange.residuals for each in (plain, overlapped))
             assert (
                 np.array_equal(theirs.worker_error, ours.worker_error) and ours.worker_error.any()
             )
@@ -103,7 +103,7 @@ def test_exchanges_begin_before_the_step(on_ranks):
         learner = learner_of(comm, overlap=True)
         learner.gradient.flat[:] = gradient(learner, 0)
         expected = sum(gradient_of(k, 0, learner.gradient.flat.size) for k in range(comm.size))
-        last = learner.state.buckets[0]
+        last = learner.state.exchange.buckets[0]
         for name in last.names:
             learner.ready(name)
         for _ in range(2000):
@@ -133,7 +133,7 @@ def test_a_gradient_that_is_not_finite(on_ranks, transport):
         with pytest.raises(UserError, match=rf"not finite.*on rank {comm.size - 1}"):
             learner.step(1)
         assert np.array_equal(learner.parameters.flat, before)
-        assert np.isfinite(learner.state.residuals.worker_error).all()
+        assert np.isfinite(learner.state.exchange.residuals.worker_error).all()
         minibatch(learner, 2, tell=True)  # and training can go on
 
     on_ranks(body)
@@ -156,7 +156,7 @@ def test_a_rank_that_fails_leaves_nobody_waiting(on_ranks, how):
             end = learner.meet if how == "meet" else lambda: learner.step(2)
         with pytest.raises(UserError, match="rank 0"):
             end()
-        assert not learner.state.overlapped.running
+        assert not learner.state.exchange.overlapped.running
         minibatch(learner, 2, tell=True)
 
     on_ranks(body)
@@ -239,7 +239,7 @@ def test_what_no_step_has_taken_ends_with_training(on_ranks):
         if comm.rank < 2:
             learner.ready("b3")
         learner.finish()
-        assert not learner.state.overlapped.running
+        assert not learner.state.exchange.overlapped.running
         assert np.array_equal(learner.parameters.flat, before)
 
     on_ranks(body)

@@ -105,9 +105,10 @@ def test_algorithms_take_it(on_ranks, transport, bits):
         learner = Learner(zeros("matrix and bias"), SGD(lr=0.1), algorithm, comm)
         learner.gradient.flat[:] = gradient_of(comm.rank, 0, learner.gradient.flat.size)
         learner.step(samples=1)
-        (codec,) = learner.state.exchanges[bits].codecs
+        exchange = learner.state.exchange
+        (codec,) = exchange.current.codecs
         assert codec == Ternary(bits=bits, block_size=BLOCK_SIZE)
-        assert learner.state.residuals.worker_error.any()
+        assert exchange.residuals.worker_error.any()
         same_on_all_ranks(comm, learner.parameters.flat)
         keeps_residuals_when_bits_change(comm, {0: bits, 20: 32}, transport=transport)
         DataParallelSGD(gradient_bits=bits, error_feedback=False)

@@ -183,13 +183,14 @@ def test_non_owned_residuals_outlive_a_change_of_bits(on_ranks):
     def body(comm):
         algorithm = ModelAveragingSGD(gradient_bits={0: 1, 20: 2}, sync_steps=9)
         learner = Learner(zeros("long"), SGD(lr=0.1), algorithm, comm)
-        state, parameters = learner.state, learner.parameters
+        exchange = learner.state.exchange
         learner.samples = 18
-        algorithm.restored(state, parameters, learner.local_step, comm)
-        algorithm.exchange_after(state, 20, parameters)
-        assert state.residuals.has_non_owned
-        algorithm.exchange_after(state, 20, parameters).sum(parameters.flat, state.residuals)
-        assert not state.residuals.has_non_owned
+        exchange.restored()
+        learner.samples = 20
+        assert exchange._at_present().codecs[0].bits == 2
+        assert exchange.residuals.has_non_owned
+        exchange.sum(learner.parameters.flat)
+        assert not exchange.residuals.has_non_owned
 
     on_ranks(body)
 
