@@ -99,22 +99,22 @@ def predictions(report: Report) -> Any:
 
 
 def by_size(report: Report) -> Any:
-    """Time of a sum by the vector's size, for each way; and what the links allow."""
+    """Time of a sum by the vector's size, for each variant; and what the links allow."""
     figure, axes = require_matplotlib().subplots(figsize=(8.5, 6.5), layout="constrained")
-    ways: dict[str, list[tuple[float, Row]]] = {}
+    variants: dict[str, list[tuple[float, Row]]] = {}
     for row in report.rows:
         parts = re.match(r"([\d.]+) MB, (.*)", row.name)
         if parts and row.unit == "ms":
-            way = re.sub(r"auto.*", "auto", parts[2])
-            ways.setdefault(way, []).append((float(parts[1]), row))
+            variant = re.sub(r"auto.*", "auto", parts[2])
+            variants.setdefault(variant, []).append((float(parts[1]), row))
     colors = dict(zip(("32 bit", "8 bit", "4 bit", "2 bit", "1 bit"), _colors(), strict=False))
     limits = set()
-    for way, each in ways.items():
+    for variant, each in variants.items():
         sizes = [size for size, _ in each]
-        bits = way.split(",")[0]
-        color = colors.get(bits, {"auto": "black", "gloo": "#8c564b"}.get(way, LIMIT))
-        style = "-o" if "pipelined" in way else "--s" if "collective" in way else ":^"
-        axes.plot(sizes, [row.value for _, row in each], style, color=color, label=way)
+        bits = variant.split(",")[0]
+        color = colors.get(bits, {"auto": "black", "gloo": "#8c564b"}.get(variant, LIMIT))
+        style = "-o" if "pipelined" in variant else "--s" if "collective" in variant else ":^"
+        axes.plot(sizes, [row.value for _, row in each], style, color=color, label=variant)
         if bits in colors and bits not in limits:
             limits.add(bits)
             ideal = [row.value / (row.ratio or 1) for _, row in each]

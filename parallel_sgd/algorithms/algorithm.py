@@ -115,7 +115,7 @@ class Algorithm(Options, ABC, Generic[StateT]):
         to the algorithm from here on. Local.
         """
 
-    def problem(self, state: StateT, work: Work, minibatch: Minibatch) -> str | None:
-        """Why this rank's gradient cannot be trained on, in one line; None where it can. Asked
-        before the ranks agree on a minibatch, whose `total` nobody knows yet. Local."""
+    def problem(self, state: StateT, work: Work, samples: int) -> str | None:
+        """Why this rank's gradient, of so many samples, cannot be trained on, in one line; None
+        where it can. Asked before the ranks agree on a minibatch. Local."""
         return problem_with(work.gradient.flat)

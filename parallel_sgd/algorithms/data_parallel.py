@@ -74,10 +74,11 @@ class DataParallelSGD(Algorithm[DataParallelState]):
             )
 
     def init(self, work: Work) -> DataParallelState:
+        optimizer = work.optimizer
         exchange = ExchangeState.init(
             self.exchange,
             work.parameters,
-            lambda: work.samples,
+            lambda: optimizer.state.samples,
             work.comm,
             background=self.double_buffering,
             overlap=self.overlap,
@@ -121,11 +122,11 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         if self.overlap and work.samples >= self.distributed_after:
             state.exchange.ready(name, work.gradient.flat)
 
-    def problem(self, state: DataParallelState, work: Work, minibatch: Minibatch) -> str | None:
+    def problem(self, state: DataParallelState, work: Work, samples: int) -> str | None:
         overlapped = state.exchange.overlapped
         if overlapped is None or not overlapped.running:
             return problem_with(work.gradient.flat, state.exchange.fewest_bits)
-        if minibatch.samples == 0:
+        if samples == 0:
             return "samples=0 must be more after learner.ready has told of a gradient"
         overlapped.all_ready(state.exchange.fewest_bits)
         return overlapped.problem

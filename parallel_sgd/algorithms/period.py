@@ -44,7 +44,9 @@ class BlockPeriod(Period):
     block_samples: int | None = option(None, Whole(1), "samples of all ranks in a block")
 
     def samples_on(self, ranks: int) -> int | None:
-        return super().samples_on(ranks) if self.block_samples is None else self.block_samples
+        if self.block_samples is not None:
+            return self.block_samples
+        return None if self.sync_period is None else self.sync_period * ranks
 
     def length(self, samples: int, ranks: int) -> float:
         """So many samples of all ranks as this period counts them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
 from typing import Any, get_type_hints
 
@@ -13,28 +13,34 @@ from ..validation import shown
 
 
 def add_options(
-    parser: argparse.ArgumentParser, title: str, kinds: Mapping[str, type], chosen: str
+    parser: argparse.ArgumentParser,
+    title: str,
+    kinds: Mapping[str, type],
+    chosen: str,
+    reserved: Collection[str],
 ) -> None:
     """Add the options of one class, under one heading; those of the others are read, and not shown.
 
     Args:
         kinds: classes of options by the name under which the user chooses among them.
         chosen: of them. What is not given stays absent from the namespace.
+        reserved: names that they may not have.
     Raises:
         UserError: a class has an option of which the command line cannot say what it must be, or
-            one that the parser already has.
+            one of a reserved name.
     """
     group = parser.add_argument_group(title)
-    known = {action.dest for action in parser._actions}
     added: set[str] = set()
     for kind in [chosen, *kinds]:
         for option in all_options(kinds[kind]):
             if option.field.metadata.get("python_only") or option.name in added:
                 continue
             added.add(option.name)
-            where = f"option {option.name} of {kinds[kind].__name__}"
-            if option.name in known:
-                raise UserError(f"{where} must have another name: the program has one of that name")
+            if option.name in reserved:
+                raise UserError(
+                    f"option {option.name} of {kinds[kind].__name__} must have another name: "
+                    f"train.py has --{option.name.replace('_', '-')} already"
+                )
             _add(group, option, check_of(option, kinds[kind]), shown=kind == chosen)
 
 

@@ -6,7 +6,7 @@ import argparse
 import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,6 @@ from .parser import Parser
 from .reporting import blocks, finish, print_choices, print_progress, ranks_in_words
 from .saving import KEEP, add_saving_options, resumed_run
 
-#: Options that belong to an algorithm or optimizer.
-KINDS: tuple[Any, ...] = (*ALGORITHMS.values(), *OPTIMIZERS.values())
-FIELDS = {option.name for kind in KINDS for option in all_options(kind)}
-
 #: Data that need no file: the number of classes, and who reads them.
 BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
     "digits": (DIGITS_CLASSES, digits),
@@ -66,8 +62,16 @@ examples:
 """
 
 
-def parser(algorithm: str = "data-parallel", optimizer: str = "sgd") -> argparse.ArgumentParser:
-    """All options of a training run, and of them shown those of this algorithm and optimizer."""
+def parser(
+    algorithm: str = "data-parallel",
+    optimizer: str = "sgd",
+    algorithms: Mapping[str, type[Algorithm[Any]]] = ALGORITHMS,
+) -> argparse.ArgumentParser:
+    """All options of a training run, and of them shown those of this algorithm and optimizer.
+
+    Raises:
+        UserError: an algorithm has options that cannot be options of the command line.
+    """
     p = Parser(
         prog="train.py",
         description="Train a softmax classifier on all ranks that mpiexec started.",
@@ -155,9 +159,11 @@ def parser(algorithm: str = "data-parallel", optimizer: str = "sgd") -> argparse
     add_saving_options(p)
     choose = p.add_argument_group("method")
     add_choices(choose)
-    add_options(p, f"--algorithm {algorithm}", ALGORITHMS, algorithm)
+    own = {action.dest for action in p._actions}
+    of_optimizers = {option.name for kind in OPTIMIZERS.values() for option in all_options(kind)}
+    add_options(p, f"--algorithm {algorithm}", algorithms, algorithm, own | of_optimizers)
     rate = f"(where neither lr is given: {DEFAULT_LR[optimizer]})"
-    add_options(p, f"--optimizer {optimizer} {rate}", OPTIMIZERS, optimizer)
+    add_options(p, f"--optimizer {optimizer} {rate}", OPTIMIZERS, optimizer, own)
     return p
 
 
@@ -239,12 +245,14 @@ def train_on(
         return data
 
     train, test = comm.together(prepare)
+    kinds: list[Any] = [*ALGORITHMS.values(), *OPTIMIZERS.values()]
+    described_below = {option.name for kind in kinds for option in all_options(kind)}
     described = {
         "parallel_sgd": __version__,
         "ranks": comm.size,
         "workers": len(workers),
         "host": platform.node(),
-        **{name: value for name, value in vars(options).items() if name not in FIELDS},
+        **{name: value for name, value in vars(options).items() if name not in described_below},
         "algorithm": describe(algorithm),
         "optimizer": describe(optimizer),
     }

@@ -109,6 +109,12 @@ def registered_bits() -> tuple[float, ...]:
     return tuple(sorted(_registry))
 
 
+def bits_with(option: str) -> tuple[float, ...]:
+    """Those whose codec has an option of that name. Local."""
+    has = {bits: {field.name for field in fields(_registry[bits])} for bits in registered_bits()}
+    return tuple(bits for bits, names in has.items() if option in names)
+
+
 def codec_for(
     gradient_bits: float,
     *,

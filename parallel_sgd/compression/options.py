@@ -8,7 +8,7 @@ from typing import Any
 
 from ..kernels import body
 from ..options import Choice, Options, Whole, option, options
-from .codec import Codec, codec_for, registered_bits
+from .codec import Codec, bits_with, codec_for, registered_bits
 
 __all__ = ["AUTO", "LARGEST", "CompressionOptions", "GradientBits", "problem_with"]
 
@@ -68,12 +68,11 @@ class CompressionOptions(Options):
             UserError: it has none.
         """
 
-        def may_be(*any_of: float) -> bool:
-            return AUTO in bits or not bits.isdisjoint(any_of)
-
-        self.require_use("threshold", may_be(1), "gradient_bits=1")
-        self.require_use("half_format", may_be(16), "gradient_bits=16")
-        few = may_be(*(number for number in registered_bits() if number < 32))
+        for name in ("threshold", "half_format"):
+            with_it = bits_with(name)
+            needs = f"gradient_bits={' or '.join(map(str, with_it))}"
+            self.require_use(name, AUTO in bits or not bits.isdisjoint(with_it), needs)
+        few = any(isinstance(number, str) or number < 32 for number in bits)
         self.require_use("error_feedback", few, "gradient_bits of less than 32")
 
 

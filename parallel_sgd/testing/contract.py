@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from ..command_line.train import parser
 from ..errors import UserError
 from ..state import Meaning
 from ..training import Learner
@@ -22,17 +23,22 @@ OF_ARRAYS = ("mean", "sum", "stripe")
 
 @check()
 def options(case: Case) -> str | None:
-    """An algorithm is a frozen dataclass with keyword-only options, told by its repr."""
+    """An algorithm is a frozen dataclass with keyword-only options, told by its repr, of which the
+    command line can make its own."""
     algorithm = case.algorithm
     kind = type(algorithm)
     own = "__dataclass_fields__" in vars(kind) or not vars(kind).get("__annotations__")
     if not own or not getattr(getattr(kind, "__dataclass_params__", None), "frozen", False):
-        return f"{kind.__name__} must be a frozen dataclass: @dataclass(frozen=True, kw_only=True)"
+        return f"{kind.__name__} must be a frozen dataclass: @parallel_sgd.options.options"
     for option in fields(algorithm):
         if not option.kw_only:
-            return f"{option.name} must be keyword-only: @dataclass(frozen=True, kw_only=True)"
+            return f"{option.name} must be keyword-only: @parallel_sgd.options.options"
         if option.default is MISSING and option.default_factory is MISSING:
             return f"{option.name} must have a default, for the command line"
+    try:
+        parser("new", algorithms={"new": kind})
+    except UserError as error:
+        return str(error)
     text = repr(algorithm)
     if " at 0x" in text:
         return f"ranks compare algorithms by their repr, but it names an address: {text}"

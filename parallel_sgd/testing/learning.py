@@ -170,16 +170,15 @@ def _way(
 
     for row in gradients:
         step(row[case.comm.rank] if learner.distributed else np.sum(row, axis=0))
-    paused, still = 0, False
-    while paused < MOST_PAUSES if pauses is None else paused < pauses:
+    paused = 0
+    while paused < (MOST_PAUSES if pauses is None else pauses):
         before = gone()
         for _ in range(PAUSE):
             step(0.0)
-        paused += 1
-        moved = float(np.abs(gone() - before).max())
-        still = max(case.comm.allgather_object(moved)) <= STILL
-        if still and pauses is None:
+        moved = max(case.comm.allgather_object(float(np.abs(gone() - before).max())))
+        if pauses is None and moved <= STILL:
             break
+        paused += 1
     way = Way(gone(), _declared(learner))
     learner.finish()
     return way, paused

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 from ..algorithms import Algorithm, Minibatch, Work
 from ..communication import Communicator, InBackground
@@ -23,6 +23,8 @@ from .expected import MOST_SAMPLES, Expected, Feed
 from .in_common import FAIL, FINISH, LOAD, MEET, STEP, InCommon
 from .performance import SyncPerformance
 from .warm_start import train_alone
+
+Result = TypeVar("Result")
 
 
 class Learner:
@@ -296,7 +298,7 @@ class Learner:
         Returns:
             The same, where not.
         """
-        if not self.distributed:
+        if self.local_step.state.samples < self.algorithm.distributed_after:
             return train_alone(self._work, samples, self.algorithm.distributed_after)
         total = self._agree(samples, announced)
         if total:
@@ -308,20 +310,17 @@ class Learner:
         of all of them."""
         algorithm, problem = self.algorithm, None
         if algorithm.synchronizes_every_step:
-            minibatch = Minibatch(samples, samples if announced is None else announced)
-            problem = algorithm.problem(self.state, self._work, minibatch)
+            problem = algorithm.problem(self.state, self._work, samples)
         elif announced is not None:
             return announced
         elif algorithm.asynchronous:
             return samples * self.comm.size
-        with self._drained_at_end():
-            return self.group.agree(problem, samples)
+        return self._together(self.group.agree, problem, samples)
 
-    @contextmanager
-    def _drained_at_end(self) -> Iterator[None]:
-        """Where training ends for all ranks, what is under way is brought to an end."""
+    def _together(self, wait: Callable[..., Result], *arguments: Any) -> Result:
+        """Wait for all ranks; where training ends for all, what is under way comes to its end."""
         try:
-            yield
+            return wait(*arguments)
         except SharedError:
             for component in self.components:
                 component.drain()
@@ -338,8 +337,9 @@ class Learner:
         """
         self._require_open()
         self.expect_nothing()
-        with self.in_common.during(FAIL, self.comm), self._drained_at_end():
-            self.group.fail(problem)
+        with self.in_common.during(FAIL, self.comm):
+            self._together(self.group.fail, problem)
+        raise AssertionError("unreachable")
 
     def meet(self) -> None:
         """Find out whether all ranks have come so far: before collectives of your own on `comm`,
@@ -350,8 +350,8 @@ class Learner:
                 common differs: the minibatches so far, the samples trained on, the model.
         """
         self._require_open()
-        with self.in_common.during(MEET, self.comm), self._drained_at_end():
-            self.group.meet()
+        with self.in_common.during(MEET, self.comm):
+            self._together(self.group.meet)
 
     @contextmanager
     def aside(self, name: str) -> Iterator[None]:
@@ -407,8 +407,7 @@ class Learner:
 
     def _finish(self) -> None:
         try:
-            with self._drained_at_end():
-                self.group.meet_to_finish()
+            self._together(self.group.meet_to_finish)
         except SharedError:
             shared = self.common_model()
             if shared is not self.parameters.flat:  # this rank's own model may not be finite

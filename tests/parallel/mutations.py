@@ -142,9 +142,9 @@ def forgets_when_bits_change(right: Any) -> Any:
 
 
 def exchanges_before_it_checks(right: Any) -> Any:
-    def problem(self, state, work, minibatch):
+    def problem(self, state, work, samples):
         state.exchange.sum(work.gradient.flat.copy())
-        return right(self, state, work, minibatch)
+        return right(self, state, work, samples)
 
     return problem
 

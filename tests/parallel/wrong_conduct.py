@@ -128,7 +128,7 @@ class NeverMeets(Everybody):
 
 
 class TakesWhatIsNotFinite(DataParallelSGD):
-    def problem(self, state, work, minibatch):
+    def problem(self, state, work, samples):
         return None
 
 
@@ -161,9 +161,9 @@ class LeavesNothing(ModelAveragingSGD):
 
 
 class MovesTheSharedModel(DataParallelSGD):
-    def problem(self, state, work, minibatch):
+    def problem(self, state, work, samples):
         work.parameters.flat[...] += 1
-        return super().problem(state, work, minibatch)
+        return super().problem(state, work, samples)
 
     def step(self, state, work, minibatch):
         work.parameters.flat[...] -= 1

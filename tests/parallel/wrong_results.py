@@ -142,10 +142,10 @@ class LeavesWithoutSamples(DataParallelSGD):
 
 
 class ChangesWithoutSamples(DataParallelSGD):
-    def problem(self, state, work, minibatch):
-        if minibatch.samples == 0:
+    def problem(self, state, work, samples):
+        if samples == 0:
             work.parameters.flat[...] *= 1.001
-        return super().problem(state, work, minibatch)
+        return super().problem(state, work, samples)
 
 
 class Guesses(ModelAveragingSGD):

@@ -273,11 +273,11 @@ def test_what_no_state_may_hold_is_named(value, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_lines_of_the_readme(tmp_path, monkeypatch):
+def test_the_lines_of_the_documentation(tmp_path, monkeypatch):
     """Pasted as they are, beside an older checkpoint: what was saved is what is loaded."""
     monkeypatch.chdir(tmp_path)
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (lines,) = (block for block in readme.split("```") if "checkpoints.save(" in block)
+    text = (Path(__file__).parents[2] / "docs" / "using.md").read_text()
+    (lines,) = (block for block in text.split("```") if "checkpoints.save(" in block)
     learner = train(learner_of(), 1)
     psgd.Checkpoints("checkpoints").save(learner, background=False)
     slow, right = threading.Event(), checkpoint_files.publish
