@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from dataclasses import dataclass
 
@@ -202,44 +201,6 @@ def test_schedules_of_a_users_own_that_differ(on_ranks):
     message, size = errors_of(on_ranks, body)
     assert (message is None) == (size == 1)
     assert size == 1 or f"rank {size - 1}: Ramp(width=8)" in message
-
-
-def test_bits_that_change_are_a_copy():
-    bits = {0: 32, 10: 1}
-    algorithm = DataParallelSGD(gradient_bits=bits)
-    bits[0] = 7
-    assert algorithm.gradient_bits == {0: 32, 10: 1}
-    assert len({algorithm, DataParallelSGD(gradient_bits={10: 1, 0: 32})}) == 1
-    assert pickle.loads(pickle.dumps(algorithm)) == algorithm
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *(
-            ({"distributed_after": value}, f"distributed_after={text} must be a whole number, at l")
-            for value, text in [
-                *((value, repr(value)) for value in (-1, 1.5, np.nan, np.inf, True, "5", None)),
-                (np.float64(5), "5.0"),
-            ]
-        ),
-        *(
-            ({"gradient_bits": {0: 1, value: 2}}, f"gradient_bits: samples={value} must be a whole")
-            for value in (1.5, np.nan, None, -1)
-        ),
-        (
-            {"gradient_bits": {0: True}},
-            r"gradient_bits\[0\]=True must be one of 1, 2, 4, 8, 16, 32",
-        ),
-        ({"gradient_bits": [1]}, r"gradient_bits=\[1\] must be one of 1, 2, 4, 8, 16, 32"),
-        ({"gradient_bits": None}, "gradient_bits=None must be one of 1, 2, 4, 8, 16, 32"),
-        ({"block_size": True}, "block_size=True must be a whole number from 1 to 1048576"),
-        ({"half_format": None}, "half_format=None must be 'float16' or 'bfloat16'"),
-    ],
-)
-def test_options_that_are_not_plain_values(options, message):
-    with pytest.raises(UserError, match=f"^{message}"):
-        DataParallelSGD(**options)
 
 
 def test_another_version_of_the_library(on_ranks, monkeypatch):

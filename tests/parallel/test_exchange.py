@@ -7,7 +7,6 @@ import pytest
 from cases import CODECS, LAYOUTS, gradient_of, zeros
 from invariants import (
     conserves_gradients,
-    does_not_depend_on_who_is_which_rank,
     equals_two_stages_in_one_place,
     sums_in_rank_order,
 )
@@ -48,11 +47,6 @@ def test_stripes_of_many_blocks(on_ranks, monkeypatch):
     monkeypatch.setattr("parallel_sgd.exchange.reduction.IN_CACHE", 300)
     for codec in (OneBit(block_size=100), codec_for(4, block_size=257)):
         on_ranks(lambda comm, codec=codec: equals_two_stages_in_one_place(comm, codec, "long"))
-
-
-@every_codec
-def test_who_is_which_rank_does_not_matter(on_ranks, codec):
-    on_ranks(lambda comm: does_not_depend_on_who_is_which_rank(comm, codec))
 
 
 def test_float16_keeps_what_is_too_large_for_it(on_ranks):

@@ -15,7 +15,6 @@ from local_updates import ALGORITHMS, equals_the_equations
 from parallel_sgd import (
     SGD,
     BlockMomentumSGD,
-    DiLoCo,
     Learner,
     ModelAveragingSGD,
     MomentumSGD,
@@ -32,9 +31,6 @@ IDENTITIES = [
     local_updates.cntk_is_classical_with_a_larger_rate,
     local_updates.slow_momentum_is_classical_at_a_constant_rate,
     local_updates.diloco_is_nesterov_block_momentum,
-    local_updates.identical_data_are_one_rank,
-    local_updates.one_rank_is_serial,
-    local_updates.swapped_ranks_train_the_same_model,
 ]
 
 
@@ -139,48 +135,6 @@ def test_a_local_step_allocates_nothing(on_ranks, overlap):
     assert max(max(peaks) for peaks in results) < 4 * 2**18 / 100 * len(results)
 
 
-@pytest.mark.parametrize("bits", [1, 32])
-def test_what_is_left_is_synchronized_at_the_end_and_only_once(on_ranks, bits):
-    def body(comm):
-        parameters = zeros("large and small")
-        algorithm = DiLoCo(sync_steps=100, gradient_bits=bits, block_size=BLOCK_SIZE)
-        learner = Learner(parameters, SGD(lr=0.1), algorithm, comm)
-        learner.finish()
-        assert not parameters.flat.any()
-        for step in range(3):
-            learner.gradient.flat[:] = gradient_of(comm.rank, step, parameters.flat.size)
-            learner.step(samples=1 + comm.rank)
-        with learner.shared_model():
-            assert not parameters.flat.any()
-        assert parameters.flat.any()
-        learner.finish()
-        same_on_all_ranks(comm, parameters.flat)
-        final = parameters.flat.copy()
-        assert final.any()
-        learner.finish()
-        assert np.array_equal(parameters.flat, final)
-
-    on_ranks(body)
-
-
-def test_a_block_without_samples_changes_nothing(on_ranks):
-    """Not even by the outer momentum."""
-
-    def body(comm):
-        parameters = zeros("large and small")
-        learner = Learner(parameters, SGD(lr=0.1), DiLoCo(sync_steps=2), comm)
-        for step in range(2):
-            learner.gradient.flat[:] = gradient_of(comm.rank, step, parameters.flat.size)
-            learner.step(samples=1)
-        before = parameters.flat.copy()
-        for _ in range(5):
-            assert learner.step(samples=0) == 0
-        learner.finish()
-        assert np.array_equal(parameters.flat, before)
-
-    on_ranks(body)
-
-
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
@@ -225,34 +179,6 @@ def test_a_model_that_is_not_finite_ends_the_block_of_all(on_ranks, bits, overla
             *([] if residuals is None else [residuals.worker_error, residuals.owner_error["0"]]),
         ):
             assert np.isfinite(array).all()
-
-    on_ranks(body)
-
-
-@pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("overlap", [0, 3])
-@pytest.mark.parametrize("where", ["step", "meet", "finish"])
-def test_a_rank_that_fails_within_a_block_is_heard_where_they_meet(on_ranks, where, overlap, told):
-    def body(comm):
-        algorithm = ModelAveragingSGD(sync_steps=4, overlap_samples=overlap)
-        learner = Learner(zeros("one block"), SGD(lr=0.1), algorithm, comm)
-        learner.gradient.flat.fill(1)
-
-        def take(steps):
-            for _ in range(steps):
-                if told:
-                    learner.expect(1, comm.size)
-                learner.step(samples=1)
-
-        def go_on():
-            if comm.rank == comm.size - 1:
-                learner.fail("label 12")
-            take(10 if where == "step" else 2)
-            getattr(learner, where)()
-
-        take(5)
-        with pytest.raises(UserError, match=rf"label 12 \(on rank {comm.size - 1}\)"):
-            go_on()
 
     on_ranks(body)
 
@@ -333,26 +259,5 @@ def test_minibatches_may_be_fetched_ahead_added_up_or_left(on_ranks, kind, way):
             assert total == 15 * 4 * comm.size
         elif way != "added up":
             assert total == 606 * (1 if kind is Source else comm.size)
-
-    on_ranks(body)
-
-
-def test_uneven_data_of_their_own(on_ranks):
-    """Ranks with 5, 12, 19, ... samples and one with none; all finish with one model."""
-
-    def body(comm):
-        count = 0 if comm.size > 1 and comm.rank == comm.size - 1 else 5 + 7 * comm.rank
-        total = sum(comm.allgather_object(count))
-        parameters = Parameters({"w": np.zeros(3)})
-        learner = Learner(parameters, SGD(lr=0.1), BlockMomentumSGD(sync_period=4), comm)
-        random = np.random.default_rng(comm.rank)
-        x, y = random.standard_normal((count, 3)) + comm.rank, np.zeros(count, int)
-        source = RankSource(x, y, minibatch_size=2 * comm.size, epochs=3, dtype=np.float64)
-        for x, _ in source.minibatches(learner):
-            learner.gradient.flat[:] = (parameters.flat - x).sum(axis=0)
-            learner.step(samples=len(x))
-        learner.finish()
-        assert learner.samples == 3 * total
-        same_on_all_ranks(comm, parameters.flat)
 
     on_ranks(body)

@@ -198,11 +198,6 @@ def test_double_buffering_is_one_minibatch_late(on_ranks, transport, bits):
     on_ranks(body)
 
 
-def test_one_way_of_overlap_at_a_time():
-    with pytest.raises(UserError, match="overlap=True and double_buffering=True: at most one"):
-        DataParallelSGD(overlap=True, double_buffering=True)
-
-
 def test_a_model_tells_of_its_parameters(on_ranks):
     """Last ones first, once each, when their gradient is complete."""
     import parallel_sgd as psgd
