@@ -5,19 +5,32 @@ The checks are those of `test_mutations`, by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from cases import CODECS
 
+import parallel_sgd
 from parallel_sgd import Communicator, DataParallelSGD
 from parallel_sgd.communication.threads import ThreadCommunicator
 from parallel_sgd.exchange import Exchange, ExchangeState
 from parallel_sgd.training import learner
 
+STATING = [
+    "invariants",
+    "learners",
+    "local_updates",
+    "hosts",
+    "served_identities",
+    "served_training",
+]
 LOSSY = [name for name in CODECS if name != "32 bits"]
 CONSERVATION = [f"conservation, {name}" for name in LOSSY]
 TWO_STAGES = [f"two stages, {name}" for name in LOSSY]
@@ -37,6 +50,23 @@ class Mutation:
     name: str
     wrong: Callable[[Any], Any]
     killed_by: list[str]
+
+    def __str__(self) -> str:
+        return f"{self.fault}, {self.name}"
+
+
+@contextmanager
+def broken(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """With a fault in the package, what must fail, in a module that states what must hold."""
+    right = getattr(mutation.target, mutation.name)
+    monkeypatch.setattr(mutation.target, mutation.name, mutation.wrong(right))
+    errors = (AssertionError, pytest.fail.Exception)
+    with pytest.raises(errors) as caught, np.errstate(all="ignore"):
+        yield
+    here, package = Path(__file__).parent, Path(parallel_sgd.__file__).parent
+    files = [Path(frame.filename) for frame in traceback.extract_tb(caught.value.__traceback__)]
+    ours = [file for file in files if here in file.parents or package in file.parents]
+    assert ours[-1] in [here / f"{name}.py" for name in STATING], "noticed by the package or patch"
 
 
 def around_sum(before: Any = None, after: Any = None) -> Callable[[Any], Any]:

@@ -6,10 +6,8 @@ ranks.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,16 +35,14 @@ from local_updates import (
     equals_the_equations,
     slow_momentum_is_classical_at_a_constant_rate,
 )
-from mutations import MUTATIONS, Mutation
+from mutations import MUTATIONS, Mutation, broken
 from pipeline_mutations import PIPELINE_MUTATIONS
 
-import parallel_sgd
 from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.communication import messages
 from parallel_sgd.communication.threads import ThreadCommunicator
 from parallel_sgd.exchange import scheduler
 
-STATING = ("invariants", "learners", "local_updates", "hosts")
 RANKS = 3  # with two, a sum does not depend on the order
 Check = Callable[[Communicator], None]
 
@@ -126,21 +122,12 @@ def test_without_a_fault_all_checks_pass(check):
 
 @pytest.mark.parametrize(
     ("mutation", "check"),
-    [
-        pytest.param(mutation, check, id=f"{mutation.fault}, {mutation.name}: {check}")
-        for mutation in ALL
-        for check in noticed_by(mutation)
-    ],
+    [(mutation, check) for mutation in ALL for check in noticed_by(mutation)],
+    ids=str,
 )
 def test_a_fault_is_noticed(mutation, check, monkeypatch):
-    right = getattr(mutation.target, mutation.name)
-    monkeypatch.setattr(mutation.target, mutation.name, mutation.wrong(right))
-    with (
-        pytest.raises((AssertionError, pytest.fail.Exception)) as caught,
-        np.errstate(all="ignore"),
-    ):
+    with broken(mutation, monkeypatch):
         simulate(RANKS, CHECKS[check], timeout_s=20)
-    assert raised_by_a_check(caught.value), "noticed by the package or the patch, not by the check"
 
 
 def test_a_message_that_is_lost_is_not_waited_for_without_end(monkeypatch):
@@ -154,11 +141,3 @@ def test_a_message_that_is_lost_is_not_waited_for_without_end(monkeypatch):
     monkeypatch.setattr(scheduler.Scheduler, "send", send)
     with pytest.raises(UserError, match=r"timeout_s=0\.5"):
         simulate(RANKS, CHECKS["order, pipelined"], timeout_s=0.5)
-
-
-def raised_by_a_check(error: BaseException) -> bool:
-    """Whether it was an assertion of a module that states what must hold."""
-    here, package = Path(__file__).parent, Path(parallel_sgd.__file__).parent
-    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    ours = [file for file in files if here in file.parents or package in file.parents]
-    return ours[-1] in [here / f"{name}.py" for name in STATING]
