@@ -221,11 +221,8 @@ def test_another_version_of_the_library(on_ranks, monkeypatch):
     assert size == 1 or message.startswith("parallel_sgd version must be the same on all ranks")
 
 
-def test_all_ranks_start_from_the_first_ones_parameters(on_ranks):
-    def body(comm):
-        parameters = zeros({"W": (2, 3), "b": (6,)})
-        parameters.flat[:] = comm.rank + np.arange(12)
-        Learner(parameters, SGD(lr=0.1), DataParallelSGD(), comm)
-        assert np.array_equal(parameters.flat, np.arange(12))
-
-    on_ranks(body)
+def test_all_ranks_start_from_the_first_ones_parameters(comm):
+    parameters = zeros({"W": (2, 3), "b": (6,)})
+    parameters.flat[:] = comm.rank + np.arange(12)
+    Learner(parameters, SGD(lr=0.1), DataParallelSGD(), comm)
+    assert np.array_equal(parameters.flat, np.arange(12))

@@ -246,21 +246,17 @@ def test_where_bits_cannot_be_chosen_nothing_is_measured(on_ranks, monkeypatch):
 
 
 @pytest.mark.threads(1, 3)
-def test_what_is_really_measured(on_ranks):
+def test_what_is_really_measured(comm):
     """Links between ranks and kernels, in numbers that can be; as said, and as JSON."""
-
-    def body(comm):
-        found = measure(comm, Topology.flat(comm.size).hosts) if comm.size > 1 else None
-        if found is None:
-            return
-        assert len(set(map(str, comm.allgather_object(found)))) == 1
-        assert 0 < found.link.latency_s < 1 and 1e6 < found.link.bytes_per_s < 1e12
-        assert found.seconds(10**8, 32) > found.seconds(10**6, 32) > 0
-        assert found.best_bits(10**6) in registered_bits()
-        assert f"links of {found.link.bytes_per_s / 1e6:,.4g} MB/s" in str(found)
-        json.dumps(found.as_dict(), allow_nan=False)
-
-    on_ranks(body)
+    found = measure(comm, Topology.flat(comm.size).hosts) if comm.size > 1 else None
+    if found is None:
+        return
+    assert len(set(map(str, comm.allgather_object(found)))) == 1
+    assert 0 < found.link.latency_s < 1 and 1e6 < found.link.bytes_per_s < 1e12
+    assert found.seconds(10**8, 32) > found.seconds(10**6, 32) > 0
+    assert found.best_bits(10**6) in registered_bits()
+    assert f"links of {found.link.bytes_per_s / 1e6:,.4g} MB/s" in str(found)
+    json.dumps(found.as_dict(), allow_nan=False)
 
 
 def test_a_resumed_run_keeps_its_bits(on_ranks, links, monkeypatch):

@@ -33,10 +33,7 @@ def test_residuals_survive_a_change_of_bits(on_ranks, schedule, block_size):
 
 
 @pytest.mark.parametrize("bits", [1, 16, {0: 32, 100: 1}])
-def test_few_bits_are_for_float32(on_ranks, bits):
-    def body(comm):
-        parameters = zeros("large and small", np.float64)
-        with pytest.raises(UserError, match=r"needs float32 parameters, but these are float64"):
-            Learner(parameters, MomentumSGD(lr=0.1), DataParallelSGD(gradient_bits=bits), comm)
-
-    on_ranks(body)
+def test_few_bits_are_for_float32(comm, bits):
+    parameters = zeros("large and small", np.float64)
+    with pytest.raises(UserError, match=r"needs float32 parameters, but these are float64"):
+        Learner(parameters, MomentumSGD(lr=0.1), DataParallelSGD(gradient_bits=bits), comm)

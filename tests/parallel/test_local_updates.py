@@ -86,22 +86,18 @@ class Silent:
 
 
 @pytest.mark.parametrize("source", [Source, RankSource])
-def test_within_a_block_nothing_is_communicated(on_ranks, source):
+def test_within_a_block_nothing_is_communicated(comm, source):
     """And a block's end costs one exchange in 32 bits."""
-
-    def body(comm):
-        parameters = Parameters({"w": np.zeros(9, np.float32)})
-        learner = Learner(parameters, SGD(lr=0.1), ModelAveragingSGD(sync_steps=5), comm)
-        x, y = np.eye(9, dtype=np.float32)[np.arange(200) % 9], np.arange(200)
-        minibatches = source(x, y, minibatch_size=4 * comm.size, epochs=10).minibatches(learner)
-        for step, (x, _) in zip(range(10), minibatches, strict=False):
-            learner.comm = comm if step % 5 == 4 else Silent(comm)
-            learner.gradient.flat[:] = x.sum(axis=0)
-            learner.step(samples=len(x))
-            blocks = (step + 1) // 5
-            assert learner.bytes_sent == blocks * (comm.size - 1) * 9 * 4
-
-    on_ranks(body)
+    parameters = Parameters({"w": np.zeros(9, np.float32)})
+    learner = Learner(parameters, SGD(lr=0.1), ModelAveragingSGD(sync_steps=5), comm)
+    x, y = np.eye(9, dtype=np.float32)[np.arange(200) % 9], np.arange(200)
+    minibatches = source(x, y, minibatch_size=4 * comm.size, epochs=10).minibatches(learner)
+    for step, (x, _) in zip(range(10), minibatches, strict=False):
+        learner.comm = comm if step % 5 == 4 else Silent(comm)
+        learner.gradient.flat[:] = x.sum(axis=0)
+        learner.step(samples=len(x))
+        blocks = (step + 1) // 5
+        assert learner.bytes_sent == blocks * (comm.size - 1) * 9 * 4
 
 
 @pytest.mark.parametrize("overlap", [0, 10**6])
@@ -142,75 +138,61 @@ def test_a_local_step_allocates_nothing(on_ranks, overlap):
         (BlockMomentumSGD(sync_period=1), "sync_period=1 must be at least a rank's part of a mini"),
     ],
 )
-def test_a_block_smaller_than_a_minibatch_is_refused(on_ranks, algorithm, message):
-    def body(comm):
-        learner = Learner(zeros("one block"), SGD(lr=0.1), algorithm, comm)
-        with pytest.raises(SharedError, match=f"{message}.*{8 * comm.size} samples"):
-            learner.step(samples=8)
-
-    on_ranks(body)
+def test_a_block_smaller_than_a_minibatch_is_refused(comm, algorithm, message):
+    learner = Learner(zeros("one block"), SGD(lr=0.1), algorithm, comm)
+    with pytest.raises(SharedError, match=f"{message}.*{8 * comm.size} samples"):
+        learner.step(samples=8)
 
 
 @pytest.mark.parametrize("bits", [1, 32])
 @pytest.mark.parametrize("overlap", [0, 10**6])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_model_that_is_not_finite_ends_the_block_of_all(on_ranks, bits, overlap, value):
+def test_a_model_that_is_not_finite_ends_the_block_of_all(comm, bits, overlap, value):
     """Φ, the momentum and the residuals stay clean."""
-
-    def body(comm):
-        algorithm = BlockMomentumSGD(
-            sync_steps=3, gradient_bits=bits, block_size=BLOCK_SIZE, overlap_samples=overlap
-        )
-        learner = Learner(zeros("large and small"), SGD(lr=0.1), algorithm, comm)
-        culprit = comm.size - 1
-        for step in range(6):
-            learner.gradient.flat[:] = gradient_of(comm.rank, step, learner.gradient.flat.size)
-            if comm.rank == culprit and step == 4:
-                learner.gradient.flat[3] = value
-            if step < 5:
-                learner.step(samples=2)
-        with pytest.raises(UserError, match=rf"model's change .* not finite.*rank {culprit}\)$"):
+    algorithm = BlockMomentumSGD(
+        sync_steps=3, gradient_bits=bits, block_size=BLOCK_SIZE, overlap_samples=overlap
+    )
+    learner = Learner(zeros("large and small"), SGD(lr=0.1), algorithm, comm)
+    culprit = comm.size - 1
+    for step in range(6):
+        learner.gradient.flat[:] = gradient_of(comm.rank, step, learner.gradient.flat.size)
+        if comm.rank == culprit and step == 4:
+            learner.gradient.flat[3] = value
+        if step < 5:
             learner.step(samples=2)
-        learner.wait()
-        residuals = learner.state.exchange.residuals
-        for array in (
-            learner.state.start,
-            learner.state.momentum,
-            *([] if residuals is None else [residuals.worker_error, residuals.owner_error["0"]]),
-        ):
-            assert np.isfinite(array).all()
+    with pytest.raises(UserError, match=rf"model's change .* not finite.*rank {culprit}\)$"):
+        learner.step(samples=2)
+    learner.wait()
+    residuals = learner.state.exchange.residuals
+    for array in (
+        learner.state.start,
+        learner.state.momentum,
+        *([] if residuals is None else [residuals.worker_error, residuals.owner_error["0"]]),
+    ):
+        assert np.isfinite(array).all()
 
-    on_ranks(body)
 
-
-def test_a_rank_that_leaves_out_samples_is_noticed(on_ranks):
+def test_a_rank_that_leaves_out_samples_is_noticed(comm):
     """Of what a source gave at once, and by the others at the end of the block."""
-
-    def body(comm):
-        learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
-        learner.expect(4, 4 * comm.size)
-        learner.step(samples=4)
-        learner.expect(4, 4 * comm.size)
-        with pytest.raises(UserError, match=r"samples=3 must be the 4 .* gave \(on rank 0\)"):
-            learner.step(samples=3 if comm.rank == 0 else 4)
-        assert np.isfinite(learner.parameters.flat).all()
-
-    on_ranks(body)
+    learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
+    learner.expect(4, 4 * comm.size)
+    learner.step(samples=4)
+    learner.expect(4, 4 * comm.size)
+    with pytest.raises(UserError, match=r"samples=3 must be the 4 .* gave \(on rank 0\)"):
+        learner.step(samples=3 if comm.rank == 0 else 4)
+    assert np.isfinite(learner.parameters.flat).all()
 
 
-def test_a_wrong_total_is_noticed_at_the_end_of_the_block(on_ranks):
-    def body(comm):
-        learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
-        for total in (4 * comm.size, 4 * comm.size + 1):
-            learner.expect(4, total)
-            if total == 4 * comm.size:
-                learner.step(samples=4)
-        counts = ", ".join(["8"] * comm.size)
-        message = rf"have trained on {8 * comm.size} samples in this block \(\[{counts}\] by rank"
-        with pytest.raises(SharedError, match=message):
+def test_a_wrong_total_is_noticed_at_the_end_of_the_block(comm):
+    learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
+    for total in (4 * comm.size, 4 * comm.size + 1):
+        learner.expect(4, total)
+        if total == 4 * comm.size:
             learner.step(samples=4)
-
-    on_ranks(body)
+    counts = ", ".join(["8"] * comm.size)
+    message = rf"have trained on {8 * comm.size} samples in this block \(\[{counts}\] by rank"
+    with pytest.raises(SharedError, match=message):
+        learner.step(samples=4)
 
 
 def labelled(samples):
@@ -219,45 +201,41 @@ def labelled(samples):
 
 @pytest.mark.parametrize("kind", [Source, RankSource])
 @pytest.mark.parametrize("way", ["zip", "ahead", "added up", "left"])
-def test_minibatches_may_be_fetched_ahead_added_up_or_left(on_ranks, kind, way):
+def test_minibatches_may_be_fetched_ahead_added_up_or_left(comm, kind, way):
     """The clock, and what each block has, are those of the steps that were taken."""
+    parameters = Parameters({"w": np.zeros(9, np.float32)})
+    learner = Learner(parameters, SGD(lr=1e-4), ModelAveragingSGD(sync_steps=3), comm)
+    taken = []
 
-    def body(comm):
-        parameters = Parameters({"w": np.zeros(9, np.float32)})
-        learner = Learner(parameters, SGD(lr=1e-4), ModelAveragingSGD(sync_steps=3), comm)
-        taken = []
+    def step(*minibatches):
+        samples = sum(len(x) for x, _ in minibatches)
+        learner.gradient.flat[:] = sum(x.sum(axis=0) for x, _ in minibatches)
+        taken.append(learner.step(samples=samples))
 
-        def step(*minibatches):
-            samples = sum(len(x) for x, _ in minibatches)
-            learner.gradient.flat[:] = sum(x.sum(axis=0) for x, _ in minibatches)
-            taken.append(learner.step(samples=samples))
-
-        source = kind(*labelled(303), minibatch_size=4 * comm.size, epochs=2, shuffle=False)
-        minibatches = source.minibatches(learner)
-        if way == "zip":
-            for _ in range(3):
-                for minibatch, _ in zip(source.minibatches(learner), range(5), strict=False):
-                    step(minibatch)
-        elif way == "ahead":
-            waiting = [next(minibatches)]
-            for minibatch in minibatches:
-                waiting.append(minibatch)
-                step(waiting.pop(0))
-            step(*waiting)
-        elif way == "added up":
-            for pair in zip(minibatches, minibatches, strict=False):
-                step(*pair)
-        else:
-            next(minibatches)
-            del minibatches
-            for minibatch in source.minibatches(learner):
+    source = kind(*labelled(303), minibatch_size=4 * comm.size, epochs=2, shuffle=False)
+    minibatches = source.minibatches(learner)
+    if way == "zip":
+        for _ in range(3):
+            for minibatch, _ in zip(source.minibatches(learner), range(5), strict=False):
                 step(minibatch)
-        learner.finish()
-        total = sum(comm.allgather_object(sum(taken))) // comm.size
-        assert learner.samples == total
-        if way == "zip":
-            assert total == 15 * 4 * comm.size
-        elif way != "added up":
-            assert total == 606 * (1 if kind is Source else comm.size)
-
-    on_ranks(body)
+    elif way == "ahead":
+        waiting = [next(minibatches)]
+        for minibatch in minibatches:
+            waiting.append(minibatch)
+            step(waiting.pop(0))
+        step(*waiting)
+    elif way == "added up":
+        for pair in zip(minibatches, minibatches, strict=False):
+            step(*pair)
+    else:
+        next(minibatches)
+        del minibatches
+        for minibatch in source.minibatches(learner):
+            step(minibatch)
+    learner.finish()
+    total = sum(comm.allgather_object(sum(taken))) // comm.size
+    assert learner.samples == total
+    if way == "zip":
+        assert total == 15 * 4 * comm.size
+    elif way != "added up":
+        assert total == 606 * (1 if kind is Source else comm.size)

@@ -66,14 +66,11 @@ def train(comm, algorithm):
     return trained
 
 
-def test_clocks_are_compared(on_ranks):
-    def body(comm):
-        found = compare_clocks(comm, lambda: time.perf_counter() + AHEAD_S * comm.rank)
-        assert abs(found.ahead_s - AHEAD_S * comm.rank) <= found.uncertain_s + 1e-9
-        assert found.uncertain_s < 0.05
-        assert abs(found.at_s - AHEAD_S * comm.rank - time.perf_counter()) < 10
-
-    on_ranks(body)
+def test_clocks_are_compared(comm):
+    found = compare_clocks(comm, lambda: time.perf_counter() + AHEAD_S * comm.rank)
+    assert abs(found.ahead_s - AHEAD_S * comm.rank) <= found.uncertain_s + 1e-9
+    assert found.uncertain_s < 0.05
+    assert abs(found.at_s - AHEAD_S * comm.rank - time.perf_counter()) < 10
 
 
 @pytest.mark.parametrize("algorithm", [DataParallelSGD(gradient_bits=1), BlockMomentumSGD()])
@@ -390,21 +387,17 @@ def test_of_workers_at_their_own_paces_each_speaks_for_itself(on_ranks, printed,
 
 
 @pytest.mark.parametrize("gradient_bits", [1, 32])
-def test_what_exchanges_tell(on_ranks, gradient_bits):
+def test_what_exchanges_tell(comm, gradient_bits):
     """By which synchronizations are counted: an exchange in every step that has samples."""
-
-    def body(comm):
-        trace = comm.trace = Trace()
-        try:
-            trained = train(comm, DataParallelSGD(gradient_bits=gradient_bits))
-        finally:
-            comm.trace = NO_TRACE
-        assert trained.samples == 8 * 3 * comm.size
-        for step in (event for event in trace.events if event.name == "step"):
-            assert any(
-                step.begin_s <= event.begin_s and event.end_s <= step.end_s
-                for event in trace.events
-                if event.name == "exchange"
-            )
-
-    on_ranks(body)
+    trace = comm.trace = Trace()
+    try:
+        trained = train(comm, DataParallelSGD(gradient_bits=gradient_bits))
+    finally:
+        comm.trace = NO_TRACE
+    assert trained.samples == 8 * 3 * comm.size
+    for step in (event for event in trace.events if event.name == "step"):
+        assert any(
+            step.begin_s <= event.begin_s and event.end_s <= step.end_s
+            for event in trace.events
+            if event.name == "exchange"
+        )
