@@ -166,7 +166,13 @@ class BySamples:
     def __call__(self, name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return points(name, value, self.value)
-        return value if isinstance(value, str) and value in self.words else self.value(name, value)
+        if isinstance(value, str) and value in self.words:
+            return value
+        try:
+            return self.value(name, value)
+        except UserError as error:
+            others = ", or ".join(["such from so many samples on (0:32,20000:1)", *self.words])
+            raise UserError(f"{error}, or {others}") from None
 
     def read(self, text: str) -> Any:
         if ":" not in text:

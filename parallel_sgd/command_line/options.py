@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ..errors import UserError
 from ..options import Check, Choice, Folder, Option, Real, Whole, all_options, values_of
@@ -56,7 +57,8 @@ def check_of(option: Option, kind: type) -> Check:
         hint = get_type_hints(kind)[option.name]
     except NameError as error:
         raise UserError(f"option {option.name} of {kind.__name__}: its type: {error}") from error
-    kinds = [part for part in getattr(hint, "__args__", (hint,)) if part is not type(None)]
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = [part for part in parts if part is not type(None)]
     if kinds == [bool]:
         return Choice(True, False)
     if len(kinds) == 1 and kinds[0] in (int, float, str):

@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from cases import BLOCK_SIZE, GATHERS, gradient_of, minibatch_of, samples_of, zeros
+from cases import BLOCK_SIZE, GATHERS, gradient_of, minibatch_of, zeros
 
-from parallel_sgd import SGD, Communicator, DataParallelSGD, Learner, Optimizer
+from parallel_sgd import Communicator, DataParallelSGD, Learner, Optimizer
 from parallel_sgd.compression import Codec
 from parallel_sgd.exchange import Exchange, Residuals
 from parallel_sgd.models import MLP
@@ -114,21 +114,6 @@ def equals_two_stages_in_one_place(
         assert np.array_equal(residuals.owner_error["0"], total[mine]), "not the owner's residual"
 
 
-def does_not_depend_on_who_is_which_rank(comm: Communicator, codec: Codec) -> None:
-    """Ranks that swap their data get the same sums, but for rounding."""
-    parameters = zeros("matrix and bias")
-    n, results = parameters.flat.size, []
-    for rank in (comm.rank, comm.size - 1 - comm.rank):
-        exchange = Exchange(parameters, comm, codec)
-        residuals = exchange.residuals(parameters)
-        for step in range(3):
-            vector = gradient_of(rank, step, n)
-            exchange.sum(vector, residuals)
-            results.append(vector)
-    for one, other in zip(results[:3], results[3:], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-
-
 def keeps_residuals_when_bits_change(
     comm: Communicator, schedule: dict[int, int], block_size: int = BLOCK_SIZE, **options: Any
 ) -> None:
@@ -154,27 +139,6 @@ def keeps_residuals_when_bits_change(
     np.testing.assert_allclose(-parameters.flat, inputs, rtol=0, atol=1e-4)
 
 
-def averages_over_samples(comm: Communicator, **options: Any) -> None:
-    """x -= lr * sum of all gradients / sum of all samples, however uneven, and nothing for none."""
-    parameters = zeros("large and small", np.float64)
-    learner = Learner(parameters, SGD(lr=1.0), DataParallelSGD(**options), comm)
-    n, seen = parameters.flat.size, 0
-    for step in range(6):
-        samples = [samples_of(k, step) for k in range(comm.size)]
-        learner.gradient.flat[:] = samples[comm.rank] * gradient_of(comm.rank, step, n)
-        before, steps = parameters.flat.copy(), learner.local_step.state.steps
-        total = learner.step(samples=samples[comm.rank])
-        assert total == sum(samples)
-        seen += total
-        assert learner.samples == seen
-        if total == 0:
-            assert same_bits(parameters.flat, before)
-            assert learner.local_step.state.steps == steps
-            continue
-        mean = sum(m * gradient_of(k, step, n) for k, m in enumerate(samples)) / total
-        np.testing.assert_allclose(before - parameters.flat, mean, rtol=1e-6, atol=1e-6)
-
-
 def equals_serial(comm: Communicator, optimizer: Optimizer, steps: int = 8, **options: Any) -> None:
     """K ranks at 32 bits take the steps of one rank on the concatenated minibatch."""
     model, alone = (MLP([6, 5, 4], seed=comm.rank, dtype=np.float64) for _ in range(2))
@@ -197,18 +161,3 @@ def equals_serial(comm: Communicator, optimizer: Optimizer, steps: int = 8, **op
             model.parameters.flat, alone.parameters.flat, rtol=1e-9, atol=1e-11
         )
     assert np.abs(start - model.parameters.flat).max() > 0.01
-
-
-def identical_data_change_nothing(comm: Communicator, bits: int) -> None:
-    """K ranks with the same data take the steps of one rank with it."""
-    ways = []
-    for ranks in (comm, Communicator.single()):
-        algorithm = DataParallelSGD(gradient_bits=bits, block_size=BLOCK_SIZE)
-        learner = Learner(zeros("large and small"), SGD(lr=1.0), algorithm, ranks)
-        way = []
-        for step in range(6):
-            learner.gradient.flat[:] = gradient_of(0, step, learner.gradient.flat.size)
-            learner.step(samples=4)
-            way.append(learner.parameters.flat.copy())
-        ways.append(way)
-    np.testing.assert_allclose(*ways, rtol=1e-5, atol=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from typing import Any
 
@@ -13,7 +12,6 @@ from invariants import same_on_all_ranks
 
 from parallel_sgd import Communicator, DataParallelSGD, Learner, Optimizer, UserError
 from parallel_sgd.models import MLP
-from parallel_sgd.training.captured import capture, restore
 
 Array = np.ndarray
 
@@ -26,34 +24,6 @@ def everything(learner: Learner) -> dict[str, Any]:
         arrays |= {"worker": residuals.worker_error, "owner": residuals.owner_error["0"]}
     digests = {name: hashlib.sha256(a.tobytes()).hexdigest() for name, a in arrays.items()}
     return {**digests, "counters": (local.steps, local.samples)}
-
-
-def goes_on_as_if_never_stopped(
-    comm: Communicator, algorithm: DataParallelSGD, optimizer: Optimizer, steps: int = 6
-) -> None:
-    """Stopped after any step, and gone on with by another learner: the same bits."""
-
-    def learner() -> Learner:
-        parameters = zeros("large and small")
-        parameters.flat[:] = np.linspace(-1, 1, parameters.flat.size)
-        return Learner(parameters, optimizer, algorithm, comm)
-
-    def take(learner: Learner, first: int) -> None:
-        for step in range(first, steps):
-            saved.append(copy.deepcopy(capture(learner)))
-            rank = comm.rank if learner.distributed else 0
-            learner.gradient.flat[:] = gradient_of(rank, step, learner.gradient.flat.size)
-            learner.step(samples=3)
-
-    saved: list[Any] = []
-    whole = learner()
-    take(whole, 0)
-    for step, stop in enumerate(saved[:steps]):
-        other = learner()
-        other.parameters.flat[:] = np.nan
-        restore(other, stop)
-        take(other, step)
-        assert everything(other) == everything(whole), f"differs when stopped before step {step}"
 
 
 def starts_warm(comm: Communicator, optimizer: Optimizer, bits: int = 1) -> None:

@@ -124,7 +124,7 @@ LOCAL_MUTATIONS = [
         OuterStep,
         "weight",
         lambda right: lambda self, own, samples: 1.0,
-        ["equations, averaging, block", "averaging and data-parallel", "identical data, blocks"],
+        ["equations, averaging, block", "averaging and data-parallel"],
     ),
     Mutation(
         "mean that does not count samples",

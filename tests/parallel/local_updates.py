@@ -358,34 +358,3 @@ def diloco_is_nesterov_block_momentum(comm: Communicator) -> None:
     diloco = DiLoCo(sync_steps=3, outer_learning_rate=0.5, outer_momentum=0.8)
     optimizer = Adam(lr=0.02, weight_decay=0.1)
     assert alike(trained(comm, diloco, optimizer), trained(comm, block, optimizer))
-
-
-def identical_data_are_one_rank(comm: Communicator) -> None:
-    """Identity 6, at the same η, with every preset."""
-    for algorithm in (
-        ModelAveragingSGD(sync_steps=3),
-        BlockMomentumSGD(sync_steps=3, block_momentum=0.5),
-        SlowMo(sync_steps=3),
-        DiLoCo(sync_steps=3, inner_state="average"),
-    ):
-        optimizer = MomentumSGD(lr=0.05)
-        one = trained(comm, algorithm, optimizer, data=2)
-        assert alike(one, trained(Communicator.single(), algorithm, optimizer, data=2))
-
-
-def one_rank_is_serial(comm: Communicator) -> None:
-    """Identity 1: on one rank block momentum's default is no momentum."""
-    for algorithm in (ModelAveragingSGD(sync_steps=3), BlockMomentumSGD(sync_period=20)):
-        alone = Communicator.single()
-        algorithm = replace(algorithm, distributed_after=0)
-        for optimizer in (SGD(lr=0.1), SGD(lr=Steps({0: 0.3, 20: 0.1}))):
-            one = trained(alone, algorithm, optimizer, data=comm.rank)
-            assert alike(one, trained(alone, DataParallelSGD(), optimizer, data=comm.rank))
-
-
-def swapped_ranks_train_the_same_model(comm: Communicator) -> None:
-    """Identity 8."""
-    for algorithm in (BlockMomentumSGD(block_samples=20), ModelAveragingSGD(sync_steps=4)):
-        one = trained(comm, algorithm, SGD(lr=0.1))
-        other = trained(comm, algorithm, SGD(lr=0.1), data=comm.size - 1 - comm.rank)
-        assert alike(one, other)

@@ -85,21 +85,18 @@ def test_rows_are_those_of_one_table(on_ranks, optimizer):
     assert len(on_ranks(on_all)) in (1, 2, 3, 4)
 
 
-def test_prefetched_rows_are_those_of_before(on_ranks):
-    def body(comm):
-        learner = learner_on(comm, Embedding(name="t", width=2, optimizer=SGD(lr=1.0)))
-        if not learner.serves:
-            rows, ids = learner.tables["t"], np.array([10 * comm.rank + 5, 10 * comm.rank + 6])
-            before = rows.rows(ids)
-            rows.prefetch(ids)
-            rows.push(ids, np.ones((2, 2), np.float32), samples=1)
-            assert np.array_equal(rows.rows(ids), before)
-            assert np.allclose(rows.rows(ids), before - 1)
-            rows.prefetch(ids)  # and then others are asked for
-            assert np.array_equal(rows.rows(ids[:1]), (before - 1)[:1])
-        learner.finish()
-
-    on_ranks(body)
+def test_prefetched_rows_are_those_of_before(comm):
+    learner = learner_on(comm, Embedding(name="t", width=2, optimizer=SGD(lr=1.0)))
+    if not learner.serves:
+        rows, ids = learner.tables["t"], np.array([10 * comm.rank + 5, 10 * comm.rank + 6])
+        before = rows.rows(ids)
+        rows.prefetch(ids)
+        rows.push(ids, np.ones((2, 2), np.float32), samples=1)
+        assert np.array_equal(rows.rows(ids), before)
+        assert np.allclose(rows.rows(ids), before - 1)
+        rows.prefetch(ids)  # and then others are asked for
+        assert np.array_equal(rows.rows(ids[:1]), (before - 1)[:1])
+    learner.finish()
 
 
 def test_checkpoints_hold_rows_on_any_number_of_servers(on_ranks, tmp_path):
@@ -164,20 +161,16 @@ def saves_slowly(comm, folder, servers, monkeypatch):
     return learner, checkpoints
 
 
-def test_a_checkpoint_may_be_saved_just_before_the_end(on_ranks, tmp_path, monkeypatch):
+def test_a_checkpoint_may_be_saved_just_before_the_end(comm, tmp_path, monkeypatch):
     """Servers stay until it is written."""
-
-    def body(comm):
-        folder = Path(comm.allgather_object(str(tmp_path))[0])
-        for servers in {0, min(1, comm.size - 1)}:
-            path = folder / str(servers)
-            learner, checkpoints = saves_slowly(comm, path, servers, monkeypatch)
-            learner.finish()
-            saved = checkpoints.wait()
-            assert learner.serves or list(saved.glob("tables-*.safetensors"))
-            comm.barrier()
-
-    on_ranks(body)
+    folder = Path(comm.allgather_object(str(tmp_path))[0])
+    for servers in {0, min(1, comm.size - 1)}:
+        path = folder / str(servers)
+        learner, checkpoints = saves_slowly(comm, path, servers, monkeypatch)
+        learner.finish()
+        saved = checkpoints.wait()
+        assert learner.serves or list(saved.glob("tables-*.safetensors"))
+        comm.barrier()
 
 
 def test_a_checkpoint_is_written_though_the_rank_has_ended(tmp_path, monkeypatch):
@@ -195,70 +188,61 @@ def test_a_checkpoint_is_written_though_the_rank_has_ended(tmp_path, monkeypatch
     assert len([*path.glob("tables-*.safetensors")]) == 2
 
 
-def test_bad_ids_and_gradients_are_refused_and_the_server_goes_on(on_ranks):
-    def body(comm):
-        learner = learner_on(comm, Embedding(name="t", width=3))
-        rows = learner.tables["t"]
-        ids = np.array([1, 2])
-        if learner.serves:
-            with pytest.raises(UserError, match="only serves"):
-                rows.rows(ids)
-        else:
-            good = np.ones((2, 3), np.float32)
-            for wrong, problem in (
-                (np.array([4, -7]), "must be at least 0: number 1 is -7"),
-                (np.array([1.0, 2.0]), "int64, not an array of float64"),
-                (np.array([1, 2], np.int32), "int64, not an array of int32"),
-                ([1, 2], "int64, not list"),
-            ):
-                with pytest.raises(UserError, match=problem):
-                    rows.rows(wrong)
-                with pytest.raises(UserError, match=problem):
-                    rows.push(wrong, good, samples=1)
-            for gradient in (np.ones((2, 4), np.float32), np.ones((3, 3), np.float32), np.ones(6)):
-                with pytest.raises(UserError, match=r"must be float32\[2, 3\]"):
-                    rows.push(ids, gradient, samples=1)
-            with pytest.raises(UserError, match="'t' is not finite"):
-                rows.push(ids, good * np.nan, samples=1)
-            assert rows.counts()["rows"] == 0
-            learner.comm.barrier()
-            rows.push(ids, good, samples=1)
-            assert rows.counts()["rows"] == 2
-        learner.finish()
-
-    on_ranks(body)
-
-
-def test_of_several_servers_none_takes_what_one_would_refuse(on_ranks):
-    def body(comm):
-        table = Embedding(name="t", width=3)
-        learner = learner_on(comm, table, servers=max(0, comm.size - 1))
-        if not learner.serves:
-            rows, ids = learner.tables["t"], np.arange(50)
-            gradient = np.ones((50, 3), np.float32)
-            gradient[7, 1] = np.inf
-            with pytest.raises(UserError, match=r"'t' is not finite$"):
+def test_bad_ids_and_gradients_are_refused_and_the_server_goes_on(comm):
+    learner = learner_on(comm, Embedding(name="t", width=3))
+    rows = learner.tables["t"]
+    ids = np.array([1, 2])
+    if learner.serves:
+        with pytest.raises(UserError, match="only serves"):
+            rows.rows(ids)
+    else:
+        good = np.ones((2, 3), np.float32)
+        for wrong, problem in (
+            (np.array([4, -7]), "must be at least 0: number 1 is -7"),
+            (np.array([1.0, 2.0]), "int64, not an array of float64"),
+            (np.array([1, 2], np.int32), "int64, not an array of int32"),
+            ([1, 2], "int64, not list"),
+        ):
+            with pytest.raises(UserError, match=problem):
+                rows.rows(wrong)
+            with pytest.raises(UserError, match=problem):
+                rows.push(wrong, good, samples=1)
+        for gradient in (np.ones((2, 4), np.float32), np.ones((3, 3), np.float32), np.ones(6)):
+            with pytest.raises(UserError, match=r"must be float32\[2, 3\]"):
                 rows.push(ids, gradient, samples=1)
-            with pytest.raises(UserError, match=r"^samples=\d+ must be a whole number from 1 to "):
-                rows.push(ids, np.ones((50, 3), np.float32), samples=2**70)
-            assert rows.counts()["rows"] == 0
-            assert rows.rows(ids[:0]).shape == (0, 3)
-        learner.finish()
+        with pytest.raises(UserError, match="'t' is not finite"):
+            rows.push(ids, good * np.nan, samples=1)
+        assert rows.counts()["rows"] == 0
+        learner.comm.barrier()
+        rows.push(ids, good, samples=1)
+        assert rows.counts()["rows"] == 2
+    learner.finish()
 
-    on_ranks(body)
+
+def test_of_several_servers_none_takes_what_one_would_refuse(comm):
+    table = Embedding(name="t", width=3)
+    learner = learner_on(comm, table, servers=max(0, comm.size - 1))
+    if not learner.serves:
+        rows, ids = learner.tables["t"], np.arange(50)
+        gradient = np.ones((50, 3), np.float32)
+        gradient[7, 1] = np.inf
+        with pytest.raises(UserError, match=r"'t' is not finite$"):
+            rows.push(ids, gradient, samples=1)
+        with pytest.raises(UserError, match=r"^samples=\d+ must be a whole number from 1 to "):
+            rows.push(ids, np.ones((50, 3), np.float32), samples=2**70)
+        assert rows.counts()["rows"] == 0
+        assert rows.rows(ids[:0]).shape == (0, 3)
+    learner.finish()
 
 
-def test_tables_that_are_not_there(on_ranks):
-    def body(comm):
-        learner = learner_on(comm, Embedding(name="t", width=3))
-        for name, shown in (("no such", "'no such'"), (7, "7")):
-            with pytest.raises(UserError, match=rf"^tables\[{shown}\] is not known; there are 't'"):
-                learner.tables[name]
-        assert learner.tables.get("no such") is None
-        assert "no such" not in learner.tables
-        learner.finish()
-        alone = Learner(Parameters({"b": np.zeros(2)}), SGD(lr=1.0), DataParallelSGD(), comm)
-        with pytest.raises(UserError, match=r"^tables\['t'\] is not known; there are none \(Data"):
-            alone.tables["t"]
-
-    on_ranks(body)
+def test_tables_that_are_not_there(comm):
+    learner = learner_on(comm, Embedding(name="t", width=3))
+    for name, shown in (("no such", "'no such'"), (7, "7")):
+        with pytest.raises(UserError, match=rf"^tables\[{shown}\] is not known; there are 't'"):
+            learner.tables[name]
+    assert learner.tables.get("no such") is None
+    assert "no such" not in learner.tables
+    learner.finish()
+    alone = Learner(Parameters({"b": np.zeros(2)}), SGD(lr=1.0), DataParallelSGD(), comm)
+    with pytest.raises(UserError, match=r"^tables\['t'\] is not known; there are none \(Data"):
+        alone.tables["t"]

@@ -45,32 +45,28 @@ def test_it_learns_the_digits(on_ranks, name):
 
 
 @pytest.mark.parametrize("alpha", [None, 0.3])
-def test_elastic_averaging_is_its_equations(on_ranks, alpha):
+def test_elastic_averaging_is_its_equations(comm, alpha):
     """In one place, for all ranks, in the paper's form: gradients at the old x_k."""
-
-    def body(comm):
-        lr, beta, period, ranks = 0.1, 0.8, 3, comm.size
-        parameters = Parameters({"x": np.ones(5)})
-        algorithm = easgd.EASGD(alpha=alpha, beta=beta, period=period)
-        learner = Learner(parameters, SGD(lr=lr), algorithm, comm)
-        goals = np.random.default_rng(3).standard_normal((10, ranks, 5))
-        x, center = np.ones((ranks, 5)), np.ones(5)
-        a = beta / ranks if alpha is None else alpha
-        for t, goal in enumerate(goals):
-            step = lr * (x - goal)
-            if t and t % period == 0:
-                apart = x - center
-                center = center + beta * apart.mean(axis=0)
-                x = x - a * apart
-            x = x - step
-            learner.gradient.flat[...] = parameters.flat - goal[comm.rank]
-            learner.step(samples=1)
-            np.testing.assert_allclose(parameters.flat, x[comm.rank], rtol=1e-12)
-            np.testing.assert_allclose(learner.state.center, center, rtol=1e-12)
-        learner.finish()
-        np.testing.assert_allclose(parameters.flat, center + beta * (x - center).mean(axis=0))
-
-    on_ranks(body)
+    lr, beta, period, ranks = 0.1, 0.8, 3, comm.size
+    parameters = Parameters({"x": np.ones(5)})
+    algorithm = easgd.EASGD(alpha=alpha, beta=beta, period=period)
+    learner = Learner(parameters, SGD(lr=lr), algorithm, comm)
+    goals = np.random.default_rng(3).standard_normal((10, ranks, 5))
+    x, center = np.ones((ranks, 5)), np.ones(5)
+    a = beta / ranks if alpha is None else alpha
+    for t, goal in enumerate(goals):
+        step = lr * (x - goal)
+        if t and t % period == 0:
+            apart = x - center
+            center = center + beta * apart.mean(axis=0)
+            x = x - a * apart
+        x = x - step
+        learner.gradient.flat[...] = parameters.flat - goal[comm.rank]
+        learner.step(samples=1)
+        np.testing.assert_allclose(parameters.flat, x[comm.rank], rtol=1e-12)
+        np.testing.assert_allclose(learner.state.center, center, rtol=1e-12)
+    learner.finish()
+    np.testing.assert_allclose(parameters.flat, center + beta * (x - center).mean(axis=0))
 
 
 def test_the_documentation_shows_the_examples_as_they_are():

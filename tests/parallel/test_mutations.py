@@ -6,15 +6,12 @@ ranks.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import BLOCK_SIZE, CODECS, OPTIMIZERS
+from cases import CODECS, OPTIMIZERS
 from hosts import (
     hosts_send_one_message,
     hosts_sum_first,
@@ -22,15 +19,13 @@ from hosts import (
     sends_what_is_ready,
 )
 from invariants import (
-    averages_over_samples,
     conserves_gradients,
     equals_serial,
     equals_two_stages_in_one_place,
-    identical_data_change_nothing,
     keeps_residuals_when_bits_change,
     sums_in_rank_order,
 )
-from learners import goes_on_as_if_never_stopped, refuses_what_is_not_finite, starts_warm
+from learners import refuses_what_is_not_finite, starts_warm
 from local_mutations import LOCAL_MUTATIONS
 from local_updates import (
     ALGORITHMS,
@@ -38,23 +33,18 @@ from local_updates import (
     block_momentum_every_step_is_momentum,
     diloco_is_nesterov_block_momentum,
     equals_the_equations,
-    identical_data_are_one_rank,
     slow_momentum_is_classical_at_a_constant_rate,
 )
-from mutations import MUTATIONS, Mutation
+from mutations import MUTATIONS, Mutation, broken
 from pipeline_mutations import PIPELINE_MUTATIONS
 
-import parallel_sgd
-from parallel_sgd import Communicator, DataParallelSGD, UserError, simulate
+from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.communication import messages
 from parallel_sgd.communication.threads import ThreadCommunicator
 from parallel_sgd.exchange import scheduler
 
-STATING = ("invariants", "learners", "local_updates", "hosts")
 RANKS = 3  # with two, a sum does not depend on the order
 Check = Callable[[Communicator], None]
-
-CHANGING_BITS = DataParallelSGD(gradient_bits={0: 1, 20: 4}, block_size=BLOCK_SIZE)
 
 CHECKS: dict[str, Check] = {
     "order": lambda comm: sums_in_rank_order(comm, "long", np.float64),
@@ -69,11 +59,7 @@ CHECKS: dict[str, Check] = {
         for name, codec in CODECS.items()
     },
     "serial": lambda comm: equals_serial(comm, OPTIMIZERS["SGD"]),
-    "serial, Adam": lambda comm: equals_serial(comm, OPTIMIZERS["Adam"]),
-    "mean": averages_over_samples,
-    "identical data": lambda comm: identical_data_change_nothing(comm, 32),
     "changing bits": lambda comm: keeps_residuals_when_bits_change(comm, {0: 1, 60: 32}),
-    "resuming": lambda comm: goes_on_as_if_never_stopped(comm, CHANGING_BITS, OPTIMIZERS["Adam"]),
     "warm start": lambda comm: starts_warm(comm, OPTIMIZERS["momentum"]),
     "bad gradient": lambda comm: refuses_what_is_not_finite(comm, 1, np.nan),
     **{f"equations, {name}": partial(equals_the_equations, name=name) for name in ALGORITHMS},
@@ -81,7 +67,6 @@ CHECKS: dict[str, Check] = {
     "block momentum and momentum": block_momentum_every_step_is_momentum,
     "SlowMo and classical": slow_momentum_is_classical_at_a_constant_rate,
     "DiLoCo and Nesterov": diloco_is_nesterov_block_momentum,
-    "identical data, blocks": identical_data_are_one_rank,
     "large gradient": lambda comm: refuses_what_is_not_finite(comm, 1, 1e35),
 }
 
@@ -103,12 +88,8 @@ PIPELINED: dict[str, Check] = {
         for name, codec in CODECS.items()
     },
     "serial, pipelined": lambda comm: equals_serial(comm, OPTIMIZERS["SGD"], **SENT),
-    "mean, pipelined": lambda comm: averages_over_samples(comm, **SENT),
     "changing bits, pipelined": lambda comm: keeps_residuals_when_bits_change(
         comm, {0: 1, 60: 32}, **SENT
-    ),
-    "resuming, pipelined": lambda comm: goes_on_as_if_never_stopped(
-        comm, replace(CHANGING_BITS, transport="pipelined"), OPTIMIZERS["Adam"]
     ),
     "readiness, pipelined": lambda comm: sends_what_is_ready(comm, "pipelined"),
     "hosts": lambda comm: hosts_sum_first(comm, "aab", "long"),
@@ -141,21 +122,12 @@ def test_without_a_fault_all_checks_pass(check):
 
 @pytest.mark.parametrize(
     ("mutation", "check"),
-    [
-        pytest.param(mutation, check, id=f"{mutation.fault}, {mutation.name}: {check}")
-        for mutation in ALL
-        for check in noticed_by(mutation)
-    ],
+    [(mutation, check) for mutation in ALL for check in noticed_by(mutation)],
+    ids=str,
 )
 def test_a_fault_is_noticed(mutation, check, monkeypatch):
-    right = getattr(mutation.target, mutation.name)
-    monkeypatch.setattr(mutation.target, mutation.name, mutation.wrong(right))
-    with (
-        pytest.raises((AssertionError, pytest.fail.Exception)) as caught,
-        np.errstate(all="ignore"),
-    ):
+    with broken(mutation, monkeypatch):
         simulate(RANKS, CHECKS[check], timeout_s=20)
-    assert raised_by_a_check(caught.value), "noticed by the package or the patch, not by the check"
 
 
 def test_a_message_that_is_lost_is_not_waited_for_without_end(monkeypatch):
@@ -169,11 +141,3 @@ def test_a_message_that_is_lost_is_not_waited_for_without_end(monkeypatch):
     monkeypatch.setattr(scheduler.Scheduler, "send", send)
     with pytest.raises(UserError, match=r"timeout_s=0\.5"):
         simulate(RANKS, CHECKS["order, pipelined"], timeout_s=0.5)
-
-
-def raised_by_a_check(error: BaseException) -> bool:
-    """Whether it was an assertion of a module that states what must hold."""
-    here, package = Path(__file__).parent, Path(parallel_sgd.__file__).parent
-    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    ours = [file for file in files if here in file.parents or package in file.parents]
-    return ours[-1] in [here / f"{name}.py" for name in STATING]

@@ -86,33 +86,27 @@ every_transport = pytest.mark.parametrize("transport", ["collective", "pipelined
 @every_transport
 @pytest.mark.parametrize("bits", [BITS, FRACTION])
 @pytest.mark.parametrize("layout", ["matrix and bias", "large and small"])
-def test_nothing_is_lost(on_ranks, transport, bits, layout):
+def test_nothing_is_lost(comm, transport, bits, layout):
     """Sum of results + residuals == sum of inputs."""
-
-    def body(comm):
-        codec = codec_for(bits, block_size=BLOCK_SIZE)
-        conserves_gradients(comm, codec, layout, transport=transport)
-        equals_two_stages_in_one_place(comm, codec, layout, transport=transport)
-
-    on_ranks(body)
+    codec = codec_for(bits, block_size=BLOCK_SIZE)
+    conserves_gradients(comm, codec, layout, transport=transport)
+    equals_two_stages_in_one_place(comm, codec, layout, transport=transport)
 
 
 @every_transport
 @pytest.mark.parametrize("bits", [BITS, FRACTION])
-def test_algorithms_take_it(on_ranks, transport, bits):
-    def body(comm):
-        algorithm = DataParallelSGD(gradient_bits=bits, transport=transport, block_size=BLOCK_SIZE)
-        learner = Learner(zeros("matrix and bias"), SGD(lr=0.1), algorithm, comm)
-        learner.gradient.flat[:] = gradient_of(comm.rank, 0, learner.gradient.flat.size)
-        learner.step(samples=1)
-        (codec,) = learner.state.exchanges[bits].codecs
-        assert codec == Ternary(bits=bits, block_size=BLOCK_SIZE)
-        assert learner.state.residuals.worker_error.any()
-        same_on_all_ranks(comm, learner.parameters.flat)
-        keeps_residuals_when_bits_change(comm, {0: bits, 20: 32}, transport=transport)
-        DataParallelSGD(gradient_bits=bits, error_feedback=False)
-
-    on_ranks(body)
+def test_algorithms_take_it(comm, transport, bits):
+    algorithm = DataParallelSGD(gradient_bits=bits, transport=transport, block_size=BLOCK_SIZE)
+    learner = Learner(zeros("matrix and bias"), SGD(lr=0.1), algorithm, comm)
+    learner.gradient.flat[:] = gradient_of(comm.rank, 0, learner.gradient.flat.size)
+    learner.step(samples=1)
+    exchange = learner.state.exchange
+    (codec,) = exchange.current.codecs
+    assert codec == Ternary(bits=bits, block_size=BLOCK_SIZE)
+    assert exchange.residuals.worker_error.any()
+    same_on_all_ranks(comm, learner.parameters.flat)
+    keeps_residuals_when_bits_change(comm, {0: bits, 20: 32}, transport=transport)
+    DataParallelSGD(gradient_bits=bits, error_feedback=False)
 
 
 def test_options_and_files():

@@ -143,12 +143,9 @@ def test_the_bound_of_the_lead(on_ranks, apart, staleness):
 
 
 @beside_and_apart
-def test_without_a_bound_there_is_none(on_ranks, apart):
-    def body(comm):
-        several = comm.size - servers_of(comm, apart) > 1
-        assert (leads_by(comm, apart, ahead=5) >= 5) == several
-
-    on_ranks(body)
+def test_without_a_bound_there_is_none(comm, apart):
+    several = comm.size - servers_of(comm, apart) > 1
+    assert (leads_by(comm, apart, ahead=5) >= 5) == several
 
 
 @pytest.mark.parametrize("options", [{}, {"placement": "hash"}, {"mode": "bounded"}], ids=str)
@@ -172,14 +169,11 @@ def test_what_few_bits_lose_is_not_lost(on_ranks, apart, bits):
     on_ranks(lambda comm: what_few_bits_lose_is_not_lost(comm, apart, bits, **options))
 
 
-def test_servers_beside_workers_are_warned_of(on_ranks):
-    def body(comm):
-        algorithm = asynchronous(servers=0)
-        if comm.rank or comm.size == 1:
-            Learner(starting_point(), SGD(lr=0.1), algorithm, comm)
-            return
-        with pytest.warns(UserWarning, match=f"^{re.escape(GIL)}$") as caught:
-            Learner(starting_point(), SGD(lr=0.1), algorithm, comm)
-        assert len(caught) == 1
-
-    on_ranks(body)
+def test_servers_beside_workers_are_warned_of(comm):
+    algorithm = asynchronous(servers=0)
+    if comm.rank or comm.size == 1:
+        Learner(starting_point(), SGD(lr=0.1), algorithm, comm)
+        return
+    with pytest.warns(UserWarning, match=f"^{re.escape(GIL)}$") as caught:
+        Learner(starting_point(), SGD(lr=0.1), algorithm, comm)
+    assert len(caught) == 1

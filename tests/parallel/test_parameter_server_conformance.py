@@ -27,14 +27,11 @@ ALWAYS = ("options", "state", "arrays", "bytes_sent", "communication")
 
 
 ROUNDS = {
-    "gradients": ({}, {"optimizer": Adam(lr=0.01)}),
+    "gradients": ({}, {"optimizer": Adam(lr=0.05)}),
     "deltas": ({"currency": "deltas"}, {"optimizer": MomentumSGD(lr=0.1)}),
-    "several minibatches, deltas": (
-        {"sync_period": None, "sync_steps": 3, "currency": "deltas"},
-        {},
-    ),
+    "several minibatches, deltas": ({"sync_steps": 3, "currency": "deltas"}, {}),
     "several minibatches": (
-        {"sync_period": None, "sync_steps": 3},
+        {"sync_steps": 3},
         {"exceptions": {"serial": "the gradients of three minibatches are one step"}},
     ),
 }
@@ -44,7 +41,7 @@ ROUNDS = {
 def test_rounds_conform_on_threads(name):
     """With `test_conformance`, where they push 1 bit, on MPI too."""
     options, more = ROUNDS[name]
-    algorithm = DataParallelASGD(**{"mode": "sync", "servers": 0, "sync_period": 1, **options})
+    algorithm = DataParallelASGD(**{"mode": "sync", "servers": 0, "sync_steps": 1, **options})
     check_algorithm(algorithm, ranks=(3,), **more)
 
 
@@ -53,7 +50,7 @@ def test_rounds_conform_on_threads(name):
 @pytest.mark.parametrize(("currency", "by_nature"), [("gradients", GRADIENTS), ("deltas", DELTAS)])
 def test_a_pipeline_in_rounds_conforms(on_ranks, currency, by_nature):
     algorithm = DataParallelASGD(
-        mode="sync", servers=0, sync_period=1, pipeline=True, currency=currency
+        mode="sync", servers=0, sync_steps=1, pipeline=True, currency=currency
     )
 
     def body(comm):

@@ -133,24 +133,20 @@ def test_workers_that_wait_for_each_other_are_told(on_ranks, apart, name):
 
 
 @beside_and_apart
-def test_no_bound_waits_for_a_worker_that_meets_the_others(on_ranks, apart):
+def test_no_bound_waits_for_a_worker_that_meets_the_others(comm, apart):
     """It pushes no more until they come: that they are far ahead of it is no reason to wait."""
-
-    def body(comm):
-        algorithm = asynchronous(servers=servers_of(comm, apart), mode="bounded", staleness=1)
-        learner = learner_of(comm, algorithm, SGD(lr=0.1))
-        count = 2 if comm.rank == 0 else 7 + comm.rank
-        if not learner.serves:
-            steps(learner, count)
-            learner.meet()
-            steps(learner, 1)
-        learner.finish()
-        if not learner.serves:
-            pushes = [each.pushes for each in learner.state.table]
-            assert pushes[learner.comm.rank] == count + 1
-            assert pushes[0] == 3
-
-    on_ranks(body)
+    algorithm = asynchronous(servers=servers_of(comm, apart), mode="bounded", staleness=1)
+    learner = learner_of(comm, algorithm, SGD(lr=0.1))
+    count = 2 if comm.rank == 0 else 7 + comm.rank
+    if not learner.serves:
+        steps(learner, count)
+        learner.meet()
+        steps(learner, 1)
+    learner.finish()
+    if not learner.serves:
+        pushes = [each.pushes for each in learner.state.table]
+        assert pushes[learner.comm.rank] == count + 1
+        assert pushes[0] == 3
 
 
 @beside_and_apart
@@ -174,27 +170,23 @@ def test_a_worker_that_leaves_without_finish_is_found(apart, mode):
     assert time.monotonic() - begin < SECONDS / 2
 
 
-def test_servers_end_with_their_workers(on_ranks):
+def test_servers_end_with_their_workers(comm):
     """What the background asks after the last answer would never be answered."""
+    learner = learner_of(comm, asynchronous(), SGD(lr=0.1))
+    if not learner.serves:
+        steps(learner, 1)
+        client, x = learner.state.client, learner.parameters.flat
+        late = []
 
-    def body(comm):
-        learner = learner_of(comm, asynchronous(), SGD(lr=0.1))
-        if not learner.serves:
-            steps(learner, 1)
-            client, x = learner.state.client, learner.parameters.flat
-            late = []
+        def leave_and_ask(client=client, x=x):
+            table = client.leave(x)
+            with pytest.raises(UserError, match=r"^the servers have left with learner\.finish"):
+                client.ask_all(13)
+            late.append(table)
 
-            def leave_and_ask(client=client, x=x):
-                table = client.leave(x)
-                with pytest.raises(UserError, match=r"^the servers have left with learner\.finish"):
-                    client.ask_all(13)
-                late.append(table)
-
-            Client.in_turn(client, leave_and_ask)
-            assert late
-            learner.state.finished = True
-            client.close()
-            learner.state.connection.end()
-        learner.finish()
-
-    on_ranks(body)
+        Client.in_turn(client, leave_and_ask)
+        assert late
+        learner.state.finished = True
+        client.close()
+        learner.state.connection.end()
+    learner.finish()

@@ -86,22 +86,18 @@ def one_folder(comm: Communicator, tmp_path: Any) -> str:
 
 
 @every_run
-def test_a_run_is_repeated(on_ranks, tmp_path, name):
+def test_a_run_is_repeated(comm, tmp_path, name):
     """Whatever the speed of every worker is then; also one of MPI."""
-
-    def body(comm):
-        folder = one_folder(comm, tmp_path)
-        outcome = run(comm, folder, name, seed=0, replays=False)
-        everywhere = comm.allgather_object(outcome)  # servers have written their orders by now
-        if comm.rank == 0:
-            for seed in (1, 2):
-                again = partial(run, folder=folder, name=name, seed=seed, replays=True)
-                assert simulate(comm.size, again, timeout_s=20) == everywhere
-        comm.barrier()
-        if name == "async":  # where they came from
-            assert run(comm, folder, name, seed=3, replays=True) == outcome
-
-    on_ranks(body)
+    folder = one_folder(comm, tmp_path)
+    outcome = run(comm, folder, name, seed=0, replays=False)
+    everywhere = comm.allgather_object(outcome)  # servers have written their orders by now
+    if comm.rank == 0:
+        for seed in (1, 2):
+            again = partial(run, folder=folder, name=name, seed=seed, replays=True)
+            assert simulate(comm.size, again, timeout_s=20) == everywhere
+    comm.barrier()
+    if name == "async":  # where they came from
+        assert run(comm, folder, name, seed=3, replays=True) == outcome
 
 
 def test_another_order_is_another_run(tmp_path):

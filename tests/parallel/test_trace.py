@@ -8,7 +8,6 @@ import re
 import threading
 import time
 from collections import defaultdict
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,6 +28,7 @@ from parallel_sgd.algorithms import Algorithm
 from parallel_sgd.communication.clocks import compare_clocks
 from parallel_sgd.errors import SharedError
 from parallel_sgd.models import MLP
+from parallel_sgd.options import option, options
 from parallel_sgd.trace import NO_TRACE, Trace
 from parallel_sgd.training import learner, trace_file
 from parallel_sgd.training.trace_file import traced
@@ -66,14 +66,11 @@ def train(comm, algorithm):
     return trained
 
 
-def test_clocks_are_compared(on_ranks):
-    def body(comm):
-        found = compare_clocks(comm, lambda: time.perf_counter() + AHEAD_S * comm.rank)
-        assert abs(found.ahead_s - AHEAD_S * comm.rank) <= found.uncertain_s + 1e-9
-        assert found.uncertain_s < 0.05
-        assert abs(found.at_s - AHEAD_S * comm.rank - time.perf_counter()) < 10
-
-    on_ranks(body)
+def test_clocks_are_compared(comm):
+    found = compare_clocks(comm, lambda: time.perf_counter() + AHEAD_S * comm.rank)
+    assert abs(found.ahead_s - AHEAD_S * comm.rank) <= found.uncertain_s + 1e-9
+    assert found.uncertain_s < 0.05
+    assert abs(found.at_s - AHEAD_S * comm.rank - time.perf_counter()) < 10
 
 
 @pytest.mark.parametrize("algorithm", [DataParallelSGD(gradient_bits=1), BlockMomentumSGD()])
@@ -245,18 +242,28 @@ def test_after_an_error(on_ranks, tmp_path, error, after_errors, written):
     assert results[0] == (list(range(len(results))) if written else [])
 
 
-@dataclass(frozen=True, kw_only=True)
+@pytest.fixture
+def printed(monkeypatch):
+    """The lines of statistics."""
+    lines = []
+    monkeypatch.setattr(learner, "print", lambda line, flush: lines.append(line), raising=False)
+    return lines
+
+
+@options
 class Meeting(Algorithm):
     """All ranks meet after every so many steps: they say that it was an exchange, or broadcast."""
 
-    period: int
-    says: bool = True
+    synchronizes_every_step = False
+    period: int = option(1)
+    says: bool = option(True)
 
-    def init(self, parameters, comm):
+    def init(self, work):
         return SimpleNamespace(steps=0)
 
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
+    def step(self, state, work, minibatch):
         state.steps += 1
+        comm = work.comm
         if state.steps % self.period == 0 and self.says:
             with comm.trace.span("exchange"):
                 comm.barrier()
@@ -264,28 +271,25 @@ class Meeting(Algorithm):
         elif state.steps % self.period == 0:
             time.sleep(0.01 * (comm.rank > 0))  # for which the first rank waits
             comm.broadcast(np.zeros(3), root=comm.size - 1)
-        return comm.size * samples
 
-    def bytes_sent(self, state):
-        return 0
+
+def take(trained, steps, pause_s=0.0):
+    for _ in range(steps):
+        time.sleep(pause_s)
+        trained.expect(5, 5 * trained.comm.size)
+        trained.step(samples=5)
 
 
 @pytest.mark.parametrize(("period", "every", "expected"), [(1, 4, 3), (2, 2, 2), (1, 0, 0)])
-def test_a_line_after_every_so_many_synchronizations(
-    on_ranks, monkeypatch, period, every, expected
-):
+def test_a_line_after_every_so_many_synchronizations(on_ranks, printed, period, every, expected):
     """On the first rank alone; a step in which nobody meets belongs to the next meeting."""
-    printed = []
-    monkeypatch.setattr(learner, "print", lambda line, flush: printed.append(line), raising=False)
 
     def body(comm):
         parameters = MLP([6, 5, 4], seed=0).parameters
         algorithm = Meeting(period=period)
         trained = Learner(parameters, SGD(lr=0.1), algorithm, comm, sync_perf_stats=every)
         assert (comm.trace is NO_TRACE) == (every == 0 or comm.rank > 0)
-        for _ in range(13):
-            time.sleep(0.005)
-            trained.step(samples=5)
+        take(trained, 13, pause_s=0.005)
         trained.finish()
         assert comm.trace is NO_TRACE
         comm.barrier()
@@ -311,12 +315,8 @@ def test_a_line_after_every_so_many_synchronizations(
 
 
 @pytest.mark.parametrize("period", [1, 3])
-def test_an_algorithm_of_ones_own_synchronizes_where_it_exchanges_arrays(
-    on_ranks, monkeypatch, period
-):
+def test_an_algorithm_of_ones_own_synchronizes_where_it_exchanges_arrays(on_ranks, printed, period):
     """It need not know of traces; what a program broadcasts between the steps is its own affair."""
-    printed = []
-    monkeypatch.setattr(learner, "print", lambda line, flush: printed.append(line), raising=False)
 
     def body(comm):
         parameters = MLP([6, 5, 4], seed=0).parameters
@@ -324,7 +324,7 @@ def test_an_algorithm_of_ones_own_synchronizes_where_it_exchanges_arrays(
         trained = Learner(parameters, SGD(lr=0.1), algorithm, comm, sync_perf_stats=2)
         for _ in range(5 * period):
             comm.broadcast(np.zeros(3))
-            trained.step(samples=5)
+            take(trained, 1)
         trained.finish()
         comm.barrier()
         return list(printed)
@@ -342,8 +342,7 @@ def test_where_nothing_is_exchanged_the_end_says_so(capsys):
     parameters = MLP([6, 5, 4], seed=0).parameters
     algorithm = Meeting(period=9)
     trained = Learner(parameters, SGD(lr=0.1), algorithm, Communicator.single(), sync_perf_stats=50)
-    for _ in range(3):
-        trained.step(samples=5)
+    take(trained, 3)
     trained.finish()
     assert capsys.readouterr().out.startswith(
         "sync_perf_stats=50: in none of 3 steps have ranks exchanged arrays; an algorithm that"
@@ -365,10 +364,8 @@ def test_blocks_that_end_before_the_first_is_full_have_exchanged(on_ranks, capsy
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_of_workers_at_their_own_paces_each_speaks_for_itself(on_ranks, monkeypatch, mode):
+def test_of_workers_at_their_own_paces_each_speaks_for_itself(on_ranks, printed, mode):
     """What the others do is not known to it."""
-    printed = []
-    monkeypatch.setattr(learner, "print", lambda line, flush: printed.append(line), raising=False)
 
     def body(comm):
         parameters = MLP([6, 5, 4], seed=0).parameters
@@ -390,21 +387,17 @@ def test_of_workers_at_their_own_paces_each_speaks_for_itself(on_ranks, monkeypa
 
 
 @pytest.mark.parametrize("gradient_bits", [1, 32])
-def test_what_exchanges_tell(on_ranks, gradient_bits):
+def test_what_exchanges_tell(comm, gradient_bits):
     """By which synchronizations are counted: an exchange in every step that has samples."""
-
-    def body(comm):
-        trace = comm.trace = Trace()
-        try:
-            trained = train(comm, DataParallelSGD(gradient_bits=gradient_bits))
-        finally:
-            comm.trace = NO_TRACE
-        assert trained.samples == 8 * 3 * comm.size
-        for step in (event for event in trace.events if event.name == "step"):
-            assert any(
-                step.begin_s <= event.begin_s and event.end_s <= step.end_s
-                for event in trace.events
-                if event.name == "exchange"
-            )
-
-    on_ranks(body)
+    trace = comm.trace = Trace()
+    try:
+        trained = train(comm, DataParallelSGD(gradient_bits=gradient_bits))
+    finally:
+        comm.trace = NO_TRACE
+    assert trained.samples == 8 * 3 * comm.size
+    for step in (event for event in trace.events if event.name == "step"):
+        assert any(
+            step.begin_s <= event.begin_s and event.end_s <= step.end_s
+            for event in trace.events
+            if event.name == "exchange"
+        )

@@ -52,36 +52,30 @@ def small_pieces(monkeypatch):
 
 @every_layout
 @every_codec
-def test_a_pipeline_has_the_bits_of_collectives(on_ranks, codec, layout):
-    def body(comm):
-        parameters = zeros(layout)
-        each = [
-            results(Exchange(parameters, comm, codec, transport=name), comm, parameters, lossy=True)
-            for name in ("collective", "pipelined")
-        ]
-        (expected, theirs), (found, ours) = each
-        assert np.array_equal(found, expected)
-        assert np.array_equal(ours.worker_error, theirs.worker_error)
-        assert np.array_equal(ours.owner_error["0"], theirs.owner_error["0"])
-
-    on_ranks(body)
+def test_a_pipeline_has_the_bits_of_collectives(comm, codec, layout):
+    parameters = zeros(layout)
+    each = [
+        results(Exchange(parameters, comm, codec, transport=name), comm, parameters, lossy=True)
+        for name in ("collective", "pipelined")
+    ]
+    (expected, theirs), (found, ours) = each
+    assert np.array_equal(found, expected)
+    assert np.array_equal(ours.worker_error, theirs.worker_error)
+    assert np.array_equal(ours.owner_error["0"], theirs.owner_error["0"])
 
 
 @every_layout
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_pipeline_sums_in_rank_order(on_ranks, layout, dtype):
-    def body(comm):
-        parameters = zeros(layout, dtype)
-        exchange = Exchange(parameters, comm, transport="pipelined")
-        found, _ = results(exchange, comm, parameters, lossy=False)
-        for step, vector in enumerate(found):
-            terms = [gradient_of(k, step, vector.size, dtype) for k in range(comm.size)]
-            expected = terms[0]
-            for term in terms[1:]:
-                expected = expected + term
-            assert np.array_equal(vector, expected)
-
-    on_ranks(body)
+def test_a_pipeline_sums_in_rank_order(comm, layout, dtype):
+    parameters = zeros(layout, dtype)
+    exchange = Exchange(parameters, comm, transport="pipelined")
+    found, _ = results(exchange, comm, parameters, lossy=False)
+    for step, vector in enumerate(found):
+        terms = [gradient_of(k, step, vector.size, dtype) for k in range(comm.size)]
+        expected = terms[0]
+        for term in terms[1:]:
+            expected = expected + term
+        assert np.array_equal(vector, expected)
 
 
 @every_layout
@@ -99,23 +93,20 @@ def test_hosts_send_one_message(on_ranks, places, codec):
 @pytest.mark.parametrize("transport", ["collective", "pipelined"])
 @pytest.mark.parametrize("bucket_values", [1, 100, 150, 10**6])
 @pytest.mark.parametrize("bits", [1, 4, 32])
-def test_buckets_change_nothing(on_ranks, transport, bucket_values, bits):
-    def body(comm):
-        parameters, codec = zeros("large and small"), codec_for(bits, block_size=64)
-        buckets = cut_buckets(parameters, 64, bucket_values)
-        assert (len(buckets) > 1) == (bucket_values < 900)
-        plain = Exchange(parameters, comm, codec)
-        cut = Exchange(parameters, comm, codec, buckets=buckets, transport=transport)
-        expected, theirs = results(plain, comm, parameters, lossy=True)
-        found, ours = results(cut, comm, parameters, lossy=True)
-        assert np.array_equal(found, expected)
-        assert np.array_equal(ours.worker_error, theirs.worker_error)
-        everywhere = comm.allgather_object(ours.owner_error)
-        whole = [np.concatenate([each[str(i)] for each in everywhere]) for i in range(len(buckets))]
-        stripes = comm.allgather_object(theirs.owner_error["0"])
-        assert np.array_equal(np.concatenate(whole[::-1]), np.concatenate(stripes))
-
-    on_ranks(body)
+def test_buckets_change_nothing(comm, transport, bucket_values, bits):
+    parameters, codec = zeros("large and small"), codec_for(bits, block_size=64)
+    buckets = cut_buckets(parameters, 64, bucket_values)
+    assert (len(buckets) > 1) == (bucket_values < 900)
+    plain = Exchange(parameters, comm, codec)
+    cut = Exchange(parameters, comm, codec, buckets=buckets, transport=transport)
+    expected, theirs = results(plain, comm, parameters, lossy=True)
+    found, ours = results(cut, comm, parameters, lossy=True)
+    assert np.array_equal(found, expected)
+    assert np.array_equal(ours.worker_error, theirs.worker_error)
+    everywhere = comm.allgather_object(ours.owner_error)
+    whole = [np.concatenate([each[str(i)] for each in everywhere]) for i in range(len(buckets))]
+    stripes = comm.allgather_object(theirs.owner_error["0"])
+    assert np.array_equal(np.concatenate(whole[::-1]), np.concatenate(stripes))
 
 
 @pytest.mark.parametrize("transport", ["collective", "pipelined"])
@@ -147,24 +138,21 @@ def test_buckets_end_where_blocks_do(on_ranks, monkeypatch, transport, coded, bl
 
 
 @pytest.mark.parametrize("transport", ["collective", "pipelined"])
-def test_buckets_with_codecs_of_their_own(on_ranks, transport):
-    def body(comm):
-        parameters = zeros("large and small")
-        buckets = cut_buckets(parameters, 64, 1)
-        codecs = [None if i % 2 else codec_for(1, block_size=64) for i in range(len(buckets))]
-        options = {"buckets": buckets, "transport": transport, "block_size": 64}
-        exchange = Exchange(parameters, comm, codecs, **options)
-        found, residuals = results(exchange, comm, parameters, lossy=True)
-        exact = [
-            in_order([gradient_of(k, step, found.shape[1]) for k in range(comm.size)])
-            for step in range(STEPS)
-        ]
-        for bucket, codec in zip(buckets, codecs, strict=True):
-            same = np.array_equal(found[:, bucket.values], np.array(exact)[:, bucket.values])
-            assert same == (codec is None)
-            assert residuals.worker_error[bucket.values].any() == (codec is not None)
-
-    on_ranks(body)
+def test_buckets_with_codecs_of_their_own(comm, transport):
+    parameters = zeros("large and small")
+    buckets = cut_buckets(parameters, 64, 1)
+    codecs = [None if i % 2 else codec_for(1, block_size=64) for i in range(len(buckets))]
+    options = {"buckets": buckets, "transport": transport, "block_size": 64}
+    exchange = Exchange(parameters, comm, codecs, **options)
+    found, residuals = results(exchange, comm, parameters, lossy=True)
+    exact = [
+        in_order([gradient_of(k, step, found.shape[1]) for k in range(comm.size)])
+        for step in range(STEPS)
+    ]
+    for bucket, codec in zip(buckets, codecs, strict=True):
+        same = np.array_equal(found[:, bucket.values], np.array(exact)[:, bucket.values])
+        assert same == (codec is None)
+        assert residuals.worker_error[bucket.values].any() == (codec is not None)
 
 
 @pytest.mark.parametrize("transport", ["collective", "pipelined"])
@@ -177,21 +165,18 @@ def test_residuals_from_another_topology_are_sent(on_ranks, places):
     on_ranks(lambda comm: sends_non_owned_residuals(comm, places))
 
 
-def test_non_owned_residuals_outlive_a_change_of_bits(on_ranks):
+def test_non_owned_residuals_outlive_a_change_of_bits(comm):
     """Between a checkpoint and the next exchange."""
-
-    def body(comm):
-        algorithm = ModelAveragingSGD(gradient_bits={0: 1, 20: 2}, sync_steps=9)
-        learner = Learner(zeros("long"), SGD(lr=0.1), algorithm, comm)
-        state, parameters = learner.state, learner.parameters
-        learner.samples = 18
-        algorithm.restored(state, parameters, learner.local_step, comm)
-        algorithm.exchange_after(state, 20, parameters)
-        assert state.residuals.has_non_owned
-        algorithm.exchange_after(state, 20, parameters).sum(parameters.flat, state.residuals)
-        assert not state.residuals.has_non_owned
-
-    on_ranks(body)
+    algorithm = ModelAveragingSGD(gradient_bits={0: 1, 20: 2}, sync_steps=9)
+    learner = Learner(zeros("long"), SGD(lr=0.1), algorithm, comm)
+    exchange = learner.state.exchange
+    learner.samples = 18
+    exchange.restored()
+    learner.samples = 20
+    assert exchange._at_present().codecs[0].bits == 2
+    assert exchange.residuals.has_non_owned
+    exchange.sum(learner.parameters.flat)
+    assert not exchange.residuals.has_non_owned
 
 
 def test_bytes_of_messages(on_ranks):

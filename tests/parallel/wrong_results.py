@@ -125,6 +125,11 @@ class FirstRankCountsMore(DataParallelSGD):
         super().step(state, work, minibatch)
 
 
+class DividesByItsOwnSamples(Around):
+    def change(self, optimizer, gradient, minibatch, comm):
+        optimizer(gradient, max(minibatch.samples, 1))
+
+
 class RanksDiffer(Around):
     def change(self, optimizer, gradient, minibatch, comm):
         optimizer(gradient * (1 + 1e-6 * comm.rank), minibatch.total)
@@ -201,6 +206,7 @@ FAULTS = [
     (MeanOfMeans(), ["weights", "dry_ranks_count_nothing"]),
     (ModelAveragingSGD(outer=MeanOfModels(), sync_steps=3), ["weights"]),
     (FirstRankCountsMore(), ["permuted", "weights"]),
+    (DividesByItsOwnSamples(), ["agreement", "weights", "identical"]),
     (RanksDiffer(), ["agreement"]),
     (OwnClock(), ["agreement", "dry_ranks"]),
     (LeavesWithoutSamples(), ["dry_ranks", "weights"]),
