@@ -28,7 +28,16 @@ from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from .errors import UserError
-from .validation import checked_path, choice, integer, number, points, require_use, settle, shown
+from .validation import (
+    checked_path,
+    choice,
+    integer,
+    number,
+    points,
+    require_use,
+    set_validated,
+    shown,
+)
 
 __all__ = [
     "BySamples",
@@ -246,7 +255,7 @@ class Options:
         for each in fields(self):
             check, value = each.metadata.get("check"), getattr(self, each.name)
             if check is not None and not (value is None and each.default is None):
-                settle(self, **{each.name: check(each.name, value)})
+                set_validated(self, **{each.name: check(each.name, value)})
 
     def __repr__(self) -> str:
         compared = {each.name for each in all_options(type(self)) if each.field.compare}

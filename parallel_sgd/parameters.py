@@ -66,7 +66,7 @@ class Parameters(Mapping[str, Array]):
         if values is not self._flat:  # as after `p.flat += g`
             self._flat[...] = values  # another array would leave the views behind
 
-    def lie_over(self, flat: Array) -> None:
+    def rebind(self, flat: Array) -> None:
         """Lay all views over another vector [n] of this dtype: from now on its values count.
 
         Nothing is copied. The vector before stays as it is, for whoever is still reading it.

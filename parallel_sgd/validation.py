@@ -189,7 +189,7 @@ def require_memory(name: str, size: int) -> None:
         raise UserError(f"{name} needs {size:,} bytes, but this machine's memory has {there:,}")
 
 
-def settle(options: object, **values: Any) -> None:
+def set_validated(options: object, **values: Any) -> None:
     """Put checked values into a frozen dataclass, from its ``__post_init__``."""
     for name, value in values.items():
         object.__setattr__(options, name, value)

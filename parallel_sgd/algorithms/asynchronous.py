@@ -22,7 +22,7 @@ from ..parameter_server import (
     ServerGroup,
     compile_step,
 )
-from ..validation import settle, shown
+from ..validation import set_validated, shown
 from .algorithm import Algorithm, Array, Minibatch, Work
 from .asynchronous_state import DataParallelASGDState
 from .period import Period
@@ -102,7 +102,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         self.require_at_most_one("record", "replay")
         super().__post_init__()
         if not self.period.given:
-            settle(self, period=self.default_period)
+            set_validated(self, period=self.default_period)
 
     @property
     def asynchronous(self) -> bool:  # type: ignore[override]

@@ -124,7 +124,7 @@ class RankSource(MinibatchSource):
         own = part.stop - part.start
         for step in range(first, len(totals)):
             minibatch = order[step * own : (step + 1) * own]
-            feed.expect(len(minibatch), int(totals[step]))
+            feed.announce(len(minibatch), int(totals[step]))
             yield self._read(minibatch, learner)
 
     def _get_to_know(self, learner: LearnerView) -> IndexArray:

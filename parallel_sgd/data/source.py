@@ -129,7 +129,7 @@ class Source(MinibatchSource):
             part = minibatch
             if feed.distributed:
                 part = minibatch[share(len(minibatch), learner.comm.rank, learner.comm.size)]
-            feed.expect(len(part), len(minibatch))
+            feed.announce(len(part), len(minibatch))
             yield self._read(part, learner)
 
     def _facts(self) -> dict[str, Any]:

@@ -186,7 +186,7 @@ class ServedModel:
         out = self._elsewhere()
         body(self.x).sgd_step(self.x, delta, weight, out)
         if out is not None:
-            self.parameters.lie_over(out)
+            self.parameters.rebind(out)
         self.local_step(delta, 0, samples)
 
     def _step(self, gradient: Array, samples: int, factor: float) -> None:
@@ -260,7 +260,7 @@ class ServedModel:
         counters = state[(1 + len(buffers)) * n :].copy().view(np.int64).tolist()
         if min(counters) < 0:
             raise UserError(f"the counters of a state must not be negative: {counters}")
-        self.parameters.lie_over(self._unread(self.x))  # all of it is written
+        self.parameters.rebind(self._unread(self.x))  # all of it is written
         for i, array in enumerate([self.x, *(buffers[name] for name in sorted(buffers))]):
             array[...] = state[i * n : (i + 1) * n].view(array.dtype)
         optimizer, workers = self.local_step.state, len(self.clocks)

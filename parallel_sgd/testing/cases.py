@@ -113,9 +113,9 @@ class Case:
         learner.in_common.compares = False  # the checks do, and say more
         return learner
 
-    def run(self, data: Data | None = None, *, told: bool = True) -> Run:
+    def run(self, data: Data | None = None, *, announced: bool = True) -> Run:
         """A run of the algorithm as given, in float32. Collective."""
-        return trained(self.learner(), self.data() if data is None else data, told=told)
+        return trained(self.learner(), self.data() if data is None else data, announced=announced)
 
     def exact_run(self, data: Data | None = None, **options: Any) -> Run:
         """A run of the algorithm in full precision. Collective."""
@@ -170,25 +170,25 @@ def put_gradient(learner: Learner, samples: Array) -> None:
     learner.gradient.flat[...] = (stiffness * (x - centres)).sum(axis=0)
 
 
-def step(learner: Learner, parts: Sequence[Array], *, told: bool = True) -> int:
+def step(learner: Learner, parts: Sequence[Array], *, announced: bool = True) -> int:
     """One minibatch: this rank's part of it, or, during a warm start, all of it.
 
     Args:
         parts: by rank.
-        told: whether the learner is told how many samples all ranks have, as sources tell it.
+        announced: whether the learner gets announced counts, as from a source.
     """
     own = parts[learner.comm.rank] if learner.distributed else np.concatenate(parts)
-    if told:
-        learner.expect(len(own), sum(len(part) for part in parts))
+    if announced:
+        learner.announce(len(own), sum(len(part) for part in parts))
     put_gradient(learner, own)
     return learner.step(samples=len(own))
 
 
-def trained(learner: Learner, data: Data, *, told: bool = True, first: int = 0) -> Run:
+def trained(learner: Learner, data: Data, *, announced: bool = True, first: int = 0) -> Run:
     """Train from minibatch `first` to the end. Collective."""
     run = Run()
     for parts in data[first:]:
-        run.look_at(learner, step(learner, parts, told=told))
+        run.look_at(learner, step(learner, parts, announced=announced))
     return run.finish(learner)
 
 

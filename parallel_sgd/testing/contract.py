@@ -12,7 +12,7 @@ from ..command_line.train import parser
 from ..errors import UserError
 from ..state import Meaning
 from ..training import Learner
-from ..training.captured import capture
+from ..training.state_tree import capture
 from .cases import Case, difference, first_of, starting_point, step, trained
 from .registry import check
 

@@ -12,7 +12,7 @@ from ..algorithms import Algorithm
 from ..communication import Communicator
 from ..optimizers import SGD
 from ..training import Learner
-from ..training.regroup import leaves
+from ..training.reshard import leaves
 from .cases import (
     ROUNDING,
     STEPS,
@@ -160,7 +160,7 @@ def _way(
 
     def step(gradient: Array | float) -> None:
         samples = SAMPLES if learner.distributed else SAMPLES * case.comm.size
-        learner.expect(samples, SAMPLES * case.comm.size)
+        learner.announce(samples, SAMPLES * case.comm.size)
         learner.gradient.flat[...] = gradient
         learner.step(samples=samples)
 

@@ -17,9 +17,9 @@ from ..array_files import ArrayInMemory
 from ..communication import Communicator, simulate
 from ..state import weight_of
 from ..training import Learner
-from ..training.captured import capture, flatten, restore
 from ..training.fitting import require_possible
-from ..training.regroup import leaves, regroup, stripe_sizes
+from ..training.reshard import leaves, reshard, stripe_sizes
+from ..training.state_tree import capture, flatten, restore
 from .cases import (
     ROUNDING,
     STEPS,
@@ -56,7 +56,7 @@ def same_state(case: Case) -> str | None:
 
 
 @check()
-def regrouped(case: Case) -> str | None:
+def resharded(case: Case) -> str | None:
     """Another number of ranks takes up a checkpoint: the shared model, the mean of all models and
     the clock are kept, and training goes on to one finite model."""
     learner, kept = case.learner(), []
@@ -132,7 +132,7 @@ def _data_on(ranks: int, before: int, steps: int) -> Data:
 def _taken_up(case: Case, saved: Sequence[Saved]) -> Learner:
     """A learner that goes on, as `load_checkpoint` makes it. Collective."""
     learner = case.learner()
-    tree = regroup(
+    tree = reshard(
         learner,
         [each.state for each in saved],
         [each.weight for each in saved],

@@ -34,14 +34,14 @@ CHECKS: dict[str, Check] = {
         learning.owed,
         learning.dry_ranks_count_nothing,
         conduct.agreement,
-        conduct.told,
+        conduct.announced,
         conduct.nothing,
         conduct.dry_ranks,
         conduct.repeatable,
         conduct.observed,
         conduct.resume,
         meanings.same_state,
-        meanings.regrouped,
+        meanings.resharded,
         failures.errors,
     )
 }

@@ -40,7 +40,7 @@ __all__ = ["FORMAT", "Damaged", "Reader"]
 MANIFEST = "manifest.json"
 NAME = re.compile(r"(\d{12,})(?:-(\d+))?")
 PART = re.compile(rf"{NAME.pattern}(\.\d+)?\.part")
-SEAL = ',\n  "sha256": "'
+CHECKSUM_FIELD = ',\n  "sha256": "'
 
 Facts = dict[str, Fact]  #: size and checksum of files, by name
 
@@ -63,7 +63,7 @@ def write_rank(
 def publish(part: Path, final: Path, manifest: Mapping[str, Any]) -> None:
     """Write the manifest, and give the folder its name: from now on it is a checkpoint."""
     text = json.dumps(manifest, indent=2)
-    body = text.removesuffix("\n}") + SEAL
+    body = text.removesuffix("\n}") + CHECKSUM_FIELD
     aside = part / f".{MANIFEST}.part"
     aside.write_text(f'{body}{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n')
     flushed(aside)
@@ -88,9 +88,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(f"checkpoint {str(path)!r} is not whole: it has no {MANIFEST}") from None
     except OSError as error:
         raise Damaged(f"checkpoint {str(path)!r} cannot be read: {error}") from error
-    body, seal, _ = data.rpartition(SEAL.encode())
-    sealed = body + seal
-    if not seal or data != sealed + hashlib.sha256(sealed).hexdigest().encode() + b'"\n}\n':
+    body, field, _ = data.rpartition(CHECKSUM_FIELD.encode())
+    body += field
+    if not field or data != body + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n':
         raise Damaged(
             f"checkpoint {str(path)!r} is damaged: {MANIFEST} does not match its checksum"
         )

@@ -22,9 +22,9 @@ from ..state import weight_of
 from ..validation import checked_path, integer, line_of, shown
 from ..version import __version__
 from . import checkpoint_files as files
-from .captured import HostArray, HostCopies, capture, flatten
 from .learner import Learner
 from .run_folder import CHECKPOINTS
+from .state_tree import HostArray, HostCopies, capture, flatten
 
 _written_now: defaultdict[Path, list[InBackground[Path]]] = defaultdict(list)
 """What ranks of this process write in the background, by folder, until somebody has been told."""

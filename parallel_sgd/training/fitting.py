@@ -14,9 +14,9 @@ from ..errors import UserError
 from ..kernels import body
 from ..state import components
 from ..validation import LARGEST_INTEGER, shown
-from .captured import Tree, is_array, is_state, state_fields
 from .learner import Learner
-from .regroup import leaves
+from .reshard import leaves
+from .state_tree import Tree, is_array, is_state, state_fields
 
 ANY = "anything"
 PLAIN = {"bool": "bool", "int": "int", "float": "float", "str": "str", "None": "None"}

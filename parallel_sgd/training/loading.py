@@ -13,13 +13,13 @@ from ..communication import Communicator
 from ..errors import SharedError, UserError
 from ..validation import checked_path, line_of
 from . import checkpoint_files as files
-from .captured import Tree, restore, room_for, unflatten
 from .checkpoint_files import Damaged, Reader
 from .checkpoints import described, wait_for_writing
 from .fitting import require_alike, require_possible
 from .learner import Learner, meet_to_load
-from .regroup import regroup, stripe_sizes
+from .reshard import reshard, stripe_sizes
 from .run_folder import CHECKPOINTS
+from .state_tree import Tree, restore, room_for, unflatten
 
 FREE = {"lr", "lr_per_sample"}
 """Options of the optimizer that may be others when training goes on."""
@@ -190,7 +190,7 @@ def _read(
             tree = unflatten(states[0], whole)
         else:
             weights = [n["weight"] for n in numbers]
-            tree = regroup(learner, states, weights, sizes, lambda k, name: arrays[k][name])
+            tree = reshard(learner, states, weights, sizes, lambda k, name: arrays[k][name])
             sent = sent // size + (rank < sent % size)
         require_possible(learner, tree, ranks)
         room = room_for(learner, tree)

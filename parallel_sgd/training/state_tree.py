@@ -38,8 +38,8 @@ def capture(learner: Learner) -> Tree:
         component.collect() if isinstance(component, External) else component.wait()
     return {
         "parameters": learner.parameters.flat,
-        "optimizer": _captured(learner.local_step.state, "optimizer"),
-        "algorithm": _captured(learner.state, "algorithm"),
+        "optimizer": _capture(learner.local_step.state, "optimizer"),
+        "algorithm": _capture(learner.state, "algorithm"),
     }
 
 
@@ -65,7 +65,7 @@ def restore(learner: Learner, saved: Tree, room: Tree | None = None) -> None:
     a part of it; else local.
     """
     room = room or room_for(learner, saved)
-    learner.expect_nothing()
+    learner.forget_announced()
     for name, each in _live(learner).items():
         _restored(each, saved[name], room[name])
     for component in learner.components:
@@ -140,14 +140,14 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or array_module(value) is not np
 
 
-def _captured(value: Any, where: str) -> Any:
+def _capture(value: Any, where: str) -> Any:
     if is_state(value):
         found = state_fields(value)
-        return {f.name: _captured(getattr(value, f.name), f"{where}.{f.name}") for f in found}
+        return {f.name: _capture(getattr(value, f.name), f"{where}.{f.name}") for f in found}
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
             raise UserError(f"{where}: only texts can name what a checkpoint holds")
-        return {name: _captured(each, f"{where}.{name}") for name, each in value.items()}
+        return {name: _capture(each, f"{where}.{name}") for name, each in value.items()}
     if isinstance(value, PLAIN) or (is_array(value) and value.dtype != object):
         return value
     raise UserError(

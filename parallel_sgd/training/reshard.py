@@ -10,8 +10,8 @@ import numpy as np
 
 from ..array_files import StoredArray
 from ..errors import UserError
-from .captured import HostArray, Tree, is_state, state_fields
 from .learner import Learner
+from .state_tree import HostArray, Tree, is_state, state_fields
 
 Read = Callable[[int, str], StoredArray]  #: of an old rank, by its name in the checkpoint
 
@@ -27,7 +27,7 @@ def stripe_sizes(learner: Learner) -> dict[str, int]:
     }
 
 
-def regroup(
+def reshard(
     learner: Learner,
     saved: Sequence[Tree],
     weights: Sequence[int],
@@ -43,17 +43,17 @@ def regroup(
         sizes: `stripe_sizes` of all new ranks.
         read: finds an array.
     Returns:
-        A tree for `captured.restore`.
+        A tree for `state_tree.restore`.
     Raises:
         UserError: a field does not say what it means on another number of ranks.
 
     Local. Cost: reads the model of every old rank; accumulates in float64, by pieces. Memory: the
     new tree, and some pieces.
     """
-    return _Regrouping(learner, weights, sizes, read).tree(saved)
+    return _Resharding(learner, weights, sizes, read).tree(saved)
 
 
-class _Regrouping:
+class _Resharding:
     def __init__(
         self,
         learner: Learner,
