@@ -192,27 +192,26 @@ def trained(learner: Learner, data: Data, *, announced: bool = True, first: int 
     return run.finish(learner)
 
 
-def difference(what: str, found: Array, expected: Array, rounding: float = 0.0) -> str | None:
+def difference(what: str, actual: Array, expected: Array, rounding: float = 0.0) -> str | None:
     """Where two vectors differ most, in words; None where they do not.
 
     Args:
         rounding: how much they may differ, beside the largest magnitude; 0: not in a bit.
     """
-    if found.dtype != expected.dtype or found.shape != expected.shape:
-        return (
-            f"{what}: {found.dtype}{list(found.shape)}, not {expected.dtype}{list(expected.shape)}"
-        )
-    if found.tobytes() == expected.tobytes():
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
+        right = f"{expected.dtype}{list(expected.shape)}"
+        return f"{what}: {actual.dtype}{list(actual.shape)}, not {right}"
+    if actual.tobytes() == expected.tobytes():
         return None
-    gaps = np.abs(found.astype(float) - expected.astype(float))
+    gaps = np.abs(actual.astype(float) - expected.astype(float))
     worst = int(np.nan_to_num(gaps, nan=np.inf).argmax())
     bound = rounding * max(1.0, float(np.abs(expected).max()))
     if rounding and gaps[worst] <= bound:
         return None
-    many = int((~(gaps <= bound)).sum()) if rounding else int((found != expected).sum())
+    many = int((~(gaps <= bound)).sum()) if rounding else int((actual != expected).sum())
     return (
-        f"{what}: {many} of {found.size} values differ, value {worst} by {gaps[worst]:.3g}: "
-        f"{found[worst]:.9g}, not {expected[worst]:.9g}"
+        f"{what}: {many} of {actual.size} values differ, value {worst} by {gaps[worst]:.3g}: "
+        f"{actual[worst]:.9g}, not {expected[worst]:.9g}"
     )
 
 
@@ -221,27 +220,27 @@ def first_of(problems: Iterable[str | None]) -> str | None:
     return next(filter(None, problems), None)
 
 
-def unlike(found: Run, expected: Run, first: int = 0) -> str | None:
+def unlike(actual: Run, expected: Run, first: int = 0) -> str | None:
     """Where two runs that must be the same, bit for bit, begin to differ on this rank.
 
     Args:
-        first: the step of `expected` with which `found` began.
+        first: the step of `expected` with which `actual` began.
     """
     for t, (one, other) in enumerate(
-        zip(found.models, expected.models[first:], strict=True), first
+        zip(actual.models, expected.models[first:], strict=True), first
     ):
         if problem := difference(f"step {t}, the model", one, other):
             return problem
     for t, (one, other) in enumerate(
-        zip(found.shared, expected.shared[first:], strict=True), first
+        zip(actual.shared, expected.shared[first:], strict=True), first
     ):
         if problem := difference(f"step {t}, the shared model", one, other):
             return problem
     for name in ("totals", "clocks"):
-        numbers, right = getattr(found, name), getattr(expected, name)[first:]
+        numbers, right = getattr(actual, name), getattr(expected, name)[first:]
         if numbers != right:
             return f"{name} of the steps from {first} on: {numbers}, not {right}"
-    return difference("after finish, the model", found.final, expected.final)
+    return difference("after finish, the model", actual.final, expected.final)
 
 
 def differs_between_ranks(

@@ -100,16 +100,16 @@ def _own_data(case: Case) -> str | None:
 def nothing(case: Case) -> str | None:
     """A minibatch without samples on any rank changes nothing."""
     run, data, learner = case.run(), case.data(), case.learner()
-    found, answers = Run(), []
+    between, answers = Run(), []
     nobody: list[Array] = [part[:0] for part in data[0]]
     for t, parts in enumerate(data):
         answers.append(step(learner, nobody, announced=t % 2 == 0))
-        found.look_at(learner, step(learner, parts))
+        between.look_at(learner, step(learner, parts))
     answers.append(step(learner, nobody, announced=False))
-    found.finish(learner)
+    between.finish(learner)
     if any(answers):
         return f"step returned {answers} for minibatches without samples"
-    return unlike(found, run)
+    return unlike(between, run)
 
 
 @check()

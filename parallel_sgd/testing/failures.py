@@ -169,7 +169,7 @@ def _stepped(case: Case, end: End, t: int) -> Array:
 
 
 def _among(x: Array, vectors: list[Array]) -> bool:
-    return any(difference("", x, each) is None for each in vectors)
+    return any(difference("", x, vector) is None for vector in vectors)
 
 
 def _is_culprit(case: Case) -> bool:

@@ -188,10 +188,10 @@ def _declared(learner: Learner) -> Array:
     """What all ranks' states declare to be summed: see `Way`. Collective."""
     sums, stripes = np.zeros(VALUES), dict[str, Array]()
     learner.wait()
-    for name, meaning, value in leaves(learner.state, "algorithm"):
-        if meaning == "sum" and isinstance(value, np.ndarray) and value.shape == (VALUES,):
+    for name, rule, value in leaves(learner.state, "algorithm"):
+        if rule == "sum" and isinstance(value, np.ndarray) and value.shape == (VALUES,):
             sums += value
-        elif meaning == "stripe" and isinstance(value, np.ndarray):
+        elif rule == "stripe" and isinstance(value, np.ndarray):
             stripes[name] = value
     every = learner.comm.allgather_object((sums, stripes))
     total: Array = np.sum([theirs for theirs, _ in every], axis=0)

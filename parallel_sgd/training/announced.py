@@ -194,16 +194,16 @@ class Announced:
         waiting = self._waiting
         if waiting[0].own == samples:
             return 0, 1
-        count = found = first = 0
+        count = added = first = 0
         for before, minibatch in enumerate(waiting):
-            while count == 0 or (found < samples and before + count < len(waiting)):
-                found, count = found + waiting[before + count].own, count + 1
-            if found == samples:
+            while count == 0 or (added < samples and before + count < len(waiting)):
+                added, count = added + waiting[before + count].own, count + 1
+            if added == samples:
                 return before, count
-            first = first or found
+            first = first or added
             if not self._algorithm.roles.together:
                 break
-            found, count = found - minibatch.own, count - 1
+            added, count = added - minibatch.own, count - 1
         raise UserError(
             f"samples={samples} must be the {first} of the minibatches that the source gave"
             + ("" if self._algorithm.roles.together else WAY_OUT)
@@ -232,10 +232,10 @@ class Announced:
         if not self._some_forgotten:
             return
         self._some_forgotten = False
-        found = list(self._waiting)
+        given = list(self._waiting)
         self._waiting.clear()
         self._totals.clear()
-        for minibatch in found:
+        for minibatch in given:
             if minibatch.feed is None or not minibatch.feed.forgotten:
                 self._append(minibatch)
 

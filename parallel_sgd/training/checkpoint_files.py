@@ -96,12 +96,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
         )
     with _as_damage(path, MANIFEST):
         manifest: dict[str, Any] = parsed(data)
-        found = manifest.get("format") if isinstance(manifest, dict) else None
-        if found is None:
+        version = manifest.get("format") if isinstance(manifest, dict) else None
+        if version is None:
             raise UserError("it lacks 'format'")
-    if found != FORMAT:
+    if version != FORMAT:
         raise UserError(
-            f"checkpoint {str(path)!r} has format {shown(found)}, written by parallel_sgd "
+            f"checkpoint {str(path)!r} has format {shown(version)}, written by parallel_sgd "
             f"{shown(manifest.get('parallel_sgd'))}; this version reads format {FORMAT}"
         )
     with _as_damage(path, MANIFEST):
@@ -198,17 +198,17 @@ def require_whole(path: Path) -> None:
 def checkpoints_in(folder: Path) -> list[Path]:
     """What has a checkpoint's name, the oldest (by samples) first."""
     try:
-        found = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
+        checkpoints = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
     except FileNotFoundError:
         return []
-    return sorted(found, key=lambda path: order(path.name))
+    return sorted(checkpoints, key=lambda path: order(path.name))
 
 
 def order(name: str) -> tuple[int, int]:
     """By which the names of checkpoints are sorted: samples, and a number among the same."""
-    found = NAME.fullmatch(name)
-    assert found
-    return int(found[1]), int(found[2] or 0)
+    match = NAME.fullmatch(name)
+    assert match
+    return int(match[1]), int(match[2] or 0)
 
 
 def begin(folder: Path, samples: int) -> Path:
@@ -243,8 +243,8 @@ def remove(path: Path) -> None:
 
 def set_aside_after(path: Path) -> None:
     """Rename the checkpoints that are newer than this one, of training that is now abandoned."""
-    found = checkpoints_in(path.parent)
-    for later in found[found.index(path) + 1 :]:
+    checkpoints = checkpoints_in(path.parent)
+    for later in checkpoints[checkpoints.index(path) + 1 :]:
         number = 0
         while (aside := later.with_name(f"{later.name}.aside{number or ''}")).exists():
             number += 1

@@ -210,8 +210,8 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The newest checkpoint in the folder, by samples; None where there is none. Local."""
-        found = files.checkpoints_in(self.folder)
-        return found[-1] if found else None
+        checkpoints = files.checkpoints_in(self.folder)
+        return checkpoints[-1] if checkpoints else None
 
     def _communicator(self, comm: Communicator) -> Communicator | None:
         """For the background; None where MPI does not allow it. Collective at the first call."""
@@ -278,18 +278,18 @@ class Checkpoints:
     def _remove_others(self, path: Path) -> None:
         """Of the checkpoints in the folder keep the latest, the best, and this new one."""
         whole = {}
-        for each in files.checkpoints_in(self.folder):
+        for saved in files.checkpoints_in(self.folder):
             try:
-                whole[each] = files.read_manifest(each)["metric"]
+                whole[saved] = files.read_manifest(saved)["metric"]
             except UserError:  # another's affair: neither counted nor removed
                 continue
-        samples = {each: files.order(each.name)[0] for each in whole}
-        replaced = {each for each in whole if samples[each] == samples[path] and each != path}
-        latest = [each for each in whole if each not in replaced][-self.keep :]
-        rated = [each for each in whole if whole[each] is not None and each not in replaced]
-        best = min(rated, key=lambda each: (whole[each], -samples[each]), default=None)
-        for each in whole.keys() - {*latest, best, path}:
-            files.remove(each)
+        samples = {saved: files.order(saved.name)[0] for saved in whole}
+        replaced = {saved for saved in whole if samples[saved] == samples[path] and saved != path}
+        latest = [saved for saved in whole if saved not in replaced][-self.keep :]
+        rated = [saved for saved in whole if whole[saved] is not None and saved not in replaced]
+        best = min(rated, key=lambda saved: (whole[saved], -samples[saved]), default=None)
+        for saved in whole.keys() - {*latest, best, path}:
+            files.remove(saved)
 
     def _attempt(
         self, work: Any, otherwise: str = "no checkpoint could be written to"
@@ -304,13 +304,13 @@ class Checkpoints:
 def _note(folder: Path, writing: InBackground[Path]) -> None:
     with _noting:
         known = _written_now[folder.resolve()]
-        known[:] = [each for each in known if not each.done or each.failed] + [writing]
+        known[:] = [other for other in known if not other.done or other.failed] + [writing]
 
 
 def _forget(writing: InBackground[Path]) -> None:
     with _noting:
         for folder, known in list(_written_now.items()):
-            known[:] = [each for each in known if each is not writing]
+            known[:] = [other for other in known if other is not writing]
             if not known:
                 del _written_now[folder]
 
@@ -327,9 +327,9 @@ def wait_for_writing(path: Path) -> SharedProblem | None:
     here = path.resolve()
     with _noting:
         folders = (here, here.parent, here / CHECKPOINTS)
-        found = [each for folder in folders for each in _written_now.get(folder, ())]
+        concerned = [writing for folder in folders for writing in _written_now.get(folder, ())]
     problems: dict[str, None] = {}
-    for writing in found:
+    for writing in concerned:
         error = writing.error()
         _forget(writing)
         if isinstance(error, UserError):

@@ -82,16 +82,16 @@ class InCommon:
         return sign
 
     def facts(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "what the ranks do": f"{CALLS[self._call]} of learner {self._number}"
         }
         if self._call != LOAD:
             given, clock = self._announced.given, self._announced.clock
-            found["samples of the minibatches so far (one step for each)"] = given
-            found["samples that were trained on so far"] = clock
+            facts["samples of the minibatches so far (one step for each)"] = given
+            facts["samples that were trained on so far"] = clock
         if self._checksum is not None:
-            found["the model's checksum"] = f"{self._checksum:016x}"
-        return found
+            facts["the model's checksum"] = f"{self._checksum:016x}"
+        return facts
 
     def _compare(self) -> int | None:
         """The checksum of the model that all ranks have in common now; None where there is none."""

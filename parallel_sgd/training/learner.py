@@ -174,7 +174,7 @@ class Learner:
     @property
     def external(self) -> list[External]:
         """Those of which other ranks keep a part. Local."""
-        return [each for each in self.components if isinstance(each, External)]
+        return [component for component in self.components if isinstance(component, External)]
 
     def wait(self) -> None:
         """Wait for what runs in the background, so that the algorithm's state is whole; training is
@@ -391,8 +391,8 @@ class Learner:
             UserError: on all ranks, as `meet` does, or if a rank has taken no step with samples
                 that a source gave before it ended, and others have (or cannot be asked).
         """
-        for each in self._beside:  # it may need servers, which end with this
-            each.wait()
+        for work in self._beside:  # it may need servers, which end with this
+            work.wait()
         self._look_beside()
         try:
             self._announced.require_none_left_out()
@@ -419,18 +419,18 @@ class Learner:
     def beside(self, work: InBackground[Any]) -> None:
         """Hear of what goes on beside training, such as a checkpoint that is being written: of its
         failure `step` and `finish` tell all ranks, and `close` waits for it. Local."""
-        self._beside = [each for each in self._beside if not each.done] + [work]
+        self._beside = [other for other in self._beside if not other.done] + [work]
 
     def _look_beside(self) -> None:
         """Tell all ranks of what has failed beside training, in place of a step."""
         self._require_open()
-        failed = [each for each in self._beside if each.failed]
-        self._beside = [each for each in self._beside if not each.done]
-        for each in failed:
-            error = each.error()
+        failed = [work for work in self._beside if work.failed]
+        self._beside = [work for work in self._beside if not work.done]
+        for work in failed:
+            error = work.error()
             if isinstance(error, SharedError):
                 self.fail(SharedProblem(error))
-            each.result()
+            work.result()
 
     def close(self) -> None:
         """Give back what the learner has taken beside memory: communicators, threads; and buffers.
@@ -452,9 +452,9 @@ class Learner:
         self._closed = True
         beside, self._beside = self._beside, []
         try:
-            for each in beside:
+            for work in beside:
                 if not failed:
-                    each.result()
+                    work.result()
         finally:
             for component in self.components:
                 component.close(failed=failed)

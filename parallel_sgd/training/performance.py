@@ -120,7 +120,7 @@ class SyncPerformance(Trace):
             "update": self._update_s,
         }
         total_s, last = sum(parts.values()), self._synchronizations
-        each = {name: f"{1e3 * part / self._every:.3f}" for name, part in parts.items()}
+        means = {name: f"{1e3 * part / self._every:.3f}" for name, part in parts.items()}
         own = f"{self._own_samples / total_s:,.0f}"
         rates = f"{self._samples / total_s:,.0f} samples/s by {ranks} ranks, {own} by rank {rank}"
         if self._apart:
@@ -128,7 +128,7 @@ class SyncPerformance(Trace):
         text = (
             f"synchronizations {last - self._every + 1} to {last}: {rates}; "
             f"{1e3 * total_s / self._every:.3f} ms each: "
-            + ", ".join(f"{name} {ms}" for name, ms in each.items())
+            + ", ".join(f"{name} {ms}" for name, ms in means.items())
             + f"; {(sent - self._sent) / total_s / 1e6:,.2f} MB/s sent by rank {rank}"
         )
         self._start_anew(sent)

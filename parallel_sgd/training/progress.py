@@ -86,7 +86,7 @@ def _is_row(row: Any) -> bool:
     """Whether it is what `asdict` makes of a `Progress`."""
     if not isinstance(row, dict) or not isinstance(row.get("details"), dict | None):
         return False
-    names = {each.name for each in fields(Progress)}
+    names = {field.name for field in fields(Progress)}
     return row.keys() == names and all(_is_number(row[name]) for name in names - {"details"})
 
 
@@ -119,8 +119,8 @@ class Observer:
         learner = self.learner
         if not self.apart:
             learner.meet()
-        found = self.comm.allgather_object((standing.loss, standing.count))
-        loss, count = (sum(each) for each in zip(*found, strict=True))
+        losses = self.comm.allgather_object((standing.loss, standing.count))
+        loss, count = (sum(column) for column in zip(*losses, strict=True))
         loss /= max(count, 1)
         self._require_finite("train", loss)
         return Progress(
@@ -144,7 +144,7 @@ class Observer:
         details = learner.report()
         if self.apart:  # what is known here
             workers = (details or {}).get("workers", [])
-            sent = sum(each["bytes_sent"] + each["bytes_received"] for each in workers)
+            sent = sum(worker["bytes_sent"] + worker["bytes_received"] for worker in workers)
         else:
             sent = sum(self.comm.allgather_object(learner.bytes_sent))
         return {
