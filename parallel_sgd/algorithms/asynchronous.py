@@ -199,7 +199,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             if state.base is not None:
                 state.base[...] = x
         else:
-            self._take(state, x, vector)
+            self._merge_arrived(state, x, vector)
             if state.base is None:
                 cast(Array, state.sent)[...] = vector
             else:
@@ -224,7 +224,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
                 work.parameters.flat[...] = state.base
             work.group.fail(problem)
 
-    def _take(self, state: DataParallelASGDState, x: Array, delta: Array) -> None:
+    def _merge_arrived(self, state: DataParallelASGDState, x: Array, delta: Array) -> None:
         """Go on from the model that has arrived, and from the local steps taken meanwhile."""
         if state.arrived is None:
             return

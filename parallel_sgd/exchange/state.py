@@ -90,13 +90,13 @@ class ExchangeState(Component):
         """
         for bits in options.all_bits - {AUTO}:
             require_float32(options.compression.codec(cast(float, bits)), parameters)
-        apart = background or overlap
-        own = comm.duplicate() if apart else comm
+        own_comm = background or overlap
+        exchange_comm = comm.duplicate() if own_comm else comm
         try:
-            state = cls._init(options, parameters, clock, own, own_comm=apart)
+            state = cls._init(options, parameters, clock, exchange_comm, own_comm=own_comm)
         except SharedError:
-            if apart:
-                own.close()
+            if own_comm:
+                exchange_comm.close()
             raise
         if overlap:
             name = f"gradient exchange of rank {comm.rank}"

@@ -201,10 +201,10 @@ def checkpoints_in(folder: Path) -> list[Path]:
         checkpoints = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
     except FileNotFoundError:
         return []
-    return sorted(checkpoints, key=lambda path: order(path.name))
+    return sorted(checkpoints, key=lambda path: sort_key(path.name))
 
 
-def order(name: str) -> tuple[int, int]:
+def sort_key(name: str) -> tuple[int, int]:
     """By which the names of checkpoints are sorted: samples, and a number among the same."""
     match = NAME.fullmatch(name)
     assert match
@@ -221,7 +221,7 @@ def begin(folder: Path, samples: int) -> Path:
     for path in folder.iterdir():
         if PART.fullmatch(path.name):
             shutil.rmtree(path)
-    same = [order(p.name)[1] for p in checkpoints_in(folder) if order(p.name)[0] == samples]
+    same = [sort_key(p.name)[1] for p in checkpoints_in(folder) if sort_key(p.name)[0] == samples]
     name = f"{samples:012d}" + (f"-{max(same) + 1}" if same else "")
     part_of(folder / name).mkdir()
     return folder / name

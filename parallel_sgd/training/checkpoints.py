@@ -74,7 +74,7 @@ class Checkpoints:
         self._copies = HostCopies()
         self._writing: InBackground[Path] | None = None
         self._written: Path | None = None
-        self._apart: tuple[Communicator, Communicator] | None = None
+        self._comms: tuple[Communicator, Communicator] | None = None
         self._closed = False
 
     def save(
@@ -128,8 +128,8 @@ class Checkpoints:
         except MemoryError as error:
             problem = f"no memory for the copy of a checkpoint: {error}"
         manifest = self._manifest(learner, metric)
-        apart = self._communicator(learner.comm) if background else None
-        comm = apart or learner.comm
+        background_comm = self._communicator(learner.comm) if background else None
+        comm = background_comm or learner.comm
 
         def elsewhere(folder: Path) -> files.Facts:
             written: files.Facts = {}
@@ -140,7 +140,7 @@ class Checkpoints:
         def write() -> Path:
             return self._write(comm, problem, arrays, numbers, manifest, elsewhere)
 
-        if apart is None:
+        if background_comm is None:
             self._written = write()
         else:
             self._writing = InBackground(f"checkpoint of rank {comm.rank}", write)
@@ -184,9 +184,9 @@ class Checkpoints:
 
     def _release(self) -> None:
         self._copies = HostCopies()
-        apart, self._apart = self._apart, None
-        if apart is not None:
-            apart[1].close()
+        comms, self._comms = self._comms, None
+        if comms is not None:
+            comms[1].close()
 
     def __enter__(self) -> Self:
         return self
@@ -215,15 +215,15 @@ class Checkpoints:
 
     def _communicator(self, comm: Communicator) -> Communicator | None:
         """For the background; None where MPI does not allow it. Collective at the first call."""
-        if self._apart is None or self._apart[0] is not comm:
-            if self._apart is not None:
-                self._apart[1].close()
-                self._apart = None
+        if self._comms is None or self._comms[0] is not comm:
+            if self._comms is not None:
+                self._comms[1].close()
+                self._comms = None
             try:
-                self._apart = comm, comm.duplicate()
+                self._comms = comm, comm.duplicate()
             except SharedError:
                 return None
-        return self._apart[1]
+        return self._comms[1]
 
     def _manifest(self, learner: Learner, metric: float | None) -> dict[str, Any]:
         return {
@@ -283,7 +283,7 @@ class Checkpoints:
                 whole[saved] = files.read_manifest(saved)["metric"]
             except UserError:  # another's affair: neither counted nor removed
                 continue
-        samples = {saved: files.order(saved.name)[0] for saved in whole}
+        samples = {saved: files.sort_key(saved.name)[0] for saved in whole}
         replaced = {saved for saved in whole if samples[saved] == samples[path] and saved != path}
         latest = [saved for saved in whole if saved not in replaced][-self.keep :]
         rated = [saved for saved in whole if whole[saved] is not None and saved not in replaced]

@@ -99,7 +99,7 @@ class Learner:
         self.group = algorithm.roles.form(comm)
         self._performance: SyncPerformance | None = None
         if every and comm.rank == self.group.workers[0]:
-            stats = SyncPerformance(every, comm.trace, apart=algorithm.asynchronous)
+            stats = SyncPerformance(every, comm.trace, asynchronous=algorithm.asynchronous)
             comm.trace = self.group.own.trace = self._performance = stats
         comm.broadcast(parameters.flat)
         self.gradient = parameters.like()

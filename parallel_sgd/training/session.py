@@ -72,7 +72,7 @@ class Session:
     def run(self) -> list[Progress]:
         """Train, and return the progress after every epoch, the same on all ranks. Collective.
 
-        Ranks that only serve, and where workers train apart all but the first, return no rows.
+        Ranks that only serve, and of asynchronous workers all but the first, return no rows.
 
         Raises:
             UserError: on all ranks, if the options disagree, the folder cannot be made, data are
@@ -217,7 +217,7 @@ class Session:
     ) -> None:
         """After an epoch: a checkpoint where one is due, where it is the best, and at the end.
 
-        Where workers train apart there is no best one: they do not know the first one's losses.
+        Of asynchronous workers there is no best one: they do not know the first one's losses.
         """
         if saver is None:
             return
