@@ -190,7 +190,7 @@ def require_memory(name: str, size: int) -> None:
 
 
 def set_validated(options: object, **values: Any) -> None:
-    """Put checked values into a frozen dataclass, from its ``__post_init__``."""
+    """Set validated values in a frozen dataclass, from its ``__post_init__``."""
     for name, value in values.items():
         object.__setattr__(options, name, value)
 

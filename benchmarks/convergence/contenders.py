@@ -157,7 +157,7 @@ CONTENDERS = {
 
 
 def gain(algorithm: Algorithm[Any], ranks: int) -> float:
-    """How far a constant block gradient moves the model a block, once momentum is up to speed."""
+    """How far a constant pseudo-gradient moves the model a block, once momentum is up to speed."""
     match algorithm:
         case CNTKBlockMomentumSGD():
             nesterov = algorithm.block_momentum_for(0, ranks) * algorithm.use_nesterov_momentum

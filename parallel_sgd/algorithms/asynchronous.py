@@ -52,13 +52,13 @@ class EmbeddingTables:
 class DataParallelASGD(Algorithm[DataParallelASGDState]):
     """Every period a worker pushes what it has found, and pulls the model; nobody waits for all.
 
-        push   gradients:  g_k, summed over the period;  a server steps   x <- optimizer(x, g_k)
-               deltas:     Δ_k = x_pulled - x_k;         a server takes   x <- x - Δ_k
+        push   gradients:      g_k, summed over the period;  a server steps   x <- optimizer(x, g_k)
+               model updates:  Δ_k = x_pulled - x_k;         a server takes   x <- x - Δ_k
         pull   x_k <- x
 
     Every server holds a part of the model (`parallel_sgd.parameter_server.place`). The optimizer
     given to the learner is that of the servers where gradients are pushed, and every worker's own
-    where deltas, its model updates, are. The servers' clock, by which their learning rate goes, is
+    where its model updates are. The servers' clock, by which their learning rate goes, is
     the samples of all pushes that they have applied; a worker's own clock (`learner.samples`) is
     how far it has come in the data, in samples of all workers.
 
@@ -71,7 +71,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
 
     Source: Dean et al., "Large Scale Distributed Deep Networks", NeurIPS 2012 (async); Ho et al.,
     "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS 2013
-    (bounded); Zheng et al., ICML 2017 (delay compensation); CNTK's DataParallelASGD (deltas, ramp)
+    (bounded); Zheng et al., ICML 2017 (delay compensation); CNTK's DataParallelASGD (updates, ramp)
     and PaddlePaddle Fluid (placement, geo).
     """
 
@@ -224,14 +224,14 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
                 work.parameters.flat[...] = state.base
             work.group.fail(problem)
 
-    def _merge_arrived(self, state: DataParallelASGDState, x: Array, delta: Array) -> None:
+    def _merge_arrived(self, state: DataParallelASGDState, x: Array, update: Array) -> None:
         """Go on from the model that has arrived, and from the local steps taken meanwhile."""
         if state.arrived is None:
             return
         if state.base is None:
             x[...] = state.arrived
         else:
-            array_module(x).subtract(state.arrived, delta, out=x)
+            array_module(x).subtract(state.arrived, update, out=x)
         state.arrived = None
 
     def finish(self, state: DataParallelASGDState, work: Work) -> None:

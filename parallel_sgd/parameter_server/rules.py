@@ -32,7 +32,7 @@ class Rules(Options):
         "async: a push is applied and answered at once; bounded: applied at once, and answered "
         "when its worker is at most staleness pushes ahead of the slowest; sync: one push of every "
         "worker is merged with the others', applied as one, and answered; geo: as async, for "
-        "deltas that are averaged",
+        "model updates that are averaged",
     )
     staleness: int = option(
         4,
@@ -42,7 +42,7 @@ class Rules(Options):
     currency: PushType | None = option(
         None,
         Choice(*PUSH_TYPES),
-        "what is pushed: gradients, which the servers' optimizer applies, or deltas, the model "
+        "the push type: gradients, which the servers' optimizer applies, or deltas, the model "
         "updates of a worker's own optimizer; gradients if not given, and with geo deltas",
     )
     merge: Merge | None = option(

@@ -68,7 +68,7 @@ class ServedModel:
         unread: Callable[[Array], Array] = lambda x: x,
     ) -> None:
         self.parameters, self.rules, self._unread = initial, rules, unread
-        # Where deltas are pushed the optimizer is the workers'; here only its clock is needed.
+        # With model updates the optimizer is the workers'; here only its clock is needed.
         self.local_step = LocalStep(SGD(lr=0.0) if rules.pushes_updates else optimizer, initial)
         compile_step(self.local_step.optimizer, initial)
         self.version = 0
@@ -182,12 +182,12 @@ class ServedModel:
         free = self._unread(self.x)
         return None if free is self.x else free
 
-    def _subtract(self, delta: Array, weight: float, samples: int) -> None:
+    def _subtract(self, update: Array, weight: float, samples: int) -> None:
         out = self._elsewhere()
-        body(self.x).sgd_step(self.x, delta, weight, out)
+        body(self.x).sgd_step(self.x, update, weight, out)
         if out is not None:
             self.parameters.rebind(out)
-        self.local_step(delta, 0, samples)
+        self.local_step(update, 0, samples)
 
     def _step(self, gradient: Array, samples: int, factor: float) -> None:
         self.local_step.state.lr_factor = factor

@@ -244,7 +244,7 @@ class Checkpoints:
         manifest: dict[str, Any],
         elsewhere: Callable[[Path], files.Facts],
     ) -> Path:
-        """Write, on all ranks, what has been captured. Collective on `comm`."""
+        """Write, on all ranks, the state tree. Collective on `comm`."""
         path = None
         if comm.rank == 0 and not problem:
             path, problem = self._attempt(lambda: files.begin(self.folder, manifest["samples"]))

@@ -119,9 +119,9 @@ class Session:
             saver.facts = facts
         standing, resumed = self._take_up(learner, facts)
         observer, history = Observer(learner, self.model, self.test), standing.history
-        told = history[: self.epochs - 1]
+        earlier = history[: self.epochs - 1]
         # When all else is known to be right.
-        learner.comm.together(lambda: self._create(told, resumed))
+        learner.comm.together(lambda: self._create(earlier, resumed))
         if learner.comm.rank == 0:
             self.started(learner)
         if self.algorithm.asynchronous:  # who is ready first would be far ahead of the others

@@ -1,7 +1,7 @@
 """All of a learner that a checkpoint holds, as plain values; and how they are put back.
 
-A learner's state becomes a tree: dictionaries by field name, with arrays, numbers, texts and None
-as leaves. What `parallel_sgd.state.workspace` marks is left out.
+A learner's state becomes a state tree: dictionaries by field name, with arrays, numbers, texts and
+None as leaves. What `parallel_sgd.state.workspace` marks is left out.
 """
 
 from __future__ import annotations
