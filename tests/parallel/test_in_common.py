@@ -193,7 +193,7 @@ def test_going_back_to_a_checkpoint_after_an_error(comm, tmp_path, name, how):
     def train(steps):
         for _ in range(steps):
             learner.gradient.flat[:] = 1
-            learner.expect(2, 2 * comm.size)
+            learner.announce(2, 2 * comm.size)
             learner.step(2)
 
     def go_wrong():
@@ -252,7 +252,7 @@ def test_after_an_error_the_model_is_that_of_the_blocks_beginning(comm, overlap,
     end = (lambda: learner.fail("bad")) if fails else lambda: learner.step(2)
     for step in range(5 if where == "finish" else 6):
         learner.gradient.flat[:] = np.nan if step == 4 else 1 + comm.rank
-        learner.expect(2, 2 * comm.size)
+        learner.announce(2, 2 * comm.size)
         if step < 5:
             learner.step(2)
     with pytest.raises(SharedError):

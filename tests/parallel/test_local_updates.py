@@ -113,7 +113,7 @@ def test_a_local_step_allocates_nothing(on_ranks, overlap):
         peaks = []
         for _ in range(12):
             learner.gradient.flat.fill(1)
-            learner.expect(1, comm.size)
+            learner.announce(1, comm.size)
             learner.wait()
             comm.barrier()
             tracemalloc.reset_peak()
@@ -175,9 +175,9 @@ def test_a_model_that_is_not_finite_ends_the_block_of_all(comm, bits, overlap, v
 def test_a_rank_that_leaves_out_samples_is_noticed(comm):
     """Of what a source gave at once, and by the others at the end of the block."""
     learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
-    learner.expect(4, 4 * comm.size)
+    learner.announce(4, 4 * comm.size)
     learner.step(samples=4)
-    learner.expect(4, 4 * comm.size)
+    learner.announce(4, 4 * comm.size)
     with pytest.raises(UserError, match=r"samples=3 must be the 4 .* gave \(on rank 0\)"):
         learner.step(samples=3 if comm.rank == 0 else 4)
     assert np.isfinite(learner.parameters.flat).all()
@@ -186,7 +186,7 @@ def test_a_rank_that_leaves_out_samples_is_noticed(comm):
 def test_a_wrong_total_is_noticed_at_the_end_of_the_block(comm):
     learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
     for total in (4 * comm.size, 4 * comm.size + 1):
-        learner.expect(4, total)
+        learner.announce(4, total)
         if total == 4 * comm.size:
             learner.step(samples=4)
     counts = ", ".join(["8"] * comm.size)
