@@ -36,6 +36,21 @@ def put(learner, *minibatches):
     return sum(len(x) for x, _ in minibatches)
 
 
+def errors_of(on_ranks, body):
+    """The message that all ranks raise alike, None where none does, and how many they are."""
+
+    def caught(comm):
+        try:
+            body(comm)
+        except UserError as error:
+            return str(error)
+        return None
+
+    messages = on_ranks(caught)
+    assert len(set(messages)) == 1
+    return messages[0], len(messages)
+
+
 def error_of(on_ranks, body):
     """The message that all ranks raise alike, and how many they are."""
 
