@@ -49,17 +49,3 @@ def errors_of(on_ranks, body):
     messages = on_ranks(caught)
     assert len(set(messages)) == 1
     return messages[0], len(messages)
-
-
-def error_of(on_ranks, body):
-    """The message that all ranks raise alike, and how many they are."""
-
-    def caught(comm):
-        with pytest.raises(UserError) as error:
-            body(comm)
-        return str(error.value), comm.size
-
-    found = on_ranks(caught)
-    assert len(set(found)) == 1
-    assert found[0][1] == len(found)
-    return found[0]
