@@ -1,6 +1,15 @@
-"""Which of these tests say nothing about the MPI."""
+"""Where these tests run, and which of them say nothing about the MPI."""
+
+from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, in which the test's own process is."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def pytest_configure(config: pytest.Config) -> None:

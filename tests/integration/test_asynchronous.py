@@ -18,12 +18,6 @@ from parallel_sgd.command_line.mpi_runtime import bound_mpi
 USUAL = ["--algorithm", "async", "--sync-steps", "1", "--no-plot", "--hidden", "32"]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def model_of(run: str) -> dict[str, np.ndarray]:
     with np.load(Path(run, "model.npz"), allow_pickle=False) as model:
         return {key: model[key] for key in model}

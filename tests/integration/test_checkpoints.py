@@ -20,12 +20,6 @@ OPTIONS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def run_line(*arguments: str, ranks: int) -> list[str]:
     return ["run", "-n", str(ranks), TRAIN, *OPTIONS, *arguments]
 

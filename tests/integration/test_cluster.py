@@ -40,12 +40,6 @@ MISSING = _missing()
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def cluster(*arguments: str) -> tuple[str, ...]:
     return (*PARALLEL_SGD, "cluster", *arguments)
 

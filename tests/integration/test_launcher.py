@@ -41,12 +41,6 @@ def mpi() -> str:
     return str(bound_mpi()["vendor"])
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def execute(command: Sequence[str]) -> tuple[int, str]:
     """Exit code and all output of a command, which must end within seconds."""
     return executed(command, timeout_s=SECONDS)

@@ -8,13 +8,6 @@ import numpy as np
 import pytest
 from jobs import finished, trainings
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 OPTIONS = [
     "--gradient-bits 1",
     "--algorithm block-momentum --sync-period 150 --gradient-bits 1 --overlap-samples 100",

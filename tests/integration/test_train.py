@@ -22,12 +22,6 @@ def on_ranks(*arguments: str, ranks: int = RANKS, script: str = TRAIN) -> tuple[
     return finished("run", "-n", str(ranks), script, *arguments)
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_one_bit_training_is_as_good_as_serial(folder: Path) -> None:
     code, output = on_ranks(
         *["--gradient-bits", "1", "--hidden", "256", "--epochs", "30", "--lr", "0:0.3,30000:0.05"],

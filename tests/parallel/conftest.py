@@ -74,12 +74,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug on these tests; each flush could take the time of many."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-@pytest.fixture
 def on_ranks(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:
     """Runs a body on all ranks and returns what it returned on each."""
     launched = launched_size()

@@ -7,29 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from few_weights import errors_of, last
 
-from parallel_sgd import SGD, Adam, DataParallelSGD, Learner, Parameters, UserError
+from parallel_sgd import SGD, Adam, DataParallelSGD, Learner, Parameters
 from parallel_sgd.schedules import Schedule, Steps
 from parallel_sgd.training import learner as learner_module
-
-
-def errors_of(on_ranks, body):
-    """The message that all ranks raise alike; None where none does."""
-
-    def caught(comm):
-        try:
-            body(comm)
-        except UserError as error:
-            return str(error)
-        return None
-
-    messages = on_ranks(caught)
-    assert len(set(messages)) == 1
-    return messages[0], len(messages)
-
-
-def last(comm):
-    return comm.rank == comm.size - 1
 
 
 def test_no_problem_is_no_error(on_ranks):

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import BLOCK_SIZE, OPTIMIZERS, few_ranks_but, gradient_of, samples_of, shared, zeros
+from cases import OPTIMIZERS, few_ranks_but, gradient_of, samples_of, shared, zeros
+from conforming import CONFORMING
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
-from parallel_sgd.algorithms import ALGORITHMS, Work
+from parallel_sgd.algorithms import Work
 from parallel_sgd.algorithms.data_parallel import DataParallelState
 from parallel_sgd.array_files import ArrayInFile
 from parallel_sgd.state import across
@@ -27,46 +28,6 @@ from parallel_sgd.training import checkpoint_files, state_tree
 from parallel_sgd.training.state_tree import capture, flatten
 
 STEPS = 7
-LOSSY = {"block_size": BLOCK_SIZE}
-
-
-def data_parallel(**options: Any) -> psgd.DataParallelSGD:
-    return psgd.DataParallelSGD(**LOSSY, **options)
-
-
-CASES: dict[str, tuple[psgd.Algorithm[Any], str]] = {
-    **{f"{bits} bits": (data_parallel(gradient_bits=bits), "SGD") for bits in (1, 2, 4, 8, 16, 32)},
-    "bits that change": (data_parallel(gradient_bits={0: 1, 20: 4, 30: 32}), "Adam"),
-    "1 bit, warm start": (data_parallel(gradient_bits=1, distributed_after=12), "momentum"),
-    "1 bit, no feedback": (data_parallel(gradient_bits=1, error_feedback=False), "Nesterov"),
-    "parameter servers": (
-        psgd.DataParallelASGD(mode="sync", servers=0, sync_steps=2, gradient_bits=1, **LOSSY),
-        "Adam",
-    ),
-    "averaging": (psgd.ModelAveragingSGD(sync_steps=3), "momentum"),
-    "averaging, 1 bit": (psgd.ModelAveragingSGD(block_samples=30, gradient_bits=1, **LOSSY), "SGD"),
-    "averaging, inner state": (psgd.ModelAveragingSGD(sync_steps=2, inner_state="average"), "Adam"),
-    "averaging, warm start": (psgd.ModelAveragingSGD(sync_steps=2, distributed_after=12), "Adam"),
-    "BMUF": (psgd.BlockMomentumSGD(sync_steps=2), "momentum"),
-    "BMUF, classical": (
-        psgd.BlockMomentumSGD(
-            sync_steps=3,
-            use_nesterov_momentum=False,
-            block_momentum_as_time_constant=50,
-            reset_sgd_momentum=False,
-        ),
-        "Adam",
-    ),
-    "BMUF, 4 bits": (psgd.BlockMomentumSGD(sync_steps=2, gradient_bits=4, **LOSSY), "SGD"),
-    "CNTK's": (psgd.CNTKBlockMomentumSGD(sync_steps=2), "momentum, unit gain"),
-    "SlowMo": (psgd.SlowMo(sync_steps=3), "SGD, scheduled"),
-    "DiLoCo": (psgd.DiLoCo(sync_steps=3), "AdamW"),
-    "DiLoCo, overlap": (psgd.DiLoCo(sync_steps=3, overlap_samples=10), "Adam"),
-    "DiLoCo, overlap, 1 bit": (
-        psgd.DiLoCo(sync_steps=2, overlap_samples=10**6, gradient_bits=1, **LOSSY),
-        "Adam",
-    ),
-}
 
 
 pytestmark = [
@@ -76,12 +37,12 @@ pytestmark = [
 
 
 def learner_of(case: str, comm: Communicator, **changes: Any) -> Learner:
-    algorithm, optimizer = CASES[case]
+    algorithm, options = CONFORMING[case]
     parameters = zeros(changes.get("layout", "large and small"), changes.get("dtype", np.float32))
     parameters.flat[:] = np.linspace(-1, 1, parameters.flat.size)
     return Learner(
         parameters,
-        changes.get("optimizer", OPTIMIZERS[optimizer]),
+        changes.get("optimizer", options.get("optimizer", psgd.SGD(lr=0.1))),
         changes.get("algorithm", algorithm),
         comm,
     )
@@ -101,15 +62,11 @@ def everything(learner: Learner) -> dict[str, Any]:
     return {"tree": tree, **digests, "sent": learner.bytes_sent}
 
 
-def test_every_algorithm_is_here() -> None:
-    assert {type(algorithm) for algorithm, _ in CASES.values()} == set(ALGORITHMS.values())
-
-
 #: In the largest world of MPI: residuals, the clock of a warm start, a block under way.
-EVERYWHERE = ("1 bit, warm start", "averaging, 1 bit", "DiLoCo, overlap, 1 bit")
+EVERYWHERE = ("data-parallel, warm start", "model averaging, 1 bit", "DiLoCo, overlap")
 
 
-@pytest.mark.parametrize("case", few_ranks_but(EVERYWHERE, CASES))
+@pytest.mark.parametrize("case", few_ranks_but(EVERYWHERE, CONFORMING))
 def test_going_on_is_as_never_having_stopped(case, comm, tmp_path):
     """Saved after every step of a run, and gone on with from each of them, by other learners."""
     folder = shared(comm, tmp_path)
@@ -125,14 +82,14 @@ def test_going_on_is_as_never_having_stopped(case, comm, tmp_path):
     assert everything(whole) == everything(plain), "saving changes the trajectory"
     checkpoints.wait()
     used = learner_of(case, comm)
-    every = 3 if case == "parameter servers" else 1  # each step of which takes longer
+    every = 3 if case == "asynchronous, in rounds" else 1  # each step of which takes longer
     for path in checkpoint_files.checkpoints_in(folder)[::every]:
         fresh = learner_of(case, comm)
         fresh.parameters.flat[:] = np.nan
         view = fresh.parameters["a"]
         step = psgd.load_checkpoint(fresh, path).extra["step"]
         assert np.shares_memory(view, fresh.parameters.flat)
-        if case == "parameter servers":  # which have left with finish()
+        if case == "asynchronous, in rounds":  # which have left with finish()
             used = learner_of(case, comm)
             train(used, 0)
         loaded = psgd.load_checkpoint(used, path)  # one that stands elsewhere
@@ -152,7 +109,10 @@ def test_going_on_is_as_never_having_stopped(case, comm, tmp_path):
 
 def test_the_last_and_the_best_are_kept(comm, tmp_path):
     folder = shared(comm, tmp_path) / "made" / "here"
-    learner, checkpoints = learner_of("1 bits", comm), psgd.Checkpoints(folder, keep=2)
+    learner, checkpoints = (
+        learner_of("data-parallel, 1 bit", comm),
+        psgd.Checkpoints(folder, keep=2),
+    )
     assert checkpoints.wait() is None
     metrics = [3.0, 1.0, float("nan"), None, 1.5, 2.0]
     for metric in metrics:
@@ -182,7 +142,7 @@ def test_what_cannot_be_written_is_said_on_all_ranks(on_ranks, tmp_path, monkeyp
 
     def body(comm: Communicator) -> None:
         folder, culprit = shared(comm, tmp_path), comm.size - 1
-        learner, checkpoints = learner_of("1 bits", comm), psgd.Checkpoints(folder)
+        learner, checkpoints = learner_of("data-parallel, 1 bit", comm), psgd.Checkpoints(folder)
         checkpoints.save(learner)
         good = checkpoints.wait()
         train(learner, 0)
@@ -229,7 +189,7 @@ def test_a_folder_that_is_a_file(comm, tmp_path):
     folder = shared(comm, tmp_path) / "file"
     folder.touch()
     with pytest.raises(UserError, match=r"no checkpoint could be written to .*file'"):
-        psgd.Checkpoints(folder).save(learner_of("1 bits", comm), background=False)
+        psgd.Checkpoints(folder).save(learner_of("data-parallel, 1 bit", comm), background=False)
 
 
 OTHER = {
@@ -258,12 +218,10 @@ def test_a_checkpoint_of_something_else(what, on_ranks, tmp_path):
     def body(comm: Communicator) -> None:
         folder = shared(comm, tmp_path)
         checkpoints = psgd.Checkpoints(folder)
-        checkpoints.save(learner_of("DiLoCo, overlap", comm), background=False)
-        other = learner_of(
-            "DiLoCo, overlap", comm, **{"algorithm": psgd.DiLoCo(sync_steps=3)} | changes
-        )
+        checkpoints.save(learner_of("DiLoCo", comm), background=False)
+        other = learner_of("DiLoCo", comm, **{"algorithm": psgd.DiLoCo(sync_steps=3)} | changes)
         if what not in ("algorithm", "option"):
-            other = learner_of("DiLoCo, overlap", comm, **changes)
+            other = learner_of("DiLoCo", comm, **changes)
         before = everything(other)
         with pytest.raises(UserError, match=expected):
             psgd.load_checkpoint(other, folder)
@@ -276,7 +234,7 @@ def test_another_learning_rate_and_other_facts(comm, tmp_path):
     folder = shared(comm, tmp_path)
     checkpoints = psgd.Checkpoints(folder, facts={"seed": 3, "data": "digits"})
     checkpoints.save(learner_of("DiLoCo", comm), background=False)
-    slower = psgd.Adam(lr_per_sample=0.001, weight_decay=0.1, epsilon=1e-4)
+    slower = psgd.Adam(lr_per_sample=0.001, weight_decay=0.1)
     other = learner_of("DiLoCo", comm, optimizer=slower)
     psgd.load_checkpoint(other, folder)
     psgd.load_checkpoint(other, folder, facts={"seed": 3})
@@ -287,7 +245,7 @@ def test_another_learning_rate_and_other_facts(comm, tmp_path):
 def test_a_damaged_rank_is_everybodys(comm, tmp_path):
     """One rank alone reads the file that is damaged; none may begin to change its learner."""
     folder, last = shared(comm, tmp_path), comm.size - 1
-    learner = learner_of("DiLoCo, overlap, 1 bit", comm)
+    learner = learner_of("DiLoCo, overlap", comm)
     checkpoints = psgd.Checkpoints(folder)
     for step in (0, 2):
         train(learner, step)
@@ -338,10 +296,10 @@ class Trend(psgd.DataParallelSGD):
 
 def test_numbers_of_ones_own_may_be_any(comm, tmp_path):
     folder = shared(comm, tmp_path)
-    learner = learner_of("32 bits", comm, algorithm=Trend())
+    learner = learner_of("data-parallel", comm, algorithm=Trend())
     learner.state.trend = -2.5
     psgd.Checkpoints(folder).save(learner, background=False)
-    other = learner_of("32 bits", comm, algorithm=Trend())
+    other = learner_of("data-parallel", comm, algorithm=Trend())
     psgd.load_checkpoint(other, folder)
     assert (other.state.trend, other.state.best) == (-2.5, -7.5)
 
@@ -383,7 +341,7 @@ def test_a_failure_in_the_background_names_its_ranks_once(comm, tmp_path):
         folder.touch()
     comm.barrier()
     algorithm = psgd.DataParallelASGD(sync_steps=1, servers=comm.size // 2)
-    learner = learner_of("parameter servers", comm, algorithm=algorithm)
+    learner = learner_of("asynchronous, in rounds", comm, algorithm=algorithm)
     message = r"no checkpoint could be written to .*file' \(on rank 0\)$"
     checkpoints = psgd.Checkpoints(folder)
 

@@ -7,10 +7,10 @@ from itertools import chain, islice
 
 import numpy as np
 import pytest
+from few_weights import errors_of, last
 
 from parallel_sgd import SGD, DataParallelSGD, Learner, Parameters
 from parallel_sgd.data import RankSource, Source
-from parallel_sgd.errors import SharedError
 
 
 def numbered(samples, first=0):
@@ -35,27 +35,8 @@ def train(minibatches, learner):
     return labels
 
 
-def flat(lists):
+def joined(lists):
     return list(chain.from_iterable(lists))
-
-
-def last(comm):
-    return comm.rank == comm.size - 1
-
-
-def errors_of(on_ranks, body):
-    """The message that all ranks raise alike, None where none does, and how many they are."""
-
-    def caught(comm):
-        try:
-            body(comm)
-        except SharedError as error:
-            return str(error)
-        return None
-
-    messages = on_ranks(caught)
-    assert len(set(messages)) == 1
-    return messages[0], len(messages)
 
 
 def disagreement(fact, size, usual, other):
@@ -137,9 +118,9 @@ def test_all_ranks_together_take_every_sample_once_an_epoch(on_ranks):
     results = on_ranks(body)
     for epoch in range(2):
         steps = zip(*(epochs[epoch] for epochs, _ in results), strict=True)
-        minibatches = [flat(parts) for parts in steps]
+        minibatches = [joined(parts) for parts in steps]
         assert [len(minibatch) for minibatch in minibatches] == [7, 7, 7, 7, 2]
-        assert sorted(flat(minibatches)) == list(range(30))
+        assert sorted(joined(minibatches)) == list(range(30))
     assert all(samples == 60 for _, samples in results)
 
 
@@ -150,7 +131,7 @@ def test_a_source_that_threads_share(on_ranks):
         learner = learner_of(comm)
         return train(source.minibatches(learner), learner)
 
-    assert sorted(flat(flat(on_ranks(body)))) == sorted([*range(30)] * 2)
+    assert sorted(joined(joined(on_ranks(body)))) == sorted([*range(30)] * 2)
 
 
 @pytest.mark.parametrize("bad", ["nan", "label", "item"])
@@ -218,7 +199,7 @@ def test_ranks_with_data_of_their_own_and_one_that_is_dry(on_ranks):
         epochs = [train(source.epoch(number, learner), learner) for number in range(2)]
         assert learner.samples == 2 * total
         for labels in epochs:
-            assert sorted(flat(labels)) == list(range(100 * comm.rank, 100 * comm.rank + count))
+            assert sorted(joined(labels)) == list(range(100 * comm.rank, 100 * comm.rank + count))
         return [len(labels) for labels in epochs]
 
     steps = on_ranks(body)

@@ -1,4 +1,4 @@
-"""Options of the built-in algorithms: what is refused, by name, and what follows from them."""
+"""Options of algorithms and optimizers: what is refused, by name, and what follows from them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from parallel_sgd import BlockMomentumSGD, CNTKBlockMomentumSGD, DataParallelASG
 from parallel_sgd.algorithms import Period
 from parallel_sgd.algorithms.outer import Block
 from parallel_sgd.embedding import Embedding
+from parallel_sgd.optimizers import OPTIMIZERS
 
 ROWS = [Embedding(name="ids", width=width) for width in (2, 3)]
 
@@ -121,7 +122,49 @@ REFUSED = {
         tables='rows' must be a sequence of Embedding
         tables: two of them have the name 'ids' <- tables=ROWS
     """,
+    "SGD": """
+        SGD: lr=None and lr_per_sample=None: exactly one of them must be given
+        lr=-0.1 must be a finite number, at least 0
+        lr=nan must be a finite number
+        lr=1e-50 must be a finite number, at least 0, also in float32
+        lr_per_sample=inf must be a finite number
+    """,
+    "MomentumSGD": """
+        momentum=1.0 must be a finite number, at least 0 and less than 1
+        momentum=nan must be a finite number
+        momentum='0.9' must be a finite number
+        momentum=0.999999999 must be a finite number, at least 0 and less than 1, also in float32
+        unit_gain='yes' must be False or True
+        unit_gain=1 must be False or True
+        momentum_time_constant=-1 must be a finite number, at least 0
+        momentum_time_constant=inf must be a finite number, at least 0
+    """,
+    "NesterovSGD": """
+        momentum=0.9 and momentum_time_constant=5: at most one \
+<- momentum=0.9, momentum_time_constant=5
+    """,
+    "Adam": """
+        Adam: lr=1 and lr_per_sample=1: exactly one of them must be <- lr=1, lr_per_sample=1
+        beta1=1.0 must be a finite number, at least 0 and less than 1
+        beta1=0.999999999 must be a finite number, at least 0 and less than 1, also in float32
+        beta2=-0.1 must be a finite number, at least 0 and less than 1
+        beta2=None must be a finite number
+        epsilon=-1e-08 must be a finite number, at least 1e-30
+        epsilon=0 must be a finite number, at least 1e-30
+        epsilon=inf must be a finite number, at least
+        weight_decay=inf must be a finite number
+        weight_decay=nan must be a finite number, at least 0
+    """,
+    "Adagrad": """
+        epsilon=1e-50 must be a finite number, at least 1e-30
+        epsilon=-1 must be a finite number, at least 1e-30
+        initial_accumulator=1e-50 must be a finite number, at least 0, also in float32
+        initial_accumulator=nan must be a finite number, at least 0
+    """,
 }
+
+
+OPTIMIZED = {each.__name__ for each in OPTIMIZERS.values()}
 
 
 @pytest.mark.parametrize(
@@ -132,6 +175,8 @@ def test_what_is_refused(kind, line):
     message, _, more = line.partition(" <- ")
     name, own = message.partition("=")[0], re.match(r"(\w+=.*?) (?:must|has|needs) ", message)
     given = more if own is None or f"{name}=" in more else ", ".join(filter(None, [own[1], more]))
+    if kind in OPTIMIZED and "lr" not in message:
+        given = f"lr=1, {given}"
     names = {"nan": math.nan, "inf": math.inf, "ROWS": ROWS, "np": np}
     with pytest.raises(UserError, match=f"^{re.escape(message)}"):
         getattr(psgd, kind)(**eval(f"dict({given})", names))

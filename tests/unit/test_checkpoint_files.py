@@ -23,6 +23,8 @@ from parallel_sgd.training import checkpoint_files
 from parallel_sgd.training.progress import Progress, Standing
 from parallel_sgd.training.state_tree import capture, flatten, restore, unflatten
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
 
 def learner_of() -> Learner:
     parameters = psgd.Parameters({"w": np.zeros((2, 3), np.float32)})
@@ -40,12 +42,6 @@ def train(learner: Learner, steps: int) -> Learner:
 def everything(learner: Learner) -> tuple[Any, dict[str, bytes]]:
     tree, arrays = flatten(capture(learner))
     return tree, {name: array.tobytes() for name, array in arrays.items()}
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug on these tests; each flush could take the time of many."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture

@@ -35,12 +35,10 @@ ALGORITHMS: dict[str, psgd.Algorithm[Any]] = {
     "parameter servers": psgd.DataParallelASGD(servers=0, sync_steps=2, tables=(TABLE,)),
 }
 
-pytestmark = pytest.mark.filterwarnings("ignore:servers=0")
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:servers=0"),
+    pytest.mark.usefixtures("no_waiting_for_the_disk"),
+]
 
 
 def learner_of(name: str, comm: Communicator) -> Learner:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +30,7 @@ ALGORITHMS: dict[str, psgd.Algorithm[Any]] = {
     "DiLoCo, overlap, 1 bit": psgd.DiLoCo(sync_steps=3, overlap_samples=7, **LOSSY),
 }
 
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug on these tests; each flush could take the time of many."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 
 def learner_of(algorithm: psgd.Algorithm[Any], comm: Communicator) -> Learner:

@@ -96,15 +96,6 @@ def test_gradient_pushes_once_and_evaluate_does_not(make):
     assert model.rows.pushes == [6] and sorted(model.rows.stored) == np.unique(x).tolist()
 
 
-def test_loss_and_gradient_are_sums_over_the_minibatch(make):
-    model = make(MemoryRows(WIDTH, lr=0), dtype="float64")
-    x, y = samples(9)
-    whole, loss = gradient(model, x, y)
-    parts = [gradient(model, x[part], y[part]) for part in (slice(0, 2), slice(2, 3), slice(3, 9))]
-    np.testing.assert_allclose(sum(part[0].flat for part in parts), whole.flat, atol=1e-12)
-    assert sum(part[1] for part in parts) == pytest.approx(loss)
-
-
 def test_the_next_rows_are_asked_for_between_this_pull_and_this_push(make):
     model, order = make(), []
     for name in ("rows", "prefetch", "push"):
@@ -133,24 +124,6 @@ def test_an_empty_minibatch_gives_zeros_and_only_prefetches(make, shape):
     assert loss == 0.0 and not found.flat.any()
     assert model.rows.asked == model.rows.pushes == []
     assert [ids.tolist() for ids in model.rows.prefetched] == [coming.tolist()]
-
-
-def test_a_minibatch_of_another_size_reuses_memory_and_not_values(make):
-    model = make(MemoryRows(WIDTH, lr=0))
-    for count in (8, 3, 1, 12, 5):
-        x, y = samples(count, seed=count)
-        found, loss = gradient(model, x, y)
-        fresh, fresh_loss = gradient(make(), x, y)
-        assert (found.flat == fresh.flat).all() and loss == fresh_loss
-
-
-def test_float32_follows_float64(make):
-    x, y = samples(20)
-    single, single_loss = gradient(make(), x, y)
-    double, double_loss = gradient(make(dtype="float64"), x, y)
-    assert single.dtype == np.float32 and double.dtype == np.float64
-    np.testing.assert_allclose(single.flat, double.flat, rtol=1e-4, atol=1e-4)
-    assert single_loss == pytest.approx(double_loss, rel=1e-5)
 
 
 def test_shapes_and_initial_values(combine):

@@ -55,39 +55,12 @@ def test_gradient_is_the_slope_of_the_summed_loss(make):
     assert np.abs(found).max() > 0.1
 
 
-def test_loss_and_gradient_are_sums_over_the_minibatch(make):
-    model = make(dtype="float64")
-    x, y = samples(9)
-    whole, loss = gradient(model, x, y)
-    parts = [gradient(model, x[part], y[part]) for part in (slice(0, 2), slice(2, 3), slice(3, 9))]
-    np.testing.assert_allclose(sum(part[0] for part in parts), whole, atol=1e-12)
-    assert sum(part[1] for part in parts) == pytest.approx(loss)
-    twice, double = gradient(model, np.concatenate([x, x]), np.concatenate([y, y]))
-    np.testing.assert_allclose(twice, 2 * whole, atol=1e-12)
-    assert double == pytest.approx(2 * loss)
-
-
 def test_loss_is_cross_entropy_in_nats():
     model = SoftmaxRegression(2, 3, dtype="float64")
     model.parameters["W1"][...] = [[1, 0, 2], [0, 0, 0]]
     model.parameters["b1"][...] = [0, 3, 0]
     x, y = np.array([[1.0, 5.0]]), np.array([2])
     assert gradient(model, x, y)[1] == pytest.approx(np.log(np.exp([1, 3, 2]).sum()) - 2)
-
-
-@pytest.mark.parametrize("shape", [(0, 5), (0,)])
-def test_an_empty_minibatch_gives_zeros(make, shape):
-    found, loss = gradient(make(), np.empty(shape, np.float32), np.empty(0, np.int64))
-    assert loss == 0.0 and isinstance(loss, float) and not found.any()
-
-
-def test_a_minibatch_of_another_size_reuses_memory_and_not_values(make):
-    model = make(dtype="float64")
-    for count in (8, 3, 1, 12, 5):
-        x, y = samples(count, seed=count)
-        found, loss = gradient(model, x, y)
-        fresh, fresh_loss = gradient(make(dtype="float64"), x, y)
-        assert (found == fresh).all() and loss == fresh_loss
 
 
 def test_large_logits_do_not_overflow(make):
@@ -104,20 +77,7 @@ def test_a_model_that_has_diverged_says_so_by_its_loss(make):
     assert not np.isfinite(loss) and not np.isfinite(found).all()
 
 
-def test_float32_follows_float64(make):
-    x, y = samples(20)
-    single, single_loss = gradient(make(), x, y)
-    double, double_loss = gradient(make(dtype="float64"), x, y)
-    assert single.dtype == np.float32 and double.dtype == np.float64
-    np.testing.assert_allclose(single, double, rtol=1e-4, atol=1e-4)
-    assert single_loss == pytest.approx(double_loss, rel=1e-5)
-
-
-def test_initial_values_come_from_the_seed(make):
-    first = make().parameters.flat
-    assert (make(seed=0).parameters.flat == first).all()
-    assert (make(seed=1).parameters.flat != first).any()
-    assert (make(dtype="float64").parameters.flat.astype(np.float32) == first).all()
+def test_initial_values():
     wide = MLP([400, 300, 10]).parameters
     assert wide["W1"].std() == pytest.approx((2 / 400) ** 0.5, rel=0.02)
     assert wide["W2"].std() == pytest.approx((1 / 300) ** 0.5, rel=0.05)
@@ -232,23 +192,3 @@ def test_an_mlp_learns_the_digits():
         model.parameters.flat -= np.float32(0.3 / len(x)) * out.flat
     loss, accuracy = model.evaluate(test.x, test.y)
     assert before[0] > 2 and loss < 0.15 and accuracy > 0.97
-
-
-def test_cupy_gives_what_numpy_gives(make):
-    cupy = pytest.importorskip("cupy")
-    try:
-        cupy.cuda.runtime.getDevice()
-    except cupy.cuda.runtime.CUDARuntimeError:
-        pytest.skip("no GPU")
-    x, y = samples(9)
-    host, device = make(dtype="float64"), make(dtype="float64", device="cuda")
-    assert isinstance(device.parameters.flat, cupy.ndarray)
-    assert (device.parameters.flat.get() == host.parameters.flat).all()
-    expected, loss = gradient(host, x, y)
-    for given in ((x, y), (cupy.asarray(x), cupy.asarray(y))):
-        found, found_loss = gradient(device, *given)
-        np.testing.assert_allclose(found.get(), expected, atol=1e-12)
-        assert found_loss == pytest.approx(loss)
-    assert device.evaluate(x, y) == pytest.approx(host.evaluate(x, y))
-    with pytest.raises(UserError, match=r"y\[0\] = 4 is out of range"):
-        device.evaluate(cupy.asarray(x), cupy.full(9, 4))
