@@ -62,7 +62,9 @@ def test_an_error_of_the_algorithm_is_the_cause():
         def step(self, *arguments):
             raise ZeroDivisionError("division by zero")
 
-    with pytest.raises(AssertionError, match=r"^told, on 2 ranks: ZeroDivisionError: ") as caught:
+    with pytest.raises(
+        AssertionError, match=r"^announced, on 2 ranks: ZeroDivisionError: "
+    ) as caught:
         check_algorithm(Broken(), ranks=(2,), only=["announced"])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
