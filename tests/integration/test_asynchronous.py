@@ -85,10 +85,16 @@ BAD: list[tuple[str, str]] = [
     ("--mode sync --delay-compensation 0.1", "delay_compensation=0.1 needs pushed gradients"),
     ("--ramp-coefficient 0", "ramp_coefficient=0.0 must be more than 0"),
     ("--gradient-bits 0:32,100:1", "gradient_bits={0: 32, 100: 1} must be one number"),
-    ("--sync-period 3", "sync_period=3 and sync_steps=1: at most one of them may be given"),
+    (
+        "--sync-period 3",
+        "sync_period=3 and sync_steps=1: at most one of sync_period, sync_steps may be given",
+    ),
     ("--role worker", "role='worker' on all ranks: there must be workers and servers"),
     ("--replay nothing", "replay='nothing': no order of server 0"),
-    ("--record a --replay b", "record='a' and replay='b': at most one of them may be given"),
+    (
+        "--record a --replay b",
+        "record='a' and replay='b': at most one of record, replay may be given",
+    ),
     ("--record /proc/nothing", "record='/proc/nothing' must be a folder to write to"),
 ]
 

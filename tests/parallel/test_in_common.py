@@ -234,26 +234,6 @@ def test_a_checksum_sees_every_bit(dtype, size):
     assert checksum(x) == before
 
 
-@pytest.mark.parametrize("overlap", [0, 1000])
-@pytest.mark.parametrize("where", ["step", "finish", "other"])
-def test_after_an_error_the_model_is_that_of_the_blocks_beginning(comm, overlap, where):
-    """Where a rank was about to synchronize, also with overlap and where another has failed."""
-    algorithm = psgd.BlockMomentumSGD(sync_steps=2, overlap_samples=overlap)
-    learner = learner_of(comm, algorithm)
-    fails = where == "other" and comm.rank == 0
-    end = (lambda: learner.fail("bad")) if fails else lambda: learner.step(2)
-    for step in range(5 if where == "finish" else 6):
-        learner.gradient.flat[:] = np.nan if step == 4 else 1 + comm.rank
-        learner.announce(2, 2 * comm.size)
-        if step < 5:
-            learner.step(2)
-    with pytest.raises(SharedError):
-        learner.finish() if where == "finish" else end()
-    if not fails:
-        assert np.isfinite(learner.parameters.flat).all()
-        assert np.array_equal(learner.parameters.flat, learner.state.start)
-
-
 def test_an_optimizers_state_is_reset_to_what_it_was_at_first(comm):
     optimizer = psgd.Adagrad(lr=0.1, initial_accumulator=0.5)
     parameters = zeros("one block")

@@ -8,8 +8,7 @@ from functools import partial
 import local_updates
 import numpy as np
 import pytest
-from cases import BLOCK_SIZE, CODECS, gradient_of, zeros
-from invariants import same_on_all_ranks
+from cases import BLOCK_SIZE, gradient_of, zeros
 from local_updates import ALGORITHMS, equals_the_equations
 
 from parallel_sgd import (
@@ -43,39 +42,6 @@ def test_identity(on_ranks, identity):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_trajectory_is_that_of_the_equations(on_ranks, name, told):
     on_ranks(partial(equals_the_equations, name=name, told=told))
-
-
-@pytest.mark.parametrize("codec", CODECS)
-def test_compressed_blocks_lose_nothing(on_ranks, codec):
-    """Over many blocks, Φ's way + all residuals == the ranks' weighted ways, to rounding."""
-
-    def body(comm):
-        parameters = zeros("matrix and bias")
-        algorithm = ModelAveragingSGD(
-            sync_steps=2,
-            gradient_bits=CODECS[codec].bits,
-            block_size=BLOCK_SIZE,
-            threshold=getattr(CODECS[codec], "threshold", "zero"),
-            half_format=getattr(CODECS[codec], "format", "float16"),
-        )
-        learner = Learner(parameters, SGD(lr=1.0), algorithm, comm)
-        n, ways = parameters.flat.size, np.zeros(parameters.flat.size)
-        samples = [k + 1 for k in range(comm.size)]
-        for step in range(12):
-            for k, m in enumerate(samples):
-                ways += m / sum(samples) * gradient_of(k, step, n).astype(float)
-            learner.gradient.flat[:] = samples[comm.rank] * gradient_of(comm.rank, step, n)
-            learner.step(samples=samples[comm.rank])
-        same_on_all_ranks(comm, parameters.flat)
-        return parameters.flat.astype(float), ways, learner.state.exchange.residuals
-
-    results = on_ranks(body)
-    final, ways, residuals = results[0]
-    if residuals is not None:
-        assert residuals.worker_error.any()
-        final -= np.sum([r.worker_error for _, _, r in results], axis=0, dtype=float)
-        final -= np.concatenate([r.owner_error["0"] for _, _, r in results])
-    np.testing.assert_allclose(final, -ways, rtol=0, atol=2e-4)
 
 
 class Silent:
@@ -172,17 +138,6 @@ def test_a_model_that_is_not_finite_ends_the_block_of_all(comm, bits, overlap, v
         assert np.isfinite(array).all()
 
 
-def test_a_rank_that_leaves_out_samples_is_noticed(comm):
-    """Of what a source gave at once, and by the others at the end of the block."""
-    learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
-    learner.announce(4, 4 * comm.size)
-    learner.step(samples=4)
-    learner.announce(4, 4 * comm.size)
-    with pytest.raises(UserError, match=r"samples=3 must be the 4 .* gave \(on rank 0\)"):
-        learner.step(samples=3 if comm.rank == 0 else 4)
-    assert np.isfinite(learner.parameters.flat).all()
-
-
 def test_a_wrong_total_is_noticed_at_the_end_of_the_block(comm):
     learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
     for total in (4 * comm.size, 4 * comm.size + 1):
@@ -193,49 +148,3 @@ def test_a_wrong_total_is_noticed_at_the_end_of_the_block(comm):
     message = rf"have trained on {8 * comm.size} samples in this block \(\[{counts}\] by rank"
     with pytest.raises(SharedError, match=message):
         learner.step(samples=4)
-
-
-def labelled(samples):
-    return np.stack([np.arange(samples)] * 9, 1).astype(np.float32), np.arange(samples)
-
-
-@pytest.mark.parametrize("kind", [Source, RankSource])
-@pytest.mark.parametrize("way", ["zip", "ahead", "added up", "left"])
-def test_minibatches_may_be_fetched_ahead_added_up_or_left(comm, kind, way):
-    """The clock, and what each block has, are those of the steps that were taken."""
-    parameters = Parameters({"w": np.zeros(9, np.float32)})
-    learner = Learner(parameters, SGD(lr=1e-4), ModelAveragingSGD(sync_steps=3), comm)
-    taken = []
-
-    def step(*minibatches):
-        samples = sum(len(x) for x, _ in minibatches)
-        learner.gradient.flat[:] = sum(x.sum(axis=0) for x, _ in minibatches)
-        taken.append(learner.step(samples=samples))
-
-    source = kind(*labelled(303), minibatch_size=4 * comm.size, epochs=2, shuffle=False)
-    minibatches = source.minibatches(learner)
-    if way == "zip":
-        for _ in range(3):
-            for minibatch, _ in zip(source.minibatches(learner), range(5), strict=False):
-                step(minibatch)
-    elif way == "ahead":
-        waiting = [next(minibatches)]
-        for minibatch in minibatches:
-            waiting.append(minibatch)
-            step(waiting.pop(0))
-        step(*waiting)
-    elif way == "added up":
-        for pair in zip(minibatches, minibatches, strict=False):
-            step(*pair)
-    else:
-        next(minibatches)
-        del minibatches
-        for minibatch in source.minibatches(learner):
-            step(minibatch)
-    learner.finish()
-    total = sum(comm.allgather_object(sum(taken))) // comm.size
-    assert learner.samples == total
-    if way == "zip":
-        assert total == 15 * 4 * comm.size
-    elif way != "added up":
-        assert total == 606 * (1 if kind is Source else comm.size)
