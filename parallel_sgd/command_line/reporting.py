@@ -26,7 +26,7 @@ def blocks(period: BlockPeriod, samples: int, minibatch_size: int, ranks: int) -
 def print_choices(learner: Learner) -> None:
     """What was chosen before training, and by what: a line for the way of messages, and one for the
     bits where they are "auto"; nothing on one rank, and with parameter servers."""
-    for component in learner.components:
+    for component in learner.at_work.components:
         if not isinstance(component, ExchangeState) or learner.comm.size == 1:
             continue
         print(component.plan, flush=True)

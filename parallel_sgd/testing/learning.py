@@ -165,7 +165,7 @@ def _way(
         learner.step(samples=samples)
 
     def gone() -> Array:
-        way: Array = learner.common_model().astype(float) - start
+        way: Array = learner.at_work.common_model().astype(float) - start
         return way
 
     for row in gradients:
@@ -187,7 +187,7 @@ def _way(
 def _declared(learner: Learner) -> Array:
     """What all ranks' states declare to be summed: see `Way`. Collective."""
     sums, stripes = np.zeros(VALUES), dict[str, Array]()
-    learner.wait()
+    learner.at_work.wait()
     for name, rule, value in leaves(learner.state, "algorithm"):
         if rule == "sum" and isinstance(value, np.ndarray) and value.shape == (VALUES,):
             sums += value

@@ -168,13 +168,13 @@ def _mean(models: Sequence[Array], weights: Sequence[int]) -> Array:
 
 
 def _shared_model(learner: Learner) -> Array:
-    shared: Array = learner.common_model().copy()
+    shared: Array = learner.at_work.common_model().copy()
     return shared
 
 
 def _unlike_first(learner: Learner, when: str) -> str | None:
     """What this rank has otherwise than rank 0, but declares the same. Collective."""
-    learner.wait()
+    learner.at_work.wait()
     own = _declared_same(learner.local_step.state, "optimizer")
     own |= _declared_same(learner.state, "algorithm")
     first = learner.comm.allgather_object(own if learner.comm.rank == 0 else None)[0]

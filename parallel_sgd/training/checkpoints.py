@@ -133,7 +133,7 @@ class Checkpoints:
 
         def elsewhere(folder: Path) -> files.Facts:
             written: files.Facts = {}
-            for component in learner.external:
+            for component in learner.at_work.external:
                 written |= component.write(str(folder.resolve()))
             return written
 

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import is_dataclass
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self
 
-from ..algorithms import Algorithm, Minibatch, Work
+from ..algorithms import Algorithm, Work
 from ..communication import Communicator, InBackground
 from ..embedding import RemoteTables
 from ..errors import SharedError, SharedProblem, UserError
 from ..optimizers import Optimizer
-from ..options import all_options, values_of
 from ..parameters import Parameters
-from ..state import Component, External, components
-from ..validation import integer, kind_of
+from ..validation import integer
 from ..version import __version__
 from .announced import MOST_SAMPLES, Announced, Feed
+from .arguments import check_kinds, facts_of, other_kind
+from .at_work import AlgorithmAtWork
 from .in_common import FAIL, FINISH, LOAD, MEET, STEP, InCommon
 from .performance import SyncPerformance
-from .warm_start import train_alone
-
-Result = TypeVar("Result")
 
 
 class Learner:
@@ -52,6 +48,7 @@ class Learner:
             the servers.
         local_step: the optimizer at work; its state holds the clock.
         group: the ranks, each with its role.
+        at_work: the algorithm.
         state: the algorithm's.
         last_samples: of all ranks in the latest step; 0 says that every rank has run dry.
         in_common: what the ranks compare where they wait for each other.
@@ -83,8 +80,8 @@ class Learner:
         minibatch_size: int | None = None,
     ) -> None:
         if not isinstance(comm, Communicator):
-            raise UserError(_other_kind("comm", comm, "Communicator", "Communicator.world()"))
-        comm.together(lambda: _check_kinds(parameters, optimizer, algorithm))
+            raise UserError(other_kind("comm", comm, "Communicator", "Communicator.world()"))
+        comm.together(lambda: check_kinds(parameters, optimizer, algorithm))
         every = comm.together(lambda: integer("sync_perf_stats", sync_perf_stats, 0))
         comm.require_agreement(
             {
@@ -93,8 +90,8 @@ class Learner:
                 "number of parameters": parameters.flat.size,
                 "layout of the parameters": parameters.shapes,
                 "dtype of the parameters": str(parameters.dtype),
-                **_facts("algorithm", algorithm),
-                **_facts("optimizer", optimizer),
+                **facts_of("algorithm", algorithm),
+                **facts_of("optimizer", optimizer),
             }
         )
         self.parameters, self.algorithm = parameters, algorithm
@@ -107,17 +104,18 @@ class Learner:
         self.gradient = parameters.like()
         self.local_step = optimizer.bind(parameters)
         self.world, self.comm = comm, self.group.own
-        self._work = Work(
+        work = Work(
             parameters, self.gradient, self.local_step, self.comm, self.group, minibatch_size
         )
-        self.state = algorithm.init(self._work)
+        self.at_work = AlgorithmAtWork(algorithm, work)
+        self.state = self.at_work.state
         if self._performance:
             self._performance.begin()  # what was measured until here is no training
         self.last_samples = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
         self._announced = Announced(algorithm, self.local_step)
         self.in_common = InCommon(
-            comm.learners, algorithm, self.local_step, self._announced, self.common_model
+            comm.learners, algorithm, self.local_step, self._announced, self.at_work.common_model
         )
         comm.learners += 1
         self._computes_since: float | None = None  # the user does, between two steps
@@ -148,10 +146,7 @@ class Learner:
     def report(self) -> dict[str, Any] | None:
         """What the algorithm can tell of this rank's training so far (or of all ranks', after
         `finish`), as JSON can hold it; None where it has nothing to tell. Local."""
-        report: dict[str, Any] = {}
-        for component in self.components:
-            report |= component.report() or {}
-        return report or None
+        return self.at_work.report()
 
     @property
     def distributed(self) -> bool:
@@ -162,31 +157,11 @@ class Learner:
     def bytes_sent(self) -> int:
         """Bytes that this rank has sent to others for training so far, as its algorithm counts
         them. Local."""
-        return self._sent_before + sum(component.bytes_sent for component in self.components)
+        return self._sent_before + self.at_work.bytes_sent
 
     @bytes_sent.setter
     def bytes_sent(self, sent: int) -> None:
         self._sent_before += sent - self.bytes_sent
-
-    @property
-    def components(self) -> list[Component]:
-        """Those of the algorithm's state. Local."""
-        return [component for _, component in components(self.state)]
-
-    @property
-    def external(self) -> list[External]:
-        """Those of which other ranks keep a part. Local."""
-        return [component for component in self.components if isinstance(component, External)]
-
-    def wait(self) -> None:
-        """Wait for what runs in the background, so that the algorithm's state is whole; training is
-        not affected. Local."""
-        for component in self.components:
-            component.wait()
-
-    def common_model(self) -> Any:
-        """The model [n] that all ranks have in common. Local, no copy."""
-        return self.algorithm.shared_model(self.state, self._work)
 
     def announce(self, samples: int, total: int) -> None:
         """Announce the counts of a coming `step`, so that the ranks need not ask each other.
@@ -233,7 +208,7 @@ class Learner:
         self._require_open()
         if name not in self.gradient:
             raise UserError(f"name={name!r} must be a parameter: {', '.join(self.gradient)}")
-        self.algorithm.ready(self.state, self._work, name)
+        self.at_work.ready(name)
 
     def step(self, samples: int) -> int:
         """Train on the minibatch whose gradient is in `gradient`.
@@ -282,49 +257,13 @@ class Learner:
                 self.fail(str(error))
             if samples == 0:  # whatever is left there from the last exchange
                 self.gradient.flat.fill(0)
-            self.last_samples = self._train(samples, total)
+            self.last_samples = self.at_work.train(samples, total)
             if total is not None and self.last_samples > total:
                 announced.catch_up(self.last_samples - total)
         finally:
             comm.in_common = None
             announced.end_step()
         return self.last_samples
-
-    def _train(self, samples: int, announced_total: int | None) -> int:
-        """Train on one minibatch.
-
-        Args:
-            announced_total: samples of all ranks in it, where they are announced.
-        Returns:
-            The same, where not.
-        """
-        if self.local_step.state.samples < self.algorithm.distributed_after:
-            return train_alone(self._work, samples, self.algorithm.distributed_after)
-        total = self._agree(samples, announced_total)
-        if total:
-            self.algorithm.step(self.state, self._work, Minibatch(samples, total))
-        return total
-
-    def _agree(self, samples: int, announced_total: int | None) -> int:
-        """See that all ranks that have to do with each other in this step can take it; the samples
-        of all of them."""
-        algorithm, problem = self.algorithm, None
-        if algorithm.synchronizes_every_step:
-            problem = algorithm.problem(self.state, self._work, samples)
-        elif announced_total is not None:
-            return announced_total
-        elif algorithm.asynchronous:
-            return samples * self.comm.size
-        return self._together(self.group.agree, problem, samples)
-
-    def _together(self, wait: Callable[..., Result], *arguments: Any) -> Result:
-        """Wait for all ranks; where training ends for all, what is under way comes to its end."""
-        try:
-            return wait(*arguments)
-        except SharedError:
-            for component in self.components:
-                component.drain()
-            raise
 
     def fail(self, problem: str) -> NoReturn:
         """End training for a problem of this rank alone (bad data, say), in place of a `step`.
@@ -338,8 +277,7 @@ class Learner:
         self._require_open()
         self.forget_announced()
         with self.in_common.during(FAIL, self.comm):
-            self._together(self.group.fail, problem)
-        raise AssertionError("unreachable")
+            self.at_work.fail(problem)
 
     def meet(self) -> None:
         """Find out whether all ranks have come so far: before collectives of your own on `comm`,
@@ -351,7 +289,7 @@ class Learner:
         """
         self._require_open()
         with self.in_common.during(MEET, self.comm):
-            self._together(self.group.meet)
+            self.at_work.meet()
 
     @contextmanager
     def aside(self, name: str) -> Iterator[None]:
@@ -371,7 +309,7 @@ class Learner:
         """
         self._require_open()
         x = self.parameters.flat
-        shared = self.common_model()
+        shared = self.at_work.common_model()
         if shared is x:
             yield
             return
@@ -402,18 +340,8 @@ class Learner:
             self.world.trace.span("serve" if self.serves else "finish"),
             self.in_common.during(FINISH, self.comm),
         ):
-            self.group.serve() if self.serves else self._finish()
+            self.at_work.finish()
         self._stop_statistics()
-
-    def _finish(self) -> None:
-        try:
-            self._together(self.group.meet_to_finish)
-        except SharedError:
-            shared = self.common_model()
-            if shared is not self.parameters.flat:  # this rank's own model may not be finite
-                self.parameters.flat[...] = shared
-            raise
-        self.algorithm.finish(self.state, self._work)
 
     def beside(self, work: InBackground[Any]) -> None:
         """Hear of what goes on beside training, such as a checkpoint that is being written: of its
@@ -455,8 +383,7 @@ class Learner:
                 if not failed:
                     work.result()
         finally:
-            for component in self.components:
-                component.close(failed=failed)
+            self.at_work.close(failed=failed)
             self._stop_statistics()
 
     def _stop_statistics(self) -> None:
@@ -491,31 +418,3 @@ def meet_to_load(learner: Learner) -> None:
     learner._require_open()
     with learner.in_common.during(LOAD, learner.comm):
         learner.group.meet()
-
-
-def _check_kinds(parameters: Any, optimizer: Any, algorithm: Any) -> None:
-    """See that arguments are what they must be, and not in one another's place."""
-    for name, value, kind, example in (
-        ("parameters", parameters, Parameters, "model.parameters"),
-        ("optimizer", optimizer, Optimizer, "SGD(lr=0.1)"),
-        ("algorithm", algorithm, Algorithm, "DataParallelSGD()"),
-    ):
-        if not isinstance(value, kind):
-            raise UserError(_other_kind(name, value, kind.__name__, example))
-
-
-def _other_kind(name: str, value: Any, kind: str, example: str) -> str:
-    """What to say of an argument that is none of a class."""
-    return f"{name} must be an instance of {kind}, such as {example}: it is {kind_of(value)}"
-
-
-def _facts(name: str, options: Any) -> dict[str, Any]:
-    """What must agree of an algorithm or an optimizer: its class, and each of its options."""
-    if not is_dataclass(options):
-        return {name: options}
-    compared = {option.name for option in all_options(type(options)) if option.field.compare}
-    values = {key: value for key, value in values_of(options).items() if key in compared}
-    return {
-        name: type(options).__name__,
-        **{f"{option} of the {name}": value for option, value in values.items()},
-    }

@@ -103,7 +103,7 @@ def load_checkpoint(
         reader = Reader(at, manifest["files"])
         if comm.rank == 0:
             reader.verify_others()
-            for component in learner.external:
+            for component in learner.at_work.external:
                 component.check_files(str(at.resolve()))
         read = _read(learner, reader, manifest["ranks"], sizes)
     except UserError as error:
@@ -118,7 +118,7 @@ def load_checkpoint(
     folder_of_all = str(at.resolve())
 
     def read_external() -> None:
-        for component in learner.external:
+        for component in learner.at_work.external:
             component.read(folder_of_all)
 
     _from_first(comm, read_external)

@@ -34,7 +34,7 @@ def capture(learner: Learner) -> Tree:
     Raises:
         UserError: a state holds something else than `parallel_sgd.state` allows.
     """
-    for component in learner.components:
+    for component in learner.at_work.components:
         component.collect() if isinstance(component, External) else component.wait()
     return {
         "parameters": learner.parameters.flat,
@@ -50,7 +50,7 @@ def room_for(learner: Learner, saved: Tree) -> Tree:
     Raises:
         MemoryError: there is none for new ones; nothing has changed.
     """
-    learner.wait()
+    learner.at_work.wait()
     x = learner.parameters.flat
     return {name: _room(live, saved[name], x) for name, live in _live(learner).items()}
 
@@ -68,7 +68,7 @@ def restore(learner: Learner, saved: Tree, room: Tree | None = None) -> None:
     learner.forget_announced()
     for name, live in _live(learner).items():
         _restored(live, saved[name], room[name])
-    for component in learner.components:
+    for component in learner.at_work.components:
         component.restored()
 
 
