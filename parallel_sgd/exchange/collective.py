@@ -28,6 +28,14 @@ class Collective(Transport):
         assert not topology.hierarchical
         self.reductions, self._comm = reductions(topology), comm
         self._everything = [self._room(reduction) for reduction in self.reductions]
+        #: Of every bucket: this rank's part of the wire, and the most that any rank sends at once.
+        self._parts = [
+            (
+                slice(begin := sum(counts[: comm.rank]), begin + counts[comm.rank]),
+                max(sum(counts), comm.size * max(counts)),
+            )
+            for counts in (reduction.counts for reduction in self.reductions)
+        ]
 
     def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
         """See `Transport`: two calls for each bucket, or one."""
@@ -37,7 +45,7 @@ class Collective(Transport):
                 time.sleep(NAP_S)
             everything = self._everything[number]
             if everything is None:
-                bytes_sent += self._sum(reduction, vector, residuals)
+                bytes_sent += self._sum(reduction, vector, residuals, *self._parts[number])
             else:
                 bytes_sent += self._sum_short(vector[reduction.values], everything)
         return bytes_sent
@@ -50,7 +58,14 @@ class Collective(Transport):
             return empty_like(like, self._comm.size * size)
         return None
 
-    def _sum(self, reduction: Reduction, vector: Array, residuals: Residuals | None) -> int:
+    def _sum(
+        self,
+        reduction: Reduction,
+        vector: Array,
+        residuals: Residuals | None,
+        part: slice,
+        most: int,
+    ) -> int:
         """A reduce-scatter and an all-gather."""
         comm, trace, counts = self._comm, self._comm.trace, reduction.counts
         own = counts[comm.rank]
@@ -59,19 +74,17 @@ class Collective(Transport):
                 reduction.encode(piece, vector, residuals)
         wire = reduction.wire(vector)
         with trace.span("wire"):
-            most = max(sum(counts), comm.size * max(counts))
             comm.alltoall(wire, counts, reduction.received, [own] * comm.size, most=most)
         with trace.span("sum"):
             for piece in reduction.pieces:
                 if piece.owner == comm.rank:
                     reduction.reduce(piece, vector, residuals)
         with trace.span("wire"):
-            begin = sum(counts[: comm.rank])
-            comm.allgather(wire[begin : begin + own], wire, counts)
+            comm.allgather(wire[part], wire, counts)
         with trace.span("decode"):
             for piece in reduction.pieces:
                 reduction.decode(piece, vector)
-        sent: int = (sum(counts) - own + (comm.size - 1) * own) * wire.itemsize
+        sent: int = (wire.size - own + (comm.size - 1) * own) * wire.itemsize
         return sent
 
     def _sum_short(self, values: Array, everything: Array) -> int:
