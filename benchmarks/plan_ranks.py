@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from parallel_sgd import Communicator, Parameters
-from parallel_sgd.exchange import ExchangeOptions, ExchangeState
+from parallel_sgd.algorithms import ExchangeState
+from parallel_sgd.exchange import ExchangeOptions
 
 SECONDS = 0.6  #: of a case, about, beside the rounds that it takes at least
 LEAST, MOST = 3, 40  #: rounds of a case

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from parallel_sgd import SGD, Communicator, DataParallelSGD, Learner, Parameters
+from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import bytes_sent
-from parallel_sgd.exchange import ExchangeOptions, ExchangeState
+from parallel_sgd.exchange import ExchangeOptions
 
 from ..on_ranks import on_ranks
 from ..report import Report

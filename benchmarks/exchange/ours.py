@@ -10,8 +10,9 @@ from typing import Any
 from mpi4py import MPI
 
 from parallel_sgd import Communicator, Parameters
+from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.communication.entry_point import abort_on_error
-from parallel_sgd.exchange import ExchangeOptions, ExchangeState
+from parallel_sgd.exchange import ExchangeOptions
 
 from ..training.member import follow
 from .cases import ALLREDUCE, AUTO, OURS, Array, turn, vector_of

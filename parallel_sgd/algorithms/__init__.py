@@ -6,6 +6,7 @@ from .algorithm import Algorithm, Minibatch, Work
 from .asynchronous import DataParallelASGD
 from .asynchronous_state import DataParallelASGDState
 from .data_parallel import DataParallelSGD, DataParallelState
+from .exchange_state import ExchangeState
 from .local_updates import LocalUpdates, LocalUpdateState
 from .outer import OuterStep
 from .period import BlockPeriod, Period
@@ -33,6 +34,7 @@ __all__ = [
     "DataParallelSGD",
     "DataParallelState",
     "DiLoCo",
+    "ExchangeState",
     "LocalUpdateState",
     "LocalUpdates",
     "Minibatch",

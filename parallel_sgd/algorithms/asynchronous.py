@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import numpy as np
 
 from ..compression import problem_with
-from ..embedding import Embedding
+from ..embedding import Embedding, EmbeddingTables
 from ..errors import SharedError, UserError
 from ..exchange import require_float32
 from ..kernels import array_module, empty_like, finish_on_device
@@ -22,30 +21,11 @@ from ..parameter_server import (
     ServerGroup,
     compile_step,
 )
-from ..validation import set_validated, shown
+from ..validation import set_validated
 from .algorithm import Algorithm, Array, Minibatch, Work
 from .asynchronous_state import DataParallelASGDState
 from .period import Period
 from .ramp import Ramp
-
-
-class EmbeddingTables:
-    """A sequence of `Embedding` of different names."""
-
-    metavar, expected = "", "embedding tables"
-
-    def __call__(self, name: str, value: Any) -> tuple[Embedding, ...]:
-        are = isinstance(value, Sequence) and all(isinstance(one, Embedding) for one in value)
-        if not are:
-            raise UserError(f"{name}={shown(value)} must be a sequence of Embedding")
-        names = [table.name for table in value]
-        for table in names:
-            if names.count(table) > 1:
-                raise UserError(f"{name}: two of them have the name {table!r}")
-        return tuple(value)
-
-    def read(self, text: str) -> Any:
-        raise ValueError(text)
 
 
 @options

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from ..compression import problem_with
 from ..errors import UserError
-from ..exchange import ExchangeOptions, ExchangeState
+from ..exchange import ExchangeOptions
 from ..options import Choice, Whole, group, option, options
 from ..state import across
 from .algorithm import Algorithm, Array, Minibatch, Work
+from .exchange_state import ExchangeState
 
 WARM_START = (
     "train on the whole minibatch on every rank, without exchange, until so many samples have been "

@@ -19,13 +19,14 @@ from typing import Any, ClassVar
 from ..communication import Communicator
 from ..compression import problem_with
 from ..errors import SharedError, UserError
-from ..exchange import Exchange, ExchangeOptions, ExchangeState
+from ..exchange import Exchange, ExchangeOptions
 from ..kernels import array_module
 from ..options import Real, Whole, group, option, options
 from ..state import across, workspace
 from ..validation import set_validated
 from .algorithm import Algorithm, Array, Minibatch, Work
 from .data_parallel import WARM_START
+from .exchange_state import ExchangeState
 from .outer import Averaging, Block, OuterStep
 from .period import BlockPeriod
 

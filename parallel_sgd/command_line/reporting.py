@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..algorithms import Algorithm, BlockPeriod
-from ..exchange import ExchangeState
+from ..algorithms import Algorithm, BlockPeriod, ExchangeState
 from ..options import values_of
 from ..training import Learner, Progress, RunFolder, Session
 

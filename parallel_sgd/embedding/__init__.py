@@ -4,12 +4,13 @@ How requests and rows travel is for others to say: `RowServers` is all that a wo
 """
 
 from .files import check_tables
-from .options import Embedding
+from .options import Embedding, EmbeddingTables
 from .remote_table import RemoteTable, RemoteTables, RowServers
 from .tables import ServedTables
 
 __all__ = [
     "Embedding",
+    "EmbeddingTables",
     "RemoteTable",
     "RemoteTables",
     "RowServers",

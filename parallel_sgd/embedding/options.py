@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import UserError
 from ..optimizers import SGD, Adagrad, Adam, Optimizer
 from ..validation import integer, number, set_validated, shown
 
-__all__ = ["Embedding"]
+__all__ = ["Embedding", "EmbeddingTables"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +60,22 @@ class Embedding:
             entry_count=integer("entry_count", self.entry_count, 1),
             evict_after=None if after is None else integer("evict_after", after, 1),
         )
+
+
+class EmbeddingTables:
+    """A sequence of `Embedding` of different names."""
+
+    metavar, expected = "", "embedding tables"
+
+    def __call__(self, name: str, value: Any) -> tuple[Embedding, ...]:
+        are = isinstance(value, Sequence) and all(isinstance(one, Embedding) for one in value)
+        if not are:
+            raise UserError(f"{name}={shown(value)} must be a sequence of Embedding")
+        names = [table.name for table in value]
+        for table in names:
+            if names.count(table) > 1:
+                raise UserError(f"{name}: two of them have the name {table!r}")
+        return tuple(value)
+
+    def read(self, text: str) -> Any:
+        raise ValueError(text)

@@ -3,9 +3,9 @@
 from .exchange import TRANSPORTS, Exchange, require_float32
 from .layout import Bucket, Topology, cut_buckets, topology_for
 from .options import ExchangeOptions
+from .overlap import OverlappedExchange
 from .plan import ExchangePlan, choose_bits, choose_plan
 from .residuals import Residuals
-from .state import ExchangeState
 
 __all__ = [
     "TRANSPORTS",
@@ -13,7 +13,7 @@ __all__ = [
     "Exchange",
     "ExchangeOptions",
     "ExchangePlan",
-    "ExchangeState",
+    "OverlappedExchange",
     "Residuals",
     "Topology",
     "choose_bits",

@@ -19,8 +19,9 @@ from cases import CODECS
 
 import parallel_sgd
 from parallel_sgd import Communicator, DataParallelSGD
+from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.communication.threads import ThreadCommunicator
-from parallel_sgd.exchange import Exchange, ExchangeState
+from parallel_sgd.exchange import Exchange
 from parallel_sgd.training import learner
 
 STATING = [

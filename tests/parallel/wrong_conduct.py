@@ -8,10 +8,9 @@ import numpy as np
 from wrong_results import LastBlockIsLost, with_exchange
 
 from parallel_sgd import DataParallelSGD, DiLoCo, ModelAveragingSGD, UserError
-from parallel_sgd.algorithms import LocalUpdateState
+from parallel_sgd.algorithms import ExchangeState, LocalUpdateState
 from parallel_sgd.communication import Together
 from parallel_sgd.communication.roles import Everybody
-from parallel_sgd.exchange import ExchangeState
 from parallel_sgd.state import across, workspace
 
 option = dataclass(frozen=True, kw_only=True)  # what an algorithm is

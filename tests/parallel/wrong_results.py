@@ -8,8 +8,8 @@ import numpy as np
 from mutations import Instead
 
 from parallel_sgd import DataParallelSGD, DiLoCo, ModelAveragingSGD
+from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.algorithms.outer import Averaging, OuterNesterov
-from parallel_sgd.exchange import ExchangeState
 
 RANKS = 3  #: on which they are caught
 

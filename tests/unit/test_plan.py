@@ -14,11 +14,12 @@ import pytest
 
 from benchmarks import plan as benchmark
 from parallel_sgd import Communicator, DataParallelASGD, DataParallelSGD, Parameters
+from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.command_line import plan, train
 from parallel_sgd.command_line.main import main
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import CARRIED, KernelSpeeds, Link, exchange_s
-from parallel_sgd.exchange import ExchangeOptions, ExchangeState
+from parallel_sgd.exchange import ExchangeOptions
 from parallel_sgd.planning import Job, candidates, recommend
 from parallel_sgd.planning.candidates import Blocks, DataParallel, DoubleBuffered, Servers
 

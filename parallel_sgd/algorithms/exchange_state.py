@@ -11,16 +11,23 @@ from ..communication import Communicator, InBackground
 from ..compression import AUTO, Codec, registered_bits
 from ..costs import Measured
 from ..errors import SharedError, UserError
+from ..exchange import (
+    Bucket,
+    Exchange,
+    ExchangeOptions,
+    ExchangePlan,
+    OverlappedExchange,
+    Residuals,
+    choose_bits,
+    choose_plan,
+    cut_buckets,
+    require_float32,
+    topology_for,
+)
 from ..kernels import finish_on_device
 from ..parameters import Parameters
 from ..state import Component, across, workspace
 from ..validation import shown
-from .exchange import Exchange, require_float32
-from .layout import Bucket, cut_buckets, topology_for
-from .options import ExchangeOptions
-from .overlap import OverlappedExchange
-from .plan import ExchangePlan, choose_bits, choose_plan
-from .residuals import Residuals
 
 Array = Any  #: a NumPy or CuPy array
 
