@@ -129,7 +129,7 @@ def _learner(
 
 
 def _step(learner: Learner) -> None:
-    learner.expect(1, learner.comm.size)
+    learner.announce(1, learner.comm.size)
     learner.step(samples=1)
 
 

@@ -130,7 +130,7 @@ def alone_with_nccl(cupy: Any, report: Report, values: int, rounds: int = 9) -> 
             each.sum(total, each.residuals(parameters))
         if sums[0].tobytes() != sums[1].tobytes():
             raise AssertionError(f"a sum of one rank through NCCL differs at {bits} bits")
-        nccl.share([(sums[0], 0)])
+        nccl.broadcast_all([(sums[0], 0)])
         if sums[0].tobytes() != sums[1].tobytes():
             raise AssertionError("NCCL's broadcast of one rank to itself changes values")
         times = []

@@ -19,7 +19,7 @@ from .options import Choice, Options, Real, option, options, read_points
 from .parameters import Parameters
 from .schedules import Cosine, Linear, Schedule, Steps, value_at
 from .state import across, workspace
-from .validation import LARGEST, number, settle, shown
+from .validation import LARGEST, number, set_validated, shown
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -211,7 +211,7 @@ class LocalStep:
         if samples:
             self.optimizer.step(self.state, self.parameters.flat, gradient, samples, out)
             if out is not None:
-                self.parameters.lie_over(out)
+                self.parameters.rebind(out)
             self.state.steps += 1
         self.state.samples += samples if total is None else total
 
@@ -270,7 +270,7 @@ class MomentumSGD(Optimizer):
         self.require_at_most_one("momentum", "momentum_time_constant")
         super().__post_init__()
         if self.momentum is None and self.momentum_time_constant is None:
-            settle(self, momentum=0.9)
+            set_validated(self, momentum=0.9)
 
     @property
     def initial_values(self) -> Mapping[str, float]:

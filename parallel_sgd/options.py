@@ -23,12 +23,22 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import Field, dataclass, fields, replace
+from dataclasses import field as dataclass_field
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from .errors import UserError
-from .validation import checked_path, choice, integer, number, points, require_use, settle, shown
+from .validation import (
+    checked_path,
+    choice,
+    integer,
+    number,
+    points,
+    require_use,
+    set_validated,
+    shown,
+)
 
 __all__ = [
     "BySamples",
@@ -202,7 +212,7 @@ def read_points(text: str, value: Check) -> dict[int, Any]:
         UserError: a number of samples is given twice.
     """
     pairs = [pair.split(":") for pair in text.split(",")]
-    read = {int(samples): value.read(each) for samples, each in pairs}
+    read = {int(samples): value.read(one) for samples, one in pairs}
     if len(read) < len(pairs):
         raise UserError(f"{text!r} must give each number of samples once")
     return read
@@ -225,8 +235,8 @@ def option(
         compare: whether all ranks must be given the same.
         python_only: whether the command line leaves it out.
     """
-    told = {"check": check, "help": help, "python_only": python_only}
-    return field(default=default, repr=compare, compare=compare, metadata=told)
+    metadata = {"check": check, "help": help, "python_only": python_only}
+    return dataclass_field(default=default, repr=compare, compare=compare, metadata=metadata)
 
 
 def group(kind: type[Options], **preset: Any) -> Any:
@@ -236,7 +246,7 @@ def group(kind: type[Options], **preset: Any) -> Any:
         kind: their class.
         preset: what holds where it is not given, and is not the class's own default.
     """
-    return field(default=kind(**preset), metadata={"group": preset})
+    return dataclass_field(default=kind(**preset), metadata={"group": preset})
 
 
 class Options:
@@ -249,13 +259,13 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check every option by itself. Classes whose options depend on each other extend this."""
-        for each in fields(self):
-            check, value = each.metadata.get("check"), getattr(self, each.name)
-            if check is not None and not (value is None and each.default is None):
-                settle(self, **{each.name: check(each.name, value)})
+        for field in fields(self):
+            check, value = field.metadata.get("check"), getattr(self, field.name)
+            if check is not None and not (value is None and field.default is None):
+                set_validated(self, **{field.name: check(field.name, value)})
 
     def __repr__(self) -> str:
-        compared = {each.name for each in all_options(type(self)) if each.field.compare}
+        compared = {option.name for option in all_options(type(self)) if option.field.compare}
         values = values_of(self).items()
         text = ", ".join(f"{name}={value!r}" for name, value in values if name in compared)
         return f"{type(self).__name__}({text})"
@@ -297,17 +307,17 @@ def options(kind: type[OptionsT]) -> type[OptionsT]:
     made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
             inspect.Parameter(
-                each.name,
+                option.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=each.default,
-                annotation=each.field.type,
+                default=option.default,
+                annotation=option.field.type,
             )
-            for each in every
+            for option in every
         ]
     )
-    for each in every:
-        if each.path:
-            setattr(made, each.name, property(attrgetter(f"{each.path}.{each.name}")))
+    for option in every:
+        if option.path:
+            setattr(made, option.name, property(attrgetter(f"{option.path}.{option.name}")))
     made.__doc__ = _documented(made, every)
     return made
 
@@ -341,44 +351,44 @@ class Option(NamedTuple):
 
 def all_options(kind: Any) -> Iterator[Option]:
     """Those of a class of options, or of any dataclass, with those of its groups."""
-    for each in fields(kind):
-        if "group" not in each.metadata:
-            yield Option(each.name, each, "", each.default)
+    for field in fields(kind):
+        if "group" not in field.metadata:
+            yield Option(field.name, field, "", field.default)
             continue
-        for inner in all_options(type(each.default)):
-            path = f"{each.name}.{inner.path}".rstrip(".")
-            default = attrgetter(inner.name)(each.default)
+        for inner in all_options(type(field.default)):
+            path = f"{field.name}.{inner.path}".rstrip(".")
+            default = attrgetter(inner.name)(field.default)
             yield Option(inner.name, inner.field, path, default)
 
 
 def values_of(chosen: Any) -> dict[str, Any]:
     """The value of every option, by its name; of a group of another class than usual also that."""
     values: dict[str, Any] = {}
-    for each in fields(chosen):
-        value = getattr(chosen, each.name)
-        if "group" not in each.metadata:
-            values[each.name] = value
+    for field in fields(chosen):
+        value = getattr(chosen, field.name)
+        if "group" not in field.metadata:
+            values[field.name] = value
             continue
         values |= values_of(value)
-        if type(value) is not type(each.default):
-            values[each.name] = type(value).__name__
+        if type(value) is not type(field.default):
+            values[field.name] = type(value).__name__
     return values
 
 
 def _folded(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """What was given by the options' own names, with those of groups put into their groups."""
     folded = dict(given)
-    for each in fields(kind):
-        if "group" not in each.metadata:
+    for field in fields(kind):
+        if "group" not in field.metadata:
             continue
-        held: Any = folded.get(each.name, each.default)
+        held: Any = folded.get(field.name, field.default)
         names = {inner.name for inner in all_options(type(held))} & folded.keys()
         own = {name: folded.pop(name) for name in names}
-        if held is each.default:  # which may have more than was preset
+        if held is field.default:  # which may have more than was preset
             kind_of_group: Any = type(held)
-            folded[each.name] = kind_of_group(**each.metadata["group"] | own) if own else held
+            folded[field.name] = kind_of_group(**field.metadata["group"] | own) if own else held
         else:
-            folded[each.name] = replace(held, **own)
+            folded[field.name] = replace(held, **own)
     return folded
 
 
@@ -386,9 +396,9 @@ def _documented(kind: Any, every: Sequence[Option]) -> str:
     """The docstring, with what each option is for."""
     text = inspect.cleandoc(kind.__dict__.get("__doc__") or "")
     lines = []
-    for each in every:
-        told = f"{each.name}: {each.help}".rstrip(" :") + f" (default: {each.default!r})"
-        lines += textwrap.wrap(told, 96, initial_indent=" " * 4, subsequent_indent=" " * 8)
+    for option in every:
+        line = f"{option.name}: {option.help}".rstrip(" :") + f" (default: {option.default!r})"
+        lines += textwrap.wrap(line, 96, initial_indent=" " * 4, subsequent_indent=" " * 8)
     return "\n".join([text, "", "Options:", *lines]) if lines else text
 
 

@@ -1,25 +1,27 @@
 """What training state is made of, so that every checkpoint can hold every algorithm's.
 
 A state is a dataclass whose fields are arrays, numbers, text, dictionaries of arrays by name, None,
-or dataclasses of the same, which speak for themselves. Each other field says by `across` what it
-means on another number of ranks, and `workspace` marks what is no state at all: buffers,
-communicators, threads. What has such of its own, and what is kept by other ranks, is a `Component`.
+or dataclasses of the same, which speak for themselves. Each other field has a reshard rule by
+`across`: what becomes of it on another number of ranks. `workspace` marks what is no state at all:
+buffers, communicators, threads. What has such of its own, and what is kept by other ranks, is a
+`Component`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import field, fields, is_dataclass
+from dataclasses import field as dataclass_field
+from dataclasses import fields, is_dataclass
 from typing import Any, Literal
 
 __all__ = ["Component", "External", "across", "components", "weight_of", "workspace"]
 
-Meaning = Literal["same", "mean", "most", "sum", "stripe", "share"]
+ReshardRule = Literal["same", "mean", "most", "sum", "stripe", "share"]
 
 
-def across(meaning: Meaning, *, least: float | None = None, **options: Any) -> Any:
-    """A field of a state, with its meaning across ranks, by which a checkpoint is redistributed
-    where another number of ranks takes it up (`parallel_sgd.load_checkpoint`):
+def across(rule: ReshardRule, *, least: float | None = None, **options: Any) -> Any:
+    """A field of a state, with its reshard rule, by which a checkpoint is redistributed where
+    another number of ranks takes it up (`parallel_sgd.load_checkpoint`):
 
     - "same": equal on all ranks, and so on any number of them; rank 0's is taken.
     - "mean": an array of which only the mean over the ranks goes on, by the `weight` of each state
@@ -34,15 +36,15 @@ def across(meaning: Meaning, *, least: float | None = None, **options: Any) -> A
     Args:
         least: what a number in a checkpoint must be at least; then it must be finite, too.
 
-    The arrays in a dictionary mean what its field says; the fields of a dataclass each say it
-    themselves. A field without a meaning can be taken up by the same number of ranks only.
+    The arrays in a dictionary go by the rule of its field, the fields of a dataclass each by their
+    own. A field without a rule can be taken up by the same number of ranks only.
     """
-    return field(metadata={"across": meaning, "least": least}, **options)
+    return dataclass_field(metadata={"across": rule, "least": least}, **options)
 
 
 def workspace(**options: Any) -> Any:
     """A field that holds no state: a new `init` makes it, and no checkpoint has it."""
-    return field(metadata={"workspace": True}, repr=False, **options)
+    return dataclass_field(metadata={"workspace": True}, repr=False, **options)
 
 
 def weight_of(state: Any) -> int:
@@ -139,9 +141,9 @@ def components(state: Any) -> Iterator[tuple[str, Component]]:
         yield "", state
     if not is_dataclass(state):
         return
-    for each in fields(state):
-        value = getattr(state, each.name)
+    for field in fields(state):
+        value = getattr(state, field.name)
         asked = isinstance(value, Component) and not isinstance(state, Component)
-        if asked or not each.metadata.get("workspace"):
+        if asked or not field.metadata.get("workspace"):
             for place, component in components(value):
-                yield f"{each.name}.{place}".rstrip("."), component
+                yield f"{field.name}.{place}".rstrip("."), component

@@ -165,7 +165,7 @@ CONTENDERS = {
 
 
 def gain(algorithm: Algorithm[Any], ranks: int) -> float:
-    """How far a constant block gradient moves the model a block, once momentum is up to speed."""
+    """How far a constant pseudo-gradient moves the model a block, once momentum is up to speed."""
     if not isinstance(algorithm, LocalUpdates):
         return 1.0
     match outer := algorithm.outer:

@@ -31,7 +31,7 @@ class Ours:
 
     def step(self, x: Array, y: Array) -> float:
         learner = self.learner
-        learner.expect(len(x), self.total)  # as sources do
+        learner.announce(len(x), self.total)  # as sources do
         loss = self.model.gradient(x, y, out=learner.gradient, ready=learner.ready)
         learner.step(samples=len(x))
         return loss / len(x)

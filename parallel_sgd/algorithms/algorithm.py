@@ -71,8 +71,8 @@ class Algorithm(Options, ABC, Generic[StateT]):
         distributed_after: the learner trains on the whole minibatch on every rank, without this
             algorithm, until so many samples have been seen (a warm start).
         synchronizes_every_step: whether ranks wait for each other in every step. Else they do so,
-            before `step`, only where no source has told how many samples all have, and nobody looks
-            at the gradients.
+            before `step`, only where no source has announced how many samples all have, and nobody
+            looks at the gradients.
         asynchronous: whether ranks go through the data each at its own pace, and know nothing of
             each other's samples.
     """

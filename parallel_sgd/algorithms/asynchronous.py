@@ -22,7 +22,7 @@ from ..parameter_server import (
     ServerGroup,
     compile_step,
 )
-from ..validation import settle, shown
+from ..validation import set_validated, shown
 from .algorithm import Algorithm, Array, Minibatch, Work
 from .asynchronous_state import DataParallelASGDState
 from .period import Period
@@ -52,13 +52,13 @@ class EmbeddingTables:
 class DataParallelASGD(Algorithm[DataParallelASGDState]):
     """Every period a worker pushes what it has found, and pulls the model; nobody waits for all.
 
-        push   gradients:  g_k, summed over the period;  a server steps   x <- optimizer(x, g_k)
-               deltas:     Δ_k = x_pulled - x_k;         a server takes   x <- x - Δ_k
+        push   gradients:      g_k, summed over the period;  a server steps   x <- optimizer(x, g_k)
+               model updates:  Δ_k = x_pulled - x_k;         a server takes   x <- x - Δ_k
         pull   x_k <- x
 
     Every server holds a part of the model (`parallel_sgd.parameter_server.place`). The optimizer
     given to the learner is that of the servers where gradients are pushed, and every worker's own
-    where deltas, its model updates, are. The servers' clock, by which their learning rate goes, is
+    where its model updates are. The servers' clock, by which their learning rate goes, is
     the samples of all pushes that they have applied; a worker's own clock (`learner.samples`) is
     how far it has come in the data, in samples of all workers.
 
@@ -71,7 +71,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
 
     Source: Dean et al., "Large Scale Distributed Deep Networks", NeurIPS 2012 (async); Ho et al.,
     "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS 2013
-    (bounded); Zheng et al., ICML 2017 (delay compensation); CNTK's DataParallelASGD (deltas, ramp)
+    (bounded); Zheng et al., ICML 2017 (delay compensation); CNTK's DataParallelASGD (updates, ramp)
     and PaddlePaddle Fluid (placement, geo).
     """
 
@@ -102,7 +102,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         self.require_at_most_one("record", "replay")
         super().__post_init__()
         if not self.period.given:
-            settle(self, period=self.default_period)
+            set_validated(self, period=self.default_period)
 
     @property
     def asynchronous(self) -> bool:  # type: ignore[override]
@@ -199,7 +199,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             if state.base is not None:
                 state.base[...] = x
         else:
-            self._take(state, x, vector)
+            self._merge_arrived(state, x, vector)
             if state.base is None:
                 cast(Array, state.sent)[...] = vector
             else:
@@ -224,14 +224,14 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
                 work.parameters.flat[...] = state.base
             work.group.fail(problem)
 
-    def _take(self, state: DataParallelASGDState, x: Array, delta: Array) -> None:
+    def _merge_arrived(self, state: DataParallelASGDState, x: Array, update: Array) -> None:
         """Go on from the model that has arrived, and from the local steps taken meanwhile."""
         if state.arrived is None:
             return
         if state.base is None:
             x[...] = state.arrived
         else:
-            array_module(x).subtract(state.arrived, delta, out=x)
+            array_module(x).subtract(state.arrived, update, out=x)
         state.arrived = None
 
     def finish(self, state: DataParallelASGDState, work: Work) -> None:

@@ -23,7 +23,7 @@ from ..exchange import Exchange, ExchangeOptions, ExchangeState
 from ..kernels import array_module
 from ..options import Real, Whole, group, option, options
 from ..state import across, workspace
-from ..validation import settle
+from ..validation import set_validated
 from .algorithm import Algorithm, Array, Minibatch, Work
 from .data_parallel import WARM_START
 from .outer import Averaging, Block, OuterStep
@@ -114,7 +114,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         super().__post_init__()
         self.require_use("merge_weight", self.overlap_samples > 0, "overlap_samples of more than 0")
         if not self.period.given:
-            settle(self, period=self.default_period)
+            set_validated(self, period=self.default_period)
         if not self.period.given:
             raise UserError("one of block_samples, sync_period, sync_steps must be given")
 

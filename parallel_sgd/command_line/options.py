@@ -75,8 +75,8 @@ class _Plain:
     def __init__(self, kind: type) -> None:
         self._kind = kind
         numbers: dict[type, Check] = {int: Whole(), float: Real()}
-        told = numbers.get(kind) or Folder("TEXT", "a text")
-        self.metavar, self.expected = told.metavar, told.expected
+        check = numbers.get(kind) or Folder("TEXT", "a text")
+        self.metavar, self.expected = check.metavar, check.expected
 
     def __call__(self, name: str, value: Any) -> Any:
         return value
@@ -88,13 +88,13 @@ class _Plain:
 def _add(group: Any, option: Option, check: Check, *, shown: bool) -> None:
     flag = "--" + option.name.replace("_", "-")
     default = "" if option.default is None else f" (default: {_text(option.default)})"
-    told = f"{option.help}{default}".replace("%", "%%") if shown else argparse.SUPPRESS
+    help_text = f"{option.help}{default}".replace("%", "%%") if shown else argparse.SUPPRESS
     if isinstance(check, Choice) and set(check.values) == {True, False}:
         group.add_argument(
             flag,
             action=argparse.BooleanOptionalAction,
             default=argparse.SUPPRESS,
-            help=told,
+            help=help_text,
         )
         return
     group.add_argument(
@@ -102,7 +102,7 @@ def _add(group: Any, option: Option, check: Check, *, shown: bool) -> None:
         type=_reader(option.name, check),
         default=argparse.SUPPRESS,
         metavar=check.metavar.replace("%", "%%"),
-        help=told,
+        help=help_text,
     )
 
 

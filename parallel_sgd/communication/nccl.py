@@ -65,15 +65,15 @@ class Nccl:
         self._comm.allReduce(place, place, values.size, self._type, add, self._stream.ptr)
         self._finish("NCCL's all-reduce")
 
-    def share(self, parts: Sequence[tuple[Array, int]]) -> None:
+    def broadcast_all(self, arrays: Sequence[tuple[Array, int]]) -> None:
         """Make each array what it is on one of the ranks.
 
         Args:
-            parts: arrays with that rank, in the same order on all.
+            arrays: each with that rank, in the same order on all.
         """
         self._begin()
         self._nccl.groupStart()
-        for values, root in parts:
+        for values, root in arrays:
             place = values.data.ptr
             self._comm.broadcast(place, place, values.size, self._type, root, self._stream.ptr)
         self._nccl.groupEnd()

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ..kernels import Blocks, body
 from ..parameters import Parameters
-from ..validation import choice, settle
+from ..validation import choice, set_validated
 from .codec import Array, Codec, register
 
 
@@ -28,7 +28,7 @@ class HalfPrecision(Codec):
 
     def __post_init__(self) -> None:
         formats = ("float16", "bfloat16")
-        settle(self, half_format=choice("half_format", self.half_format, formats))
+        set_validated(self, half_format=choice("half_format", self.half_format, formats))
         super().__post_init__()
 
     def blocks(self, parameters: Parameters) -> Blocks:

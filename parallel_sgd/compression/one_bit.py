@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ..kernels import Blocks, body, payload_offsets
 from ..parameters import Parameters
-from ..validation import choice, settle
+from ..validation import choice, set_validated
 from .codec import Array, Codec, register
 
 
@@ -29,7 +29,7 @@ class OneBit(Codec):
     threshold: str = "zero"
 
     def __post_init__(self) -> None:
-        settle(self, threshold=choice("threshold", self.threshold, ("zero", "mean")))
+        set_validated(self, threshold=choice("threshold", self.threshold, ("zero", "mean")))
         super().__post_init__()
 
     def blocks(self, parameters: Parameters) -> Blocks:

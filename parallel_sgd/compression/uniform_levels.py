@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..kernels import Blocks, body, payload_offsets
 from ..parameters import Parameters
-from ..validation import choice, settle
+from ..validation import choice, set_validated
 from .codec import Array, Codec, register
 
 
@@ -23,7 +23,7 @@ class UniformLevels(Codec):
     bits: int  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        settle(self, bits=choice("bits", self.bits, (2, 4, 8)))
+        set_validated(self, bits=choice("bits", self.bits, (2, 4, 8)))
         super().__post_init__()
 
     def blocks(self, parameters: Parameters) -> Blocks:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .minibatches import MinibatchSource, without_data
-from .order import IndexArray, epoch_order, share
+from .order import IndexArray, epoch_order, rank_slice
 from .validation import Array, DType
 from .view import FeedView, LearnerView
 
@@ -120,21 +120,21 @@ class RankSource(MinibatchSource):
                 f"{feed.samples} samples"
             )
         order = epoch_order(len(self.dataset), self.seed, number, self.shuffle)
-        part = share(self.minibatch_size, learner.comm.rank, learner.comm.size)
-        own = part.stop - part.start
+        positions = rank_slice(self.minibatch_size, learner.comm.rank, learner.comm.size)
+        own = positions.stop - positions.start
         for step in range(first, len(totals)):
             minibatch = order[step * own : (step + 1) * own]
-            feed.expect(len(minibatch), int(totals[step]))
+            feed.announce(len(minibatch), int(totals[step]))
             yield self._read(minibatch, learner)
 
     def _get_to_know(self, learner: LearnerView) -> IndexArray:
         """The samples of all ranks in each minibatch of an epoch."""
         lengths, size = learner.comm.allgather_object(len(self.dataset)), learner.comm.size
-        parts = [share(self.minibatch_size, rank, size) for rank in range(size)]
-        shares = [part.stop - part.start for part in parts]
-        steps = np.arange(max(-(-n // m) for n, m in zip(lengths, shares, strict=True)))
+        slices = [rank_slice(self.minibatch_size, rank, size) for rank in range(size)]
+        counts = [positions.stop - positions.start for positions in slices]
+        steps = np.arange(max(-(-n // m) for n, m in zip(lengths, counts, strict=True)))
         totals = np.zeros_like(steps)
-        for n, m in zip(lengths, shares, strict=True):
+        for n, m in zip(lengths, counts, strict=True):
             totals += np.clip(n - steps * m, 0, m)
         return totals
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import UserError
 from .fingerprint import require_same_data
 from .minibatches import MinibatchSource, without_data
-from .order import epoch_order, share
+from .order import epoch_order, rank_slice
 from .validation import Array, DType
 from .view import FeedView, LearnerView
 
@@ -126,11 +126,11 @@ class Source(MinibatchSource):
         seen = self._seen_of_epoch(number, samples, feed, learner)
         for begin in range(seen, samples, self.minibatch_size):
             minibatch = order[begin : begin + self.minibatch_size]
-            part = minibatch
+            own = minibatch
             if feed.distributed:
-                part = minibatch[share(len(minibatch), learner.comm.rank, learner.comm.size)]
-            feed.expect(len(part), len(minibatch))
-            yield self._read(part, learner)
+                own = minibatch[rank_slice(len(minibatch), learner.comm.rank, learner.comm.size)]
+            feed.announce(len(own), len(minibatch))
+            yield self._read(own, learner)
 
     def _facts(self) -> dict[str, Any]:
         return {

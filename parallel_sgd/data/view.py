@@ -42,8 +42,8 @@ class FeedView(Protocol):
         """False where the next minibatch is of the warm start: every rank gets it whole."""
         ...
 
-    def expect(self, samples: int, total: int) -> None:
-        """Be told what is given next: samples of this rank, and of all ranks."""
+    def announce(self, samples: int, total: int) -> None:
+        """Announce what is given next: samples of this rank, and of all ranks."""
         ...
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 from ..optimizers import SGD, Adagrad, Adam, Optimizer
-from ..validation import integer, number, settle, shown
+from ..validation import integer, number, set_validated, shown
 
 __all__ = ["Embedding"]
 
@@ -49,7 +49,7 @@ class Embedding:
                 f"optimizer={text} of embedding {self.name!r} must be an SGD, an Adagrad or an Adam"
             )
         after = self.evict_after
-        settle(
+        set_validated(
             self,
             name=str(self.name),
             width=integer("width", self.width, 1, 2**20),

@@ -24,7 +24,7 @@ __all__ = ["RowTable", "server_of"]
 Array = npt.NDArray[Any]
 Contents = dict[str, Array]
 
-TAKEN = 1 << 16  #: rows that `add` takes up at a time
+LOADED = 1 << 16  #: rows that `add` takes up at a time
 SWEPT = 1 << 12  #: counts of no more use that may stay in any case
 
 _KEYS = {"id": "ids"}
@@ -140,9 +140,9 @@ class RowTable:
         clock = np.dtype(np.int64)
         self.samples = max(self.samples, int(self._given(contents, "samples", (1,), clock)[0]))
         self._swept = max(self._swept, int(self._given(contents, "swept", (1,), clock)[0]))
-        self._take(self._rows, _KEYS, contents, keep)
+        self._load(self._rows, _KEYS, contents, keep)
         if self._counts and "pending_ids" in contents:
-            self._take(self._counts, _PENDING_KEYS, contents, keep)
+            self._load(self._counts, _PENDING_KEYS, contents, keep)
             self.pending = int(np.count_nonzero(self._counts.column("steps")))
 
     @property
@@ -199,7 +199,7 @@ class RowTable:
             self._counts.sweep(self.samples - after + 1, least_steps=1)
             self.pending = self._counts.count
 
-    def _take(
+    def _load(
         self,
         records: Records,
         keys: Mapping[str, str],
@@ -218,12 +218,12 @@ class RowTable:
             if name != "pushed" or key in contents:
                 field = records.dtype[name]
                 given[name] = self._given(contents, key, (n, *field.shape), field.base)
-        for first in range(0, n, TAKEN):
-            part = np.ascontiguousarray(ids[first : first + TAKEN], np.int64)
-            mine = np.flatnonzero(keep(part))
-            part = part[mine]
-            rows = records.find(part)
-            records.insert(part, rows, self.samples)
+        for first in range(0, n, LOADED):
+            chunk = np.ascontiguousarray(ids[first : first + LOADED], np.int64)
+            mine = np.flatnonzero(keep(chunk))
+            chunk = chunk[mine]
+            rows = records.find(chunk)
+            records.insert(chunk, rows, self.samples)
             records.set(rows, {name: values[first + mine] for name, values in given.items()})
 
     def _given(

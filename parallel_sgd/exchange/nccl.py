@@ -79,7 +79,7 @@ class WithNccl(Transport):
             return bytes_sent
         bytes_sent += self._between.sum(vector, residuals, is_summed)
         if self._nccl.size > 1:
-            bytes_sent += sum(self._share(stripes, vector) for stripes in self._stripes)
+            bytes_sent += sum(self._broadcast_results(stripes, vector) for stripes in self._stripes)
         return bytes_sent
 
     def _sum_within(self, bucket: int, vector: Array, residuals: Residuals | None) -> int:
@@ -96,10 +96,10 @@ class WithNccl(Transport):
         sent: int = 2 * (size - 1) * values.nbytes // size
         return sent
 
-    def _share(self, stripes: Sequence[tuple[slice, int]], vector: Array) -> int:
+    def _broadcast_results(self, stripes: Sequence[tuple[slice, int]], vector: Array) -> int:
         """Bring results to all ranks of this host; the bytes of those that this one has."""
         with self._comm.trace.span("wire"):
-            self._nccl.share([(vector[values], place) for values, place in stripes])
+            self._nccl.broadcast_all([(vector[values], place) for values, place in stripes])
         own = (values for values, place in stripes if place == self._place)
         sent: int = sum(values.stop - values.start for values in own) * vector.itemsize
         return sent

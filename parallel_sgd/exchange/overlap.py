@@ -37,7 +37,7 @@ class OverlappedExchange:
 
     def __init__(self, buckets: Sequence[Bucket], name: str) -> None:
         self.buckets, self._name = buckets, name
-        self._bucket_of = {each: i for i, bucket in enumerate(buckets) for each in bucket.names}
+        self._bucket_of = {name: i for i, bucket in enumerate(buckets) for name in bucket.names}
         self._background: InBackground[None] | None = None
         self._vector: Array = None
         self._missing: list[set[str]] = []

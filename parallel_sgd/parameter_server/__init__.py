@@ -4,7 +4,7 @@ from .client import Client
 from .connection import Connection
 from .placement import DISPATCH, Placement, PlacementOptions, Slice, place
 from .roles import ROLES, ParameterServers, Role, ServerGroup
-from .rules import CURRENCIES, MERGES, MODES, Currency, Merge, Mode, Rules
+from .rules import MERGES, MODES, PUSH_TYPES, Merge, Mode, PushType, Rules
 from .served import COUNTERS, OF_EACH_WORKER, ServedModel, compile_step
 from .served_state import ServedState
 from .statistics import Seconds, WorkerStatistics
@@ -12,21 +12,21 @@ from .wire import Kind
 
 __all__ = [
     "COUNTERS",
-    "CURRENCIES",
     "DISPATCH",
     "MERGES",
     "MODES",
     "OF_EACH_WORKER",
+    "PUSH_TYPES",
     "ROLES",
     "Client",
     "Connection",
-    "Currency",
     "Kind",
     "Merge",
     "Mode",
     "ParameterServers",
     "Placement",
     "PlacementOptions",
+    "PushType",
     "Role",
     "Rules",
     "Seconds",

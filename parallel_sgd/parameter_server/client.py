@@ -104,7 +104,7 @@ class Client:
                 asks.append(Ask(server, message, body, part.into(out)))
             answers = self.ask(asks)
             for part in self.parts:
-                part.take(out)
+                part.put_received(out)
             finish_on_device(out)
         self._pulled(answers)
         self.spend(answers, time.perf_counter() - begin)
@@ -133,7 +133,7 @@ class Client:
                 for server, part in enumerate(self.parts)
             )
             for part in self.parts:
-                part.take(out)
+                part.put_received(out)
             finish_on_device(out)
         self._pulled(answers)
 
@@ -182,7 +182,7 @@ class Client:
             for part, answer in zip(self.parts, answers, strict=True):
                 n = part.bytes
                 part.into(out)[...] = answer.body[:n]
-                part.take(out)
+                part.put_received(out)
             finish_on_device(out)
         self.samples = answers[0].message.samples
         self.versions = [answer.message.version for answer in answers]

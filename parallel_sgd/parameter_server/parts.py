@@ -66,12 +66,12 @@ class Part:
             vector: not changed.
             residual: float32 [n], updated; None where the codec loses nothing.
         """
-        part = self._of(vector, self._cut)
+        values = self._of(vector, self._cut)
         if self._payload is None:
-            return self._to_host(part.view(np.uint8))
+            return self._to_host(values.view(np.uint8))
         assert residual is not None
         lost = self._of(residual, self._cut_residual)
-        self._codec.encode(self._blocks, part, lost, self._payload)
+        self._codec.encode(self._blocks, values, lost, self._payload)
         if not self._error_feedback:
             lost.fill(0)
         if self._cut_residual is not None:
@@ -79,13 +79,13 @@ class Part:
         return self._to_host(self._payload)
 
     def into(self, out: Array) -> HostArray:
-        """Where a pulled part is to be received: uint8; `take` then puts it into `out` [n]."""
+        """Where a pulled part is to be received: uint8; `put_received` then puts it into `out`."""
         if self._pulled is None:
             ((start, stop),) = self._runs
             return as_bytes(out[start:stop])
         return self._pulled
 
-    def take(self, out: Array) -> None:
+    def put_received(self, out: Array) -> None:
         """Put what `into` has received where it belongs in `out` [n]."""
         if self._pulled is None:
             return

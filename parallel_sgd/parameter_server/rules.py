@@ -7,14 +7,14 @@ from typing import Literal
 from ..compression import Codec, CompressionOptions, GradientBits
 from ..errors import UserError
 from ..options import Choice, Options, Real, Whole, group, option, options
-from ..validation import settle
+from ..validation import set_validated
 
 Mode = Literal["async", "bounded", "sync", "geo"]
-Currency = Literal["gradients", "deltas"]
+PushType = Literal["gradients", "deltas"]
 Merge = Literal["sum", "mean"]
 
 MODES: tuple[Mode, ...] = ("async", "bounded", "sync", "geo")
-CURRENCIES: tuple[Currency, ...] = ("gradients", "deltas")
+PUSH_TYPES: tuple[PushType, ...] = ("gradients", "deltas")
 MERGES: tuple[Merge, ...] = ("sum", "mean")
 
 
@@ -32,17 +32,17 @@ class Rules(Options):
         "async: a push is applied and answered at once; bounded: applied at once, and answered "
         "when its worker is at most staleness pushes ahead of the slowest; sync: one push of every "
         "worker is merged with the others', applied as one, and answered; geo: as async, for "
-        "deltas that are averaged",
+        "model updates that are averaged",
     )
     staleness: int = option(
         4,
         Whole(),
         "how many pushes a worker may be ahead of the slowest, with mode bounded",
     )
-    currency: Currency | None = option(
+    currency: PushType | None = option(
         None,
-        Choice(*CURRENCIES),
-        "what is pushed: gradients, which the servers' optimizer applies, or deltas, the model "
+        Choice(*PUSH_TYPES),
+        "the push type: gradients, which the servers' optimizer applies, or deltas, the model "
         "updates of a worker's own optimizer; gradients if not given, and with geo deltas",
     )
     merge: Merge | None = option(
@@ -70,11 +70,11 @@ class Rules(Options):
         super().__post_init__()
         model_updates_only = self.mode == "geo"
         if self.currency is None:
-            settle(self, currency="deltas" if model_updates_only else "gradients")
+            set_validated(self, currency="deltas" if model_updates_only else "gradients")
         if model_updates_only and self.currency != "deltas":
             raise UserError(f"currency={self.currency!r} must be 'deltas' with mode='geo'")
         if self.merge is None:
-            settle(self, merge="mean" if self.mode in ("sync", "geo") else "sum")
+            set_validated(self, merge="mean" if self.mode in ("sync", "geo") else "sum")
         if self.delay_compensation and (self.currency == "deltas" or self.mode == "sync"):
             raise UserError(
                 f"delay_compensation={self.delay_compensation:g} needs pushed gradients that are "

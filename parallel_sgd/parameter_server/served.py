@@ -68,7 +68,7 @@ class ServedModel:
         unread: Callable[[Array], Array] = lambda x: x,
     ) -> None:
         self.parameters, self.rules, self._unread = initial, rules, unread
-        # Where deltas are pushed the optimizer is the workers'; here only its clock is needed.
+        # With model updates the optimizer is the workers'; here only its clock is needed.
         self.local_step = LocalStep(SGD(lr=0.0) if rules.pushes_updates else optimizer, initial)
         compile_step(self.local_step.optimizer, initial)
         self.version = 0
@@ -182,12 +182,12 @@ class ServedModel:
         free = self._unread(self.x)
         return None if free is self.x else free
 
-    def _subtract(self, delta: Array, weight: float, samples: int) -> None:
+    def _subtract(self, update: Array, weight: float, samples: int) -> None:
         out = self._elsewhere()
-        body(self.x).sgd_step(self.x, delta, weight, out)
+        body(self.x).sgd_step(self.x, update, weight, out)
         if out is not None:
-            self.parameters.lie_over(out)
-        self.local_step(delta, 0, samples)
+            self.parameters.rebind(out)
+        self.local_step(update, 0, samples)
 
     def _step(self, gradient: Array, samples: int, factor: float) -> None:
         self.local_step.state.lr_factor = factor
@@ -260,7 +260,7 @@ class ServedModel:
         counters = state[(1 + len(buffers)) * n :].copy().view(np.int64).tolist()
         if min(counters) < 0:
             raise UserError(f"the counters of a state must not be negative: {counters}")
-        self.parameters.lie_over(self._unread(self.x))  # all of it is written
+        self.parameters.rebind(self._unread(self.x))  # all of it is written
         for i, array in enumerate([self.x, *(buffers[name] for name in sorted(buffers))]):
             array[...] = state[i * n : (i + 1) * n].view(array.dtype)
         optimizer, workers = self.local_step.state, len(self.clocks)

@@ -61,15 +61,19 @@ def draw(
     pyplot.close(figure)
 
 
-def _style(each: Candidate) -> dict[str, Any]:
-    if isinstance(each, Blocks):
-        color = _BLOCKS.get(each.name, "#de9ed6")
-        return {"color": color, "linestyle": "-" if each.bits == 32 else "--", "linewidth": 1.2}
-    if isinstance(each, DoubleBuffered):
-        return {"color": "#31a354", "linestyle": "-" if each.bits == 32 else "--"}
-    if isinstance(each, DataParallel):
+def _style(candidate: Candidate) -> dict[str, Any]:
+    if isinstance(candidate, Blocks):
+        color = _BLOCKS.get(candidate.name, "#de9ed6")
         return {
-            "color": _BLUES.get(each.bits, "#c6dbef"),
-            "linestyle": "--" if each.overlap else "-",
+            "color": color,
+            "linestyle": "-" if candidate.bits == 32 else "--",
+            "linewidth": 1.2,
+        }
+    if isinstance(candidate, DoubleBuffered):
+        return {"color": "#31a354", "linestyle": "-" if candidate.bits == 32 else "--"}
+    if isinstance(candidate, DataParallel):
+        return {
+            "color": _BLUES.get(candidate.bits, "#c6dbef"),
+            "linestyle": "--" if candidate.overlap else "-",
         }
     return {"color": "#756bb1"}

@@ -12,7 +12,7 @@ from ..algorithms import Algorithm
 from ..communication import Communicator
 from ..optimizers import SGD
 from ..training import Learner
-from ..training.regroup import leaves
+from ..training.reshard import leaves
 from .cases import (
     ROUNDING,
     STEPS,
@@ -160,7 +160,7 @@ def _way(
 
     def step(gradient: Array | float) -> None:
         samples = SAMPLES if learner.distributed else SAMPLES * case.comm.size
-        learner.expect(samples, SAMPLES * case.comm.size)
+        learner.announce(samples, SAMPLES * case.comm.size)
         learner.gradient.flat[...] = gradient
         learner.step(samples=samples)
 
@@ -188,10 +188,10 @@ def _declared(learner: Learner) -> Array:
     """What all ranks' states declare to be summed: see `Way`. Collective."""
     sums, stripes = np.zeros(VALUES), dict[str, Array]()
     learner.wait()
-    for name, meaning, value in leaves(learner.state, "algorithm"):
-        if meaning == "sum" and isinstance(value, np.ndarray) and value.shape == (VALUES,):
+    for name, rule, value in leaves(learner.state, "algorithm"):
+        if rule == "sum" and isinstance(value, np.ndarray) and value.shape == (VALUES,):
             sums += value
-        elif meaning == "stripe" and isinstance(value, np.ndarray):
+        elif rule == "stripe" and isinstance(value, np.ndarray):
             stripes[name] = value
     every = learner.comm.allgather_object((sums, stripes))
     total: Array = np.sum([theirs for theirs, _ in every], axis=0)

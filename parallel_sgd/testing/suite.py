@@ -13,13 +13,13 @@ from ..communication import Communicator, RankFailed, simulate
 from ..errors import UserError
 from ..optimizers import SGD, Optimizer
 from ..options import all_options
-from . import conduct, contract, failures, identities, learning, meanings
+from . import conduct, contract, failures, identities, learning, reshard_rules
 from .cases import Case
 from .registry import Check
 
 CHECKS: dict[str, Check] = {
-    each.name: each
-    for each in (
+    check.name: check
+    for check in (
         contract.options,
         contract.state,
         contract.arrays,
@@ -34,14 +34,14 @@ CHECKS: dict[str, Check] = {
         learning.owed,
         learning.dry_ranks_count_nothing,
         conduct.agreement,
-        conduct.told,
+        conduct.announced,
         conduct.nothing,
         conduct.dry_ranks,
         conduct.repeatable,
         conduct.observed,
         conduct.resume,
-        meanings.same_state,
-        meanings.regrouped,
+        reshard_rules.same_state,
+        reshard_rules.resharded,
         failures.errors,
     )
 }
@@ -153,8 +153,8 @@ def _problem(
         assert comm.size == size
         with np.errstate(all="ignore"):
             problem = check.body(case(comm))
-        found = enumerate(comm.allgather_object(problem))
-        return [f"rank {k}: {text}" for k, text in found if text is not None]
+        texts = enumerate(comm.allgather_object(problem))
+        return [f"rank {k}: {text}" for k, text in texts if text is not None]
 
     try:
         texts = body(comm) if comm else simulate(size, body, timeout_s=timeout_s)[0]

@@ -10,7 +10,7 @@ from ..algorithms import Algorithm
 from ..communication import SIGN_FACTOR, Communicator
 from ..kernels import array_module
 from ..optimizers import LocalStep
-from .expected import Expected
+from .announced import Announced
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -32,7 +32,7 @@ class InCommon:
 
     Args:
         number: of the learner on its communicator.
-        algorithm, local_step, expected: the learner's.
+        algorithm, local_step, announced: the learner's.
         model: gives the model that all ranks have in common.
 
     Attributes:
@@ -46,11 +46,11 @@ class InCommon:
         number: int,
         algorithm: Algorithm[Any],
         local_step: LocalStep,
-        expected: Expected,
+        announced: Announced,
         model: Callable[[], Array],
     ) -> None:
         self._number, self._algorithm, self._model = number, algorithm, model
-        self._local_step, self._expected = local_step, expected
+        self._local_step, self._announced = local_step, announced
         self.compares = True
         self._call, self._steps = STEP, 0  #: the latter since models were compared
         self._checksum: int | None = None
@@ -76,22 +76,22 @@ class InCommon:
         self._steps += steps
         due = self._steps >= EVERY or self._call >= MEET
         self._checksum = self._compare() if due and self.compares else None
-        for fact in (self._expected.given, self._expected.clock, self._checksum):
+        for fact in (self._announced.given, self._announced.clock, self._checksum):
             if fact is not None:
                 sign = sign * SIGN_FACTOR + fact
         return sign
 
     def facts(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "what the ranks do": f"{CALLS[self._call]} of learner {self._number}"
         }
         if self._call != LOAD:
-            given, clock = self._expected.given, self._expected.clock
-            found["samples of the minibatches so far (one step for each)"] = given
-            found["samples that were trained on so far"] = clock
+            given, clock = self._announced.given, self._announced.clock
+            facts["samples of the minibatches so far (one step for each)"] = given
+            facts["samples that were trained on so far"] = clock
         if self._checksum is not None:
-            found["the model's checksum"] = f"{self._checksum:016x}"
-        return found
+            facts["the model's checksum"] = f"{self._checksum:016x}"
+        return facts
 
     def _compare(self) -> int | None:
         """The checksum of the model that all ranks have in common now; None where there is none."""

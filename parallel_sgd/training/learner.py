@@ -19,7 +19,7 @@ from ..parameters import Parameters
 from ..state import Component, External, components
 from ..validation import integer, kind_of
 from ..version import __version__
-from .expected import MOST_SAMPLES, Expected, Feed
+from .announced import MOST_SAMPLES, Announced, Feed
 from .in_common import FAIL, FINISH, LOAD, MEET, STEP, InCommon
 from .performance import SyncPerformance
 from .warm_start import train_alone
@@ -101,7 +101,7 @@ class Learner:
         self.group = algorithm.roles.form(comm)
         self._performance: SyncPerformance | None = None
         if every and comm.rank == self.group.workers[0]:
-            stats = SyncPerformance(every, comm.trace, apart=algorithm.asynchronous)
+            stats = SyncPerformance(every, comm.trace, asynchronous=algorithm.asynchronous)
             comm.trace = self.group.own.trace = self._performance = stats
         comm.broadcast(parameters.flat)
         self.gradient = parameters.like()
@@ -115,9 +115,9 @@ class Learner:
             self._performance.begin()  # what was measured until here is no training
         self.last_samples = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
-        self._expected = Expected(algorithm, self.local_step)
+        self._announced = Announced(algorithm, self.local_step)
         self.in_common = InCommon(
-            comm.learners, algorithm, self.local_step, self._expected, self.common_model
+            comm.learners, algorithm, self.local_step, self._announced, self.common_model
         )
         comm.learners += 1
         self._computes_since: float | None = None  # the user does, between two steps
@@ -176,7 +176,7 @@ class Learner:
     @property
     def external(self) -> list[External]:
         """Those of which other ranks keep a part. Local."""
-        return [each for each in self.components if isinstance(each, External)]
+        return [component for component in self.components if isinstance(component, External)]
 
     def wait(self) -> None:
         """Wait for what runs in the background, so that the algorithm's state is whole; training is
@@ -188,10 +188,10 @@ class Learner:
         """The model [n] that all ranks have in common. Local, no copy."""
         return self.algorithm.shared_model(self.state, self._work)
 
-    def expect(self, samples: int, total: int) -> None:
-        """Tell what a coming `step` gets, so that the ranks need not ask each other.
+    def announce(self, samples: int, total: int) -> None:
+        """Announce the counts of a coming `step`, so that the ranks need not ask each other.
 
-        All ranks tell of every minibatch, in their order, or none does. A step takes the next one,
+        All ranks announce every minibatch, in their order, or none does. A step takes the next one,
         or the next ones that together have its samples, so that minibatches may be fetched ahead,
         also in another thread, and gradients be added up. What all ranks leave out alike is passed
         over. For sources there is `feed`.
@@ -202,21 +202,21 @@ class Learner:
 
         Local.
         """
-        self._expected.add(samples, total)
+        self._announced.add(samples, total)
 
-    def expect_nothing(self) -> None:
-        """Forget all that no step has taken, and the source that has given it: what follows are
-        steps without a source, or with another one. Local."""
-        self._expected.clear()
+    def forget_announced(self) -> None:
+        """Forget what is announced and no step has taken, and the source that has given it: what
+        follows are steps without a source, or with another one. Local."""
+        self._announced.clear()
 
     def feed(self) -> Feed:
         """For sources: a `with` block around one pass over their minibatches, which tells where the
-        next one begins, whether it is split, and is told of it. Local.
+        next one begins, whether it is split, and announces it. Local.
 
         From then on `step` takes what was given, and is refused without. What no step has taken is
         kept where the pass has come to its end, and forgotten where it was left before.
         """
-        return Feed(self._expected, self.algorithm, self.fail)
+        return Feed(self._announced, self.algorithm, self.fail)
 
     def ready(self, name: str) -> None:
         """Tell that the gradient of one parameter is complete, before `step`, while others are
@@ -272,47 +272,47 @@ class Learner:
                 f"rank {self.world.rank} is a server and takes no step: call learner.finish() "
                 "there, which serves (sources give it no minibatches)"
             )
-        comm, expected = self.comm, self._expected
+        comm, announced = self.comm, self._announced
         self.in_common.begin(STEP, comm)
         try:
             try:
                 samples = integer("samples", samples, 0, MOST_SAMPLES)
-                total = expected.take(samples)
+                total = announced.take(samples)
             except UserError as error:
                 self.fail(str(error))
             if samples == 0:  # whatever is left there from the last exchange
                 self.gradient.flat.fill(0)
             self.last_samples = self._train(samples, total)
             if total is not None and self.last_samples > total:
-                expected.catch_up(self.last_samples - total)
+                announced.catch_up(self.last_samples - total)
         finally:
             comm.in_common = None
-            expected.end_step()
+            announced.end_step()
         return self.last_samples
 
-    def _train(self, samples: int, announced: int | None) -> int:
+    def _train(self, samples: int, announced_total: int | None) -> int:
         """Train on one minibatch.
 
         Args:
-            announced: samples of all ranks in it, where a source has told.
+            announced_total: samples of all ranks in it, where they are announced.
         Returns:
             The same, where not.
         """
         if self.local_step.state.samples < self.algorithm.distributed_after:
             return train_alone(self._work, samples, self.algorithm.distributed_after)
-        total = self._agree(samples, announced)
+        total = self._agree(samples, announced_total)
         if total:
             self.algorithm.step(self.state, self._work, Minibatch(samples, total))
         return total
 
-    def _agree(self, samples: int, announced: int | None) -> int:
+    def _agree(self, samples: int, announced_total: int | None) -> int:
         """See that all ranks that have to do with each other in this step can take it; the samples
         of all of them."""
         algorithm, problem = self.algorithm, None
         if algorithm.synchronizes_every_step:
             problem = algorithm.problem(self.state, self._work, samples)
-        elif announced is not None:
-            return announced
+        elif announced_total is not None:
+            return announced_total
         elif algorithm.asynchronous:
             return samples * self.comm.size
         return self._together(self.group.agree, problem, samples)
@@ -336,7 +336,7 @@ class Learner:
                 or `finish`.
         """
         self._require_open()
-        self.expect_nothing()
+        self.forget_announced()
         with self.in_common.during(FAIL, self.comm):
             self._together(self.group.fail, problem)
         raise AssertionError("unreachable")
@@ -391,11 +391,11 @@ class Learner:
             UserError: on all ranks, as `meet` does, or if a rank has taken no step with samples
                 that a source gave before it ended, and others have (or cannot be asked).
         """
-        for each in self._beside:  # it may need servers, which end with this
-            each.wait()
+        for work in self._beside:  # it may need servers, which end with this
+            work.wait()
         self._look_beside()
         try:
-            self._expected.require_none_left_out()
+            self._announced.require_none_left_out()
         except UserError as error:
             self.fail(str(error))
         with (
@@ -418,18 +418,18 @@ class Learner:
     def beside(self, work: InBackground[Any]) -> None:
         """Hear of what goes on beside training, such as a checkpoint that is being written: of its
         failure `step` and `finish` tell all ranks, and `close` waits for it. Local."""
-        self._beside = [each for each in self._beside if not each.done] + [work]
+        self._beside = [other for other in self._beside if not other.done] + [work]
 
     def _look_beside(self) -> None:
         """Tell all ranks of what has failed beside training, in place of a step."""
         self._require_open()
-        failed = [each for each in self._beside if each.failed]
-        self._beside = [each for each in self._beside if not each.done]
-        for each in failed:
-            error = each.error()
+        failed = [work for work in self._beside if work.failed]
+        self._beside = [work for work in self._beside if not work.done]
+        for work in failed:
+            error = work.error()
             if isinstance(error, SharedError):
                 self.fail(SharedProblem(error))
-            each.result()
+            work.result()
 
     def close(self) -> None:
         """Give back what the learner has taken beside memory: communicators, threads; and buffers.
@@ -451,9 +451,9 @@ class Learner:
         self._closed = True
         beside, self._beside = self._beside, []
         try:
-            for each in beside:
+            for work in beside:
                 if not failed:
-                    each.result()
+                    work.result()
         finally:
             for component in self.components:
                 component.close(failed=failed)

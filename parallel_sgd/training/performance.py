@@ -28,7 +28,8 @@ class SyncPerformance(Trace):
     Args:
         every: so many synchronizations make a line, at least 1.
         passed_on: the trace that gets everything, too.
-        apart: whether ranks train at their own paces: then nothing is said of the others' samples.
+        asynchronous: whether ranks train at their own paces: then nothing is said of the others'
+            samples.
 
     Make it in the learner's thread. Local. Cost: about a microsecond an interval.
 
@@ -37,9 +38,9 @@ class SyncPerformance(Trace):
     line is of the latest synchronization, or only the samples are of all since the line before.
     """
 
-    def __init__(self, every: int, passed_on: Trace, *, apart: bool = False) -> None:
+    def __init__(self, every: int, passed_on: Trace, *, asynchronous: bool = False) -> None:
         super().__init__()
-        self.passed_on, self._apart = passed_on, apart
+        self.passed_on, self._asynchronous = passed_on, asynchronous
         self._every, self._thread = every, threading.get_ident()
         self._exchanged = self._met = False
         self._steps = 0
@@ -120,15 +121,15 @@ class SyncPerformance(Trace):
             "update": self._update_s,
         }
         total_s, last = sum(parts.values()), self._synchronizations
-        each = {name: f"{1e3 * part / self._every:.3f}" for name, part in parts.items()}
+        means = {name: f"{1e3 * part / self._every:.3f}" for name, part in parts.items()}
         own = f"{self._own_samples / total_s:,.0f}"
         rates = f"{self._samples / total_s:,.0f} samples/s by {ranks} ranks, {own} by rank {rank}"
-        if self._apart:
+        if self._asynchronous:
             rates = f"{own} samples/s by rank {rank}, one of {ranks} at their own paces"
         text = (
             f"synchronizations {last - self._every + 1} to {last}: {rates}; "
             f"{1e3 * total_s / self._every:.3f} ms each: "
-            + ", ".join(f"{name} {ms}" for name, ms in each.items())
+            + ", ".join(f"{name} {ms}" for name, ms in means.items())
             + f"; {(sent - self._sent) / total_s / 1e6:,.2f} MB/s sent by rank {rank}"
         )
         self._start_anew(sent)

@@ -72,7 +72,7 @@ class Session:
     def run(self) -> list[Progress]:
         """Train, and return the progress after every epoch, the same on all ranks. Collective.
 
-        Ranks that only serve, and where workers train apart all but the first, return no rows.
+        Ranks that only serve, and of asynchronous workers all but the first, return no rows.
 
         Raises:
             UserError: on all ranks, if the options disagree, the folder cannot be made, data are
@@ -119,9 +119,9 @@ class Session:
             saver.facts = facts
         standing, resumed = self._take_up(learner, facts)
         observer, history = Observer(learner, self.model, self.test), standing.history
-        told = history[: self.epochs - 1]
+        earlier = history[: self.epochs - 1]
         # When all else is known to be right.
-        learner.comm.together(lambda: self._create(told, resumed))
+        learner.comm.together(lambda: self._create(earlier, resumed))
         if learner.comm.rank == 0:
             self.started(learner)
         if self.algorithm.asynchronous:  # who is ready first would be far ahead of the others
@@ -217,7 +217,7 @@ class Session:
     ) -> None:
         """After an epoch: a checkpoint where one is due, where it is the best, and at the end.
 
-        Where workers train apart there is no best one: they do not know the first one's losses.
+        Of asynchronous workers there is no best one: they do not know the first one's losses.
         """
         if saver is None:
             return

@@ -238,7 +238,7 @@ def equals_the_equations(comm: Communicator, name: str, steps: int = 14, told: b
         model.gradient(x, y, out=learner.gradient)
         total = sum(len(part) for _, part in parts)
         if told:
-            learner.expect(len(y), total)
+            learner.announce(len(y), total)
         assert learner.step(samples=len(y)) == total
         by_hand.step(parts)
         assert learner.samples == by_hand.clock

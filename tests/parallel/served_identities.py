@@ -163,7 +163,7 @@ def synchronous_is_data_parallel(
         for step in range(steps):
             samples = [few_samples_of(k, step) for k in range(own.size)]
             if told:
-                learner.expect(samples[rank], sum(samples))
+                learner.announce(samples[rank], sum(samples))
             for each in (learner, twin):
                 put_gradient(each, step, samples[rank])
                 assert each.step(samples=samples[rank]) == sum(samples)

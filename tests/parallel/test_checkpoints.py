@@ -24,8 +24,8 @@ from parallel_sgd.algorithms import Work
 from parallel_sgd.algorithms.data_parallel import DataParallelState
 from parallel_sgd.array_files import ArrayInFile
 from parallel_sgd.state import across
-from parallel_sgd.training import captured, checkpoint_files
-from parallel_sgd.training.captured import capture, flatten
+from parallel_sgd.training import checkpoint_files, state_tree
+from parallel_sgd.training.state_tree import capture, flatten
 
 STEPS = 7
 
@@ -304,7 +304,7 @@ def test_numbers_of_ones_own_may_be_any(comm, tmp_path):
     assert (other.state.trend, other.state.best) == (-2.5, -7.5)
 
 
-@pytest.mark.parametrize(("owner", "name"), [(ArrayInFile, "whole"), (captured, "_room")])
+@pytest.mark.parametrize(("owner", "name"), [(ArrayInFile, "whole"), (state_tree, "_room")])
 @pytest.mark.parametrize("error", [MemoryError, OSError])
 def test_arrays_that_one_rank_cannot_read(on_ranks, tmp_path, monkeypatch, owner, name, error):
     """They are read before any rank begins to change its learner."""

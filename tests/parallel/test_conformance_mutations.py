@@ -62,8 +62,10 @@ def test_an_error_of_the_algorithm_is_the_cause():
         def step(self, *arguments):
             raise ZeroDivisionError("division by zero")
 
-    with pytest.raises(AssertionError, match=r"^told, on 2 ranks: ZeroDivisionError: ") as caught:
-        check_algorithm(Broken(), ranks=(2,), only=["told"])
+    with pytest.raises(
+        AssertionError, match=r"^announced, on 2 ranks: ZeroDivisionError: "
+    ) as caught:
+        check_algorithm(Broken(), ranks=(2,), only=["announced"])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
@@ -77,13 +79,13 @@ def test_an_error_of_the_algorithm_is_the_cause():
         ),
         (
             wrong_conduct.OwnCountsAreSame,
-            "regrouped",
+            "resharded",
             "rank 0: stopped after step 3 and taken up on 4 ranks, SharedError: the ranks have "
             "trained on ",
         ),
         (
             wrong_conduct.SummedStart,
-            "regrouped",
+            "resharded",
             "rank 0: stopped after step 2 and taken up on 2 ranks, rank 0: the shared model beside "
             "that before: ",
         ),

@@ -214,7 +214,7 @@ def trajectory(comm: psgd.Communicator, name: str) -> list[str]:
                 rank = learner.comm.rank if learner.distributed else 0
                 counts = [samples_of(k, step) for k in range(ranks)]
                 fill_gradient(learner, rank, step, counts[rank])
-                learner.expect(counts[rank], sum(counts))
+                learner.announce(counts[rank], sum(counts))
                 if counts[rank]:
                     for parameter in reversed(parameters.names):
                         learner.ready(parameter)

@@ -185,7 +185,7 @@ def test_going_back_to_a_checkpoint_after_an_error(comm, tmp_path, name, how):
     def train(steps):
         for _ in range(steps):
             learner.gradient.flat[:] = 1
-            learner.expect(2, 2 * comm.size)
+            learner.announce(2, 2 * comm.size)
             learner.step(2)
 
     def go_wrong():

@@ -100,7 +100,7 @@ def test_threads_and_parts_end(comm):
             time.sleep(1e-3)
         assert threading.active_count() == before
     if isinstance(comm, ThreadCommunicator):
-        assert comm._world._parts == {}
+        assert comm._world._subworlds == {}
 
 
 def test_an_error_that_others_do_not_have_is_not_held_up(comm):

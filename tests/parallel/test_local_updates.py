@@ -79,7 +79,7 @@ def test_a_local_step_allocates_nothing(on_ranks, overlap):
         peaks = []
         for _ in range(12):
             learner.gradient.flat.fill(1)
-            learner.expect(1, comm.size)
+            learner.announce(1, comm.size)
             learner.wait()
             comm.barrier()
             tracemalloc.reset_peak()
@@ -141,7 +141,7 @@ def test_a_model_that_is_not_finite_ends_the_block_of_all(comm, bits, overlap, v
 def test_a_wrong_total_is_noticed_at_the_end_of_the_block(comm):
     learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
     for total in (4 * comm.size, 4 * comm.size + 1):
-        learner.expect(4, total)
+        learner.announce(4, total)
         if total == 4 * comm.size:
             learner.step(samples=4)
     counts = ", ".join(["8"] * comm.size)

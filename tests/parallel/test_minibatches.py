@@ -16,7 +16,7 @@ from few_weights import ALGORITHMS, by_algorithm, errors_of, last, learner_of, n
 import parallel_sgd as psgd
 from parallel_sgd.data import RankSource, Source, with_next
 from parallel_sgd.errors import SharedError, UserError
-from parallel_sgd.training.expected import Expected, Feed
+from parallel_sgd.training.announced import Announced, Feed
 
 
 def ahead(minibatches):
@@ -108,7 +108,7 @@ def test_an_asynchronous_worker_that_does_not_step_once_for_each(on_ranks, how):
 
     found = {
         "twice": "samples=4 must be those of a minibatch, but the source has given none since",
-        "left out": "no step was taken with the last 4 samples that the source gave; learner.ex",
+        "left out": "no step was taken with the last 4 samples that the source gave; learner",
         "other samples": "samples=3 must be the 4 of the minibatches that the source gave; learner",
     }
 
@@ -203,23 +203,23 @@ def test_what_all_ranks_leave_out_alike(comm, name, way, fetch):
 def test_a_source_that_is_left_in_the_midst_of_a_step_takes_nothing_of_it_along():
     """Python finds out at any time that nobody holds a generator any more."""
     local_step = psgd.SGD(lr=0.1).bind(zeros("one block"))
-    expected = Expected(psgd.DataParallelSGD(), local_step)
-    kept, left = (Feed(expected, psgd.DataParallelSGD(), pytest.fail) for _ in range(2))
+    announced = Announced(psgd.DataParallelSGD(), local_step)
+    kept, left = (Feed(announced, psgd.DataParallelSGD(), pytest.fail) for _ in range(2))
     for feed in (kept, left):
-        expected.begin(feed)
-        expected.add(4, 8, feed)
-        expected.ended(feed)
-    assert (expected.clock, expected.given, expected.end) == (0, 16, 16)
-    assert expected.take(4) == 8
-    expected.forget(left)
-    assert (expected.clock, expected.given, expected.end) == (0, 8, 8)
+        announced.begin(feed)
+        announced.add(4, 8, feed)
+        announced.ended(feed)
+    assert (announced.clock, announced.given, announced.end) == (0, 16, 16)
+    assert announced.take(4) == 8
+    announced.forget(left)
+    assert (announced.clock, announced.given, announced.end) == (0, 8, 8)
     local_step.state.samples = 8
-    assert (expected.clock, expected.given, expected.end) == (0, 8, 8)
-    expected.end_step()
-    assert (expected.clock, expected.given, expected.end) == (8, 8, 8)
+    assert (announced.clock, announced.given, announced.end) == (0, 8, 8)
+    announced.end_step()
+    assert (announced.clock, announced.given, announced.end) == (8, 8, 8)
     for samples in (0, 3, 0, 0):  # nobody need have any
-        expected.add(samples, samples)
-    assert [expected.take(samples) for samples in (0, 3, 0, 0)] == [0, 3, 0, 0]
+        announced.add(samples, samples)
+    assert [announced.take(samples) for samples in (0, 3, 0, 0)] == [0, 3, 0, 0]
 
 
 def test_what_workers_leave_out_is_told_how_to_leave_out(comm):
@@ -231,7 +231,7 @@ def test_what_workers_leave_out_is_told_how_to_leave_out(comm):
         pairs = zip(*[source.epoch(epoch, learner)] * 2, strict=False)
         for pair in pairs:
             learner.step(put(learner, *pair))
-        learner.expect_nothing()
+        learner.forget_announced()
     learner.finish()
 
 
@@ -281,7 +281,7 @@ def test_legal_ways_with_minibatches(comm, name, kind):
     assert learner.samples == start + 40 * comm.size
     with pytest.raises(SharedError, match="must not be gone on with after another source has"):
         next(left)
-    learner.expect_nothing()
+    learner.forget_announced()
     for _ in range(2):  # of none
         learner.step(4)
     learner.finish()

@@ -15,9 +15,9 @@ HALF = "the period under way is not kept where another number of ranks takes up 
 ON_THE_WAY = "some ranks have the answer to a push already, and others have not"
 
 #: In pipelines every rank has a model of its own between two rounds; by the ranks that it takes.
-GRADIENTS = {"serial": (1, LATE), "regrouped": (1, HALF), "errors": (2, ON_THE_WAY)}
+GRADIENTS = {"serial": (1, LATE), "resharded": (1, HALF), "errors": (2, ON_THE_WAY)}
 DELTAS = {
-    "regrouped": (1, HALF),
+    "resharded": (1, HALF),
     "errors": (2, ON_THE_WAY),
     "agreement": (2, ON_THE_WAY),
 }
@@ -93,5 +93,5 @@ def test_one_worker_alone_conforms_in_any_mode(currency):
         assert "exception" not in " ".join(outcomes.values())
 
 
-#: "regrouped" asks for two ranks, whose order is another one every time.
-ON_ONE_RANK = [name for name in CHECKS if name != "regrouped"]
+#: "resharded" asks for two ranks, whose order is another one every time.
+ON_ONE_RANK = [name for name in CHECKS if name != "resharded"]

@@ -276,7 +276,7 @@ class Meeting(Algorithm):
 def take(trained, steps, pause_s=0.0):
     for _ in range(steps):
         time.sleep(pause_s)
-        trained.expect(5, 5 * trained.comm.size)
+        trained.announce(5, 5 * trained.comm.size)
         trained.step(samples=5)
 
 

@@ -211,7 +211,7 @@ FAULTS = [
     (OwnClock(), ["agreement", "dry_ranks"]),
     (LeavesWithoutSamples(), ["dry_ranks", "weights"]),
     (ChangesWithoutSamples(), ["nothing"]),
-    (Guesses(sync_steps=3), ["told", "dry_ranks"]),
+    (Guesses(sync_steps=3), ["announced", "dry_ranks"]),
     (Global(), ["repeatable", "resume"]),
     (WritesSharedModel(sync_steps=3), ["agreement"]),
     (with_exchange(DataParallelSGD, WaitingChangesResiduals, **FEW_BITS), ["observed"]),

@@ -20,8 +20,8 @@ import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
 from parallel_sgd.state import across, workspace
 from parallel_sgd.training import checkpoint_files
-from parallel_sgd.training.captured import capture, flatten, restore, unflatten
 from parallel_sgd.training.progress import Progress, Standing
+from parallel_sgd.training.state_tree import capture, flatten, restore, unflatten
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 

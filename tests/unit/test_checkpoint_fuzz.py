@@ -22,8 +22,8 @@ import pytest
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError, simulate
 from parallel_sgd.array_files import flushed
-from parallel_sgd.training.captured import capture, flatten
-from parallel_sgd.training.checkpoint_files import MANIFEST, SEAL
+from parallel_sgd.training.checkpoint_files import CHECKSUM_FIELD, MANIFEST
+from parallel_sgd.training.state_tree import capture, flatten
 
 MUTATIONS = int(os.environ.get("PARALLEL_SGD_FUZZ", "40"))  #: of each algorithm and document
 
@@ -113,9 +113,9 @@ def mutated(go: random.Random, document: Any) -> str:
     return json.dumps(document, indent=1)
 
 
-def sealed(checkpoint: Path, manifest: Any) -> None:
+def with_checksum(checkpoint: Path, manifest: Any) -> None:
     body = (manifest if isinstance(manifest, str) else json.dumps(manifest, indent=1)).rstrip()
-    body = body.removesuffix("}").rstrip() + SEAL
+    body = body.removesuffix("}").rstrip() + CHECKSUM_FIELD
     checksum = hashlib.sha256(body.encode()).hexdigest()
     (checkpoint / MANIFEST).write_text(f'{body}{checksum}"\n}}\n')
 
@@ -146,11 +146,11 @@ def test_edited_documents(name, document, ranks, tmp_path):
     def edit() -> None:
         text = mutated(pick, original)
         if document == MANIFEST:
-            sealed(wrong, text)
+            with_checksum(wrong, text)
             return
         (wrong / document).write_text(text)
         manifest["files"][document] = flushed(wrong / document)
-        sealed(wrong, manifest)
+        with_checksum(wrong, manifest)
 
     def body(comm: Communicator) -> int:
         learner, refused = learner_of(name, comm), 0

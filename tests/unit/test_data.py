@@ -58,7 +58,7 @@ class Learner:
     samples: int = 0
     expected: tuple | None = None
 
-    def expect(self, samples, total):
+    def announce(self, samples, total):
         self.expected = samples, total
 
     def feed(self):

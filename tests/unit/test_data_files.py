@@ -33,7 +33,7 @@ class Alone(SimpleNamespace):
     def raise_together(self, problem):
         assert problem is None
 
-    def expect(self, samples, total):
+    def announce(self, samples, total):
         pass
 
     def feed(self):

@@ -174,7 +174,7 @@ class Serial:
 
     distributed, samples = True, 0
 
-    def expect(self, samples, total):
+    def announce(self, samples, total):
         pass
 
     def feed(self):

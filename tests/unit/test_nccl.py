@@ -300,7 +300,7 @@ def test_nccl_waits_for_the_current_stream(machine: Machine) -> None:
             nccl.all_reduce(values)
             assert (values == 3).all()
             stream.do(lambda: values.fill(comm.rank + 1))
-            nccl.share([(values[:5], 0), (values[5:], 1)])
+            nccl.broadcast_all([(values[:5], 0), (values[5:], 1)])
         assert values.tolist() == [1] * 5 + [2] * 5
 
     machine.simulate("aa", body)

@@ -29,7 +29,7 @@ FULL = Message(
 )
 
 
-def sealed(header):
+def with_checksum(header):
     """The header with a checksum that fits: what only a program that means it can send."""
     header[0] = _checksum(header)
     return header
@@ -94,7 +94,7 @@ def test_a_kind_that_is_not_known(kind):
     header = FULL.packed()
     header[1 + NAMES.index("kind")] = kind
     with pytest.raises(Malformed, match=rf"^kind={kind} of a message is not known"):
-        unpacked(sealed(header))
+        unpacked(with_checksum(header))
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("kind", "factor")])
@@ -102,7 +102,7 @@ def test_what_must_not_be_negative(name):
     header = FULL.packed()
     header[1 + NAMES.index(name)] = -2
     with pytest.raises(Malformed, match=rf"^{name}=-2 of a message must be from 0 to"):
-        unpacked(sealed(header))
+        unpacked(with_checksum(header))
 
 
 @pytest.mark.parametrize("factor", [-0.5, -5e-324, math.inf, -math.inf, math.nan])

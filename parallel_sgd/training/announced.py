@@ -1,4 +1,4 @@
-"""The minibatches that sources have given and no step has taken yet."""
+"""The announced counts: of minibatches that sources have given and no step has taken yet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..validation import integer
 MOST_SAMPLES = 2**40
 """Of a rank in a minibatch: sums over ranks are 64-bit integers."""
 
-WAY_OUT = "; learner.expect_nothing() leaves out what is left"
+WAY_OUT = "; learner.forget_announced() leaves out what is left"
 
 
 class Minibatch(NamedTuple):
@@ -35,7 +35,7 @@ class Minibatch(NamedTuple):
     thread: int
 
 
-class Expected:
+class Announced:
     """A queue of minibatches: sources fill it as they give them, and steps empty it.
 
     Sources may give them in another thread than the one that steps. What waits of one thread's
@@ -98,7 +98,7 @@ class Expected:
         rank that does so alone is found by what was `given`.)
 
         Returns:
-            The samples of all ranks in them; None where nobody tells.
+            The samples of all ranks in them; None where nobody announces them.
         Raises:
             UserError: there are none such; nothing is taken.
         """
@@ -111,7 +111,7 @@ class Expected:
                 if self._fed:
                     raise UserError(
                         f"samples={samples} must be those of a minibatch, but the source has given "
-                        "none since the step before (learner.expect_nothing() goes on without a "
+                        "none since the step before (learner.forget_announced() goes on without a "
                         "source)"
                     )
                 self._step_began = self.clock
@@ -194,16 +194,16 @@ class Expected:
         waiting = self._waiting
         if waiting[0].own == samples:
             return 0, 1
-        count = found = first = 0
+        count = added = first = 0
         for before, minibatch in enumerate(waiting):
-            while count == 0 or (found < samples and before + count < len(waiting)):
-                found, count = found + waiting[before + count].own, count + 1
-            if found == samples:
+            while count == 0 or (added < samples and before + count < len(waiting)):
+                added, count = added + waiting[before + count].own, count + 1
+            if added == samples:
                 return before, count
-            first = first or found
+            first = first or added
             if not self._algorithm.roles.together:
                 break
-            found, count = found - minibatch.own, count - 1
+            added, count = added - minibatch.own, count - 1
         raise UserError(
             f"samples={samples} must be the {first} of the minibatches that the source gave"
             + ("" if self._algorithm.roles.together else WAY_OUT)
@@ -232,10 +232,10 @@ class Expected:
         if not self._some_forgotten:
             return
         self._some_forgotten = False
-        found = list(self._waiting)
+        given = list(self._waiting)
         self._waiting.clear()
         self._totals.clear()
-        for minibatch in found:
+        for minibatch in given:
             if minibatch.feed is None or not minibatch.feed.forgotten:
                 self._append(minibatch)
 
@@ -255,44 +255,44 @@ class Feed:
     """One pass of a source over its minibatches, for one learner; a `with` block around it.
 
     Args:
-        expected: the learner's.
+        announced: the learner's.
         algorithm: the learner's.
         fail: the learner's.
     """
 
     def __init__(
-        self, expected: Expected, algorithm: Algorithm[Any], fail: Callable[[str], NoReturn]
+        self, announced: Announced, algorithm: Algorithm[Any], fail: Callable[[str], NoReturn]
     ) -> None:
-        self._expected, self._algorithm, self._fail = expected, algorithm, fail
+        self._announced, self._algorithm, self._fail = announced, algorithm, fail
         self.forgotten = False  #: left in the midst
 
     @property
     def samples(self) -> int:
         """Of all ranks, up to where the next minibatch begins."""
-        return self._expected.end
+        return self._announced.end
 
     @property
     def distributed(self) -> bool:
         """Whether each rank gets its part of the next minibatch; else it is in the warm start."""
-        return self._expected.end >= self._algorithm.distributed_after
+        return self._announced.end >= self._algorithm.distributed_after
 
-    def expect(self, samples: int, total: int) -> None:
-        """Tell of the minibatch that is given next: samples of this rank, and of all ranks."""
-        if self._expected.feed is not self:
+    def announce(self, samples: int, total: int) -> None:
+        """Announce the minibatch that is given next: samples of this rank, and of all ranks."""
+        if self._announced.feed is not self:
             self._fail(
                 "a source's minibatches must not be gone on with after another source has begun, "
                 "training has failed, or a checkpoint was loaded: take them anew from the source"
             )
-        self._expected.add(samples, total, self)
+        self._announced.add(samples, total, self)
 
     def __enter__(self) -> Feed:
-        self._expected.begin(self)
+        self._announced.begin(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if kind is None:
-            self._expected.ended(self)
+            self._announced.ended(self)
         else:  # left in the midst of it
-            self._expected.forget(self)
+            self._announced.forget(self)

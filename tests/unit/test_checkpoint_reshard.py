@@ -15,7 +15,7 @@ import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError, simulate
 from parallel_sgd.exchange import state as exchange_state
 from parallel_sgd.state import across, weight_of
-from parallel_sgd.training import regroup
+from parallel_sgd.training import reshard
 
 LOSSY = {"gradient_bits": 1, "block_size": BLOCK_SIZE}
 
@@ -238,7 +238,7 @@ def test_bits_that_were_chosen_go_with_the_residuals(new, tmp_path, monkeypatch)
 
 def test_memory(tmp_path, monkeypatch):
     """Beside the learner: what it is to become, and pieces of what the ranks had."""
-    monkeypatch.setattr(regroup, "PIECE", 1 << 12)
+    monkeypatch.setattr(reshard, "PIECE", 1 << 12)
     n = 300_000
 
     def learner_with(comm: Communicator) -> Learner:

@@ -1,5 +1,5 @@
-"""What a state says by `parallel_sgd.state.across` must be so: on these ranks, and where another
-number of ranks takes it up.
+"""A state's reshard rules (`parallel_sgd.state.across`) must be right: on these ranks, and where
+another number of ranks takes it up.
 
 The algorithm runs as it was given, in float32.
 """
@@ -17,9 +17,9 @@ from ..array_files import ArrayInMemory
 from ..communication import Communicator, simulate
 from ..state import weight_of
 from ..training import Learner
-from ..training.captured import capture, flatten, restore
 from ..training.fitting import require_possible
-from ..training.regroup import leaves, regroup, stripe_sizes
+from ..training.reshard import leaves, reshard, stripe_sizes
+from ..training.state_tree import capture, flatten, restore
 from .cases import (
     ROUNDING,
     STEPS,
@@ -56,7 +56,7 @@ def same_state(case: Case) -> str | None:
 
 
 @check()
-def regrouped(case: Case) -> str | None:
+def resharded(case: Case) -> str | None:
     """Another number of ranks takes up a checkpoint: the shared model, the mean of all models and
     the clock are kept, and training goes on to one finite model."""
     learner, kept = case.learner(), []
@@ -132,10 +132,10 @@ def _data_on(ranks: int, before: int, steps: int) -> Data:
 def _taken_up(case: Case, saved: Sequence[Saved]) -> Learner:
     """A learner that goes on, as `load_checkpoint` makes it. Collective."""
     learner = case.learner()
-    tree = regroup(
+    tree = reshard(
         learner,
-        [each.state for each in saved],
-        [each.weight for each in saved],
+        [one.state for one in saved],
+        [one.weight for one in saved],
         case.comm.allgather_object(stripe_sizes(learner)),
         lambda rank, name: ArrayInMemory(saved[rank].arrays[name]),
     )
@@ -149,7 +149,7 @@ def _not_kept(learner: Learner, saved: Sequence[Saved]) -> str | None:
     """What other ranks should have taken over, and have not. Collective."""
     own = learner.parameters.flat, weight_of(learner.state)
     models, weights = zip(*learner.comm.allgather_object(own), strict=True)
-    before = _mean([each.arrays["parameters"] for each in saved], [each.weight for each in saved])
+    before = _mean([one.arrays["parameters"] for one in saved], [one.weight for one in saved])
     rounding = ROUNDING["float32"]
     if learner.samples != saved[0].samples:
         return f"learner.samples is {learner.samples}, not {saved[0].samples}"
@@ -180,11 +180,11 @@ def _unlike_first(learner: Learner, when: str) -> str | None:
     first = learner.comm.allgather_object(own if learner.comm.rank == 0 else None)[0]
     for name in first | own:
         what = f'{when}, {name}, which is across("same"),'
-        found, expected = own.get(name), first.get(name)
-        if isinstance(found, np.ndarray) and isinstance(expected, np.ndarray):
-            problem = difference(f"{what} beside rank 0's", found.ravel(), expected.ravel())
-        elif repr(found) != repr(expected):
-            problem = f"{what} is {_shown(found)}, but {_shown(expected)} on rank 0"
+        own_value, first_value = own.get(name), first.get(name)
+        if isinstance(own_value, np.ndarray) and isinstance(first_value, np.ndarray):
+            problem = difference(f"{what} beside rank 0's", own_value.ravel(), first_value.ravel())
+        elif repr(own_value) != repr(first_value):
+            problem = f"{what} is {_shown(own_value)}, but {_shown(first_value)} on rank 0"
         else:
             continue
         if problem:
@@ -194,7 +194,7 @@ def _unlike_first(learner: Learner, when: str) -> str | None:
 
 def _declared_same(state: Any, where: str) -> dict[str, Any]:
     """The values in a state that are declared the same on all ranks, by name."""
-    return {name: value for name, meaning, value in leaves(state, where) if meaning == "same"}
+    return {name: value for name, rule, value in leaves(state, where) if rule == "same"}
 
 
 def _shown(value: Any) -> str:

@@ -1,7 +1,7 @@
 """All of a learner that a checkpoint holds, as plain values; and how they are put back.
 
-A learner's state becomes a tree: dictionaries by field name, with arrays, numbers, texts and None
-as leaves. What `parallel_sgd.state.workspace` marks is left out.
+A learner's state becomes a state tree: dictionaries by field name, with arrays, numbers, texts and
+None as leaves. What `parallel_sgd.state.workspace` marks is left out.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def capture(learner: Learner) -> Tree:
         component.collect() if isinstance(component, External) else component.wait()
     return {
         "parameters": learner.parameters.flat,
-        "optimizer": _captured(learner.local_step.state, "optimizer"),
-        "algorithm": _captured(learner.state, "algorithm"),
+        "optimizer": _capture(learner.local_step.state, "optimizer"),
+        "algorithm": _capture(learner.state, "algorithm"),
     }
 
 
@@ -52,7 +52,7 @@ def room_for(learner: Learner, saved: Tree) -> Tree:
     """
     learner.wait()
     x = learner.parameters.flat
-    return {name: _room(each, saved[name], x) for name, each in _live(learner).items()}
+    return {name: _room(live, saved[name], x) for name, live in _live(learner).items()}
 
 
 def restore(learner: Learner, saved: Tree, room: Tree | None = None) -> None:
@@ -65,9 +65,9 @@ def restore(learner: Learner, saved: Tree, room: Tree | None = None) -> None:
     a part of it; else local.
     """
     room = room or room_for(learner, saved)
-    learner.expect_nothing()
-    for name, each in _live(learner).items():
-        _restored(each, saved[name], room[name])
+    learner.forget_announced()
+    for name, live in _live(learner).items():
+        _restored(live, saved[name], room[name])
     for component in learner.components:
         component.restored()
 
@@ -86,7 +86,7 @@ def flatten(tree: Tree) -> tuple[Tree, dict[str, Array]]:
 
     def flat(value: Any, where: str) -> Any:
         if isinstance(value, dict):
-            return {name: flat(each, f"{where}.{name}") for name, each in value.items()}
+            return {name: flat(entry, f"{where}.{name}") for name, entry in value.items()}
         if isinstance(value, PLAIN):
             return value
         name = where[1:]
@@ -101,7 +101,7 @@ def flatten(tree: Tree) -> tuple[Tree, dict[str, Array]]:
 def unflatten(tree: Any, arrays: Mapping[str, HostArray]) -> Any:
     """The inverse of `flatten`."""
     if isinstance(tree, dict):
-        return {name: unflatten(each, arrays) for name, each in tree.items()}
+        return {name: unflatten(subtree, arrays) for name, subtree in tree.items()}
     return arrays[tree[0]] if isinstance(tree, list) else tree
 
 
@@ -140,14 +140,16 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or array_module(value) is not np
 
 
-def _captured(value: Any, where: str) -> Any:
+def _capture(value: Any, where: str) -> Any:
     if is_state(value):
-        found = state_fields(value)
-        return {f.name: _captured(getattr(value, f.name), f"{where}.{f.name}") for f in found}
+        return {
+            field.name: _capture(getattr(value, field.name), f"{where}.{field.name}")
+            for field in state_fields(value)
+        }
     if isinstance(value, Mapping):
         if not all(isinstance(name, str) for name in value):
             raise UserError(f"{where}: only texts can name what a checkpoint holds")
-        return {name: _captured(each, f"{where}.{name}") for name, each in value.items()}
+        return {name: _capture(entry, f"{where}.{name}") for name, entry in value.items()}
     if isinstance(value, PLAIN) or (is_array(value) and value.dtype != object):
         return value
     raise UserError(
@@ -159,7 +161,7 @@ def _captured(value: Any, where: str) -> Any:
 def _room(old: Any, saved: Any, like: Array) -> Any:
     """Where the arrays of a saved tree go: those of the state, or new ones."""
     if isinstance(saved, dict):
-        return {name: _room(_part(old, name), each, like) for name, each in saved.items()}
+        return {name: _room(_entry(old, name), entry, like) for name, entry in saved.items()}
     if not isinstance(saved, np.ndarray):
         return None
     if is_array(old) and old.shape == saved.shape and old.dtype == saved.dtype:
@@ -167,7 +169,7 @@ def _room(old: Any, saved: Any, like: Array) -> Any:
     return empty_like(like, saved.size, saved.dtype).reshape(saved.shape)
 
 
-def _part(old: Any, name: str) -> Any:
+def _entry(old: Any, name: str) -> Any:
     if isinstance(old, dict):
         return old.get(name)
     return getattr(old, name) if is_state(old) else None
