@@ -53,7 +53,7 @@ OPTIONS = [
     train("a layer that no memory holds", "--hidden 1000000000"),
     train("an epsilon that vanishes in float32", "--optimizer adam --epsilon 1e-50"),
     train(
-        "a block of fewer samples than a minibatch", "--algorithm block-momentum --block-samples 2"
+        "a block of fewer samples than a minibatch", "--algorithm block-momentum --block-samples 32"
     ),
     command("a step that takes for ever", "plan --nodes 4 --parameters 1M --step-time 1e400"),
     command("more ranks than any machine has", "run -n 2147483647 train.py"),

@@ -117,7 +117,7 @@ def bad_files(folder: Path) -> None:
 
 BAD_INPUT = [
     ("--gradient-bits 3", "gradient_bits=3 must be one of 1, 2, 4, 8, 16, 32"),
-    ("--gradient-bits one", "gradient_bits='one' must be a whole number"),
+    ("--gradient-bits one", "gradient_bits='one' must be one of 1, 2, 4, 8, 16, 32, or such"),
     ("--gradient-bits 1000:1", "gradient_bits={1000: 1} must begin at 0 samples"),
     ("--algorithm magic", "invalid choice: 'magic'"),
     ("--gradient-bit-count 1", "unrecognized arguments: --gradient-bit-count"),
@@ -138,7 +138,7 @@ BAD_INPUT = [
         "--algorithm model-averaging --merge-weight 0.5",
         "merge_weight=0.5 has no effect without overlap_samples",
     ),
-    ("--algorithm slowmo --sync-steps 4 --sync-period 9", "at most one of block_samples, sync"),
+    ("--algorithm slowmo --sync-steps 4 --sync-period 9", "at most one of sync_period, sync_st"),
     ("--epochs 1 --gradient 1", "unrecognized arguments: --gradient"),
     ("--model softmax --hidden 7", "hidden=[7]: a softmax model has no hidden layers"),
     ("--gradient-bits 0:1,0:2", "'0:1,0:2' must give each number of samples once"),
