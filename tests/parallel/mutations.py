@@ -22,7 +22,7 @@ from parallel_sgd import Communicator, DataParallelSGD
 from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.communication.threads import ThreadCommunicator
 from parallel_sgd.exchange import Exchange
-from parallel_sgd.training import learner
+from parallel_sgd.training import at_work
 
 STATING = [
     "invariants",
@@ -215,7 +215,7 @@ MUTATIONS = [
     ),
     Mutation(
         "only parameters made equal after a warm start",
-        learner,
+        at_work,
         "train_alone",
         without_buffers,
         ["warm start"],
