@@ -84,7 +84,7 @@ BAD: list[tuple[str, str]] = [
     ("--mode bounded --staleness -1", "staleness=-1 must be a whole number, at least 0"),
     ("--mode sync --delay-compensation 0.1", "delay_compensation=0.1 needs pushed gradients"),
     ("--ramp-coefficient 0", "ramp_coefficient=0.0 must be more than 0"),
-    ("--gradient-bits 0:32,100:1", "gradient_bits={0: 32, 100: 1} must be one number"),
+    ("--gradient-bits 0:32,100:1", "gradient_bits='0:32,100:1' must be one of 1, 2, 4, 8, 16"),
     (
         "--sync-period 3",
         "sync_period=3 and sync_steps=1: at most one of sync_period, sync_steps may be given",
