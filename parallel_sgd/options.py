@@ -265,10 +265,14 @@ class Options:
                 set_validated(self, **{field.name: check(field.name, value)})
 
     def __repr__(self) -> str:
-        compared = {option.name for option in all_options(type(self)) if option.field.compare}
-        values = values_of(self).items()
-        text = ", ".join(f"{name}={value!r}" for name, value in values if name in compared)
-        return f"{type(self).__name__}({text})"
+        texts = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if "group" in field.metadata and type(value) is type(field.default):
+                texts.append(repr(value).partition("(")[2][:-1])
+            elif field.compare:
+                texts.append(f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(filter(None, texts))})"
 
     def require_at_most_one(self, *names: str) -> None:
         """See that of some options, None by default, no two are given.

@@ -47,6 +47,7 @@ class ExchangeState(Component):
         buckets: of the vector.
         plan: which transport the sums have, and which ranks add up first.
         measured: what bits were chosen by, unless a checkpoint has brought them.
+        bits_change: whether they do so by samples.
         current, current_bits: the exchange with its buffers, and its bits.
         background: the sum under way in the background.
         overlapped: the sum under way of a vector that is still being computed.
@@ -64,6 +65,7 @@ class ExchangeState(Component):
     buckets: list[Bucket] = workspace()
     plan: ExchangePlan = workspace()
     measured: Measured | None = workspace(default=None)
+    bits_change: bool = workspace(default=False)
     current: Exchange = workspace(default=None)
     current_bits: float | str = workspace(default=32)
     background: InBackground[None] | None = workspace(default=None)
@@ -148,6 +150,7 @@ class ExchangeState(Component):
             buckets=buckets,
             plan=plan,
             measured=measured,
+            bits_change=isinstance(options.gradient_bits, Mapping),
         )
         state.current = state._exchange(bits)
         if not options.lossless:
@@ -207,7 +210,9 @@ class ExchangeState(Component):
         """Of any bucket, in an exchange now. Local."""
         if self.bits:
             return min(self.bits.values())
-        bits: Any = self.options.bits_after(self.clock())
+        bits: Any = self.options.gradient_bits
+        if self.bits_change:
+            bits = self.options.bits_after(self.clock())
         return bits  # type: ignore[no-any-return]
 
     @property
@@ -266,9 +271,10 @@ class ExchangeState(Component):
 
     def _at_present(self, clock: int | None = None) -> Exchange:
         """The exchange; where the bits change, in place of the one before. Local."""
-        bits = self.options.bits_after(self.clock() if clock is None else clock)
-        if bits != self.current_bits:
-            self._replace(bits)
+        if self.bits_change:
+            bits = self.options.bits_after(self.clock() if clock is None else clock)
+            if bits != self.current_bits:
+                self._replace(bits)
         return self.current
 
     def _replace(self, bits: float | str) -> None:

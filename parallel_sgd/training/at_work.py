@@ -74,24 +74,21 @@ class AlgorithmAtWork:
         Returns:
             The samples of all ranks, as far as this one knows.
         """
-        if self.work.optimizer.state.samples < self.algorithm.distributed_after:
-            return train_alone(self.work, samples, self.algorithm.distributed_after)
-        total = self._agree(samples, announced_total)
-        if total:
-            self.algorithm.step(self.state, self.work, Minibatch(samples, total))
-        return total
-
-    def _agree(self, samples: int, announced_total: int | None) -> int:
-        """See that all ranks that have to do with each other in this step can take it; the samples
-        of all of them."""
-        algorithm, problem = self.algorithm, None
+        algorithm, state, work = self.algorithm, self.state, self.work
+        if work.optimizer.state.samples < algorithm.distributed_after:
+            return train_alone(work, samples, algorithm.distributed_after)
         if algorithm.synchronizes_every_step:
-            problem = algorithm.problem(self.state, self.work, samples)
+            problem = algorithm.problem(state, work, samples)
+            total = self._together(self.group.agree, problem, samples)
         elif announced_total is not None:
-            return announced_total
+            total = announced_total
         elif algorithm.asynchronous:
-            return samples * self.group.own.size
-        return self._together(self.group.agree, problem, samples)
+            total = samples * self.group.own.size
+        else:
+            total = self._together(self.group.agree, None, samples)
+        if total:
+            algorithm.step(state, work, Minibatch(samples, total))
+        return total
 
     def _together(self, wait: Callable[..., Result], *arguments: Any) -> Result:
         """Wait for all ranks; where training ends for all, what is under way comes to its end."""
