@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
+from .checks import read_points
 from .errors import UserError
 from .kernels import body
-from .options import Choice, Options, Real, option, options, read_points
+from .options import Choice, Options, Real, option, options
 from .parameters import Parameters
 from .schedules import Cosine, Linear, Schedule, Steps, value_at
 from .state import across, workspace

@@ -171,11 +171,6 @@ def require_use(name: str, value: Any, default: Any, used: bool, needs: str) -> 
         raise UserError(f"{name}={shown(value)} has no effect without {needs}")
 
 
-def require_use_of(options: object, name: str, used: bool, needs: str) -> None:
-    """`require_use` of a field of a dataclass that has a default."""
-    require_use(name, getattr(options, name), getattr(type(options), name), used, needs)
-
-
 def require_memory(name: str, size: int) -> None:
     """See that so many bytes could fit into this machine's memory, if nothing else were there.
 

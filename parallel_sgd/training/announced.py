@@ -20,7 +20,7 @@ MOST_SAMPLES = 2**40
 WAY_OUT = "; learner.forget_announced() leaves out what is left"
 
 
-class Minibatch(NamedTuple):
+class AnnouncedMinibatch(NamedTuple):
     """One that a source has given.
 
     Attributes:
@@ -51,7 +51,7 @@ class Announced:
     def __init__(self, algorithm: Algorithm[Any], local_step: LocalStep) -> None:
         self._algorithm, self._local_step = algorithm, local_step
         self._lock = Lock()
-        self._waiting: deque[Minibatch] = deque()
+        self._waiting: deque[AnnouncedMinibatch] = deque()
         self._totals: dict[int, int] = {}  # of all ranks in them, by thread
         self._step_began: int | None = None  # at which clock, of the step that is under way
         self._in_step = self._in_step_here = 0  # what that has taken: in all, given in its thread
@@ -88,7 +88,7 @@ class Announced:
         samples = integer("samples", samples, 0, MOST_SAMPLES)
         total = integer("total", total, samples)
         with self._lock:
-            self._append(Minibatch(samples, total, feed, get_ident()))
+            self._append(AnnouncedMinibatch(samples, total, feed, get_ident()))
 
     def take(self, samples: int) -> int | None:
         """Begin a step with the next minibatch, or the next ones that have so many samples of this
@@ -209,7 +209,7 @@ class Announced:
             + ("" if self._algorithm.roles.together else WAY_OUT)
         )
 
-    def _append(self, minibatch: Minibatch) -> None:
+    def _append(self, minibatch: AnnouncedMinibatch) -> None:
         totals, thread = self._totals, minibatch.thread
         totals[thread] = totals.get(thread, 0) + minibatch.total
         self._waiting.append(minibatch)

@@ -15,11 +15,10 @@ from ..errors import SharedError, SharedProblem, UserError
 from ..optimizers import Optimizer
 from ..parameters import Parameters
 from ..validation import integer
-from ..version import __version__
 from .announced import MOST_SAMPLES, Announced, Feed
-from .arguments import check_kinds, facts_of, other_kind
+from .arguments import agree_on_arguments
 from .at_work import AlgorithmAtWork
-from .in_common import FAIL, FINISH, LOAD, MEET, STEP, InCommon
+from .in_common import FAIL, FINISH, MEET, STEP, InCommon
 from .performance import SyncPerformance
 
 
@@ -79,35 +78,26 @@ class Learner:
         sync_perf_stats: int = 0,
         minibatch_size: int | None = None,
     ) -> None:
-        if not isinstance(comm, Communicator):
-            raise UserError(other_kind("comm", comm, "Communicator", "Communicator.world()"))
-        comm.together(lambda: check_kinds(parameters, optimizer, algorithm))
-        every = comm.together(lambda: integer("sync_perf_stats", sync_perf_stats, 0))
-        comm.require_agreement(
-            {
-                "parallel_sgd version": __version__,
-                "sync_perf_stats": every,
-                "number of parameters": parameters.flat.size,
-                "layout of the parameters": parameters.shapes,
-                "dtype of the parameters": str(parameters.dtype),
-                **facts_of("algorithm", algorithm),
-                **facts_of("optimizer", optimizer),
-            }
-        )
+        every = agree_on_arguments(comm, parameters, optimizer, algorithm, sync_perf_stats)
         self.parameters, self.algorithm = parameters, algorithm
         self.group = algorithm.roles.form(comm)
         self._performance: SyncPerformance | None = None
         if every and comm.rank == self.group.workers[0]:
-            stats = SyncPerformance(every, comm.trace, asynchronous=algorithm.asynchronous)
-            comm.trace = self.group.own.trace = self._performance = stats
+            comm.trace = self.group.own.trace = self._performance = SyncPerformance(
+                every,
+                comm.trace,
+                rank=comm.world_ranks[comm.rank],
+                ranks=len(self.group.workers),
+                asynchronous=algorithm.asynchronous,
+            )
         comm.broadcast(parameters.flat)
         self.gradient = parameters.like()
         self.local_step = optimizer.bind(parameters)
         self.world, self.comm = comm, self.group.own
-        work = Work(
-            parameters, self.gradient, self.local_step, self.comm, self.group, minibatch_size
+        self.at_work = AlgorithmAtWork(
+            algorithm,
+            Work(parameters, self.gradient, self.local_step, self.comm, self.group, minibatch_size),
         )
-        self.at_work = AlgorithmAtWork(algorithm, work)
         self.state = self.at_work.state
         if self._performance:
             self._performance.begin()  # what was measured until here is no training
@@ -205,7 +195,7 @@ class Learner:
 
         Local; whoever calls it takes the step with samples. Parameters need not be told of.
         """
-        self._require_open()
+        self.require_open()
         if name not in self.gradient:
             raise UserError(f"name={name!r} must be a parameter: {', '.join(self.gradient)}")
         self.at_work.ready(name)
@@ -235,9 +225,8 @@ class Learner:
             stats.begin_step()
         with self.world.trace.span("step"):
             total = self._step(samples)
-        if stats and stats.stepped(samples, total, lambda: self.bytes_sent):
-            rank = self.comm.world_ranks[self.comm.rank]
-            print(stats.line(rank, self.comm.size, self.bytes_sent), flush=True)
+        if stats and (line := stats.stepped(samples, total, lambda: self.bytes_sent)):
+            print(line, flush=True)
         self._computes_since = time.perf_counter()
         return total
 
@@ -274,7 +263,7 @@ class Learner:
             UserError: here, and on all ranks where they next wait for each other: in `step`, `meet`
                 or `finish`.
         """
-        self._require_open()
+        self.require_open()
         self.forget_announced()
         with self.in_common.during(FAIL, self.comm):
             self.at_work.fail(problem)
@@ -287,7 +276,7 @@ class Learner:
             UserError: on all ranks, if any of them has called `fail`, or what all must have in
                 common differs: the minibatches so far, the samples trained on, the model.
         """
-        self._require_open()
+        self.require_open()
         with self.in_common.during(MEET, self.comm):
             self.at_work.meet()
 
@@ -307,7 +296,7 @@ class Learner:
         `with` block; training goes on afterwards as if it had not been there. Local. Copies the
         model where it differs from `parameters`.
         """
-        self._require_open()
+        self.require_open()
         x = self.parameters.flat
         shared = self.at_work.common_model()
         if shared is x:
@@ -350,7 +339,7 @@ class Learner:
 
     def _look_beside(self) -> None:
         """Tell all ranks of what has failed beside training, in place of a step."""
-        self._require_open()
+        self.require_open()
         failed = [work for work in self._beside if work.failed]
         self._beside = [work for work in self._beside if not work.done]
         for work in failed:
@@ -392,7 +381,8 @@ class Learner:
                 print(said, flush=True)
             self.world.trace, self._performance = self._performance.passed_on, None
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Refuse what a closed learner cannot do. Local."""
         if self._closed:
             raise UserError("this learner is closed: after close() it cannot train any more")
 
@@ -410,11 +400,3 @@ class Learner:
         elif isinstance(error, SharedError) and not self._closed:
             self._close(failed=True)
         self._closed = True
-
-
-def meet_to_load(learner: Learner) -> None:
-    """`Learner.meet` for ranks that are about to go back to what they had in common: it compares
-    neither what they have got nor their models. Collective."""
-    learner._require_open()
-    with learner.in_common.during(LOAD, learner.comm):
-        learner.group.meet()

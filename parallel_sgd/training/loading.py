@@ -16,7 +16,8 @@ from . import checkpoint_files as files
 from .checkpoint_files import Damaged, Reader
 from .checkpoints import described, wait_for_writing
 from .fitting import require_alike, require_possible
-from .learner import Learner, meet_to_load
+from .in_common import LOAD
+from .learner import Learner
 from .reshard import reshard, stripe_sizes
 from .run_folder import CHECKPOINTS
 from .state_tree import Tree, restore, room_for, unflatten
@@ -90,7 +91,9 @@ def load_checkpoint(
     """
     comm = learner.comm
     if not learner.serves:
-        meet_to_load(learner)  # a rank that has failed would be waited for below
+        learner.require_open()
+        with learner.in_common.during(LOAD, learner.comm):
+            learner.group.meet()  # a rank that has failed would be waited for below
     folder = comm.together(lambda: checked_path("path", path))
     comm.raise_together(wait_for_writing(folder))
     at, manifest, single = _from_first(comm, lambda: _open(folder))

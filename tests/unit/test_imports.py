@@ -23,6 +23,7 @@ FLOORS: list[set[str]] = [
     {"kernels"},
     {"errors", "starting", "state", "trace", "version"},
     {"validation"},
+    {"checks"},
     {"options"},
     {"files"},
     {"parameters"},
@@ -43,8 +44,8 @@ FLOORS: list[set[str]] = [
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # Rooms that know less than all that is below them.
-GROUND = {"kernels", "errors", "state", "trace", "version", "validation", "options", "files"}
-GROUND |= {"parameters"}
+GROUND = {"kernels", "errors", "state", "trace", "version", "validation", "checks", "options"}
+GROUND |= {"files", "parameters"}
 KNOWN_ONLY = {
     "communication": GROUND - {"parameters"} | {"starting"},
     "compression": GROUND,
