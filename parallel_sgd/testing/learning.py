@@ -89,8 +89,10 @@ def owed(case: Case) -> str | None:
     """
     one, other = _gradients(case, 1), _gradients(case, 2)
     both = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(one, other, strict=True)]
-    exact, pauses = _way(case, case.exact, both, None)
-    first, second, whole = (_way(case, case.algorithm, g, pauses)[0] for g in (one, other, both))
+    exact, pauses = _displacement(case, case.exact, both, None)
+    first, second, whole = (
+        _displacement(case, case.algorithm, g, pauses)[0] for g in (one, other, both)
+    )
     rounding = ROUNDING["float32"] * (1 + float(np.abs(exact.gone).max()))
     apart = whole.minus(first).minus(second)
     beside = whole.minus(exact)
@@ -103,7 +105,7 @@ def owed(case: Case) -> str | None:
 
 
 @dataclass(frozen=True)
-class Way:
+class Displacement:
     """How far the shared model has gone.
 
     Attributes:
@@ -115,14 +117,14 @@ class Way:
     gone: Array
     to_come: Array
 
-    def minus(self, other: Way) -> Way:
-        return Way(self.gone - other.gone, self.to_come - other.to_come)
+    def minus(self, other: Displacement) -> Displacement:
+        return Displacement(self.gone - other.gone, self.to_come - other.to_come)
 
     def problem(self, what: str, rounding: float) -> str | None:
-        """Why a difference between ways is more than what is still to come; None where it is not.
+        """Why a difference between displacements is more than what is still to come, or None.
 
         Args:
-            rounding: of the ways.
+            rounding: of the displacements.
         """
         size = float(np.abs(self.gone).max())
         if size <= rounding:
@@ -131,13 +133,14 @@ class Way:
         if min(rests) <= rounding + EXPLAINED * size:
             return None
         return (
-            f"the way of the model {what}, differs by up to {size:.3g}, of which {min(rests):.3g} "
-            'is not in the state, in fields that are across("sum") or across("stripe")'
+            f"the displacement of the model {what}, differs by up to {size:.3g}, of which "
+            f'{min(rests):.3g} is not in the state, in fields that are across("sum") or '
+            'across("stripe")'
         )
 
 
 def _rest(gone: Array, to_come: Array) -> Array:
-    """What of a way is not a multiple of what is to come, which is of gradients: not gone yet."""
+    """What of a displacement is not a multiple of what is to come, which has not been applied."""
     rate = float(gone @ to_come) / max(float(to_come @ to_come), 1e-30)
     rest: Array = gone - max(rate, 0.0) * to_come
     return rest
@@ -150,9 +153,9 @@ def _gradients(case: Case, number: int) -> list[list[Array]]:
     return [[random.standard_normal(VALUES) for _ in ranks] for _ in range(STEPS)]
 
 
-def _way(
+def _displacement(
     case: Case, algorithm: Algorithm[Any], gradients: Sequence[Sequence[Array]], pauses: int | None
-) -> tuple[Way, int]:
+) -> tuple[Displacement, int]:
     """Train with these gradients, and then without any for so many pauses, or until the model
     stands still; how many that were. Collective."""
     learner = case.learner(algorithm, optimizer=SGD(lr=0.1))
@@ -165,8 +168,8 @@ def _way(
         learner.step(samples=samples)
 
     def gone() -> Array:
-        way: Array = learner.at_work.common_model().astype(float) - start
-        return way
+        displacement: Array = learner.at_work.common_model().astype(float) - start
+        return displacement
 
     for row in gradients:
         step(row[case.comm.rank] if learner.distributed else np.sum(row, axis=0))
@@ -179,13 +182,13 @@ def _way(
         if pauses is None and moved <= STILL:
             break
         paused += 1
-    way = Way(gone(), _declared(learner))
+    displacement = Displacement(gone(), _declared(learner))
     learner.finish()
-    return way, paused
+    return displacement, paused
 
 
 def _declared(learner: Learner) -> Array:
-    """What all ranks' states declare to be summed: see `Way`. Collective."""
+    """What all ranks' states declare to be summed: see `Displacement`. Collective."""
     sums, stripes = np.zeros(VALUES), dict[str, Array]()
     learner.at_work.wait()
     for name, rule, value in leaves(learner.state, "algorithm"):
