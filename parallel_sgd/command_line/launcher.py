@@ -33,8 +33,6 @@ from .mpi_runtime import Mpiexec, bound_mpi, choose_mpiexec
 from .parser import Parser
 from .roll import Roll
 
-__all__ = ["Launch", "Request", "main", "plan", "rank_count"]
-
 #: Each says how many threads one library starts in a rank, unless the user has set it.
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",

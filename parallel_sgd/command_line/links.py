@@ -27,8 +27,6 @@ from ..parameters import Parameters
 from .hostfiles import read_hostfile
 from .launcher import rank_count
 
-__all__ = ["add_link_options", "link_lines", "measured_links", "require_use_of_links"]
-
 SIZES = (250_000, 2_500_000, 25_000_000)  #: values: 1, 10 and 100 MB of float32
 LONGEST_S = 5.0  #: an exchange that should take longer is not tried
 RANKS = 2  #: where nothing says how many

@@ -16,8 +16,6 @@ from typing import Any
 from ..communication.launched import same_mpi_family, without_launcher
 from ..errors import UserError
 
-__all__ = ["Mpiexec", "bound_mpi", "choose_mpiexec", "find_mpiexecs", "identify"]
-
 #: Run in a process of its own: a library that cannot be loaded, or that ends the process, ends only
 #: that one. Prints one JSON object a line; the second needs MPI_Init.
 _PROBE = """

@@ -31,8 +31,6 @@ from ..validation import checked_path
 from .parser import Parser
 from .units import bits_per_s, count, seconds
 
-__all__ = ["main"]
-
 NODES = [2**i for i in range(11)]  #: 1 to 1,024, to which a plan is drawn
 MOST = {"nodes": 1 << 20, "ranks_per_node": 1024, "parameters": 10**13, "minibatch": 10**9}
 

@@ -13,8 +13,6 @@ from types import TracebackType
 from ..communication.attendance import END, FAILED, MEMORY, PROCESS
 from ..communication.launched import FOLDER
 
-__all__ = ["Roll"]
-
 #: How many descriptors the launcher needs besides one for each rank.
 _SPARE = 64
 

@@ -18,8 +18,6 @@ from .parser import Parser
 from .train import parser as train_parser
 from .train import read, train_on
 
-__all__ = ["main"]
-
 
 def main(argv: Sequence[str]) -> int:
     """`parallel-sgd simulate`: returns the exit code.

@@ -28,21 +28,6 @@ from ..validation import line_of
 from .attendance import FAILED, sign_off
 from .launched import is_hydra, launched_rank, launched_size
 
-__all__ = [
-    "end_at_exit",
-    "end_job",
-    "has_others",
-    "install_excepthook",
-    "install_excepthook_if_launched",
-    "mpi_is_down",
-    "mpi_that_is_up",
-    "print_labelled",
-    "rank_label",
-    "report",
-    "user_line",
-    "users_line",
-]
-
 #: Before it ends the job a rank waits so long: others with the same error can print it too, and
 #: mpiexec reads what was printed; MPICH's drops what is still on its way when a rank aborts.
 GRACE_S = 0.4

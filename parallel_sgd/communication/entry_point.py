@@ -17,8 +17,6 @@ from .abort import (
 )
 from .communicator import LONGEST_S
 
-__all__ = ["abort_on_error"]
-
 
 @contextlib.contextmanager
 def abort_on_error() -> Iterator[None]:

@@ -16,26 +16,6 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 
-__all__ = [
-    "EAGER_BYTES",
-    "FOLDER",
-    "REQUESTED_RANKS",
-    "SERVERS",
-    "SURVIVE",
-    "is_hydra",
-    "launched_local_size",
-    "launched_rank",
-    "launched_size",
-    "launcher_name",
-    "launcher_starts",
-    "requested_servers",
-    "same_mpi_family",
-    "send_without_asking",
-    "survives",
-    "without_launcher",
-    "world_mismatch",
-]
-
 #: Set by `parallel-sgd run`: the number of ranks that the user asked for.
 REQUESTED_RANKS = "PARALLEL_SGD_RANKS"
 

@@ -10,8 +10,6 @@ from ..kernels import body
 from ..options import Choice, Options, Whole, option, options
 from .codec import Codec, bits_with, codec_for, registered_bits
 
-__all__ = ["AUTO", "LARGEST", "CompressionOptions", "GradientBits", "problem_with"]
-
 Array = Any  #: a NumPy or CuPy array
 
 LARGEST = 1e30

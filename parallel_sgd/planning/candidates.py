@@ -22,8 +22,6 @@ from ..compression import registered_bits
 from ..costs import encoded_bytes
 from .job import Job, StepCost
 
-__all__ = ["Blocks", "Candidate", "DataParallel", "DoubleBuffered", "Servers", "candidates"]
-
 BACKWARD = 2 / 3  #: of a step, in which the gradient comes out bit by bit
 BLOCK_PASSES = 14  #: over the model at the end of a block: see `LocalUpdates`
 PUSH_PASSES = 6  #: of a server over its part, for a push: receive, apply, answer

@@ -24,8 +24,6 @@ from .hostfile import require_free, written
 from .hosts import emulated_hosts
 from .namespaces import remove_leftovers, require
 
-__all__ = ["main"]
-
 EXAMPLES = """\
 examples, as root:
   parallel-sgd cluster --hosts 4 -- mpiexec -hostfile hosts python train.py

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from ...errors import UserError
 
-__all__ = ["remove_written", "require_free", "written"]
-
 MARK = "# emulated hosts of process"  #: how its first line begins; then the process
 _RECORD = "written"  #: in the hosts' folder: where the file is, for whoever removes leftovers
 

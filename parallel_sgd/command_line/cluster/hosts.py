@@ -30,8 +30,6 @@ from .namespaces import (
     undisturbed,
 )
 
-__all__ = ["EmulatedHosts", "emulated_hosts"]
-
 MOST = 200  #: hosts: each has one byte of the address
 
 

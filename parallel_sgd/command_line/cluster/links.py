@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from ...errors import UserError
 
-__all__ = ["BURST", "address", "commands", "payload_rate", "port", "require_rate"]
-
 BURST = 256 << 10  #: bytes that a link takes at once after a rest, at the speed of memory
 
 FRAME, PAYLOAD = 1514, 1448  #: bytes of a full Ethernet frame as `tc` counts it, and TCP's of it

@@ -11,8 +11,6 @@ from ...errors import UserError
 from ..hostfiles import MPICH, OPEN_MPI
 from .namespaces import SETTLE
 
-__all__ = ["AGENT", "Wiring", "wiring"]
-
 #: mpiexec calls it as it would call ssh; Hydra puts an option first.
 AGENT = f"""#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done

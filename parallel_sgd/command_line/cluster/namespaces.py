@@ -21,18 +21,6 @@ from pathlib import Path
 from ...errors import UserError
 from .hostfile import remove_written
 
-__all__ = [
-    "PREFIX",
-    "SETTLE",
-    "call",
-    "ended_in_order",
-    "names_of",
-    "remove",
-    "remove_leftovers",
-    "require",
-    "undisturbed",
-]
-
 PREFIX = "psgd-hosts"  #: of all names: then the process that made them, then which it is
 PROGRAMS = ("ip", "tc", "unshare", "hostname", "mount")
 
