@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar, cast
 
 import numpy as np
@@ -44,11 +43,9 @@ class InCommon(Protocol):
         Args:
             steps: taken since the ranks have agreed, the same on all.
         """
-        ...
 
     def facts(self) -> dict[str, Any]:
         """The facts behind the latest sign, by name, for the error where they differ. Local."""
-        ...
 
 
 class Worlds(Protocol):
@@ -56,11 +53,9 @@ class Worlds(Protocol):
 
     def world(self, timeout_s: float, cuda_aware: bool) -> Communicator:
         """See `Communicator.world`."""
-        ...
 
     def single(self) -> Communicator:
         """See `Communicator.single`."""
-        ...
 
 
 class Communicator(ABC):
@@ -202,12 +197,7 @@ class Communicator(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, frames: object) -> None:
         """Closed, unless an error may have kept other ranks from coming here."""
         if error is None or isinstance(error, SharedError):
             self.close()

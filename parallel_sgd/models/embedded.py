@@ -30,7 +30,6 @@ class Rows(Protocol):
 
     def rows(self, ids: Ids) -> Array:
         """Return the rows of ids [...], float32 [..., width], the caller's own to change."""
-        ...
 
     def push(self, ids: Ids, gradient: Array, samples: int) -> None:
         """Have rows trained.
@@ -41,14 +40,12 @@ class Rows(Protocol):
                 summed. Unchanged; may be a view in which values repeat.
             samples: how many the gradient is of, at least 1.
         """
-        ...
 
     def prefetch(self, ids: Ids) -> None:
         """Begin to pull what the next `rows` will ask for: the same ids, in the same shape.
 
         A hint: where `rows` asks for others, as an evaluation in between does, it gets those.
         """
-        ...
 
 
 class EmbeddedMLP(MLP):
