@@ -91,10 +91,7 @@ def _add(group: Any, option: Option, check: Check, *, shown: bool) -> None:
     help_text = f"{option.help}{default}".replace("%", "%%") if shown else argparse.SUPPRESS
     if isinstance(check, Choice) and set(check.values) == {True, False}:
         group.add_argument(
-            flag,
-            action=argparse.BooleanOptionalAction,
-            default=argparse.SUPPRESS,
-            help=help_text,
+            flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help_text
         )
         return
     group.add_argument(

@@ -16,15 +16,7 @@ from ..algorithms import ALGORITHMS, Algorithm, BlockPeriod, OuterStep
 from ..communication import TIMEOUT_S, Communicator, checked_timeout
 from ..communication.entry_point import abort_on_error
 from ..communication.launched import requested_servers
-from ..data import (
-    DIGITS_CLASSES,
-    Dataset,
-    count_classes,
-    digits,
-    flattened,
-    library_source,
-    load,
-)
+from ..data import DIGITS_CLASSES, Dataset, count_classes, digits, flattened, library_source, load
 from ..errors import UserError
 from ..models import MLP, ByteLanguageModel, Classifier, SoftmaxRegression, use_gpu
 from ..optimizers import OPTIMIZERS, Optimizer

@@ -48,16 +48,6 @@ class InCommon(Protocol):
         """The facts behind the latest sign, by name, for the error where they differ. Local."""
 
 
-class Worlds(Protocol):
-    """Makes the first communicators of a process, of the kinds that are known above this file."""
-
-    def world(self, timeout_s: float, cuda_aware: bool) -> Communicator:
-        """See `Communicator.world`."""
-
-    def single(self) -> Communicator:
-        """See `Communicator.single`."""
-
-
 class Communicator(ABC):
     """A fixed group of ranks that call the same collectives in the same order.
 
@@ -78,7 +68,9 @@ class Communicator(ABC):
     trace: Trace = NO_TRACE
     in_common: InCommon | None = None
     learners: int = 0
-    _worlds: ClassVar[Worlds]  # given by `worlds`, as the package is imported
+    # `worlds` makes the first ones, of the kinds that are known above this file.
+    _make_world: ClassVar[Callable[[float, bool], Communicator]]
+    _make_single: ClassVar[Callable[[], Communicator]]
     _hosts: list[str] | None = None
     _problem: str | None = None
     # Of this rank, which the others are about to hear of. If they do not come soon, it is printed:
@@ -100,12 +92,12 @@ class Communicator(ABC):
         `import parallel_sgd` on. `sys.exit` on one rank, or its program's end, does so within
         seconds where another rank waits for it.
         """
-        return Communicator._worlds.world(checked_timeout(timeout_s), cuda_aware)
+        return Communicator._make_world(checked_timeout(timeout_s), cuda_aware)
 
     @staticmethod
     def single() -> Communicator:
         """A world of one rank, without MPI. Local."""
-        return Communicator._worlds.single()
+        return Communicator._make_single()
 
     @abstractmethod
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:

@@ -200,9 +200,7 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _launcher(
-    environ: Mapping[str, str] | None,
-) -> tuple[_Launcher | None, Mapping[str, str]]:
+def _launcher(environ: Mapping[str, str] | None) -> tuple[_Launcher | None, Mapping[str, str]]:
     """The innermost launcher that left its variables, and the environment that was read."""
     environ = os.environ if environ is None else environ
     for launcher in _LAUNCHERS:

@@ -52,10 +52,7 @@ class CompressionOptions(Options):
     def codec(self, bits: float) -> Codec:
         """The codec that these options mean at so many bits."""
         return codec_for(
-            bits,
-            block_size=self.block_size,
-            threshold=self.threshold,
-            half_format=self.half_format,
+            bits, block_size=self.block_size, threshold=self.threshold, half_format=self.half_format
         )
 
     def require_use_with(self, bits: Set[float | str]) -> None:

@@ -62,10 +62,7 @@ class Measured:
             for name, by_bits in vars(self.speeds).items()
         }
         rate = self.link.bytes_per_s
-        link = {
-            "latency_s": self.link.latency_s,
-            "bytes_per_s": rate if rate < math.inf else None,
-        }
+        link = {"latency_s": self.link.latency_s, "bytes_per_s": rate if rate < math.inf else None}
         return {"link": link, "values_per_s": kernels}
 
 

@@ -13,14 +13,7 @@ import numpy as np
 from ..errors import UserError
 from ..validation import NUMBERS, checked_seed, integer, kind_of, line_of, shown
 from .mapping import Mapping, mapping_of
-from .validation import (
-    Array,
-    DType,
-    check_numbers,
-    checked_inputs,
-    checked_targets,
-    float_dtype,
-)
+from .validation import Array, DType, check_numbers, checked_inputs, checked_targets, float_dtype
 
 SPLIT_STREAM = (0, 1)  #: follows the seed of a split; an epoch's order is (seed, epoch)
 
@@ -87,17 +80,9 @@ class Dataset(ABC):
 
         Local.
         """
-        samples = len(self)
-        if isinstance(test, float):
-            wanted = round(test * samples) if 0 < test < 1 else 0
-        else:
-            wanted = integer("test", test, 0)
-        if not 0 < wanted < samples:
-            raise UserError(
-                f"test={test!r} must leave at least one of {samples} samples on either side"
-            )
+        wanted = samples_to_test(test, len(self))
         stream = (checked_seed(seed), *SPLIT_STREAM)
-        order = np.random.default_rng(stream).permutation(samples)
+        order = np.random.default_rng(stream).permutation(len(self))
         return Subset(self, order[wanted:]), Subset(self, order[:wanted])
 
 
@@ -316,6 +301,23 @@ def as_dataset(x: Any, y: Any = None) -> Dataset:
         "x must be an array, or an object with __len__ and __getitem__ whose items are pairs "
         f"(x, y): it is {kind_of(x)}"
     )
+
+
+def samples_to_test(test: int | float, samples: int) -> int:
+    """How many of so many samples are to be tested on: a number, or (a float) a fraction. Local.
+
+    Raises:
+        UserError: none would be left for one of the two.
+    """
+    if isinstance(test, float):
+        wanted = round(test * samples) if 0 < test < 1 else 0
+    else:
+        wanted = integer("test", test, 0)
+    if not 0 < wanted < samples:
+        raise UserError(
+            f"test={test!r} must leave at least one of {samples} samples on either side"
+        )
+    return wanted
 
 
 def _as_array(name: str, values: Any) -> Array:

@@ -62,18 +62,13 @@ def draw(
 
 
 def _style(candidate: Candidate) -> dict[str, Any]:
+    full = "-" if candidate.bits == 32 else "--"
     if isinstance(candidate, Blocks):
         color = _BLOCKS.get(candidate.name, "#de9ed6")
-        return {
-            "color": color,
-            "linestyle": "-" if candidate.bits == 32 else "--",
-            "linewidth": 1.2,
-        }
+        return {"color": color, "linestyle": full, "linewidth": 1.2}
     if isinstance(candidate, DoubleBuffered):
-        return {"color": "#31a354", "linestyle": "-" if candidate.bits == 32 else "--"}
+        return {"color": "#31a354", "linestyle": full}
     if isinstance(candidate, DataParallel):
-        return {
-            "color": _BLUES.get(candidate.bits, "#c6dbef"),
-            "linestyle": "--" if candidate.overlap else "-",
-        }
+        color = _BLUES.get(candidate.bits, "#c6dbef")
+        return {"color": color, "linestyle": "--" if candidate.overlap else "-"}
     return {"color": "#756bb1"}
