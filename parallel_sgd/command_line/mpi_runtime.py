@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,15 @@ if "init" in sys.argv:
 """
 
 
+#: What --version says, and whose mpiexec says it.
+_MARKS = {
+    "Open MPI": "Open MPI",
+    "OpenRTE": "Open MPI",
+    "Intel(R) MPI": "Intel MPI",
+    "HYDRA": "MPICH",
+}
+
+
 @dataclass(frozen=True)
 class Mpiexec:
     """An mpiexec, and whose it is (None where its --version says nothing that is known)."""
@@ -73,14 +83,7 @@ def bound_mpi(*, initialize: bool = False) -> dict[str, Any]:
     """
     command = [sys.executable, "-c", _PROBE] + ["init"] * initialize
     try:
-        done = subprocess.run(
-            command,
-            env=without_launcher(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = _run(command, timeout_s=60)
         output, complaint = done.stdout, done.stderr
     except subprocess.TimeoutExpired as error:
         output, complaint = _text(error.stdout), "MPI did not answer within 60 s"
@@ -112,28 +115,12 @@ def identify(path: str) -> Mpiexec:
         UserError: it cannot be run.
     """
     try:
-        done = subprocess.run(
-            [path, "--version"],
-            env=without_launcher(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
+        done = _run([path, "--version"], timeout_s=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"mpiexec must be a program that runs: {path!r} ({error})") from None
     text = done.stdout + done.stderr
     version = re.search(r"\d+(\.\d+)+\S*", text)
-    vendor = None
-    for mark, name in (
-        ("Open MPI", "Open MPI"),
-        ("OpenRTE", "Open MPI"),
-        ("Intel(R) MPI", "Intel MPI"),
-        ("HYDRA", "MPICH"),
-    ):
-        if mark in text:
-            vendor = name
-            break
+    vendor = next((name for mark, name in _MARKS.items() if mark in text), None)
     return Mpiexec(path, vendor, version.group() if version else None)
 
 
@@ -165,6 +152,14 @@ def choose_mpiexec(vendor: str, path: str | None = None) -> Mpiexec:
         )
     there = ", ".join(f"{m.path} ({m.vendor or 'of unknown vendor'})" for m in mpiexecs)
     raise UserError(f"mpiexec must be of {vendor}, to which mpi4py is bound: {there}")
+
+
+def _run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a command as if no launcher had started this process."""
+    environ, nothing = without_launcher(os.environ), subprocess.DEVNULL
+    return subprocess.run(
+        command, env=environ, stdin=nothing, capture_output=True, text=True, timeout=timeout_s
+    )
 
 
 def _text(output: str | bytes | None) -> str:

@@ -31,6 +31,7 @@ from ..validation import checked_path
 from .parser import Parser
 from .units import bits_per_s, count, seconds
 
+TERMS = ("compute", "kernels", "wire", "startup", "hidden")  #: of a step
 NODES = [2**i for i in range(11)]  #: 1 to 1,024, to which a plan is drawn
 MOST = {"nodes": 1 << 20, "ranks_per_node": 1024, "parameters": 10**13, "minibatch": 10**9}
 
@@ -149,9 +150,8 @@ def _constants(job: Job) -> str:
 def _table(every: Sequence[Candidate], job: Job) -> str:
     """A line for each algorithm; times in milliseconds."""
     most = NODES[-1]
-    head = ["ms a step", "bits", "compute", "kernels", "wire", "startup", "hidden", "all"]
-    head += ["speed-up", "efficiency", "samples/s", "MB/rank", f"on {most:,}"]
-    rows = [head]
+    head = ["ms a step", "bits", *TERMS, "all"]
+    rows = [[*head, "speed-up", "efficiency", "samples/s", "MB/rank", f"on {most:,}"]]
     for candidate in every:
         cost = candidate.cost(job)
         terms = (cost.compute_s, cost.kernels_s, cost.wire_s, cost.startup_s, -cost.hidden_s)
@@ -190,11 +190,7 @@ def _row(candidate: Candidate, job: Job) -> dict[str, Any]:
         "algorithm": candidate.name,
         "bits": candidate.bits,
         "seconds": {
-            "compute": cost.compute_s,
-            "kernels": cost.kernels_s,
-            "wire": cost.wire_s,
-            "startup": cost.startup_s,
-            "hidden": cost.hidden_s,
+            **{name: getattr(cost, f"{name}_s") for name in TERMS},
             "step": cost.total_s,
         },
         "speed_up": cost.efficiency * job.nodes,

@@ -46,7 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(argv)
     if options.remove:
-        return _remove()
+        require()
+        lines = [f"removed {line}" for line in remove_leftovers()]
+        print("\n".join(lines or ["nothing was left behind"]))
+        return 0
     command = options.command[options.command[:1] == ["--"] :]
     if not command:
         raise UserError("a command must be given: -- mpiexec -hostfile hosts python train.py")
@@ -73,13 +76,6 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
             flush=True,
         )
         return run_job([*hosts.inside, *command], environ)
-
-
-def _remove() -> int:
-    require()
-    lines = [f"removed {line}" for line in remove_leftovers()]
-    print("\n".join(lines or ["nothing was left behind"]))
-    return 0
 
 
 def _words(rate: float) -> str:

@@ -49,7 +49,7 @@ def written(path: Path, lines: str, folder: Path) -> Iterator[None]:
     require_free(path)
     (folder / _RECORD).write_text(str(path.resolve()))
     try:
-        path.write_text(f"{_own_mark()}\n{lines}")
+        path.write_text(f"{MARK} {os.getpid()}\n{lines}")
     except OSError as error:
         raise UserError(
             f"hostfile={str(path)!r} must be a file that can be written ({error.strerror})"
@@ -70,10 +70,6 @@ def remove_written(folder: Path) -> Path | None:
     except FileNotFoundError:  # none was written, or another process has removed it
         return None
     return path
-
-
-def _own_mark() -> str:
-    return f"{MARK} {os.getpid()}"
 
 
 def _first_line(path: Path) -> str:
