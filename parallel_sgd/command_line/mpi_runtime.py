@@ -109,11 +109,7 @@ def find_mpiexecs() -> list[str]:
 
 
 def identify(path: str) -> Mpiexec:
-    """Whose mpiexec this is, as its --version says.
-
-    Raises:
-        UserError: it cannot be run.
-    """
+    """Whose mpiexec this is, as its --version says; raises a UserError where it cannot be run."""
     try:
         done = _run([path, "--version"], timeout_s=30)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -12,7 +12,6 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +57,10 @@ def main(argv: Sequence[str]) -> int:
         text = json.dumps(_content(given, job), indent=2, allow_nan=False)
         write_whole("--json", given.json, lambda path: path.write_text(text + "\n"))
     if given.figure is not None:
-        write_whole("--figure", given.figure, lambda path: _draw(path, form, job, pyplot))
+        described = _described(job)
+        write_whole(
+            "--figure", given.figure, lambda path: draw(path, form, NODES, job, described, pyplot)
+        )
     return 0
 
 
@@ -249,20 +251,6 @@ def _form(path: str) -> str:
     if form not in known:
         raise UserError(f"--figure={path} must end in one of {', '.join(known)}")
     return form
-
-
-def _draw(path: Path, form: str, job: Job, pyplot: Any) -> None:
-    on = [job.on(nodes) for nodes in NODES]
-    every = candidates(job.on(NODES[-1]))
-    draw(
-        path,
-        form,
-        NODES,
-        {c: [c.cost(j).efficiency if c.is_possible(j) else None for j in on] for c in every},
-        job.nodes,
-        _described(job),
-        pyplot,
-    )
 
 
 def _pyplot() -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ..communication import simulate
 from ..validation import require_use
@@ -31,8 +31,8 @@ def main(argv: Sequence[str]) -> int:
         train_parser().print_help()
         return 0
     given, rest = _parser().parse_known_args(argv)
-    missing = _one_thread_each(os.environ)
-    if missing:  # BLAS reads them as it is loaded, which it is by now
+    missing = {name: "1" for name in THREAD_VARIABLES if name not in os.environ}
+    if missing:  # the ranks share the cores; BLAS reads these as it is loaded, which it is by now
         command = [sys.executable, "-m", "parallel_sgd", "simulate", *argv]
         os.execve(sys.executable, command, {**os.environ, **missing})
     options, algorithm, optimizer = read(rest)
@@ -43,11 +43,6 @@ def main(argv: Sequence[str]) -> int:
         timeout_s=options.timeout_s,
     )
     return 0
-
-
-def _one_thread_each(environ: Mapping[str, str]) -> dict[str, str]:
-    """What is to be added to the environment: the ranks share the cores already."""
-    return {name: "1" for name in THREAD_VARIABLES if name not in environ}
 
 
 def _parser() -> Parser:

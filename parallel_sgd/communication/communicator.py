@@ -341,11 +341,7 @@ class Communicator(ABC):
 
 
 def checked_timeout(timeout_s: float) -> float:
-    """A number of seconds to wait at most.
-
-    Raises:
-        UserError: it is none.
-    """
+    """A number of seconds to wait at most; raises a UserError where it is none. Local."""
     timeout_s = number("timeout_s", timeout_s, 0, most=LONGEST_S)
     if timeout_s == 0:
         raise UserError("timeout_s=0 must be more than 0 seconds")

@@ -19,11 +19,7 @@ _RETRIES = "echo 5 > /proc/sys/net/ipv4/tcp_retries2"
 
 
 def require_rate(rate: float) -> None:
-    """See that links can have this rate.
-
-    Raises:
-        UserError: they cannot.
-    """
+    """Raise a UserError where links cannot have this rate."""
     if not (SLOWEST <= rate <= FASTEST or rate == math.inf):
         raise UserError(
             f"rate={rate:g} bit/s of emulated links must be 1mbit to 1000gbit, or unlimited"

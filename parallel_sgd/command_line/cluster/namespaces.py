@@ -39,11 +39,7 @@ def names_of(pid: int, count: int) -> tuple[str, tuple[str, ...]]:
 
 
 def require() -> None:
-    """See that this process may make namespaces, and has the programs for it.
-
-    Raises:
-        UserError: it may not, or has not; says what is missing.
-    """
+    """Raise a UserError where this process may not make namespaces, or lacks programs for it."""
     if os.geteuid() != 0:
         raise UserError("emulated hosts need root, which alone may make network namespaces")
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
@@ -54,11 +50,7 @@ def require() -> None:
 
 
 def call(command: Sequence[str]) -> None:
-    """Run one command.
-
-    Raises:
-        UserError: it fails; with what it has said.
-    """
+    """Run one command; where it fails, raise a UserError with what it has said."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
