@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ..communication.launched import (
@@ -250,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--servers",
-        type=_server_count,
+        type=partial(rank_count, least=0),
         metavar="N",
         help="the last N of the ranks are parameter servers, for an algorithm that has them; 0: "
         "every rank serves a part beside training",
@@ -287,16 +288,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def rank_count(text: str) -> int:
+def rank_count(text: str, least: int = 1) -> int:
     """The type of the option -n."""
-    return _count(text, 1)
-
-
-def _server_count(text: str) -> int:
-    return _count(text, 0)
-
-
-def _count(text: str, least: int) -> int:
     number = decimal(text)
     if number is None or not least <= number <= MOST_RANKS:
         raise argparse.ArgumentTypeError(

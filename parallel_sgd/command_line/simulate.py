@@ -15,8 +15,8 @@ from ..communication import simulate
 from ..validation import require_use
 from .launcher import THREAD_VARIABLES, rank_count
 from .parser import Parser
-from .train import parser as train_parser
 from .train import read, train_on
+from .train_options import parser as train_parser
 
 
 def main(argv: Sequence[str]) -> int:
