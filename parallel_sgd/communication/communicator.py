@@ -54,6 +54,7 @@ class Communicator(ABC):
     Attributes:
         rank: this process's (or thread's) number, 0 to ``size - 1``.
         size: how many ranks train together.
+        timeout_s: longest wait of this rank for others, in seconds.
         trace: where this rank says what its time goes into; duplicates and parts made later share
             it. Nothing is kept unless it is set to a `Trace`.
         in_common: what `agree` compares between the ranks beside its arguments.
@@ -65,6 +66,7 @@ class Communicator(ABC):
 
     rank: int
     size: int
+    timeout_s: float
     trace: Trace = NO_TRACE
     in_common: InCommon | None = None
     learners: int = 0
@@ -198,11 +200,6 @@ class Communicator(ABC):
     def world_ranks(self) -> Sequence[int]:
         """What these ranks are called in the whole world, in their order: errors do so. Local."""
         return range(self.size)
-
-    @property
-    @abstractmethod
-    def timeout_s(self) -> float:
-        """Longest wait of this rank for others, in seconds. Local."""
 
     def barrier(self) -> None:
         """Wait until every rank is here."""

@@ -175,7 +175,7 @@ class ThreadCommunicator(Communicator):
             forget: called when the last rank has closed its communicator.
         """
         self._world, self.rank, self.size = world, rank, world.size
-        self._subworlds_made, self._forget = 0, forget
+        self._subworlds_made, self._forget, self.timeout_s = 0, forget, world.timeout_s
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         def combine(offers: list[Array]) -> None:
@@ -253,10 +253,6 @@ class ThreadCommunicator(Communicator):
     @property
     def world_ranks(self) -> tuple[int, ...]:
         return self._world.ranks
-
-    @property
-    def timeout_s(self) -> float:
-        return self._world.timeout_s
 
     @property
     def host(self) -> str:

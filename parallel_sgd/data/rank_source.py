@@ -32,10 +32,7 @@ class RankSource(MinibatchSource):
         y: what this rank's samples are to teach [n, …]: labels, or values of any sign.
         minibatch_size: samples of all ranks together in a minibatch while none is dry; at least
             the number of ranks.
-        epochs: passes over the data, at least 1.
-        seed: an integer of at least 0, the same on all ranks.
-        shuffle: False takes the samples in their own order in every epoch.
-        dtype, classes, start: as for `Source`.
+        epochs, seed, shuffle, dtype, classes, start: as for `Source`.
     Raises:
         UserError: an argument is not as required.
 

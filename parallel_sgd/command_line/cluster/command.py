@@ -68,18 +68,15 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
         environ = {**os.environ, **hosts.environment}
         if shutil.which(command[0], path=environ["PATH"]) is None:
             raise UserError(f"command must be a program in PATH: {command[0]!r}")
+        links = UNLIMITED if options.rate == math.inf else f"of {options.rate / 1e6:g} Mbit/s"
         print(
             f"parallel-sgd: {options.hosts} host{'s' * (options.hosts > 1)}, "
-            f"slots={options.slots}, links {_words(options.rate)}, in {options.hostfile}: "
+            f"slots={options.slots}, links {links}, in {options.hostfile}: "
             f"{shlex.join(command)}",
             file=sys.stderr,
             flush=True,
         )
         return run_job([*hosts.inside, *command], environ)
-
-
-def _words(rate: float) -> str:
-    return UNLIMITED if rate == math.inf else f"of {rate / 1e6:g} Mbit/s"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -69,7 +69,8 @@ class EmulatedHosts:
     @property
     def hostfile(self) -> str:
         """The text of a hostfile, in the MPI's dialect."""
-        return self.wiring.hostfile(self.names, self.slots)
+        lines = [self.wiring.line.format(name=name, slots=self.slots) for name in self.names]
+        return "".join(f"{line}\n" for line in lines)
 
     @property
     def environment(self) -> dict[str, str]:

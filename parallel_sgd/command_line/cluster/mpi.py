@@ -61,10 +61,6 @@ class Wiring:
     options: tuple[str, ...]
     line: str
 
-    def hostfile(self, names: tuple[str, ...], slots: int) -> str:
-        """The text of a hostfile."""
-        return "".join(f"{self.line.format(name=name, slots=slots)}\n" for name in names)
-
 
 def wiring(mpi: Mapping[str, Any], folder: Path) -> Wiring:
     """For the MPI that mpi4py is bound to.
