@@ -165,13 +165,9 @@ def _ms(duration_s: float) -> str:
     return f"{duration_s * 1e3:,.3g} ms"
 
 
-def _main() -> None:
-    comm = Communicator.world()
-    measured = measured_on(comm)
-    if comm.rank == 0:
-        print(json.dumps(measured, allow_nan=False), flush=True)
-
-
 if __name__ == "__main__":
     with abort_on_error():
-        _main()
+        world = Communicator.world()
+        answer = json.dumps(measured_on(world), allow_nan=False)
+        if world.rank == 0:
+            print(answer, flush=True)

@@ -13,10 +13,9 @@ from ..errors import SharedError, SharedProblem, UserError
 from ..trace import NO_TRACE, Trace
 from ..validation import number
 from .endpoint import Endpoint
-from .messages import Messages
+from .messages import Array, Messages
 from .phrases import different_calls, in_words
 
-Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
 Counts = Sequence[int]
 Result = TypeVar("Result")
 

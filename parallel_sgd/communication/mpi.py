@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..kernels import array_module
 from .abort import install_excepthook
 from .attendance import note_memory
-from .communicator import Array, Closed, Communicator, Counts
+from .communicator import Closed, Communicator, Counts
 from .departures import Calls, departures
 from .endpoint import Endpoint
 from .launched import (
@@ -30,7 +30,7 @@ from .launched import (
     survives,
     world_mismatch,
 )
-from .messages import MOST_VALUES, Messages, pieces_of
+from .messages import MOST_VALUES, Array, Messages, pieces_of
 from .staging import pinned_like
 from .watchdog import Watchdog, ended_if_longer_than
 

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from ..errors import SharedError, UserError
 from ..validation import integer, line_of
 from .background import rank_ends
-from .communicator import TIMEOUT_S, Array, Closed, Communicator, Counts, checked_timeout
+from .communicator import TIMEOUT_S, Closed, Communicator, Counts, checked_timeout
 from .endpoint import Endpoint
-from .messages import Messages
+from .messages import Array, Messages
 from .phrases import different_calls, in_words, left_in_vain
 from .thread_endpoint import Mailbox, RankFailed, ThreadEndpoint
 from .thread_messages import ThreadMessages

@@ -8,9 +8,7 @@ from typing import Any
 
 from ..kernels import body
 from ..options import Choice, Options, Whole, option, options
-from .codec import Codec, bits_with, codec_for, registered_bits
-
-Array = Any  #: a NumPy or CuPy array
+from .codec import Array, Codec, bits_with, codec_for, registered_bits
 
 LARGEST = 1e30
 """With few bits. Beyond it the sums of a block could overflow: taken for divergence."""

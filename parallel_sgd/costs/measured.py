@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..communication import Communicator
-from .kernel_speeds import measure_kernel_speeds
+from .kernel_speeds import Array, measure_kernel_speeds
 from .links import measure_link
 from .model import KernelSpeeds, Link, best_bits, exchange_s
-
-Array = Any  #: a NumPy or CuPy array
 
 
 @dataclass(frozen=True)

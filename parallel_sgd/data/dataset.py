@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..validation import NUMBERS, checked_seed, integer, kind_of, line_of, shown
-from .mapping import Mapping, mapping_of
+from .mapping import mapping_of, require_whole
 from .validation import Array, DType, check_numbers, checked_inputs, checked_targets, float_dtype
 
 SPLIT_STREAM = (0, 1)  #: follows the seed of a split; an epoch's order is (seed, epoch)
@@ -119,7 +119,7 @@ class Arrays(Dataset):
                 f"{before}x and y must have one length: {len(self.x)} and {len(self.y)}"
             )
         mapped = {self.x_name: mapping_of(self.x), self.y_name: mapping_of(self.y)}
-        self._mapped: dict[str, Mapping] = {n: m for n, m in mapped.items() if m is not None}
+        self._mapped = {name: mapping for name, mapping in mapped.items() if mapping is not None}
 
     def __len__(self) -> int:
         return len(self.x)
@@ -140,7 +140,7 @@ class Arrays(Dataset):
             UserError: one of them does not.
         """
         for name, mapping in self._mapped.items():
-            mapping.require_whole(name)
+            require_whole(name, *mapping)
 
     def __repr__(self) -> str:
         return f"Arrays({self.x_name} {list(self.x.shape)} {self.x.dtype}, y {self.y.dtype})"
@@ -190,20 +190,16 @@ class Items(Dataset):
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UserError(f"item {index} must be a pair (x, y): it is {kind_of(item)}")
         x, y = _of_item("x", index, item[0]), _of_item("y", index, item[1])
-        self._require_one_kind_of_y(index, y)
-        return x, y
-
-    def _require_one_kind_of_y(self, index: int, y: Array) -> None:
-        """Else it would depend on the minibatch whether y is int64."""
         integers = y.dtype.kind != "f"
         if self._integers is None:
             self._integers = integers, index
         same, first = self._integers
-        if integers != same:
+        if integers != same:  # it would depend on the minibatch whether y is int64
             kinds = {True: "whole numbers", False: "floats"}
             raise UserError(
                 f"y[{index}] holds {kinds[integers]}, and y[{first}] {kinds[same]}: must be alike"
             )
+        return x, y
 
     def _empty(self) -> tuple[Array, Array]:
         if len(self) == 0:

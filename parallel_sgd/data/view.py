@@ -9,11 +9,8 @@ from typing import Any, NoReturn, Protocol
 class CommunicatorView(Protocol):
     """This rank's number, how many ranks there are, and how they come to one mind."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
+    rank: int
+    size: int
 
     def allgather_object(self, item: Any) -> list[Any]:
         """Every rank's `item`, in rank order. Collective."""

@@ -10,14 +10,7 @@ from .candidates import Blocks, Candidate, DataParallel, DoubleBuffered, candida
 from .job import Job
 from .recommendation import title
 
-_BLUES: dict[float, str] = {
-    32: "#08306b",
-    16: "#08519c",
-    8: "#2171b5",
-    4: "#4292c6",
-    2: "#6baed6",
-    1: "#9ecae1",
-}
+_BLUES = {32.0: "#08306b", 16: "#08519c", 8: "#2171b5", 4: "#4292c6", 2: "#6baed6", 1: "#9ecae1"}
 _BLOCKS = {"model averaging": "#fd8d3c", "block momentum": "#a50f15", "SlowMo": "#e7ba52"}
 
 
