@@ -88,11 +88,7 @@ class Launch:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`parallel-sgd run`: returns the job's exit code.
-
-    Raises:
-        UserError: anything is wrong with the arguments, or no fitting mpiexec is there.
-    """
+    """`parallel-sgd run`: returns the job's exit code, or raises a UserError before it starts."""
     request = parse(argv)
     name = launcher_name()
     if name is not None:
@@ -168,11 +164,7 @@ def batch_system(environ: Mapping[str, str]) -> str | None:
 
 
 def parse(argv: Sequence[str]) -> Request:
-    """The arguments of `parallel-sgd run`, checked.
-
-    Raises:
-        UserError: one of them is not as required.
-    """
+    """Read the arguments of `parallel-sgd run`; raises a UserError where one is wrong."""
     given = _parser().parse_args(argv)
     command = ("-m", *given.module) if given.module is not None else tuple(given.command)
     if given.ranks is None:

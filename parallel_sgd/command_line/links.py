@@ -54,11 +54,7 @@ def add_link_options(parser: argparse.ArgumentParser) -> None:
 
 
 def require_use_of_links(given: argparse.Namespace) -> None:
-    """See that the options go together. Local.
-
-    Raises:
-        UserError: one of them has no use, or there are too few ranks.
-    """
+    """Raise a UserError where one of the options has no use, or there are too few ranks. Local."""
     launched = launched_size()
     for flag, value in (("-n", given.ranks), ("--hostfile", given.hostfile)):
         if value is not None and not given.links:

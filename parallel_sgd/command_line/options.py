@@ -46,11 +46,7 @@ def add_options(
 
 
 def check_of(option: Option, kind: type) -> Check:
-    """What an option must be: as it declares, or by its type.
-
-    Raises:
-        UserError: neither says it.
-    """
+    """What an option must be: as it declares, or by its type; raises a UserError for neither."""
     if option.check is not None:
         return option.check
     try:

@@ -20,11 +20,7 @@ from .train_options import parser as train_parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """`parallel-sgd simulate`: returns the exit code.
-
-    Raises:
-        UserError: anything is wrong with the arguments, the data or the training.
-    """
+    """`parallel-sgd simulate`: returns 0, or raises a UserError of arguments, data or training."""
     if "-h" in argv or "--help" in argv:
         _parser().print_help()
         print()

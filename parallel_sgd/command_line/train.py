@@ -54,11 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any], Optimizer]:
-    """The options, with the algorithm and the optimizer that they describe. Local.
-
-    Raises:
-        UserError: an option or its value is wrong.
-    """
+    """Read options, algorithm and optimizer; raises a UserError where one is wrong. Local."""
     choices = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     add_choices(choices)
     try:
@@ -170,11 +166,7 @@ def train_on(
 
 
 def _resumed_run(options: argparse.Namespace) -> str | None:
-    """The folder of the run that is to go on; None where there is none, or --output is given.
-
-    Raises:
-        UserError: it cannot be told. Local.
-    """
+    """The run's folder that --resume means, without --output; raises a UserError for none."""
     if options.resume is None or options.output:
         return None
     path = Path(options.resume)

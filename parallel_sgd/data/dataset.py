@@ -134,11 +134,7 @@ class Arrays(Dataset):
         return x, checked_targets(self.y_name, y, indexes, kind, classes)
 
     def require_whole(self) -> None:
-        """See that mapped files still reach to the end of the arrays. Local; about 1 µs a file.
-
-        Raises:
-            UserError: one of them does not.
-        """
+        """Raise a UserError where a mapped file ends before its array. Local; about 1 µs a file."""
         for name, mapping in self._mapped.items():
             require_whole(name, *mapping)
 

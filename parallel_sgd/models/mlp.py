@@ -141,11 +141,7 @@ class SoftmaxRegression(MLP):
 
 
 def checked_hidden(hidden: Sequence[int]) -> list[int]:
-    """The width of each hidden layer.
-
-    Raises:
-        UserError: one of them is not a whole number of at least 1.
-    """
+    """The widths of hidden layers; raises a UserError where one is no whole number above 0."""
     if not isinstance(hidden, Iterable):
         raise UserError(f"hidden={shown(hidden)} must be a sequence of whole numbers")
     return [integer(f"hidden[{i}]", size, 1) for i, size in enumerate(hidden)]

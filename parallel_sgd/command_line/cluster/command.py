@@ -37,13 +37,7 @@ The exit code is the command's; 128 + the signal that ended it; 2 where it could
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line.
-
-    Returns:
-        The command's exit code, or 128 + the signal that ended it.
-    Raises:
-        UserError: the hosts cannot be made, or the command is none.
-    """
+    """`parallel-sgd cluster`: returns what `EXAMPLES` say, or raises a UserError without hosts."""
     options = _parser().parse_args(argv)
     if options.remove:
         require()

@@ -14,11 +14,7 @@ _RECORD = "written"  #: in the hosts' folder: where the file is, for whoever rem
 
 
 def require_free(path: Path) -> None:
-    """See that a hostfile can be written there.
-
-    Raises:
-        UserError: something else is there, or hosts that are in use have it.
-    """
+    """Raise a UserError where something else is there, or hosts that are in use have the file."""
     if not path.parent.is_dir():
         raise UserError(f"hostfile={str(path)!r} must be in a folder that exists")
     if path.is_symlink() or (path.exists() and not path.is_file()):

@@ -58,11 +58,8 @@ def call(command: Sequence[str]) -> None:
 
 
 def remove(names: Iterable[str]) -> int:
-    """End what runs in these namespaces, and remove them with their links; those that are there.
-
-    Returns:
-        How many processes were ended.
-    """
+    """End what runs in those of these namespaces that are there, and remove them with their links;
+    how many processes were ended."""
     names, ended = list(names), set[str]()
     deadline = time.monotonic() + _KILLED_S
     while pids := {pid for name in names for pid in _output(["ip", "netns", "pids", name]).split()}:
