@@ -70,7 +70,7 @@ class MinibatchSource(ABC):
         Collective at the first minibatch for a learner, when the ranks see that they agree; from
         then on local: the ranks keep step by what they do with the minibatches.
         """
-        if getattr(learner, "serves", False):  # the other ranks, without data
+        if getattr(learner, "serves", False):  # this rank has no part in the data
             return
         self.meet(learner)
         with learner.feed() as feed:
