@@ -9,8 +9,11 @@ from typing import Any, NoReturn, Protocol
 class CommunicatorView(Protocol):
     """This rank's number, how many ranks there are, and how they come to one mind."""
 
-    rank: int
-    size: int
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
 
     def allgather_object(self, item: Any) -> list[Any]:
         """Every rank's `item`, in rank order. Collective."""
