@@ -39,8 +39,6 @@ from .links import add_link_options, link_lines, measured_links, require_use_of_
 from .mpi_runtime import bound_mpi, find_mpiexecs, identify
 from .parser import Parser
 
-__all__ = ["collect", "main", "package_version"]
-
 
 def main(argv: Sequence[str]) -> int:
     """`parallel-sgd info`: returns 0; under mpiexec rank 0 speaks for all."""

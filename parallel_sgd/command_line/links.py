@@ -27,8 +27,6 @@ from ..parameters import Parameters
 from .hostfiles import read_hostfile
 from .launcher import rank_count
 
-__all__ = ["add_link_options", "link_lines", "measured_links", "require_use_of_links"]
-
 SIZES = (250_000, 2_500_000, 25_000_000)  #: values: 1, 10 and 100 MB of float32
 LONGEST_S = 5.0  #: an exchange that should take longer is not tried
 RANKS = 2  #: where nothing says how many
@@ -56,11 +54,7 @@ def add_link_options(parser: argparse.ArgumentParser) -> None:
 
 
 def require_use_of_links(given: argparse.Namespace) -> None:
-    """See that the options go together. Local.
-
-    Raises:
-        UserError: one of them has no use, or there are too few ranks.
-    """
+    """Raise a UserError where one of the options has no use, or there are too few ranks. Local."""
     launched = launched_size()
     for flag, value in (("-n", given.ranks), ("--hostfile", given.hostfile)):
         if value is not None and not given.links:
@@ -167,13 +161,9 @@ def _ms(duration_s: float) -> str:
     return f"{duration_s * 1e3:,.3g} ms"
 
 
-def _main() -> None:
-    comm = Communicator.world()
-    measured = measured_on(comm)
-    if comm.rank == 0:
-        print(json.dumps(measured, allow_nan=False), flush=True)
-
-
 if __name__ == "__main__":
     with abort_on_error():
-        _main()
+        world = Communicator.world()
+        answer = json.dumps(measured_on(world), allow_nan=False)
+        if world.rank == 0:
+            print(answer, flush=True)

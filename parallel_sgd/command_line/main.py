@@ -13,8 +13,6 @@ from ..starting import started
 from .info import package_version
 from .parser import Parser
 
-__all__ = ["main"]
-
 #: Command: the module of this package whose `main(argv)` returns the exit code, and what it does.
 COMMANDS = {
     "run": ("launcher", "start a Python script on N ranks, with the mpiexec that fits"),

@@ -46,11 +46,7 @@ def add_options(
 
 
 def check_of(option: Option, kind: type) -> Check:
-    """What an option must be: as it declares, or by its type.
-
-    Raises:
-        UserError: neither says it.
-    """
+    """What an option must be: as it declares, or by its type; raises a UserError for neither."""
     if option.check is not None:
         return option.check
     try:
@@ -89,21 +85,11 @@ def _add(group: Any, option: Option, check: Check, *, shown: bool) -> None:
     flag = "--" + option.name.replace("_", "-")
     default = "" if option.default is None else f" (default: {_text(option.default)})"
     help_text = f"{option.help}{default}".replace("%", "%%") if shown else argparse.SUPPRESS
-    if isinstance(check, Choice) and set(check.values) == {True, False}:
-        group.add_argument(
-            flag,
-            action=argparse.BooleanOptionalAction,
-            default=argparse.SUPPRESS,
-            help=help_text,
-        )
-        return
-    group.add_argument(
-        flag,
-        type=_reader(option.name, check),
-        default=argparse.SUPPRESS,
-        metavar=check.metavar.replace("%", "%%"),
-        help=help_text,
-    )
+    how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+    if not isinstance(check, Choice) or set(check.values) != {True, False}:
+        metavar = check.metavar.replace("%", "%%")
+        how = {"type": _reader(option.name, check), "metavar": metavar}
+    group.add_argument(flag, default=argparse.SUPPRESS, help=help_text, **how)
 
 
 def build(chosen: str, kinds: Mapping[str, type], given: argparse.Namespace) -> Any:

@@ -12,7 +12,6 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,8 +30,7 @@ from ..validation import checked_path
 from .parser import Parser
 from .units import bits_per_s, count, seconds
 
-__all__ = ["main"]
-
+TERMS = ("compute", "kernels", "wire", "startup", "hidden")  #: of a step
 NODES = [2**i for i in range(11)]  #: 1 to 1,024, to which a plan is drawn
 MOST = {"nodes": 1 << 20, "ranks_per_node": 1024, "parameters": 10**13, "minibatch": 10**9}
 
@@ -59,7 +57,10 @@ def main(argv: Sequence[str]) -> int:
         text = json.dumps(_content(given, job), indent=2, allow_nan=False)
         write_whole("--json", given.json, lambda path: path.write_text(text + "\n"))
     if given.figure is not None:
-        write_whole("--figure", given.figure, lambda path: _draw(path, form, job, pyplot))
+        described = _described(job)
+        write_whole(
+            "--figure", given.figure, lambda path: draw(path, form, NODES, job, described, pyplot)
+        )
     return 0
 
 
@@ -151,9 +152,8 @@ def _constants(job: Job) -> str:
 def _table(every: Sequence[Candidate], job: Job) -> str:
     """A line for each algorithm; times in milliseconds."""
     most = NODES[-1]
-    head = ["ms a step", "bits", "compute", "kernels", "wire", "startup", "hidden", "all"]
-    head += ["speed-up", "efficiency", "samples/s", "MB/rank", f"on {most:,}"]
-    rows = [head]
+    head = ["ms a step", "bits", *TERMS, "all"]
+    rows = [[*head, "speed-up", "efficiency", "samples/s", "MB/rank", f"on {most:,}"]]
     for candidate in every:
         cost = candidate.cost(job)
         terms = (cost.compute_s, cost.kernels_s, cost.wire_s, cost.startup_s, -cost.hidden_s)
@@ -192,11 +192,7 @@ def _row(candidate: Candidate, job: Job) -> dict[str, Any]:
         "algorithm": candidate.name,
         "bits": candidate.bits,
         "seconds": {
-            "compute": cost.compute_s,
-            "kernels": cost.kernels_s,
-            "wire": cost.wire_s,
-            "startup": cost.startup_s,
-            "hidden": cost.hidden_s,
+            **{name: getattr(cost, f"{name}_s") for name in TERMS},
             "step": cost.total_s,
         },
         "speed_up": cost.efficiency * job.nodes,
@@ -255,20 +251,6 @@ def _form(path: str) -> str:
     if form not in known:
         raise UserError(f"--figure={path} must end in one of {', '.join(known)}")
     return form
-
-
-def _draw(path: Path, form: str, job: Job, pyplot: Any) -> None:
-    on = [job.on(nodes) for nodes in NODES]
-    every = candidates(job.on(NODES[-1]))
-    draw(
-        path,
-        form,
-        NODES,
-        {c: [c.cost(j).efficiency if c.is_possible(j) else None for j in on] for c in every},
-        job.nodes,
-        _described(job),
-        pyplot,
-    )
 
 
 def _pyplot() -> Any:

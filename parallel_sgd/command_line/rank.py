@@ -18,8 +18,6 @@ from ..communication.entry_point import abort_on_error
 from ..communication.launched import send_without_asking
 from ..errors import UserError
 
-__all__ = ["main"]
-
 
 def main(argv: list[str] | None = None) -> None:
     """Run the script or module named by the arguments as ``__main__``, with the rest as its own."""

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..algorithms import ALGORITHMS, Algorithm, BlockPeriod, OuterStep
-from ..communication import TIMEOUT_S, Communicator, checked_timeout
+from ..communication import Communicator, checked_timeout
 from ..communication.entry_point import abort_on_error
 from ..communication.launched import requested_servers
-from ..data import (
-    DIGITS_CLASSES,
-    Dataset,
-    count_classes,
-    digits,
-    flattened,
-    library_source,
-    load,
-)
+from ..data import DIGITS_CLASSES, Dataset, count_classes, digits, flattened, library_source, load
 from ..errors import UserError
 from ..models import MLP, ByteLanguageModel, Classifier, SoftmaxRegression, use_gpu
 from ..optimizers import OPTIMIZERS, Optimizer
@@ -33,11 +26,9 @@ from ..parameter_server import ParameterServers
 from ..training import CHECKPOINTS, RunFolder, Session, require_matplotlib
 from ..validation import checked_path, require_use, shown
 from ..version import __version__
-from .measuring import add_measuring_options
-from .options import add_options, build, describe
-from .parser import Parser
+from .options import build, describe
 from .reporting import blocks, finish, print_choices, print_progress, ranks_in_words
-from .saving import KEEP, add_saving_options, resumed_run
+from .train_options import DEFAULT_LR, KEEP, add_choices, parser
 
 #: Data that need no file: the number of classes, and who reads them.
 BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
@@ -47,138 +38,6 @@ BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
 
 #: Options that are paths, and of what.
 PATHS = {"data": "file", "labels": "file", "output": "folder", "resume": "folder", "trace": "file"}
-
-DEFAULT_LR = {"sgd": 0.3, "momentum": 0.03, "nesterov": 0.03, "adam": 0.001, "adagrad": 0.03}
-
-EXAMPLES = """\
-examples:
-  parallel-sgd run -n 4 train.py --gradient-bits 1 --compare-serial
-  mpiexec -hostfile hosts python train.py --optimizer momentum --lr 0:0.1,50000:0.01
-  mpiexec -n 4 python train.py --lr cosine:0:0.3,40000:0.001
-  parallel-sgd run -n 5 --servers 1 train.py --algorithm async --sync-period 64 --lr 0.1
-  parallel-sgd run -n 4 train.py --checkpoint-every 10000 --output run
-  parallel-sgd run -n 2 train.py --checkpoint-every 10000 --resume run
-  mpiexec -n 8 python train.py --data train.npz --hidden 512 512 --gradient-bits 0:32,20000:1
-"""
-
-
-def parser(
-    algorithm: str = "data-parallel",
-    optimizer: str = "sgd",
-    algorithms: Mapping[str, type[Algorithm[Any]]] = ALGORITHMS,
-) -> argparse.ArgumentParser:
-    """All options of a training run, and of them shown those of this algorithm and optimizer.
-
-    Raises:
-        UserError: an algorithm has options that cannot be options of the command line.
-    """
-    p = Parser(
-        prog="train.py",
-        description="Train a softmax classifier on all ranks that mpiexec started.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    p.add_argument("--version", action="version", version=f"parallel_sgd {__version__}")
-    data = p.add_argument_group("data")
-    data.add_argument(
-        "--data",
-        default="digits",
-        metavar="FILE",
-        help="digits (scikit-learn's), library (the source of Python's standard library, byte by "
-        "byte), a .npz with arrays x and y, or a .npy (default: digits)",
-    )
-    data.add_argument("--labels", metavar="FILE", help="the labels, where --data is a .npy")
-    data.add_argument(
-        "--classes",
-        type=int,
-        metavar="N",
-        help="labels are from 0 to N - 1 (default: as many as the labels show)",
-    )
-    data.add_argument(
-        "--test",
-        type=float,
-        default=0.2,
-        metavar="X",
-        help="fraction of the samples that is kept for testing (default: 0.2)",
-    )
-    model = p.add_argument_group("model")
-    model.add_argument(
-        "--model",
-        choices=("mlp", "softmax", "bytes"),
-        help="bytes: a language model of the bytes before (default: mlp, or for --data library "
-        "bytes)",
-    )
-    model.add_argument(
-        "--hidden",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="units of each hidden layer of mlp or bytes (default: 128)",
-    )
-    model.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        default="cpu",
-        help="where the model and its gradients live (cuda needs CuPy)",
-    )
-    run = p.add_argument_group("run")
-    run.add_argument("--epochs", type=int, default=30, metavar="N", help="(default: 30)")
-    run.add_argument(
-        "--minibatch-size",
-        type=int,
-        default=64,
-        metavar="N",
-        help="samples of all ranks together in a minibatch (default: 64)",
-    )
-    run.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of split, model and order (default: 0)"
-    )
-    run.add_argument(
-        "--output", metavar="FOLDER", help="new folder for the results (default: runs/<time>)"
-    )
-    run.add_argument("--no-plot", action="store_true", help="do not draw the loss curve")
-    run.add_argument(
-        "--compare-serial",
-        action="store_true",
-        help="afterwards train on rank 0 alone, in full precision, and show both",
-    )
-    run.add_argument(
-        "--timeout-s",
-        type=float,
-        default=TIMEOUT_S,
-        metavar="S",
-        help=f"longest wait for other ranks, in seconds (default: {TIMEOUT_S:g})",
-    )
-    run.add_argument(
-        "--cuda-aware",
-        action="store_true",
-        help="pass GPU arrays to MPI directly: only where your MPI is CUDA-aware",
-    )
-    add_measuring_options(p)
-    add_saving_options(p)
-    choose = p.add_argument_group("method")
-    add_choices(choose)
-    own = {action.dest for action in p._actions}
-    of_optimizers = {option.name for kind in OPTIMIZERS.values() for option in all_options(kind)}
-    add_options(p, f"--algorithm {algorithm}", algorithms, algorithm, own | of_optimizers)
-    rate = f"(where neither lr is given: {DEFAULT_LR[optimizer]})"
-    add_options(p, f"--optimizer {optimizer} {rate}", OPTIMIZERS, optimizer, own)
-    return p
-
-
-def add_choices(p: Any) -> None:
-    """Of the algorithm and the optimizer; `--help` shows the options of those that are chosen."""
-    for name, kinds, usual in (
-        ("algorithm", ALGORITHMS, "data-parallel"),
-        ("optimizer", OPTIMIZERS, "sgd"),
-    ):
-        p.add_argument(
-            f"--{name}",
-            choices=kinds,
-            default=usual,
-            help=f"(default: {usual}); --{name} NAME --help shows its options",
-        )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -195,11 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any], Optimizer]:
-    """The options, with the algorithm and the optimizer that they describe. Local.
-
-    Raises:
-        UserError: an option or its value is wrong.
-    """
+    """Read options, algorithm and optimizer; raises a UserError where one is wrong. Local."""
     choices = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     add_choices(choices)
     try:
@@ -256,7 +111,7 @@ def train_on(
         "algorithm": describe(algorithm),
         "optimizer": describe(optimizer),
     }
-    resumed = comm.together(lambda: resumed_run(options))
+    resumed = comm.together(lambda: _resumed_run(options))
     output = options.output or resumed or time.strftime("runs/%Y-%m-%d-%H%M%S")
     output = comm.allgather_object(output)[workers[0]]  # one time for all
     folder = RunFolder(output, described, resumed=bool(resumed)) if first else None
@@ -308,6 +163,17 @@ def train_on(
         finish(folder, parallel, name, history, serial, plot=not options.no_plot)
         if options.trace:
             print(f"trace                     {options.trace}, for https://ui.perfetto.dev")
+
+
+def _resumed_run(options: argparse.Namespace) -> str | None:
+    """The run's folder that --resume means, without --output; raises a UserError for none."""
+    if options.resume is None or options.output:
+        return None
+    path = Path(options.resume)
+    for folder in (path, path.parent, path.parent.parent):
+        if os.path.isfile(folder / "options.json"):
+            return str(folder)
+    raise UserError(f"resume={shown(options.resume)} is in no run's folder: give --output too")
 
 
 def _require_use(options: argparse.Namespace) -> None:

@@ -7,8 +7,6 @@ import math
 import re
 from collections.abc import Mapping
 
-__all__ = ["UNLIMITED", "bits_per_s", "count", "seconds"]
-
 UNLIMITED = "unlimited"
 
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*([a-z]*)", re.IGNORECASE)

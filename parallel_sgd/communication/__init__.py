@@ -1,12 +1,12 @@
 """Ranks and their collectives: over MPI, over threads of one process, or a single rank."""
 
-from . import worlds
 from .background import InBackground, ProgramEnds, program_ends
 from .communicator import SIGN_FACTOR, TIMEOUT_S, Communicator, checked_timeout
 from .endpoint import Endpoint, PeerLost
 from .roles import Everybody, Group, Roles, Together
 from .thread_endpoint import RankFailed
 from .threads import simulate
+from .worlds import single, world
 
 __all__ = [
     "SIGN_FACTOR",
@@ -26,4 +26,4 @@ __all__ = [
     "simulate",
 ]
 
-Communicator._worlds = worlds
+Communicator._make_world, Communicator._make_single = world, single

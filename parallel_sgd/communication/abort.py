@@ -28,21 +28,6 @@ from ..validation import line_of
 from .attendance import FAILED, sign_off
 from .launched import is_hydra, launched_rank, launched_size
 
-__all__ = [
-    "end_at_exit",
-    "end_job",
-    "has_others",
-    "install_excepthook",
-    "install_excepthook_if_launched",
-    "mpi_is_down",
-    "mpi_that_is_up",
-    "print_labelled",
-    "rank_label",
-    "report",
-    "user_line",
-    "users_line",
-]
-
 #: Before it ends the job a rank waits so long: others with the same error can print it too, and
 #: mpiexec reads what was printed; MPICH's drops what is still on its way when a rank aborts.
 GRACE_S = 0.4
@@ -60,7 +45,7 @@ DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _COMMAND_LINE = _PACKAGE + "command_line" + os.sep
 
-#: Frames that only lead to the user's script, and would hide it.
+#: Leading frames of a traceback that only lead to the user's script, and would hide it.
 _SCAFFOLD = {
     str(Path(__file__).with_name("entry_point.py")),
     contextlib.__file__,
@@ -164,7 +149,9 @@ def _wait_for_all(mpi: Any) -> None:
 
 def report(error: BaseException) -> int:
     """Print what the user needs to know of an error; returns the exit code that goes with it."""
-    frames = _without_scaffold(error.__traceback__)
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in _SCAFFOLD:
+        frames = frames.tb_next
     line = user_line(error)
     if isinstance(error, KeyboardInterrupt):
         places = traceback.extract_tb(frames)[-1:]
@@ -253,13 +240,6 @@ def users_line(stack: traceback.StackSummary) -> str:
         if not frame.filename.startswith(not_users):
             return f" ({Path(frame.filename).name}:{frame.lineno})"
     return ""
-
-
-def _without_scaffold(frames: TracebackType | None) -> TracebackType | None:
-    """A traceback without its leading frames of `rank.py`, this file and runpy."""
-    while frames is not None and frames.tb_frame.f_code.co_filename in _SCAFFOLD:
-        frames = frames.tb_next
-    return frames
 
 
 def has_others() -> bool:

@@ -30,8 +30,7 @@ class Transfer(Protocol):
         peer: to or from whom.
     """
 
-    @property
-    def peer(self) -> int: ...
+    peer: int
 
     def done(self) -> bool:
         """Whether it has ended; moves it on.
@@ -40,7 +39,6 @@ class Transfer(Protocol):
             PeerLost: it never will.
             OtherLength: it has, and what was received is something else.
         """
-        ...
 
 
 class PeerLost(Exception):

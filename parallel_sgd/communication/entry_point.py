@@ -7,17 +7,8 @@ from collections.abc import Iterator
 
 from ..errors import SharedError, UserError
 from ..starting import started
-from .abort import (
-    end_job,
-    has_others,
-    mpi_is_down,
-    mpi_that_is_up,
-    print_labelled,
-    report,
-)
+from .abort import end_job, has_others, mpi_is_down, mpi_that_is_up, print_labelled, report
 from .communicator import LONGEST_S
-
-__all__ = ["abort_on_error"]
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..kernels import array_module
 from .abort import install_excepthook
 from .attendance import note_memory
-from .communicator import Array, Closed, Communicator, Counts
+from .communicator import Closed, Communicator, Counts
 from .departures import Calls, departures
 from .endpoint import Endpoint
 from .launched import (
@@ -30,7 +30,7 @@ from .launched import (
     survives,
     world_mismatch,
 )
-from .messages import MOST_VALUES, Messages, pieces_of
+from .messages import MOST_VALUES, Array, Messages, pieces_of
 from .staging import pinned_like
 from .watchdog import Watchdog, ended_if_longer_than
 
@@ -88,7 +88,7 @@ class MpiCommunicator(Communicator):
         self, comm: MPI.Intracomm, watched: Watchdog, calls: Calls, *, cuda_aware: bool = False
     ) -> None:
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
-        self._cuda_aware, self._watched = cuda_aware, watched
+        self._cuda_aware, self._watched, self.timeout_s = cuda_aware, watched, watched.timeout_s
         self._calls = watched.know(calls)
         self._wait = watched("", self._calls)  # one for all collectives, of which one is at a time
 
@@ -212,10 +212,6 @@ class MpiCommunicator(Communicator):
     @property
     def world_ranks(self) -> tuple[int, ...]:
         return self._calls.ranks
-
-    @property
-    def timeout_s(self) -> float:
-        return self._watched.timeout_s
 
     @property
     def host(self) -> str:

@@ -58,8 +58,7 @@ class MpiEndpoint(Endpoint):
         self.peers, self.timeout_s, self._watched = tuple(peers), watched.timeout_s, watched
         self._in_world = {peer: world_ranks[peer] for peer in self.peers}
         self._comm, self.rank = comm, comm.rank
-        self._out, tag = tags_of(serving)
-        self._in = tag
+        self._out, self._in = tags_of(serving)
         self._listening: set[int] = set()
         self._lost: set[int] = set()
         self._failed: list[int] = []  # those of them that nobody has been told of
@@ -67,7 +66,7 @@ class MpiEndpoint(Endpoint):
         self._headers = np.zeros((len(self.peers), 4 * HEADER_LENGTH), np.int64)
         self._places = {peer: i for i, peer in enumerate(self.peers)}
         self._requests: list[MPI.Request] = [
-            comm.Recv_init(header, peer, tag)
+            comm.Recv_init(header, peer, self._in)
             for peer, header in zip(self.peers, self._headers, strict=True)
         ]
         for peer in self.peers:

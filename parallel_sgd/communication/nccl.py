@@ -14,9 +14,7 @@ import numpy as np
 from ..errors import SharedError, UserError
 from ..kernels import array_module, on_device
 from .communicator import Communicator
-from .staging import is_done, recorded
-
-Array = Any  #: a CuPy array, contiguous and one-dimensional
+from .staging import Array, is_done, recorded
 
 
 class Nccl:

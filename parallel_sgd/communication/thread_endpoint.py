@@ -92,11 +92,8 @@ class MailboxWaits:
             self._waits_since = None
 
     def _check_patience(self, peers: Iterable[int]) -> None:
-        """Raise where this rank has waited long enough, as it asks in vain for something of these.
-
-        Raises:
-            UserError: they let it wait for too long, or one of them has left.
-        """
+        """Raise a UserError where these ranks let this one wait too long, or one of them has left;
+        asked where nothing of them is here."""
         if self._waits_since is None:
             return
         name, since = self._waits_since

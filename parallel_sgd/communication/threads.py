@@ -16,9 +16,9 @@ import numpy.typing as npt
 from ..errors import SharedError, UserError
 from ..validation import integer, line_of
 from .background import rank_ends
-from .communicator import TIMEOUT_S, Array, Closed, Communicator, Counts, checked_timeout
+from .communicator import TIMEOUT_S, Closed, Communicator, Counts, checked_timeout
 from .endpoint import Endpoint
-from .messages import Messages
+from .messages import Array, Messages
 from .phrases import different_calls, in_words, left_in_vain
 from .thread_endpoint import Mailbox, RankFailed, ThreadEndpoint
 from .thread_messages import ThreadMessages
@@ -175,7 +175,7 @@ class ThreadCommunicator(Communicator):
             forget: called when the last rank has closed its communicator.
         """
         self._world, self.rank, self.size = world, rank, world.size
-        self._subworlds_made, self._forget = 0, forget
+        self._subworlds_made, self._forget, self.timeout_s = 0, forget, world.timeout_s
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         def combine(offers: list[Array]) -> None:
@@ -253,10 +253,6 @@ class ThreadCommunicator(Communicator):
     @property
     def world_ranks(self) -> tuple[int, ...]:
         return self._world.ranks
-
-    @property
-    def timeout_s(self) -> float:
-        return self._world.timeout_s
 
     @property
     def host(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from ..errors import UserError
 from ..kernels import Blocks
 from ..parameters import Parameters
-from ..validation import choice, integer
+from ..validation import choice, integer, set_validated
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -37,8 +37,7 @@ class Codec(ABC):
     block_size: int = 1024
 
     def __post_init__(self) -> None:
-        block_size = integer("block_size", self.block_size, 1, 2**20)
-        object.__setattr__(self, "block_size", block_size)
+        set_validated(self, block_size=integer("block_size", self.block_size, 1, 2**20))
 
     @abstractmethod
     def blocks(self, parameters: Parameters) -> Blocks:

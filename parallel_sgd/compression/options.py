@@ -8,11 +8,7 @@ from typing import Any
 
 from ..kernels import body
 from ..options import Choice, Options, Whole, option, options
-from .codec import Codec, bits_with, codec_for, registered_bits
-
-__all__ = ["AUTO", "LARGEST", "CompressionOptions", "GradientBits", "problem_with"]
-
-Array = Any  #: a NumPy or CuPy array
+from .codec import Array, Codec, bits_with, codec_for, registered_bits
 
 LARGEST = 1e30
 """With few bits. Beyond it the sums of a block could overflow: taken for divergence."""
@@ -54,10 +50,7 @@ class CompressionOptions(Options):
     def codec(self, bits: float) -> Codec:
         """The codec that these options mean at so many bits."""
         return codec_for(
-            bits,
-            block_size=self.block_size,
-            threshold=self.threshold,
-            half_format=self.half_format,
+            bits, block_size=self.block_size, threshold=self.threshold, half_format=self.half_format
         )
 
     def require_use_with(self, bits: Set[float | str]) -> None:

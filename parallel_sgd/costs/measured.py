@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..communication import Communicator
-from .kernel_speeds import measure_kernel_speeds
+from .kernel_speeds import Array, measure_kernel_speeds
 from .links import measure_link
 from .model import KernelSpeeds, Link, best_bits, exchange_s
-
-Array = Any  #: a NumPy or CuPy array
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,7 @@ class Measured:
             for name, by_bits in vars(self.speeds).items()
         }
         rate = self.link.bytes_per_s
-        link = {
-            "latency_s": self.link.latency_s,
-            "bytes_per_s": rate if rate < math.inf else None,
-        }
+        link = {"latency_s": self.link.latency_s, "bytes_per_s": rate if rate < math.inf else None}
         return {"link": link, "values_per_s": kernels}
 
 

@@ -149,7 +149,8 @@ def exchange_s(
     kernels_s = owners_s + others_s
     pieces, rounds = buckets, 2 * buckets  # rounds of latency that no other message hides
     if pipelined:
-        pieces, rounds = buckets * _pieces(values / (buckets * ranks), bits), 2
+        stripe = values / (buckets * ranks)  # is cut as `exchange/layout.py` does
+        pieces, rounds = buckets * max(math.ceil(stripe / piece_values(bits / 8)), 1), 2
     messages_s = 2 * (hosts - 1) * pieces * link.message_s * slower
     latencies_s = rounds * link.latency_s if hosts > 1 else 0.0
     if pipelined:
@@ -162,14 +163,9 @@ def exchange_s(
 
 def encoded_bytes(values: int, bits: float, block_size: int = 1024) -> float:
     """Of so many float32 in full blocks; the last block of a parameter may add some bytes."""
-    return values * _bytes_per_value(bits, block_size)
-
-
-def _bytes_per_value(bits: float, block_size: int) -> float:
-    """As the codec cuts one full block."""
     block = Parameters({"x": np.zeros(block_size, np.float32)})
     encoded: int = codec_for(bits, block_size=block_size).blocks(block).bytes.stop
-    return encoded / block_size
+    return values * (encoded / block_size)
 
 
 def bytes_sent(values: int, bits: float, ranks: int, block_size: int = 1024) -> float:
@@ -204,11 +200,6 @@ def best_bits(
     }
     limit = WORTH * min(seconds.values())
     return max(bits for bits, total_s in seconds.items() if total_s <= limit)
-
-
-def _pieces(stripe: float, bits: float) -> int:
-    """Into how many a stripe of so many values is cut: see `exchange/layout.py`."""
-    return max(math.ceil(stripe / piece_values(bits / 8)), 1)
 
 
 def _kernels_s(

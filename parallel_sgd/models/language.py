@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
-from ..validation import integer, shown
+from ..validation import integer
 from .classifier import Array, Ready
-from .mlp import MLP
+from .mlp import MLP, checked_hidden
 
 BYTES = 256
 
@@ -51,10 +51,7 @@ class ByteLanguageModel(MLP):
         device: str = "cpu",
     ) -> None:
         self.context, self.width = integer("context", context, 1), integer("width", width, 1)
-        if not isinstance(hidden, Iterable):
-            raise UserError(f"hidden={shown(hidden)} must be a sequence of whole numbers")
-        between = [integer(f"hidden[{i}]", size, 1) for i, size in enumerate(hidden)]
-        sizes = [self.context * self.width, *between, BYTES]
+        sizes = [self.context * self.width, *checked_hidden(hidden), BYTES]
         super().__init__(sizes, seed=seed, dtype=dtype, device=device)
         self.inputs = self.context
         self._reserve_rows(0)

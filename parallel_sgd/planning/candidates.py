@@ -7,7 +7,7 @@ itself needs to compute its gradient is not known here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..algorithms import (
     BlockMomentumSGD,
@@ -21,8 +21,6 @@ from ..algorithms import (
 from ..compression import registered_bits
 from ..costs import encoded_bytes
 from .job import Job, StepCost
-
-__all__ = ["Blocks", "Candidate", "DataParallel", "DoubleBuffered", "Servers", "candidates"]
 
 BACKWARD = 2 / 3  #: of a step, in which the gradient comes out bit by bit
 BLOCK_PASSES = 14  #: over the model at the end of a block: see `LocalUpdates`
@@ -103,45 +101,28 @@ class DataParallel(Candidate):
 
     def cost_in(self, job: Job, buckets: int) -> StepCost:
         exchange = job.exchange(self.bits, buckets)
-        kernels_s, wire_s = exchange.kernels_s, exchange.wire_s
         total_s = job.step_s + exchange.total_s
         if self.overlap:  # of wire: the core that encodes is the one that computes
             forward_s = (1 - BACKWARD) * job.step_s
-            last_bucket_s = min(kernels_s, wire_s) / buckets
-            busiest_s = max(job.step_s + kernels_s, forward_s + wire_s)
+            last_bucket_s = min(exchange.kernels_s, exchange.wire_s) / buckets
+            busiest_s = max(job.step_s + exchange.kernels_s, forward_s + exchange.wire_s)
             total_s = busiest_s + last_bucket_s + exchange.startup_s
-        return StepCost(
-            compute_s=job.step_s,
-            kernels_s=kernels_s,
-            wire_s=wire_s,
-            startup_s=exchange.startup_s,
-            total_s=total_s,
-            buckets=buckets,
-        )
+        terms = vars(replace(exchange, total_s=total_s))
+        return StepCost(compute_s=job.step_s, buckets=buckets, **terms)
 
 
 @dataclass(frozen=True)
 class DoubleBuffered(Candidate):
     """The sum of a step's gradients runs beside the next step, and is a step late."""
 
-    @property
-    def name(self) -> str:
-        return "double buffering"
-
-    @property
-    def options(self) -> str:
-        return "--double-buffering"
+    name = "double buffering"
+    options = "--double-buffering"
 
     def cost_in(self, job: Job, buckets: int) -> StepCost:
         exchange = job.exchange(self.bits, buckets)
-        return StepCost(
-            compute_s=job.step_s,
-            kernels_s=exchange.kernels_s,
-            wire_s=exchange.wire_s,
-            startup_s=exchange.startup_s,
-            total_s=exchange.startup_s + max(job.step_s + exchange.kernels_s, exchange.wire_s),
-            buckets=buckets,
-        )
+        total_s = exchange.startup_s + max(job.step_s + exchange.kernels_s, exchange.wire_s)
+        terms = vars(replace(exchange, total_s=total_s))
+        return StepCost(compute_s=job.step_s, buckets=buckets, **terms)
 
     def memory(self, job: Job) -> Memory:
         memory = super().memory(job)
@@ -196,13 +177,8 @@ class Servers(Candidate):
     A worker's push and pull follow each other; the servers' links carry both at once.
     """
 
-    @property
-    def name(self) -> str:
-        return "parameter servers"
-
-    @property
-    def options(self) -> str:
-        return "--algorithm async"
+    name = "parameter servers"
+    options = "--algorithm async"
 
     def is_possible(self, job: Job) -> bool:
         return job.nodes > 1

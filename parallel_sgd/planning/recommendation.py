@@ -35,8 +35,7 @@ def recommend(job: Job) -> Recommendation:
     every = candidates(job)
     same = _simplest_of_fastest([c for c in every if isinstance(c, DataParallel)], job)
     blocks = _simplest_of_fastest(
-        [c for c in every if isinstance(c, Blocks) and c.algorithm is BlockMomentumSGD],
-        job,
+        [c for c in every if isinstance(c, Blocks) and c.algorithm is BlockMomentumSGD], job
     )
     efficiency, faster = same.cost(job).efficiency, blocks.cost(job).efficiency
     if faster < FASTER * efficiency:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from ..command_line.train import parser
+from ..command_line.train_options import parser
 from ..errors import UserError
 from ..state import ReshardRule
 from ..training import Learner

@@ -95,10 +95,6 @@ class Counting(Communicator):
     def messages(self):
         raise NotImplementedError
 
-    @property
-    def timeout_s(self):
-        raise NotImplementedError
-
     def sum_integers(self, values):
         raise NotImplementedError
 

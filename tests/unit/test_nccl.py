@@ -19,18 +19,12 @@ import numpy as np
 import pytest
 
 from parallel_sgd import Parameters, UserError, kernels, simulate
+from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.communication import messages
 from parallel_sgd.communication.nccl import Nccl
 from parallel_sgd.compression import codec_for
 from parallel_sgd.errors import SharedError
-from parallel_sgd.exchange import (
-    Exchange,
-    ExchangeOptions,
-    ExchangeState,
-    Residuals,
-    Topology,
-    cut_buckets,
-)
+from parallel_sgd.exchange import Exchange, ExchangeOptions, Residuals, Topology, cut_buckets
 from parallel_sgd.exchange.nccl import start_nccl
 
 STEPS = 3

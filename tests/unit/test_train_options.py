@@ -12,7 +12,8 @@ from parallel_sgd import UserError
 from parallel_sgd.command_line.launcher import THREAD_VARIABLES
 from parallel_sgd.command_line.options import describe
 from parallel_sgd.command_line.simulate import main as simulate
-from parallel_sgd.command_line.train import parser, read
+from parallel_sgd.command_line.train import read
+from parallel_sgd.command_line.train_options import parser
 from parallel_sgd.schedules import Cosine, Linear, Steps
 
 

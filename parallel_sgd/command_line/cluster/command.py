@@ -24,8 +24,6 @@ from .hostfile import require_free, written
 from .hosts import emulated_hosts
 from .namespaces import remove_leftovers, require
 
-__all__ = ["main"]
-
 EXAMPLES = """\
 examples, as root:
   parallel-sgd cluster --hosts 4 -- mpiexec -hostfile hosts python train.py
@@ -39,16 +37,13 @@ The exit code is the command's; 128 + the signal that ended it; 2 where it could
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line.
-
-    Returns:
-        The command's exit code, or 128 + the signal that ended it.
-    Raises:
-        UserError: the hosts cannot be made, or the command is none.
-    """
+    """`parallel-sgd cluster`: returns what `EXAMPLES` say, or raises a UserError without hosts."""
     options = _parser().parse_args(argv)
     if options.remove:
-        return _remove()
+        require()
+        lines = [f"removed {line}" for line in remove_leftovers()]
+        print("\n".join(lines or ["nothing was left behind"]))
+        return 0
     command = options.command[options.command[:1] == ["--"] :]
     if not command:
         raise UserError("a command must be given: -- mpiexec -hostfile hosts python train.py")
@@ -67,25 +62,15 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
         environ = {**os.environ, **hosts.environment}
         if shutil.which(command[0], path=environ["PATH"]) is None:
             raise UserError(f"command must be a program in PATH: {command[0]!r}")
+        links = UNLIMITED if options.rate == math.inf else f"of {options.rate / 1e6:g} Mbit/s"
         print(
             f"parallel-sgd: {options.hosts} host{'s' * (options.hosts > 1)}, "
-            f"slots={options.slots}, links {_words(options.rate)}, in {options.hostfile}: "
+            f"slots={options.slots}, links {links}, in {options.hostfile}: "
             f"{shlex.join(command)}",
             file=sys.stderr,
             flush=True,
         )
         return run_job([*hosts.inside, *command], environ)
-
-
-def _remove() -> int:
-    require()
-    lines = [f"removed {line}" for line in remove_leftovers()]
-    print("\n".join(lines or ["nothing was left behind"]))
-    return 0
-
-
-def _words(rate: float) -> str:
-    return UNLIMITED if rate == math.inf else f"of {rate / 1e6:g} Mbit/s"
 
 
 def _parser() -> argparse.ArgumentParser:

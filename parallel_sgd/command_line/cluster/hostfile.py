@@ -9,18 +9,12 @@ from pathlib import Path
 
 from ...errors import UserError
 
-__all__ = ["remove_written", "require_free", "written"]
-
 MARK = "# emulated hosts of process"  #: how its first line begins; then the process
 _RECORD = "written"  #: in the hosts' folder: where the file is, for whoever removes leftovers
 
 
 def require_free(path: Path) -> None:
-    """See that a hostfile can be written there.
-
-    Raises:
-        UserError: something else is there, or hosts that are in use have it.
-    """
+    """Raise a UserError where something else is there, or hosts that are in use have the file."""
     if not path.parent.is_dir():
         raise UserError(f"hostfile={str(path)!r} must be in a folder that exists")
     if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -51,7 +45,7 @@ def written(path: Path, lines: str, folder: Path) -> Iterator[None]:
     require_free(path)
     (folder / _RECORD).write_text(str(path.resolve()))
     try:
-        path.write_text(f"{_own_mark()}\n{lines}")
+        path.write_text(f"{MARK} {os.getpid()}\n{lines}")
     except OSError as error:
         raise UserError(
             f"hostfile={str(path)!r} must be a file that can be written ({error.strerror})"
@@ -72,10 +66,6 @@ def remove_written(folder: Path) -> Path | None:
     except FileNotFoundError:  # none was written, or another process has removed it
         return None
     return path
-
-
-def _own_mark() -> str:
-    return f"{MARK} {os.getpid()}"
 
 
 def _first_line(path: Path) -> str:

@@ -30,8 +30,6 @@ from .namespaces import (
     undisturbed,
 )
 
-__all__ = ["EmulatedHosts", "emulated_hosts"]
-
 MOST = 200  #: hosts: each has one byte of the address
 
 
@@ -71,7 +69,8 @@ class EmulatedHosts:
     @property
     def hostfile(self) -> str:
         """The text of a hostfile, in the MPI's dialect."""
-        return self.wiring.hostfile(self.names, self.slots)
+        lines = [self.wiring.line.format(name=name, slots=self.slots) for name in self.names]
+        return "".join(f"{line}\n" for line in lines)
 
     @property
     def environment(self) -> dict[str, str]:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from ...errors import UserError
 
-__all__ = ["BURST", "address", "commands", "payload_rate", "port", "require_rate"]
-
 BURST = 256 << 10  #: bytes that a link takes at once after a rest, at the speed of memory
 
 FRAME, PAYLOAD = 1514, 1448  #: bytes of a full Ethernet frame as `tc` counts it, and TCP's of it
@@ -21,11 +19,7 @@ _RETRIES = "echo 5 > /proc/sys/net/ipv4/tcp_retries2"
 
 
 def require_rate(rate: float) -> None:
-    """See that links can have this rate.
-
-    Raises:
-        UserError: they cannot.
-    """
+    """Raise a UserError where links cannot have this rate."""
     if not (SLOWEST <= rate <= FASTEST or rate == math.inf):
         raise UserError(
             f"rate={rate:g} bit/s of emulated links must be 1mbit to 1000gbit, or unlimited"

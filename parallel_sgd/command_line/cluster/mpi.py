@@ -11,8 +11,6 @@ from ...errors import UserError
 from ..hostfiles import MPICH, OPEN_MPI
 from .namespaces import SETTLE
 
-__all__ = ["AGENT", "Wiring", "wiring"]
-
 #: mpiexec calls it as it would call ssh; Hydra puts an option first.
 AGENT = f"""#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
@@ -62,10 +60,6 @@ class Wiring:
     environment: dict[str, str]
     options: tuple[str, ...]
     line: str
-
-    def hostfile(self, names: tuple[str, ...], slots: int) -> str:
-        """The text of a hostfile."""
-        return "".join(f"{self.line.format(name=name, slots=slots)}\n" for name in names)
 
 
 def wiring(mpi: Mapping[str, Any], folder: Path) -> Wiring:

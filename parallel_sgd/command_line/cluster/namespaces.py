@@ -21,18 +21,6 @@ from pathlib import Path
 from ...errors import UserError
 from .hostfile import remove_written
 
-__all__ = [
-    "PREFIX",
-    "SETTLE",
-    "call",
-    "ended_in_order",
-    "names_of",
-    "remove",
-    "remove_leftovers",
-    "require",
-    "undisturbed",
-]
-
 PREFIX = "psgd-hosts"  #: of all names: then the process that made them, then which it is
 PROGRAMS = ("ip", "tc", "unshare", "hostname", "mount")
 
@@ -51,11 +39,7 @@ def names_of(pid: int, count: int) -> tuple[str, tuple[str, ...]]:
 
 
 def require() -> None:
-    """See that this process may make namespaces, and has the programs for it.
-
-    Raises:
-        UserError: it may not, or has not; says what is missing.
-    """
+    """Raise a UserError where this process may not make namespaces, or lacks programs for it."""
     if os.geteuid() != 0:
         raise UserError("emulated hosts need root, which alone may make network namespaces")
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
@@ -66,11 +50,7 @@ def require() -> None:
 
 
 def call(command: Sequence[str]) -> None:
-    """Run one command.
-
-    Raises:
-        UserError: it fails; with what it has said.
-    """
+    """Run one command; where it fails, raise a UserError with what it has said."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
@@ -78,11 +58,8 @@ def call(command: Sequence[str]) -> None:
 
 
 def remove(names: Iterable[str]) -> int:
-    """End what runs in these namespaces, and remove them with their links; those that are there.
-
-    Returns:
-        How many processes were ended.
-    """
+    """End what runs in those of these namespaces that are there, and remove them with their links;
+    how many processes were ended."""
     names, ended = list(names), set[str]()
     deadline = time.monotonic() + _KILLED_S
     while pids := {pid for name in names for pid in _output(["ip", "netns", "pids", name]).split()}:
