@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from ..communication import InBackground
 from ..communication.launched import survives
-from ..embedding import Embedding, RemoteTable, RemoteTables, ServedTables
+from ..embedding import Embedding, ServedTables
 from ..errors import SharedError, UserError
 from ..kernels import array_module
 from ..optimizers import Optimizer
@@ -22,11 +21,11 @@ from .client import Client
 from .order import AnyOrder, Facts, Order, RecordedOrder, ReplayedOrder
 from .parts import Part, layout
 from .placement import Placement
+from .remote_table import RemoteTable, RemoteTables
 from .roles import ServerGroup
 from .rules import Rules
 from .served import ServedModel
 from .server import Server
-from .table_messages import TableClient
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -121,24 +120,11 @@ class Connection:
 
     def remote_tables(self) -> RemoteTables:
         """This rank's side of the embedding tables, by name."""
-        servers = None if self.group.serves else lambda: self._table_client
+        client = None if self.group.serves else lambda: self.client
         return RemoteTables(
-            (options.name, RemoteTable(options, number, servers))
+            (options.name, RemoteTable(options, number, client))
             for number, options in enumerate(self._tables)
         )
-
-    @cached_property
-    def _table_client(self) -> TableClient:
-        return TableClient(self.client)
-
-    def write_tables(self, folder: str) -> dict[str, Any]:
-        """As `TableClient.write`, of the rows that `ServedState.collect` has found."""
-        return self._table_client.write(folder) if self._tables else {}
-
-    def load_tables(self, folder: str) -> None:
-        """As `TableClient.load`."""
-        if self._tables:
-            self._table_client.load(folder)
 
     def _check(self, rank: int) -> None:
         """Raise if there is a reason not to wait any longer for the server on a rank."""

@@ -254,6 +254,8 @@ class ServedModel:
         Raises:
             UserError: in the midst of a round, or it is no state.
         """
+        if len(state) != self.state_bytes:
+            raise UserError(f"body={len(state)} of the state must be {self.state_bytes}")
         if self._round:
             raise UserError("the model is in the midst of a round: let all workers meet first")
         buffers, n = self.local_step.state.buffers, self.x.nbytes

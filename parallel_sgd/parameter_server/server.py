@@ -17,13 +17,13 @@ from ..communication.endpoint import as_bytes
 from ..embedding import ServedTables
 from ..errors import SharedError, UserError
 from .answers import Answers
+from .direct_requests import DIRECT_REQUESTS
 from .order import Order
 from .requests import Request, Requests
 from .served import ServedModel
 from .statistics import LENGTH, WAIT, WorkerStatistics
-from .table_messages import TABLE_REQUESTS
 from .waits import of_kind, stalemate
-from .wire import Kind, Malformed, Message, as_text, from_text
+from .wire import ANSWERS, Kind, Malformed, Message, as_text, from_text
 
 Array = npt.NDArray[Any]
 
@@ -94,27 +94,22 @@ class Server:
             UserError: a worker has not been heard of for the endpoint's `timeout_s`, or all are
                 lost; or the order of the requests cannot be written.
         """
-        unwritable = None
+        unwritable: UserError | None = None
         try:
             self._serve()
         finally:
-            unwritable = self._close()
+            try:
+                self._order.close()
+            except UserError as error:  # to be told where nothing is worse
+                unwritable = error
+            finally:
+                self._endpoint.close()
         if self._problem:
             raise SharedError(self._problem)
         if not self._live:
             raise UserError("all workers are lost")
         if unwritable:
             raise unwritable
-
-    def _close(self) -> UserError | None:
-        """What is wrong with the order: to be said where nothing worse is."""
-        try:
-            self._order.close()
-        except UserError as error:
-            return error
-        finally:
-            self._endpoint.close()
-        return None
 
     def _serve(self) -> None:
         idle, moving = self._endpoint.backoff(), self._endpoint.backoff(moving=True)
@@ -176,33 +171,30 @@ class Server:
         return True
 
     def _handle_push(self, request: Request) -> None:
+        """Take a push that is the next one of its worker, and of this model."""
         worker, message, model = request.worker, request.message, self.model
-        self._check_push(request)
-        request.staleness = model.push(worker, request.body, message.samples, message.factor)
-        self._keep(request)
-        self._release()
-
-    def _check_push(self, request: Request) -> None:
-        """See that a push is the next one of this worker, and of this model."""
-        worker, message, model = request.worker, request.message, self.model
-        expected = {
-            "clock": (message.clock, model.clocks[worker] + 1),
-            "version": (message.version, model.pulled[worker]),
-            "body": (message.body, model.push_bytes if message.samples else 0),
+        required = {
+            "clock": model.clocks[worker] + 1,
+            "version": model.pulled[worker],
+            "body": model.push_bytes if message.samples else 0,
         }
-        for name, (given, required) in expected.items():
-            if given != required:
-                raise Malformed(f"{name}={given} of this push must be {required}")
+        for name, number in required.items():
+            if getattr(message, name) != number:
+                raise Malformed(f"{name}={getattr(message, name)} of this push must be {number}")
         if worker not in model.live:
             raise Malformed("a worker that has left cannot push")
+        request.staleness = model.push(worker, request.body, message.samples, message.factor)
+        self._keep(request)
 
     def _give_model(self, request: Request) -> None:
         x = self.model.give(request.worker)
-        self._answer(request, Kind.MODEL, as_bytes(x), of=x)
+        self._answer(request, as_bytes(x), of=x)
 
     def _keep(self, request: Request) -> None:
+        """Keep an answer back until others have come; perhaps they have."""
         request.ended = request.heartbeat = time.perf_counter()
         self._kept[request.worker] = request
+        self._release()
 
     def _release(self) -> None:
         """Answer those that need not wait any more; see that the rest does not wait for ever."""
@@ -227,14 +219,14 @@ class Server:
         if kind != Kind.LEAVE:
             total = sum(request.message.samples for request in waiting.values())
             for request in waiting.values():
-                self._answer(request, Kind.DONE, samples=total)
+                self._answer(request, samples=total)
         else:
             now = time.perf_counter()
             for worker, request in waiting.items():
                 self._statistics[worker, WAIT] += _ns(now - request.ended)
             last = np.concatenate([as_bytes(self.model.x), as_bytes(self._statistics)])
             for request in waiting.values():
-                self._answer(request, Kind.FINAL, last)
+                self._answer(request, last)
             self._gone |= waiting.keys()
 
     def _require_a_way_on(self) -> None:
@@ -245,17 +237,12 @@ class Server:
         if problem:
             self._end_training(problem)
 
-    def _handle_meeting(self, request: Request) -> None:
-        self._keep(request)
-        self._release()
-
     def _handle_leave(self, request: Request) -> None:
         if request.message.body != self._statistics[0].nbytes:
             raise Malformed(f"body={request.message.body} of the statistics is not possible")
         self._statistics[request.worker] = request.body.view(np.int64)
         self.model.leave(request.worker)
         self._keep(request)
-        self._release()
 
     def _handle_fail(self, request: Request) -> None:
         self._end_training(as_text(request.body))
@@ -269,54 +256,39 @@ class Server:
 
     def _tell_problem(self, request: Request) -> None:
         self._informed.add(request.worker)
-        self._answer(request, Kind.FAILED, from_text(self._problem or ""))
+        self._answer(request, from_text(self._problem or ""), Kind.FAILED)
 
-    def _handle_pull_state(self, request: Request) -> None:
-        self._answer(request, Kind.STATE, self.model.state())
-
-    def _handle_push_state(self, request: Request) -> None:
-        if request.message.body != self.model.state_bytes:
-            raise Malformed(
-                f"body={request.message.body} of the state must be {self.model.state_bytes}"
-            )
-        self.model.set_state(request.body)
-        self._answer(request, Kind.DONE)
-
-    def _handle_push_backup(self, request: Request) -> None:
-        self.model.set_backup(request.worker, request.body)
-        self._answer(request, Kind.DONE)
-
-    def _handle_tables(self, request: Request) -> None:
-        kind, body = TABLE_REQUESTS[request.message.kind](
-            self._tables, request.message, request.body
-        )
-        self._answer(request, kind, body)
+    def _answer_directly(self, request: Request) -> None:
+        handle = DIRECT_REQUESTS[request.message.kind]
+        self._answer(request, handle(self.model, self._tables, request))
 
     def _refuse(self, request: Request, error: Exception) -> None:
         text = str(error)
         if isinstance(error, MemoryError):
             kind, rank = request.message.kind.name, self._endpoint.rank
             text = f"the server on rank {rank} has not enough memory for {kind}: {text}"
-        self._answer(request, Kind.REFUSED, from_text(text))
+        self._answer(request, from_text(text), Kind.REFUSED)
 
     def _answer(
         self,
         request: Request,
-        kind: Kind,
         body: Array | None = None,
+        kind: Kind | None = None,
         *,
         samples: int | None = None,
         of: Array | None = None,
     ) -> None:
         """Begin to send an answer, and listen to the worker again.
 
-        `of`: the vector whose memory the body is, where it is not the answer's own.
+        Args:
+            kind: of the answer, where it is not that of `ANSWERS`.
+            of: the vector whose memory the body is, where it is not the answer's own.
         """
         now, worker = time.perf_counter(), request.worker
         request.begun = request.begun or now
         request.ended = request.ended or now
         message = Message(
-            kind=kind,
+            kind=ANSWERS[request.message.kind] if kind is None else kind,
             clock=self.model.clocks[worker],
             version=self.model.version,
             samples=self.model.samples if samples is None else samples,
@@ -423,14 +395,11 @@ class Server:
 HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.PUSH: Server._handle_push,
     Kind.PULL: Server._give_model,
-    Kind.PULL_STATE: Server._handle_pull_state,
-    Kind.PUSH_STATE: Server._handle_push_state,
-    Kind.PUSH_BACKUP: Server._handle_push_backup,
-    Kind.MEET: Server._handle_meeting,
-    Kind.SUM_SAMPLES: Server._handle_meeting,
+    Kind.MEET: Server._keep,
+    Kind.SUM_SAMPLES: Server._keep,
     Kind.LEAVE: Server._handle_leave,
     Kind.FAIL: Server._handle_fail,
-    **dict.fromkeys(TABLE_REQUESTS, Server._handle_tables),
+    **dict.fromkeys(DIRECT_REQUESTS, Server._answer_directly),
 }
 
 
