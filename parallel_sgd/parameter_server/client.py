@@ -100,47 +100,39 @@ class Client:
         with on_device(vector):
             for server, part in enumerate(self.parts):
                 body = part.encoded(vector, residual) if samples else None
-                message = self._push_message(server, samples, factor, body)
+                message = Message(
+                    kind=Kind.PUSH,
+                    clock=self.clock,
+                    version=self.versions[server],
+                    samples=samples,
+                    body=0 if body is None else body.nbytes,
+                    factor=factor,
+                )
                 asks.append(Ask(server, message, body, part.into(out)))
-            answers = self.ask(asks)
-            for part in self.parts:
-                part.put_received(out)
-            finish_on_device(out)
-        self._pulled(answers)
+            answers = self._take(asks, out)
         self.spend(answers, time.perf_counter() - begin)
         if samples:
             self.statistics.pushes += 1
             self.statistics.samples += samples
             self.statistics.count(max(answer.message.staleness for answer in answers))
 
-    def _push_message(
-        self, server: int, samples: int, factor: float, body: HostArray | None
-    ) -> Message:
-        return Message(
-            kind=Kind.PUSH,
-            clock=self.clock,
-            version=self.versions[server],
-            samples=samples,
-            body=0 if body is None else body.nbytes,
-            factor=factor,
-        )
-
     def pull(self, out: Array) -> None:
         """Pull the model into [n]."""
+        message = Message(kind=Kind.PULL)
         with on_device(out):
-            answers = self.ask(
-                Ask(server, Message(kind=Kind.PULL), into=part.into(out))
-                for server, part in enumerate(self.parts)
-            )
-            for part in self.parts:
-                part.put_received(out)
-            finish_on_device(out)
-        self._pulled(answers)
+            parts = enumerate(self.parts)
+            self._take([Ask(server, message, into=part.into(out)) for server, part in parts], out)
 
-    def _pulled(self, answers: list[Answer]) -> None:
+    def _take(self, asks: list[Ask], out: Array) -> list[Answer]:
+        """Ask every server for its part of the model, and take them into [n]."""
+        answers = self.ask(asks)
+        for part in self.parts:
+            part.put_received(out)
+        finish_on_device(out)
         self.versions = [answer.message.version for answer in answers]
         self.samples = answers[0].message.samples
         self.statistics.version = self.versions[0]
+        return answers
 
     def spend(self, answers: list[Answer], seconds: float) -> None:
         """Account for the time of an exchange: what of it was on the wire, and what was not."""

@@ -100,25 +100,22 @@ class Conversation:
 
     def _sound(self, asks: list[Ask], answers: list[Answer]) -> list[Answer]:
         """The answers, where they answer the requests."""
-        texts = {
-            kind: [as_text(answer.body) for answer in answers if answer.message.kind == kind]
-            for kind in NO_ANSWERS
+        failed = {
+            ask.server: as_text(answer.body)
+            for ask, answer in zip(asks, answers, strict=True)
+            if answer.message.kind == Kind.FAILED
         }
-        if texts[Kind.FAILED]:
-            self._problem = texts[Kind.FAILED][0]
-            failed = [answer.message.kind == Kind.FAILED for answer in answers]
-            self._spread({ask.server for ask, known in zip(asks, failed, strict=True) if known})
+        if failed:
+            self._problem = next(iter(failed.values()))
+            text = from_text(self._problem)
+            message = Message(kind=Kind.FAIL, body=text.nbytes)
+            others = set(range(len(self._ranks))) - failed.keys()  # that wait, and do not know why
+            self._exchange([Ask(server, message, text) for server in sorted(others)])
             raise SharedError(self._problem)
-        if texts[Kind.REFUSED]:
-            raise UserError(texts[Kind.REFUSED][0])
+        for answer in answers:
+            if answer.message.kind == Kind.REFUSED:
+                raise UserError(as_text(answer.body))
         return answers
-
-    def _spread(self, known: set[int]) -> None:
-        """Tell the servers that do not know yet why training cannot go on: they wait for that."""
-        text = from_text(self._problem or "")
-        message = Message(kind=Kind.FAIL, body=text.nbytes)
-        rest = [server for server in range(len(self._ranks)) if server not in known]
-        self._exchange([Ask(server, message, text) for server in rest])
 
     def _exchange(self, asks: list[Ask]) -> list[Answer]:
         sending = []
@@ -134,7 +131,8 @@ class Conversation:
         for ask, message in zip(asks, came, strict=True):
             rank = self._ranks[ask.server]
             if isinstance(message, Malformed):
-                answers.append(_no_answer(rank, message))
+                text = f"the server on rank {rank} has sent what is no answer: {message}"
+                answers.append(Answer(Message(kind=Kind.REFUSED), from_text(text)))
                 continue
             own = not sound or ask.into is None
             body = np.empty(message.body, np.uint8) if own else cast(HostArray, ask.into)
@@ -199,9 +197,3 @@ def _require_answer(ask: Ask, message: Message) -> None:
         raise Malformed(f"kind={message.kind.name} is no answer to {ask.message.kind.name}")
     if ask.into is not None and message.body != len(ask.into):
         raise Malformed(f"body={message.body} of this answer must be {len(ask.into)}")
-
-
-def _no_answer(rank: int, problem: Malformed) -> Answer:
-    """What this worker takes nonsense for."""
-    text = from_text(f"the server on rank {rank} has sent what is no answer: {problem}")
-    return Answer(Message(kind=Kind.REFUSED, body=text.nbytes), text)

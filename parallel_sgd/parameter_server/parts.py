@@ -75,7 +75,7 @@ class Part:
         if not self._error_feedback:
             lost.fill(0)
         if self._cut_residual is not None:
-            self._put(lost, residual)
+            self.put(lost, residual)
         return self._to_host(self._payload)
 
     def into(self, out: Array) -> HostArray:
@@ -87,13 +87,8 @@ class Part:
 
     def put_received(self, out: Array) -> None:
         """Put what `into` has received where it belongs in `out` [n]."""
-        if self._pulled is None:
-            return
-        values = self._pulled.view(out.dtype)
-        if self._on_host:
-            self._put(values, out)
-        else:
-            self._put(array_module(out).asarray(values), out)
+        if self._pulled is not None:
+            self.put(self._pulled.view(out.dtype), out)
 
     def cut(self, vector: HostArray) -> HostArray:
         """A copy of the part of a vector [n] in host memory."""
@@ -108,13 +103,12 @@ class Part:
             cut[end - (stop - start) : end] = vector[start:stop]
         return cut
 
-    def _put(self, values: Array, out: Array) -> None:
+    def put(self, values: Array, out: Array) -> None:
+        """Put a part, which may be in host memory, where it belongs in `out` [n]."""
+        if not self._on_host:
+            values = array_module(out).asarray(values)
         for (start, stop), end in zip(self._runs, self._ends, strict=True):
             out[start:stop] = values[end - (stop - start) : end]
-
-    def put(self, values: HostArray, out: Array) -> None:
-        """Put a part in host memory where it belongs in `out` [n]."""
-        self._put(values if self._on_host else array_module(out).asarray(values), out)
 
     def _to_host(self, array: Array) -> HostArray:
         if self._pushed is None:

@@ -200,20 +200,14 @@ def _slices(shapes: Mapping[str, tuple[int, ...]], most: int, least: int) -> Ite
         begin += values
 
 
+@dataclass(frozen=True, repr=False)
 class PlacementFunction:
     """A user's function, named alike on all ranks; what it says must agree too."""
 
-    def __init__(self, function: Dispatch) -> None:
-        self.function: Dispatch = function
+    function: Dispatch
 
     def __call__(self, label: str, number: int, servers: int) -> int:
         return self.function(label, number, servers)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PlacementFunction) and other.function == self.function
-
-    def __hash__(self) -> int:
-        return hash(self.function)
 
     def __repr__(self) -> str:
         return str(getattr(self.function, "__qualname__", type(self.function).__qualname__))

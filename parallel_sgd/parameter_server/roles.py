@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ..communication import Communicator, Group, Roles
 from ..communication.launched import requested_servers
 from ..errors import SharedError, SharedProblem
 from ..options import Choice, Options, Whole, option, options
-from .client import Client
+
+if TYPE_CHECKING:
+    from .connection import Connection
 
 Role = Literal["auto", "worker", "server"]
 ROLES: tuple[Role, ...] = ("auto", "worker", "server")
@@ -23,25 +25,12 @@ GIL = (
 )
 
 
-class Connected(Protocol):
-    """What a group has to know of a `Connection`."""
-
-    finished: bool
-
-    @property
-    def client(self) -> Client: ...
-
-    def serve(self) -> None: ...
-
-
 @dataclass
 class ServerGroup(Group):
     """Who trains and who serves, and the communicators in which they do.
 
     Attributes:
-        world: all ranks.
-        workers, servers: their ranks in the world, in the order of their numbers.
-        own: the ranks that do what this one does: the workers, or else the servers.
+        servers: their ranks in the world, in the order of their numbers, as the workers' are.
         messages: the world again, for messages between the two.
         connection: this rank's, once the algorithm has made it.
     """
@@ -51,7 +40,7 @@ class ServerGroup(Group):
     servers: tuple[int, ...]
     own: Communicator
     messages: Communicator
-    connection: Connected | None = None
+    connection: Connection | None = None
 
     @property
     def serves(self) -> bool:
@@ -97,7 +86,7 @@ class ServerGroup(Group):
         self.messages.close()
 
     @property
-    def _connected(self) -> Connected:
+    def _connected(self) -> Connection:
         assert self.connection is not None
         return self.connection
 
@@ -140,7 +129,9 @@ class ParameterServers(Options, Roles):
 
         Collective.
         """
-        requested = world.together(self._requested)
+        requested = world.together(
+            lambda: requested_servers() if self.servers is None else self.servers
+        )
         given = world.allgather_object((self.role, requested))
         asked = [role for role, _ in given]
         size = world.size
@@ -149,9 +140,8 @@ class ParameterServers(Options, Roles):
             count = min(1, size - 1) if requested is None else requested
             if count >= size:
                 raise SharedError(f"servers={count} must be less than the number of ranks, {size}")
-            if count == 0:
-                return list(range(size)), list(range(size))
-            return list(range(size - count)), list(range(size - count, size))
+            ranks = list(range(size))
+            return (ranks[:-count], ranks[-count:]) if count else (ranks, ranks)
         if "auto" in asked:
             rank = asked.index("auto")
             raise SharedError(
@@ -168,6 +158,3 @@ class ParameterServers(Options, Roles):
                 f"servers={wanted.pop()}, but {len(serving)} ranks have role='server'"
             )
         return workers, serving
-
-    def _requested(self) -> int | None:
-        return requested_servers() if self.servers is None else self.servers

@@ -223,30 +223,34 @@ class ServedModel:
         if self.rules.mode == "sync":
             self._end_round()
 
+    def _vectors(self) -> list[Array]:
+        """The part, and the optimizer's buffers in the order of their names."""
+        buffers = self.local_step.state.buffers
+        return [self.x, *(buffers[name] for name in sorted(buffers))]
+
+    def _require_no_round(self) -> None:
+        if self._round:
+            raise UserError("the model is in the midst of a round: let all workers meet first")
+
+    @property
+    def state_bytes(self) -> int:
+        """Length of `state`."""
+        counters = COUNTERS + OF_EACH_WORKER * len(self.clocks)
+        return sum(vector.nbytes for vector in self._vectors()) + 8 * counters
+
     def state(self) -> Array:
         """The part, the optimizer's buffers in the order of their names, and the counters: uint8.
 
         Between two rounds. With `set_state` all that a checkpoint needs, but for the models that
         workers have pulled.
         """
-        if self._round:
-            raise UserError("the model is in the midst of a round: let all workers meet first")
-        buffers = self.local_step.state.buffers
-        arrays = [self.x, *(buffers[name] for name in sorted(buffers)), self._counters()]
-        return np.concatenate([array.view(np.uint8) for array in arrays])
-
-    def _counters(self) -> Array:
+        self._require_no_round()
         optimizer = self.local_step.state
         counters = [self.version, optimizer.steps, optimizer.samples]
         for of_each_worker in (self.clocks, self.pushes, self.pulled, self.based):
             counters += of_each_worker
-        return np.array(counters, np.int64)
-
-    @property
-    def state_bytes(self) -> int:
-        """Length of `state`."""
-        vectors = 1 + len(self.local_step.state.buffers)
-        return vectors * self.x.nbytes + 8 * (COUNTERS + OF_EACH_WORKER * len(self.clocks))
+        arrays = [*self._vectors(), np.array(counters, np.int64)]
+        return np.concatenate([array.view(np.uint8) for array in arrays])
 
     def set_state(self, state: Array) -> None:
         """The inverse of `state`.
@@ -254,22 +258,21 @@ class ServedModel:
         Raises:
             UserError: in the midst of a round, or it is no state.
         """
+        self._require_no_round()
         if len(state) != self.state_bytes:
             raise UserError(f"body={len(state)} of the state must be {self.state_bytes}")
-        if self._round:
-            raise UserError("the model is in the midst of a round: let all workers meet first")
-        buffers, n = self.local_step.state.buffers, self.x.nbytes
-        counters = state[(1 + len(buffers)) * n :].copy().view(np.int64).tolist()
+        workers, optimizer = len(self.clocks), self.local_step.state
+        begin = len(state) - 8 * (COUNTERS + OF_EACH_WORKER * workers)
+        counters = state[begin:].copy().view(np.int64).tolist()
         if min(counters) < 0:
             raise UserError(f"the counters of a state must not be negative: {counters}")
         self.parameters.rebind(self._unread(self.x))  # all of it is written
-        for i, array in enumerate([self.x, *(buffers[name] for name in sorted(buffers))]):
-            array[...] = state[i * n : (i + 1) * n].view(array.dtype)
-        optimizer, workers = self.local_step.state, len(self.clocks)
+        n = self.x.nbytes
+        for i, vector in enumerate(self._vectors()):
+            vector[...] = state[i * n : (i + 1) * n].view(vector.dtype)
         self.version, optimizer.steps, optimizer.samples = counters[:COUNTERS]
-        rest = counters[COUNTERS:]
         self.clocks, self.pushes, self.pulled, self.based = (
-            rest[i * workers : (i + 1) * workers] for i in range(OF_EACH_WORKER)
+            counters[i : i + workers] for i in range(COUNTERS, len(counters), workers)
         )
 
     def set_backup(self, worker: int, models: Array) -> None:

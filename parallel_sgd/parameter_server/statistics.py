@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -80,35 +80,22 @@ class WorkerStatistics:
             **{name: getattr(self, name) for name in COUNTED},
             "staleness": {str(s): n for s, n in sorted(self.staleness.items())},
             "mean_staleness": round(self.mean_staleness, 4),
-            "seconds": {f.name: round(getattr(self.seconds, f.name), 4) for f in SECONDS},
+            "seconds": {name: round(s, 4) for name, s in asdict(self.seconds).items()},
         }
 
     def packed(self) -> Array:
         """As a message holds it: int64 [`LENGTH`]."""
         numbers = np.zeros(LENGTH, np.int64)
         numbers[: len(COUNTED)] = [getattr(self, name) for name in COUNTED]
-        numbers[len(COUNTED) : HISTOGRAM] = [
-            round(NANO * getattr(self.seconds, f.name)) for f in SECONDS
-        ]
+        numbers[len(COUNTED) : HISTOGRAM] = [round(NANO * s) for s in astuple(self.seconds)]
         for staleness, count in self.staleness.items():
             numbers[HISTOGRAM + staleness] = count
         return numbers
 
 
-SECONDS = fields(Seconds)
-COUNTED = (
-    "pushes",
-    "samples",
-    "version",
-    "bytes_sent",
-    "bytes_received",
-    "rows_pulled",
-    "rows_pushed",
-    "lost",
-    "summed_staleness",
-    "largest_staleness",
-)
-WAIT = len(COUNTED) + [f.name for f in SECONDS].index("wait")  #: its place, in nanoseconds
+COUNTED = tuple(f.name for f in fields(WorkerStatistics) if f.type == "int")
+SECONDS = [f.name for f in fields(Seconds)]
+WAIT = len(COUNTED) + SECONDS.index("wait")  #: its place, in nanoseconds
 HISTOGRAM = len(COUNTED) + len(SECONDS)
 LENGTH = HISTOGRAM + LARGEST_COUNTED + 1
 

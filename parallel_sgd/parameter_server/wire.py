@@ -52,23 +52,15 @@ class Kind(IntEnum):
     FAILED = 40  #: body: text. Training has failed for all
 
 
-ANSWERS = {
+ANSWERS = dict.fromkeys((kind for kind in Kind if kind < Kind.MODEL), Kind.DONE) | {
     Kind.PUSH: Kind.MODEL,
     Kind.PULL: Kind.MODEL,
     Kind.PULL_ROWS: Kind.ROWS,
-    Kind.PUSH_ROWS: Kind.DONE,
     Kind.PULL_STATE: Kind.STATE,
-    Kind.PUSH_STATE: Kind.DONE,
-    Kind.PUSH_BACKUP: Kind.DONE,
-    Kind.COPY_TABLES: Kind.DONE,
-    Kind.WRITE_TABLES: Kind.DONE,
-    Kind.ASK_WRITTEN: Kind.TEXT,
-    Kind.LOAD_TABLES: Kind.DONE,
     Kind.COUNT_TABLES: Kind.STATE,
-    Kind.MEET: Kind.DONE,
+    Kind.ASK_WRITTEN: Kind.TEXT,
     Kind.LEAVE: Kind.FINAL,
     Kind.FAIL: Kind.FAILED,
-    Kind.SUM_SAMPLES: Kind.DONE,
 }
 """Of each request, where it is neither refused nor training has failed."""
 
