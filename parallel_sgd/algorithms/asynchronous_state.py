@@ -161,9 +161,8 @@ class DataParallelASGDState(External):
         for table in self.tables.values():
             table.forget_prefetched()
         if not self.served.fits(comm):  # of another number of workers: all begin from the servers'
-            workers = self.served.workers
-            self.served.take_over(comm)
-            model, self.arrived = self.served.model, None
+            workers, model = self.served.take_over(comm)
+            self.arrived = None
             if self.base is None:
                 x[...] = model
             else:  # with what they had gone on from theirs, as far as it counts

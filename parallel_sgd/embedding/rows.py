@@ -49,7 +49,8 @@ class RowTable:
     """
 
     def __init__(self, options: Embedding) -> None:
-        self.options = options
+        self.options, self._name = options, f"embedding {options.name!r}"
+        self._initial = options.seed, np.float32(options.initial_scale)
         self.samples = self.evicted = self.pending = 0
         self._kernels = row_kernels()
         self._swept = 0  # the clock when cold rows were last looked for
@@ -142,10 +143,6 @@ class RowTable:
             self._load(self._counts, _PENDING_KEYS, contents, keep)
             self.pending = int(np.count_nonzero(self._counts.column("steps")))
 
-    @property
-    def _initial(self) -> tuple[int, np.float32]:
-        return self.options.seed, np.float32(self.options.initial_scale)
-
     def _enter(self, ids: Array, rows: Array) -> None:
         """Give rows to the ids that have none and are to have one; `rows` is completed."""
         before = self._rows.count
@@ -225,10 +222,6 @@ class RowTable:
         if ids.size and ids.min() < 0:
             at = int(np.argmax(ids < 0))
             raise UserError(f"{self._name}: ids[{at}]={ids[at]} must be at least 0")
-
-    @property
-    def _name(self) -> str:
-        return f"embedding {self.options.name!r}"
 
 
 def _require(name: str, array: Array, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -24,8 +24,8 @@ HostArray = npt.NDArray[Any]
 Result = TypeVar("Result")
 
 
-class Client:
-    """Asks servers, and waits for their answers.
+class Client(Conversation):
+    """Asks all servers for what a worker needs of them.
 
     Args:
         endpoint: to the servers, whose ranks are its peers in the order of their numbers.
@@ -39,15 +39,14 @@ class Client:
         servers: how many there are.
         statistics: of this worker so far.
 
-    Every method that asks raises as `Conversation.ask`. Everything here is local.
+    Every method that asks raises as `ask`. Everything here is local.
     """
 
     def __init__(
         self, endpoint: Endpoint, parts: Sequence[Part], check: Callable[[int], None]
     ) -> None:
+        super().__init__(endpoint, WorkerStatistics(), check)
         self.parts, self.servers = tuple(parts), len(parts)
-        self.statistics = WorkerStatistics()
-        self._conversation = Conversation(endpoint, self.statistics, check)
         self._thread: ThreadPoolExecutor | None = None
         self._begun: Future[Any] | None = None  # the latest
         self._asking = threading.Lock()
@@ -178,9 +177,9 @@ class Client:
             finish_on_device(out)
         self.samples = answers[0].message.samples
         self.versions = [answer.message.version for answer in answers]
-        self._conversation.left = True
+        self.left = True
         if any(answer.message.count for answer in answers):
-            self._conversation.leave_lost()
+            self._endpoint.leave_lost()
         table = answers[0].body[self.parts[0].bytes :].copy().view(np.int64)
         return [unpacked_statistics(numbers) for numbers in table.reshape(-1, LENGTH)]
 
@@ -192,29 +191,26 @@ class Client:
         """
         self.ask_all(Kind.FAIL, from_text(problem))
 
-    def push_backup(self, models: Sequence[Array]) -> None:
-        """Tell servers the models [n] that this worker's next pushes are of."""
-        on_host = [model if array_module(model) is np else model.get() for model in models]
-        bodies = [
-            np.concatenate([as_bytes(part.cut(model)) for model in on_host]) for part in self.parts
-        ]
-        self.ask(
-            Ask(server, Message(kind=Kind.PUSH_BACKUP, body=body.nbytes), body)
-            for server, body in enumerate(bodies)
-        )
+    def push_parts(
+        self, kind: Kind, vectors: Sequence[Array], counters: Sequence[HostArray] = ()
+    ) -> None:
+        """Tell every server its parts of vectors [n], and of `counters`, if any, its own."""
+        on_host = [vector if array_module(vector) is np else vector.get() for vector in vectors]
+        asks = []
+        for server, part in enumerate(self.parts):
+            arrays = [*map(part.cut, on_host), *counters[server : server + 1]]
+            body = np.concatenate([as_bytes(array) for array in arrays])
+            asks.append(Ask(server, Message(kind=kind, body=body.nbytes), body))
+        self.ask(asks)
 
     def close(self) -> None:
         """Nothing more is asked."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
-        self._conversation.close()
+        super().close()
 
     def ask_all(self, kind: Kind, body: HostArray | None = None) -> list[Answer]:
         """Ask every server the same."""
         message = Message(kind=kind, body=0 if body is None else body.nbytes)
         return self.ask(Ask(server, message, body) for server in range(self.servers))
-
-    def ask(self, asks: Iterable[Ask]) -> list[Answer]:
-        """Send requests to several servers at once, and wait for all answers, in their order."""
-        return self._conversation.ask(asks)

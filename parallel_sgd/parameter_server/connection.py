@@ -171,7 +171,8 @@ class Connection:
         self.finished = True
         self.client.close()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.wait()
+            self._thread.check(asked=False)
 
     def close(self, *, failed: bool) -> None:
         """Give back the communicators, and end what serves and asks.
@@ -215,8 +216,3 @@ class ServerThread(InBackground[None]):
         error = self._ended_by
         if error is not None and not (asked and isinstance(error, SharedError)):
             raise error
-
-    def join(self) -> None:
-        """Until it has ended; raise what has ended it."""
-        self.wait()
-        self.check(asked=False)

@@ -25,17 +25,12 @@ NO_ANSWERS = {Kind.FAILED, Kind.REFUSED}
 
 @dataclass
 class Ask:
-    """A request to one server, and where the body of its answer goes.
+    """A request to one server, and where the body of its answer goes."""
 
-    Attributes:
-        server: its number.
-        into: uint8, of the answer's length; None where that is not known before.
-    """
-
-    server: int
+    server: int  #: its number
     message: Message
     body: HostArray | None = None
-    into: HostArray | None = None
+    into: HostArray | None = None  #: uint8, of the answer's length, where that is known before
 
 
 @dataclass
@@ -54,21 +49,18 @@ class Conversation:
         statistics: counts the bytes of training.
         check: raises if there is a reason not to wait any longer for the server on a rank.
 
-    Attributes:
-        left: the servers have ended, and nothing may be asked any more.
-
     Local.
     """
 
     def __init__(
         self, endpoint: Endpoint, statistics: WorkerStatistics, check: Callable[[int], None]
     ) -> None:
-        self._endpoint, self._statistics, self._check = endpoint, statistics, check
+        self.statistics, self._endpoint, self._check = statistics, endpoint, check
         self._ranks = endpoint.peers
         self._came: dict[int, Header] = {}
         self._problem: str | None = None  # why training cannot go on
         self._lost: str | None = None  # which server is
-        self.left = False
+        self.left = False  #: whether servers have ended, and nothing may be asked any more
 
     def ask(self, asks: Iterable[Ask]) -> list[Answer]:
         """Send requests, and wait for all answers, in their order.
@@ -122,7 +114,7 @@ class Conversation:
         for ask in asks:
             rank, header = self._ranks[ask.server], ask.message.packed()
             sending.append(self._endpoint.send(rank, header, ask.body))
-            self._statistics.bytes_sent += ask.message.body * self._counts(ask)
+            self.statistics.bytes_sent += ask.message.body * self._counts(ask)
         came = [self._answer_to(ask) for ask in asks]  # all of them: later ones must not meet these
         sound = all(
             isinstance(message, Message) and message.kind not in NO_ANSWERS for message in came
@@ -136,7 +128,7 @@ class Conversation:
                 continue
             own = not sound or ask.into is None
             body = np.empty(message.body, np.uint8) if own else cast(HostArray, ask.into)
-            self._statistics.bytes_received += message.body * self._counts(ask)
+            self.statistics.bytes_received += message.body * self._counts(ask)
             if message.body:
                 coming.append(self._endpoint.receive(rank, body))
             answers.append(Answer(message, body))
@@ -164,9 +156,16 @@ class Conversation:
             self._endpoint.listen(rank)
             try:
                 message = unpacked(header)
-                if message.kind != Kind.HEARTBEAT:  # with which the time begins anew
-                    _require_answer(ask, message)
+                if message.kind == Kind.HEARTBEAT:  # with which the time begins anew
+                    continue
+                if message.kind in NO_ANSWERS:
                     return message
+                if message.kind != ANSWERS.get(ask.message.kind):
+                    kind, asked = message.kind.name, ask.message.kind.name
+                    raise Malformed(f"kind={kind} is no answer to {asked}")
+                if ask.into is not None and message.body != len(ask.into):
+                    raise Malformed(f"body={message.body} of this answer must be {len(ask.into)}")
+                return message
             except Malformed as error:
                 self._endpoint.discard(rank)
                 return error
@@ -183,17 +182,3 @@ class Conversation:
         """Nothing more is asked."""
         self.left = True
         self._endpoint.close()
-
-    def leave_lost(self) -> None:
-        """As the endpoint's."""
-        self._endpoint.leave_lost()
-
-
-def _require_answer(ask: Ask, message: Message) -> None:
-    """See that a header is an answer to a request, as long as the room for its body."""
-    if message.kind in NO_ANSWERS:
-        return
-    if message.kind != ANSWERS.get(ask.message.kind):
-        raise Malformed(f"kind={message.kind.name} is no answer to {ask.message.kind.name}")
-    if ask.into is not None and message.body != len(ask.into):
-        raise Malformed(f"body={message.body} of this answer must be {len(ask.into)}")

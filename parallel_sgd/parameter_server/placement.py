@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import UserError
 from ..options import Choice, Options, Whole, option, options
 from ..parameters import Parameters
-from ..validation import integer, shown
+from ..validation import choice, integer, shown
 
 __all__ = ["DISPATCH", "Dispatch", "Placement", "PlacementOptions", "Slice", "place"]
 
@@ -147,9 +147,8 @@ def place(
     {'W[668:1000]': (332, 784)}
     """
     count = integer("servers", servers, 1)
-    if slice_parameters is not True and slice_parameters is not False:
-        raise UserError(f"slice_parameters={shown(slice_parameters)} must be True or False")
-    most, least = (count if slice_parameters else 1), integer("min_block", min_block, 1)
+    most = count if choice("slice_parameters", slice_parameters, (True, False)) else 1
+    least = integer("min_block", min_block, 1)
     choose = _rule(dispatch)
     held: list[list[Slice]] = [[] for _ in range(count)]
     labels: dict[str, str] = {}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NoReturn
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn, Protocol
 
 from ..communication import Communicator, Group, Roles
 from ..communication.launched import requested_servers
 from ..errors import SharedError, SharedProblem
 from ..options import Choice, Options, Whole, option, options
-
-if TYPE_CHECKING:
-    from .connection import Connection
+from .client import Client
 
 Role = Literal["auto", "worker", "server"]
 ROLES: tuple[Role, ...] = ("auto", "worker", "server")
@@ -23,6 +21,17 @@ GIL = (
     "large operations) slows down the others' pushes, to a twentieth in the worst case; servers "
     "on ranks of their own do not have that"
 )
+
+
+class Connected(Protocol):
+    """What a group has to know of a `Connection`."""
+
+    finished: bool
+
+    @property
+    def client(self) -> Client: ...
+
+    def serve(self) -> None: ...
 
 
 @dataclass
@@ -40,7 +49,7 @@ class ServerGroup(Group):
     servers: tuple[int, ...]
     own: Communicator
     messages: Communicator
-    connection: Connection | None = None
+    connection: Connected = field(init=False)
 
     @property
     def serves(self) -> bool:
@@ -57,38 +66,33 @@ class ServerGroup(Group):
         return self.servers.index(self.world.rank)
 
     def agree(self, problem: str | None, samples: int) -> int:
-        client = self._connected.client
+        client = self.connection.client
         return client.in_turn(lambda: client.sum_samples(samples))
 
     def meet(self) -> None:
         if not self.serves:
-            client = self._connected.client
+            client = self.connection.client
             client.in_turn(client.meet)
 
     def meet_to_finish(self) -> None:
         pass  # servers wait for all workers as these leave
 
     def fail(self, problem: str) -> NoReturn:
-        if self._connected.finished:
+        if self.connection.finished:
             raise SharedError(problem)
-        text, client = problem, self._connected.client
+        text, client = problem, self.connection.client
         if not isinstance(problem, SharedProblem):  # which names its ranks itself
             text = f"{problem} (on rank {self.world.rank})"
         client.in_turn(lambda: client.fail(text))
         raise SharedError(text)
 
     def serve(self) -> None:
-        self._connected.serve()
+        self.connection.serve()
 
     def close(self) -> None:
         """Give back the two communicators that are this group's. Collective."""
         self.own.close()
         self.messages.close()
-
-    @property
-    def _connected(self) -> Connection:
-        assert self.connection is not None
-        return self.connection
 
 
 @options

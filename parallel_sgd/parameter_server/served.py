@@ -48,13 +48,6 @@ class ServedModel:
         unread: gives the memory that the model may change in: the vector that it is in, where
             nobody reads it, or else another one.
 
-    Attributes:
-        version: how often the model has been changed.
-        clocks: of each worker: its pushes, also those without samples.
-        pushes: of each worker: its pushes that have changed the model.
-        pulled: of each worker: the version that it was last given.
-        based: of each worker: the version that its next push is of.
-
     Local. Memory for n values: the model and the optimizer's state; with a lossy codec 4 n bytes;
     in mode "sync" a copy of every worker's push; with delay compensation a copy for every worker.
     """
@@ -71,11 +64,12 @@ class ServedModel:
         # With model updates the optimizer is the workers'; here only its clock is needed.
         self.local_step = LocalStep(SGD(lr=0.0) if rules.pushes_updates else optimizer, initial)
         compile_step(self.local_step.optimizer, initial)
-        self.version = 0
-        self.clocks = [0] * workers
-        self.pushes = [0] * workers
-        self.pulled = [0] * workers
-        self.based = [0] * workers
+        self.version = 0  #: how often the model has been changed
+        # Of each worker:
+        self.clocks = [0] * workers  #: its pushes, also those without samples
+        self.pushes = [0] * workers  #: its pushes that have changed the model
+        self.pulled = [0] * workers  #: the version that it was last given
+        self.based = [0] * workers  #: the version that its next push is of
         self.live = set(range(workers))
         # Of each worker: the models that its next push, and the one after it, are of.
         backups = (1 + rules.pipeline) * self._compensates
@@ -115,21 +109,22 @@ class ServedModel:
         """
         staleness = self.version - self.based[worker]
         self.clocks[worker] += 1
-        push = Push(self._decode(payload), samples, factor) if samples else None
+        push = None
+        if samples:
+            vector = self._decoded
+            if vector is None:
+                vector = payload.view(self.x.dtype)
+            else:
+                self.rules.codec.decode(self._blocks, payload, vector, add=False)
+                if self.rules.mode == "sync":
+                    vector = vector.copy()
+            push = Push(vector, samples, factor)
         if self.rules.mode == "sync":
-            if push and self._decoded is push.vector:
-                push.vector = push.vector.copy()
             self._round[worker] = push
             self._end_round()
         elif push:
             self._apply(worker, push)
         return staleness
-
-    def _decode(self, payload: Array) -> Array:
-        if self._decoded is None:
-            return cast(Array, payload.view(self.x.dtype))
-        self.rules.codec.decode(self._blocks, payload, self._decoded, add=False)
-        return self._decoded
 
     def _apply(self, worker: int, push: Push) -> None:
         """Change the model by one worker's push."""

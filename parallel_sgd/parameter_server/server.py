@@ -141,14 +141,14 @@ class Server:
             if request.problem is None:
                 self._ready.append(request)
             else:
-                self._refuse(request, request.problem)
+                self._answer(request, from_text(str(request.problem)), Kind.REFUSED)
         handled = self._handle_next()
         self._answers.move()
         return bool(arrived or handled)
 
     def _handle_next(self) -> bool:
         """Handle the request whose turn it is, if it is here."""
-        turn = self._turn
+        turn = None if self._problem else self._order.next()
         may = (r for r in self._ready if turn in (None, r.worker) or r.message.kind in LOOKING)
         request = next(may, None)
         if request is None:
@@ -166,8 +166,12 @@ class Server:
             if request.worker in self.lost:
                 raise Malformed("the other workers go on without this one: it was silent too long")
             HANDLERS[request.message.kind](self, request)
-        except (UserError, MemoryError) as error:
-            self._refuse(request, error)
+        except UserError as error:
+            self._answer(request, from_text(str(error)), Kind.REFUSED)
+        except MemoryError as error:
+            kind, rank = request.message.kind.name, self._endpoint.rank
+            text = f"the server on rank {rank} has not enough memory for {kind}: {error}"
+            self._answer(request, from_text(text), Kind.REFUSED)
         return True
 
     def _handle_push(self, request: Request) -> None:
@@ -206,7 +210,11 @@ class Server:
         if self._kept:
             for kind in (Kind.SUM_SAMPLES, Kind.MEET, Kind.LEAVE):
                 self._end_meeting(kind)
-            self._require_a_way_on()
+            busy = self._live - self._gone - self._informed - self._kept.keys()
+            clocks, mode = self.model.clocks, self.model.rules.mode
+            problem = stalemate(self._kept, busy, self._ranks, clocks, mode)
+            if problem:  # heartbeats would keep them there
+                self._end_training(problem)
 
     def _end_meeting(self, kind: Kind) -> None:
         """Where all are at a meeting or have left, or have given their samples, answer them."""
@@ -214,28 +222,17 @@ class Server:
         rest = self.model.live if kind == Kind.SUM_SAMPLES else self._live
         if not waiting or not rest <= waiting.keys():
             return
-        for worker in waiting:
-            del self._kept[worker]
-        if kind != Kind.LEAVE:
-            total = sum(request.message.samples for request in waiting.values())
-            for request in waiting.values():
-                self._answer(request, samples=total)
-        else:
+        samples, last = sum(request.message.samples for request in waiting.values()), None
+        if kind == Kind.LEAVE:
             now = time.perf_counter()
             for worker, request in waiting.items():
                 self._statistics[worker, WAIT] += _ns(now - request.ended)
+            samples = self.model.samples
             last = np.concatenate([as_bytes(self.model.x), as_bytes(self._statistics)])
-            for request in waiting.values():
-                self._answer(request, last)
             self._gone |= waiting.keys()
-
-    def _require_a_way_on(self) -> None:
-        """Where workers wait for each other, end training: heartbeats would keep them there."""
-        busy = self._live - self._gone - self._informed - self._kept.keys()
-        clocks, mode = self.model.clocks, self.model.rules.mode
-        problem = stalemate(self._kept, busy, self._ranks, clocks, mode)
-        if problem:
-            self._end_training(problem)
+        for worker, request in waiting.items():
+            del self._kept[worker]
+            self._answer(request, last, samples=samples)
 
     def _handle_leave(self, request: Request) -> None:
         if request.message.body != self._statistics[0].nbytes:
@@ -261,13 +258,6 @@ class Server:
     def _answer_directly(self, request: Request) -> None:
         handle = DIRECT_REQUESTS[request.message.kind]
         self._answer(request, handle(self.model, self._tables, request))
-
-    def _refuse(self, request: Request, error: Exception) -> None:
-        text = str(error)
-        if isinstance(error, MemoryError):
-            kind, rank = request.message.kind.name, self._endpoint.rank
-            text = f"the server on rank {rank} has not enough memory for {kind}: {text}"
-        self._answer(request, from_text(text), Kind.REFUSED)
 
     def _answer(
         self,
@@ -318,7 +308,6 @@ class Server:
             if time.perf_counter() - request.heartbeat > every:
                 request.heartbeat = time.perf_counter()
                 self._answers.send(request.worker, Message(kind=Kind.HEARTBEAT))
-        self._require_progress(now)
         for worker in self._live - self._gone - self._informed:
             if now - heard[worker] > self._endpoint.timeout_s:
                 self._missing(worker)
@@ -334,31 +323,23 @@ class Server:
                     "learner.finish(); ending the job"
                 )
 
-    @property
-    def _turn(self) -> int | None:
-        """The worker whose request is next; None where anybody's may be."""
-        return None if self._problem else self._order.next()
-
     def _require_turn(self, turn: int | None) -> None:
-        """See that in a replay the next worker can come at all, where others wait for it."""
+        """See that in a replay the next worker can come, and does, where others wait for it."""
         if turn is None or not self._ready:
             return
-        if turn in self._kept or turn not in self._live:
-            why = "waits for the others itself" if turn in self._kept else "is lost"
-            raise UserError(
-                f"replay: the recorded order has the worker on rank {self._ranks[turn]} next, "
-                f"which {why}: this is not the run that was recorded"
-            )
-
-    def _require_progress(self, now: float) -> None:
-        """See that in a replay the next worker comes: all others wait for it."""
-        turn, timeout_s = self._turn, self._endpoint.timeout_s
-        if turn is not None and self._ready and now - self._handled_s > timeout_s:
-            raise UserError(
-                f"replay: the recorded order has the worker on rank {self._ranks[turn]} next, "
-                f"which has asked for nothing for timeout_s={timeout_s:g} s, while others wait: "
-                "this is not the run that was recorded"
-            )
+        timeout_s = self._endpoint.timeout_s
+        if turn in self._kept:
+            why = "waits for the others itself"
+        elif turn not in self._live:
+            why = "is lost"
+        elif time.monotonic() - self._handled_s > timeout_s:
+            why = f"has asked for nothing for timeout_s={timeout_s:g} s, while others wait"
+        else:
+            return
+        raise UserError(
+            f"replay: the recorded order has the worker on rank {self._ranks[turn]} next, "
+            f"which {why}: this is not the run that was recorded"
+        )
 
     def _missing(self, worker: int) -> None:
         if self._survives:
@@ -377,8 +358,8 @@ class Server:
             return
         self._live.discard(worker)
         self.lost.append(worker)
-        known = WorkerStatistics(pushes=self.model.pushes[worker], lost=1)
-        self._statistics[worker] = known.packed()
+        pushes = self.model.pushes[worker]
+        self._statistics[worker] = WorkerStatistics(pushes=pushes, lost=1).packed()
         self._kept.pop(worker, None)
         self._requests.forget(worker)
         self._ready = deque(r for r in self._ready if r.worker != worker)
