@@ -217,16 +217,16 @@ class RowTable:
             records.set(rows, {name: values[first + mine] for name, values in given.items()})
 
     def _check(self, ids: Array, name: str, values: Array) -> None:
-        _require(f"{self._name}: ids", ids, np.int64, (ids.size,))
-        _require(f"{self._name}: {name}", values, np.float32, (ids.size, self.options.width))
+        required = {
+            "ids": (ids, np.dtype(np.int64), (ids.size,)),
+            name: (values, np.dtype(np.float32), (ids.size, self.options.width)),
+        }
+        for what, (array, dtype, shape) in required.items():
+            if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+                raise UserError(
+                    f"{self._name}: {what} must be {dtype} {list(shape)}, contiguous; "
+                    f"it is {array.dtype} {list(array.shape)}, strides {list(array.strides)}"
+                )
         if ids.size and ids.min() < 0:
             at = int(np.argmax(ids < 0))
             raise UserError(f"{self._name}: ids[{at}]={ids[at]} must be at least 0")
-
-
-def _require(name: str, array: Array, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
-    if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-        raise UserError(
-            f"{name} must be {np.dtype(dtype)} {list(shape)}, contiguous; "
-            f"it is {array.dtype} {list(array.shape)}, strides {list(array.strides)}"
-        )

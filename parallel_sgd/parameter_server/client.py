@@ -28,16 +28,11 @@ class Client(Conversation):
     """Asks all servers for what a worker needs of them.
 
     Args:
-        endpoint: to the servers, whose ranks are its peers in the order of their numbers.
         parts: of the model, for each server.
-        check: raises if there is a reason not to wait any longer for the server on a rank.
+        endpoint, check: as for any `Conversation`.
 
     Requests are made one after the other, in the order of the program, also those that a thread
     makes in the background (`begin`).
-
-    Attributes:
-        servers: how many there are.
-        statistics: of this worker so far.
 
     Every method that asks raises as `ask`. Everything here is local.
     """

@@ -220,15 +220,14 @@ def write_tables(client: Client, folder: str) -> dict[str, Any]:
 
     Local.
     """
-    path, facts = from_text(folder), dict[str, Any]()
+    path = from_text(folder)
     client.in_turn(lambda: client.ask_all(Kind.WRITE_TABLES, path))
     texts = [""]
     while not all(texts):
         time.sleep(ASKED_EVERY_S)
         answers = client.in_turn(lambda: client.ask_all(Kind.ASK_WRITTEN))
         texts = [as_text(answer.body) for answer in answers]
-    for text in texts:
-        facts.update(json.loads(text))
+    facts = {name: fact for text in texts for name, fact in json.loads(text).items()}
     if "problem" in facts:
         raise UserError(facts["problem"])
     return facts

@@ -30,10 +30,10 @@ class Request:
     memory: Array  #: that `body` is the beginning of
     transfer: Transfer | None = None
     problem: Malformed | None = None  #: why it is none; then `message` says nothing
-    came: float = 0.0  #: when all of it was here
-    begun: float = 0.0  #: when the server began to work on it
-    ended: float = 0.0  #: when it had done so
-    heartbeat: float = 0.0  #: when the server last said that it is there
+    came_ns: int = 0  #: when all of it was here, by `time.perf_counter_ns` as the others
+    begun_ns: int = 0  #: when the server began to work on it
+    ended_ns: int = 0  #: when it had done so
+    heartbeat_ns: int = 0  #: when the server last said that it is there
     staleness: int = 0
 
 
@@ -72,7 +72,7 @@ class Requests:
         here = [request for request in self._coming if self._here(request)]
         for request in here:
             self._coming.remove(request)
-            request.came = request.heartbeat = time.perf_counter()
+            request.came_ns = request.heartbeat_ns = time.perf_counter_ns()
         return here
 
     @property

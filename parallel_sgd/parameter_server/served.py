@@ -72,6 +72,7 @@ class ServedModel:
         self.based = [0] * workers  #: the version that its next push is of
         self.live = set(range(workers))
         # Of each worker: the models that its next push, and the one after it, are of.
+        self._compensates = rules.delay_compensation > 0
         backups = (1 + rules.pipeline) * self._compensates
         self._backups = [[initial.flat.copy() for _ in range(backups)] for _ in range(workers)]
         self._blocks = rules.codec.blocks(initial)
@@ -93,10 +94,6 @@ class ServedModel:
     def push_bytes(self) -> int:
         """Bytes of an encoded push."""
         return int(self._blocks.offsets[-1])
-
-    @property
-    def _compensates(self) -> bool:
-        return self.rules.delay_compensation > 0
 
     def push(self, worker: int, payload: Array, samples: int, factor: float) -> int:
         """Take in a push; returns its staleness: how often the model that it is of has changed.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from .direct_requests import DIRECT_REQUESTS
 from .order import Order
 from .requests import Request, Requests
 from .served import ServedModel
-from .statistics import LENGTH, WAIT, WorkerStatistics
+from .statistics import LENGTH, NANO, WAIT, WorkerStatistics
 from .waits import of_kind, stalemate
 from .wire import ANSWERS, Kind, Malformed, Message, as_text, from_text
 
@@ -62,7 +61,7 @@ class Server:
         self._order, self._survives = order, survives
         self._ranks: Sequence[int] = endpoint.peers
         self._requests, self._answers = Requests(endpoint), answers
-        self._ready: deque[Request] = deque()
+        self._ready: list[Request] = []
         self._kept: dict[int, Request] = {}  # whose answers are kept back, by worker
         self._live = set(range(len(self._ranks)))
         self.lost: list[int] = []  #: workers that have died or hung
@@ -158,7 +157,7 @@ class Server:
         if request.message.kind not in LOOKING:
             self._order.answered(request.worker)
             self._handled_s = time.monotonic()
-        request.begun = time.perf_counter()
+        request.begun_ns = time.perf_counter_ns()
         if self._problem and request.message.kind != Kind.FAIL:
             self._tell_problem(request)
             return True
@@ -196,7 +195,7 @@ class Server:
 
     def _keep(self, request: Request) -> None:
         """Keep an answer back until others have come; perhaps they have."""
-        request.ended = request.heartbeat = time.perf_counter()
+        request.ended_ns = request.heartbeat_ns = time.perf_counter_ns()
         self._kept[request.worker] = request
         self._release()
 
@@ -224,9 +223,9 @@ class Server:
             return
         samples, last = sum(request.message.samples for request in waiting.values()), None
         if kind == Kind.LEAVE:
-            now = time.perf_counter()
+            now = time.perf_counter_ns()
             for worker, request in waiting.items():
-                self._statistics[worker, WAIT] += _ns(now - request.ended)
+                self._statistics[worker, WAIT] += now - request.ended_ns
             samples = self.model.samples
             last = np.concatenate([as_bytes(self.model.x), as_bytes(self._statistics)])
             self._gone |= waiting.keys()
@@ -270,13 +269,11 @@ class Server:
     ) -> None:
         """Begin to send an answer, and listen to the worker again.
 
-        Args:
-            kind: of the answer, where it is not that of `ANSWERS`.
-            of: the vector whose memory the body is, where it is not the answer's own.
+        `of`: the vector whose memory the body is, where it is not the answer's own.
         """
-        now, worker = time.perf_counter(), request.worker
-        request.begun = request.begun or now
-        request.ended = request.ended or now
+        now, worker = time.perf_counter_ns(), request.worker
+        request.begun_ns = request.begun_ns or now
+        request.ended_ns = request.ended_ns or now
         message = Message(
             kind=ANSWERS[request.message.kind] if kind is None else kind,
             clock=self.model.clocks[worker],
@@ -285,9 +282,9 @@ class Server:
             body=0 if body is None else body.nbytes,
             staleness=request.staleness,
             count=len(self.lost),
-            queued_ns=_ns(request.begun - request.came),
-            applied_ns=_ns(request.ended - request.begun),
-            held_ns=_ns(now - request.ended),
+            queued_ns=request.begun_ns - request.came_ns,
+            applied_ns=request.ended_ns - request.begun_ns,
+            held_ns=now - request.ended_ns,
         )
         self._requests.release(request)
         self._endpoint.listen(self._ranks[worker])
@@ -295,7 +292,8 @@ class Server:
 
     def _look_after_workers(self) -> None:
         """Now and then: heartbeats to those who wait, and a look for those who give none."""
-        now, every = time.monotonic(), self._endpoint.timeout_s / HEARTBEATS
+        now, timeout_s = time.monotonic(), self._endpoint.timeout_s
+        every = timeout_s / HEARTBEATS
         if now - self._presence_checked_s > PRESENCE_EVERY_S:
             self._presence_checked_s = now
             self._require_presence(now)
@@ -305,12 +303,20 @@ class Server:
         self._order.write()
         for request in [*self._kept.values(), *self._ready]:  # these, in a replay
             heard[request.worker] = now
-            if time.perf_counter() - request.heartbeat > every:
-                request.heartbeat = time.perf_counter()
+            if time.perf_counter_ns() - request.heartbeat_ns > every * NANO:
+                request.heartbeat_ns = time.perf_counter_ns()
                 self._answers.send(request.worker, Message(kind=Kind.HEARTBEAT))
         for worker in self._live - self._gone - self._informed:
-            if now - heard[worker] > self._endpoint.timeout_s:
-                self._missing(worker)
+            if now - heard[worker] <= timeout_s:
+                continue
+            if not self._survives:
+                raise UserError(
+                    f"a server has not heard of the worker on rank {self._ranks[worker]} for "
+                    f"timeout_s={timeout_s:g} s: it has stopped, left without learner.finish(), or "
+                    "is busy with something else; ending the job"
+                )
+            self._silent = True
+            self._lose(worker, f"has been silent for {timeout_s:g} s")
 
     def _require_presence(self, now: float) -> None:
         """See that no worker has left of which anything is yet to come."""
@@ -341,17 +347,6 @@ class Server:
             f"which {why}: this is not the run that was recorded"
         )
 
-    def _missing(self, worker: int) -> None:
-        if self._survives:
-            self._silent = True
-            self._lose(worker, f"has been silent for {self._endpoint.timeout_s:g} s")
-            return
-        raise UserError(
-            f"a server has not heard of the worker on rank {self._ranks[worker]} for "
-            f"timeout_s={self._endpoint.timeout_s:g} s: it has stopped, left without "
-            "learner.finish(), or is busy with something else; ending the job"
-        )
-
     def _lose(self, worker: int, why: str) -> None:
         """Go on without a worker."""
         if worker in self._gone or worker in self.lost:
@@ -362,7 +357,7 @@ class Server:
         self._statistics[worker] = WorkerStatistics(pushes=pushes, lost=1).packed()
         self._kept.pop(worker, None)
         self._requests.forget(worker)
-        self._ready = deque(r for r in self._ready if r.worker != worker)
+        self._ready = [r for r in self._ready if r.worker != worker]
         print(
             f"parallel_sgd: the worker on rank {self._ranks[worker]} {why}: "
             f"{len(self._live)} of {len(self._ranks)} workers are left",
@@ -382,7 +377,3 @@ HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.FAIL: Server._handle_fail,
     **dict.fromkeys(DIRECT_REQUESTS, Server._answer_directly),
 }
-
-
-def _ns(seconds: float) -> int:
-    return max(0, round(seconds * 1e9))

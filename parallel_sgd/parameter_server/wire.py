@@ -76,7 +76,7 @@ class Message:
     kind: Kind
     table: int = 0  #: number of an embedding table, from 0
     clock: int = 0  #: pushes of this worker so far, this one included
-    version: int = 0  #: of the model: in a request what it was last answered with
+    version: int = 0  #: of the model; in a request, of the last one that was answered
     samples: int = 0  #: in a push, those of its gradient; in an answer, those seen by all workers
     body: int = 0  #: bytes that follow
     count: int = 0  #: of ids; in an answer, of workers that are lost
