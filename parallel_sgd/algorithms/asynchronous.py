@@ -98,7 +98,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         try:
             world.together(lambda: connection.open_order(self.record, self.replay, self._facts()))
         except SharedError:  # of another server: the next start is to find no recording of this one
-            connection.discard_order()
+            connection.order.discard()
             raise
         state = DataParallelASGDState(
             work=work,

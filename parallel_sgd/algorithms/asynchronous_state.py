@@ -8,14 +8,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..embedding import Embedding, RemoteTables, check_tables
+from ..embedding import Embedding, check_tables
 from ..errors import UserError
 from ..parameter_server import (
     Client,
     Connection,
+    RemoteTables,
     Rules,
     ServedState,
     WorkerStatistics,
+    load_tables,
+    write_tables,
 )
 from ..state import External, across, workspace
 from .algorithm import Array, Work
@@ -158,9 +161,8 @@ class DataParallelASGDState(External):
         for table in self.tables.values():
             table.forget_prefetched()
         if not self.served.fits(comm):  # of another number of workers: all begin from the servers'
-            workers = self.served.workers
-            self.served.take_over(comm)
-            model, self.arrived = self.served.model, None
+            workers, model = self.served.take_over(comm)
+            self.arrived = None
             if self.base is None:
                 x[...] = model
             else:  # with what they had gone on from theirs, as far as it counts
@@ -174,10 +176,11 @@ class DataParallelASGDState(External):
         client.in_turn(lambda: self.served.put_back(client, models, comm))
 
     def write(self, folder: str) -> dict[str, Any]:
-        return self.connection.write_tables(folder)
+        return write_tables(self.client, folder) if self.tables else {}
 
     def check_files(self, folder: str) -> None:
         check_tables(self.embeddings, folder)
 
     def read(self, folder: str) -> None:
-        self.connection.load_tables(folder)
+        if self.tables:
+            load_tables(self.client, folder)

@@ -1,19 +1,10 @@
-"""Tables of rows found by their ids: what servers hold of them, and what workers ask them for.
+"""Tables of rows found by their ids: what servers hold of them, in memory and in files.
 
-How requests and rows travel is for others to say: `RowServers` is all that a worker's side knows.
+What workers ask them for is in `parallel_sgd.parameter_server`, which has the messages.
 """
 
 from .files import check_tables
 from .options import Embedding, EmbeddingTables
-from .remote_table import RemoteTable, RemoteTables, RowServers
-from .tables import ServedTables
+from .tables import COUNTS, ServedTables
 
-__all__ = [
-    "Embedding",
-    "EmbeddingTables",
-    "RemoteTable",
-    "RemoteTables",
-    "RowServers",
-    "ServedTables",
-    "check_tables",
-]
+__all__ = ["COUNTS", "Embedding", "EmbeddingTables", "ServedTables", "check_tables"]

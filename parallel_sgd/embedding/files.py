@@ -30,7 +30,16 @@ def contents_of(
     if not paths:
         raise UserError(f"checkpoint {folder!r} has no embedding tables")
     for path in paths:
-        yield _contents(path, options)
+        try:
+            file = open_arrays(path)
+            arrays = {name: ArrayInFile(file, name) for name in file.keys()}  # noqa: SIM118
+            tables = [_of_table(arrays, number, table) for number, table in enumerate(options)]
+            unknown = sorted(arrays.keys() - {f"{i}.{n}" for i, t in enumerate(tables) for n in t})
+            if unknown:
+                raise UserError(f"{unknown[0]} is of none of these tables")
+        except Exception as error:  # safetensors' own among them
+            raise UserError(f"{str(path)!r} cannot be read: {error}") from error
+        yield tables
 
 
 def check_tables(options: Sequence[Embedding], folder: str) -> None:
@@ -41,20 +50,6 @@ def check_tables(options: Sequence[Embedding], folder: str) -> None:
     """
     for _ in contents_of(options, folder) if options else ():
         pass
-
-
-def _contents(path: Path, options: Sequence[Embedding]) -> list[dict[str, ArrayInFile]]:
-    """Of one file, checked."""
-    try:
-        file = open_arrays(path)
-        arrays = {name: ArrayInFile(file, name) for name in file.keys()}  # noqa: SIM118
-        tables = [_of_table(arrays, number, table) for number, table in enumerate(options)]
-        unknown = sorted(arrays.keys() - {f"{i}.{n}" for i, t in enumerate(tables) for n in t})
-        if unknown:
-            raise UserError(f"{unknown[0]} is of none of these tables")
-    except Exception as error:  # safetensors' own among them
-        raise UserError(f"{str(path)!r} cannot be read: {error}") from error
-    return tables
 
 
 def _of_table(

@@ -49,7 +49,8 @@ class RowTable:
     """
 
     def __init__(self, options: Embedding) -> None:
-        self.options = options
+        self.options, self._name = options, f"embedding {options.name!r}"
+        self._initial = options.seed, np.float32(options.initial_scale)
         self.samples = self.evicted = self.pending = 0
         self._kernels = row_kernels()
         self._swept = 0  # the clock when cold rows were last looked for
@@ -134,20 +135,13 @@ class RowTable:
                 other. A row that is here already is replaced; where the clocks of the last pushes
                 are missing, it counts as pushed now.
             keep: given ids int64 [k], a boolean [k]: which to take.
-        Raises:
-            UserError: something is missing, or of another shape or dtype.
         """
-        clock = np.dtype(np.int64)
-        self.samples = max(self.samples, int(self._given(contents, "samples", (1,), clock)[0]))
-        self._swept = max(self._swept, int(self._given(contents, "swept", (1,), clock)[0]))
+        self.samples = max(self.samples, int(contents["samples"][0]))
+        self._swept = max(self._swept, int(contents["swept"][0]))
         self._load(self._rows, _KEYS, contents, keep)
         if self._counts and "pending_ids" in contents:
             self._load(self._counts, _PENDING_KEYS, contents, keep)
             self.pending = int(np.count_nonzero(self._counts.column("steps")))
-
-    @property
-    def _initial(self) -> tuple[int, np.float32]:
-        return self.options.seed, np.float32(self.options.initial_scale)
 
     def _enter(self, ids: Array, rows: Array) -> None:
         """Give rows to the ids that have none and are to have one; `rows` is completed."""
@@ -207,18 +201,14 @@ class RowTable:
         keep: Callable[[Array], Array],
     ) -> None:
         """Put into records what `contents` has of their fields."""
-        key = keys["id"]
-        n = int(np.size(contents.get(key, ())))
-        ids = self._given(contents, key, (n,), records.dtype["id"])
-        if n and ids.min() < 0:
-            raise UserError(f"{self._name}: {key!r} must be at least 0, but one is {ids.min()}")
-        given = {}
-        for name in records.names[1:]:
-            key = keys.get(name, name)
-            if name != "pushed" or key in contents:
-                field = records.dtype[name]
-                given[name] = self._given(contents, key, (n, *field.shape), field.base)
-        for first in range(0, n, LOADED):
+        ids = contents[keys["id"]]
+        fields = {name: keys.get(name, name) for name in records.names[1:]}
+        given = {
+            name: contents[key]
+            for name, key in fields.items()
+            if name != "pushed" or key in contents
+        }
+        for first in range(0, len(ids), LOADED):
             chunk = np.ascontiguousarray(ids[first : first + LOADED], np.int64)
             mine = np.flatnonzero(keep(chunk))
             chunk = chunk[mine]
@@ -226,32 +216,17 @@ class RowTable:
             records.insert(chunk, rows, self.samples)
             records.set(rows, {name: values[first + mine] for name, values in given.items()})
 
-    def _given(
-        self, contents: Mapping[str, Array], key: str, shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> Array:
-        array = contents.get(key)
-        if array is None or array.shape != shape:
-            is_ = "missing" if array is None else f"of shape {array.shape}"
-            raise UserError(f"{self._name}: {key!r} must be of shape {shape}, but is {is_}")
-        if array.dtype != dtype:
-            raise UserError(f"{self._name}: {key!r} must be {dtype}, but is {array.dtype}")
-        return array
-
     def _check(self, ids: Array, name: str, values: Array) -> None:
-        _require(f"{self._name}: ids", ids, np.int64, (ids.size,))
-        _require(f"{self._name}: {name}", values, np.float32, (ids.size, self.options.width))
+        required = {
+            "ids": (ids, np.dtype(np.int64), (ids.size,)),
+            name: (values, np.dtype(np.float32), (ids.size, self.options.width)),
+        }
+        for what, (array, dtype, shape) in required.items():
+            if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+                raise UserError(
+                    f"{self._name}: {what} must be {dtype} {list(shape)}, contiguous; "
+                    f"it is {array.dtype} {list(array.shape)}, strides {list(array.strides)}"
+                )
         if ids.size and ids.min() < 0:
             at = int(np.argmax(ids < 0))
             raise UserError(f"{self._name}: ids[{at}]={ids[at]} must be at least 0")
-
-    @property
-    def _name(self) -> str:
-        return f"embedding {self.options.name!r}"
-
-
-def _require(name: str, array: Array, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> None:
-    if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
-        raise UserError(
-            f"{name} must be {np.dtype(dtype)} {list(shape)}, contiguous; "
-            f"it is {array.dtype} {list(array.shape)}, strides {list(array.strides)}"
-        )

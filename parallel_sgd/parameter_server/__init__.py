@@ -3,19 +3,18 @@
 from .client import Client
 from .connection import Connection
 from .placement import DISPATCH, Placement, PlacementOptions, Slice, place
+from .remote_table import RemoteTable, RemoteTables, load_tables, write_tables
 from .roles import ROLES, ParameterServers, Role, ServerGroup
 from .rules import MERGES, MODES, PUSH_TYPES, Merge, Mode, PushType, Rules
-from .served import COUNTERS, OF_EACH_WORKER, ServedModel, compile_step
+from .served import ServedModel, compile_step
 from .served_state import ServedState
 from .statistics import Seconds, WorkerStatistics
 from .wire import Kind
 
 __all__ = [
-    "COUNTERS",
     "DISPATCH",
     "MERGES",
     "MODES",
-    "OF_EACH_WORKER",
     "PUSH_TYPES",
     "ROLES",
     "Client",
@@ -27,6 +26,8 @@ __all__ = [
     "Placement",
     "PlacementOptions",
     "PushType",
+    "RemoteTable",
+    "RemoteTables",
     "Role",
     "Rules",
     "Seconds",
@@ -36,5 +37,7 @@ __all__ = [
     "Slice",
     "WorkerStatistics",
     "compile_step",
+    "load_tables",
     "place",
+    "write_tables",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -12,21 +11,21 @@ import numpy as np
 
 from ..communication import InBackground
 from ..communication.launched import survives
-from ..embedding import Embedding, RemoteTable, RemoteTables, ServedTables
+from ..embedding import Embedding, ServedTables
 from ..errors import SharedError, UserError
 from ..kernels import array_module
 from ..optimizers import Optimizer
 from ..parameters import Parameters
 from .answers import Answers
 from .client import Client
-from .order import AnyOrder, Facts, Order, RecordedOrder, ReplayedOrder
+from .order import Facts, Order, RecordedOrder, ReplayedOrder
 from .parts import Part, layout
 from .placement import Placement
+from .remote_table import RemoteTable, RemoteTables
 from .roles import ServerGroup
 from .rules import Rules
 from .served import ServedModel
 from .server import Server
-from .table_messages import TableClient
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -42,6 +41,7 @@ class Connection:
         tables: the embedding tables.
 
     Attributes:
+        order: in which this rank's server answers.
         finished: whether this rank has left: all workers have, or are about to.
 
     Local.
@@ -58,7 +58,7 @@ class Connection:
         self.group, self._rules, self._tables = group, rules, tuple(tables)
         group.connection, self.finished = self, False
         self._placement, self._parameters = placement, parameters
-        self._order: Order = AnyOrder()
+        self.order = Order()
         self._optimizer: Optimizer | None = None
         self._thread: ServerThread | None = None
         self._client: Client | None = None
@@ -83,16 +83,12 @@ class Connection:
         """
         if not self.group.serves and not self.group.shared:
             return
-        numbers = {"workers": len(self.group.workers), "servers": len(self.group.servers)}
-        facts = {**{name: str(number) for name, number in numbers.items()}, **facts}
+        workers, servers = str(len(self.group.workers)), str(len(self.group.servers))
+        facts = {"workers": workers, "servers": servers, **facts}
         if replay is not None:
-            self._order = ReplayedOrder(replay, self.group.server, facts)
+            self.order = ReplayedOrder(replay, self.group.server, facts)
         elif record is not None:
-            self._order = RecordedOrder(record, self.group.server, facts)
-
-    def discard_order(self) -> None:
-        """Leave nothing behind of an order that was opened in vain."""
-        self._order.discard()
+            self.order = RecordedOrder(record, self.group.server, facts)
 
     def bind(self, optimizer: Optimizer) -> None:
         """The optimizer of this rank's server; where every rank serves, its thread begins."""
@@ -121,24 +117,11 @@ class Connection:
 
     def remote_tables(self) -> RemoteTables:
         """This rank's side of the embedding tables, by name."""
-        servers = None if self.group.serves else lambda: self._table_client
+        client = None if self.group.serves else lambda: self.client
         return RemoteTables(
-            (options.name, RemoteTable(options, number, servers))
+            (options.name, RemoteTable(options, number, client))
             for number, options in enumerate(self._tables)
         )
-
-    @cached_property
-    def _table_client(self) -> TableClient:
-        return TableClient(self.client)
-
-    def write_tables(self, folder: str) -> dict[str, Any]:
-        """As `TableClient.write`, of the rows that `ServedState.collect` has found."""
-        return self._table_client.write(folder) if self._tables else {}
-
-    def load_tables(self, folder: str) -> None:
-        """As `TableClient.load`."""
-        if self._tables:
-            self._table_client.load(folder)
 
     def _check(self, rank: int) -> None:
         """Raise if there is a reason not to wait any longer for the server on a rank."""
@@ -160,7 +143,7 @@ class Connection:
             answers,
             ServedModel(initial, self._optimizer, self._rules, workers, answers.unread),
             ServedTables(self._tables, server, servers),
-            self._order,
+            self.order,
             survives=survives(),
         )
 
@@ -188,7 +171,8 @@ class Connection:
         self.finished = True
         self.client.close()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.wait()
+            self._thread.check(asked=False)
 
     def close(self, *, failed: bool) -> None:
         """Give back the communicators, and end what serves and asks.
@@ -209,19 +193,18 @@ class Connection:
         self.group.close()
 
 
-class ServerThread:
+class ServerThread(InBackground[None]):
     """A server beside a worker; it ends with all workers, or when nobody has a use for it."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server
-        self._error: BaseException | None = None  # of which a worker tells
-        self._serving = InBackground("server", self._serve, self.stop)
+        self._ended_by: BaseException | None = None  # of which a worker tells
+        super().__init__("server", lambda: self._serve(server), server.stop)
 
-    def _serve(self) -> None:
+    def _serve(self, server: Server) -> None:
         try:
-            self._server.serve()
+            server.serve()
         except BaseException as error:
-            self._error = error
+            self._ended_by = error
 
     def check(self, *, asked: bool) -> None:
         """Raise what has ended the server.
@@ -230,19 +213,6 @@ class ServerThread:
             asked: its worker waits for its answer: that comes where the server has told all workers
                 of a problem, and then they tell the other servers.
         """
-        if self._error is not None and not (asked and isinstance(self._error, SharedError)):
-            raise self._error
-
-    def join(self) -> None:
-        """Until it has ended; raise what has ended it."""
-        self._serving.result()
-        if self._error is not None:
-            raise self._error
-
-    def stop(self) -> None:
-        """Nobody needs it any more."""
-        self._server.stop()
-
-    def end(self) -> None:
-        """Stop it, and wait a little for that."""
-        self._serving.end()
+        error = self._ended_by
+        if error is not None and not (asked and isinstance(error, SharedError)):
+            raise error

@@ -10,7 +10,7 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,50 +23,27 @@ FLUSHED = 4096  #: requests that are written at a time
 Facts = dict[str, str]  #: texts by name
 
 
-class Order(Protocol):
-    """Whose request a server answers next."""
+class Order:
+    """Whose request a server answers next: here anybody's, as they come."""
 
     def next(self) -> int | None:
         """The worker whose turn it is; None where anybody may come."""
-        ...
-
-    def answered(self, worker: int) -> None:
-        """A worker's request has been handled."""
-        ...
-
-    def write(self) -> None:
-        """Bring what is recorded to the file."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more comes."""
-        ...
-
-    def discard(self) -> None:
-        """Nothing has come, and nothing will: leave no file behind."""
-        ...
-
-
-class AnyOrder:
-    """As requests come."""
-
-    def next(self) -> int | None:
         return None
 
     def answered(self, worker: int) -> None:
-        pass
+        """A worker's request has been handled."""
 
     def write(self) -> None:
-        pass
+        """Bring what is recorded to the file."""
 
     def close(self) -> None:
-        pass
+        """Nothing more comes."""
 
     def discard(self) -> None:
-        pass
+        """Nothing has come, and nothing will: leave no file behind."""
 
 
-class RecordedOrder(AnyOrder):
+class RecordedOrder(Order):
     """As requests come, written to a file.
 
     Args:
@@ -136,7 +113,7 @@ class RecordedOrder(AnyOrder):
         write_whole("record", self._description, lambda path: path.write_text(text))
 
 
-class ReplayedOrder(AnyOrder):
+class ReplayedOrder(Order):
     """The recorded order, and after its end any.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import UserError
 from ..options import Choice, Options, Whole, option, options
 from ..parameters import Parameters
-from ..validation import integer, shown
+from ..validation import choice, integer, shown
 
 __all__ = ["DISPATCH", "Dispatch", "Placement", "PlacementOptions", "Slice", "place"]
 
@@ -147,9 +147,8 @@ def place(
     {'W[668:1000]': (332, 784)}
     """
     count = integer("servers", servers, 1)
-    if slice_parameters is not True and slice_parameters is not False:
-        raise UserError(f"slice_parameters={shown(slice_parameters)} must be True or False")
-    most, least = (count if slice_parameters else 1), integer("min_block", min_block, 1)
+    most = count if choice("slice_parameters", slice_parameters, (True, False)) else 1
+    least = integer("min_block", min_block, 1)
     choose = _rule(dispatch)
     held: list[list[Slice]] = [[] for _ in range(count)]
     labels: dict[str, str] = {}
@@ -200,20 +199,14 @@ def _slices(shapes: Mapping[str, tuple[int, ...]], most: int, least: int) -> Ite
         begin += values
 
 
+@dataclass(frozen=True, repr=False)
 class PlacementFunction:
     """A user's function, named alike on all ranks; what it says must agree too."""
 
-    def __init__(self, function: Dispatch) -> None:
-        self.function: Dispatch = function
+    function: Dispatch
 
     def __call__(self, label: str, number: int, servers: int) -> int:
         return self.function(label, number, servers)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PlacementFunction) and other.function == self.function
-
-    def __hash__(self) -> int:
-        return hash(self.function)
 
     def __repr__(self) -> str:
         return str(getattr(self.function, "__qualname__", type(self.function).__qualname__))

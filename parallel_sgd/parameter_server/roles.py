@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NoReturn, Protocol
 
 from ..communication import Communicator, Group, Roles
@@ -39,9 +39,7 @@ class ServerGroup(Group):
     """Who trains and who serves, and the communicators in which they do.
 
     Attributes:
-        world: all ranks.
-        workers, servers: their ranks in the world, in the order of their numbers.
-        own: the ranks that do what this one does: the workers, or else the servers.
+        servers: their ranks in the world, in the order of their numbers, as the workers' are.
         messages: the world again, for messages between the two.
         connection: this rank's, once the algorithm has made it.
     """
@@ -51,7 +49,7 @@ class ServerGroup(Group):
     servers: tuple[int, ...]
     own: Communicator
     messages: Communicator
-    connection: Connected | None = None
+    connection: Connected = field(init=False)
 
     @property
     def serves(self) -> bool:
@@ -68,38 +66,33 @@ class ServerGroup(Group):
         return self.servers.index(self.world.rank)
 
     def agree(self, problem: str | None, samples: int) -> int:
-        client = self._connected.client
+        client = self.connection.client
         return client.in_turn(lambda: client.sum_samples(samples))
 
     def meet(self) -> None:
         if not self.serves:
-            client = self._connected.client
+            client = self.connection.client
             client.in_turn(client.meet)
 
     def meet_to_finish(self) -> None:
         pass  # servers wait for all workers as these leave
 
     def fail(self, problem: str) -> NoReturn:
-        if self._connected.finished:
+        if self.connection.finished:
             raise SharedError(problem)
-        text, client = problem, self._connected.client
+        text, client = problem, self.connection.client
         if not isinstance(problem, SharedProblem):  # which names its ranks itself
             text = f"{problem} (on rank {self.world.rank})"
         client.in_turn(lambda: client.fail(text))
         raise SharedError(text)
 
     def serve(self) -> None:
-        self._connected.serve()
+        self.connection.serve()
 
     def close(self) -> None:
         """Give back the two communicators that are this group's. Collective."""
         self.own.close()
         self.messages.close()
-
-    @property
-    def _connected(self) -> Connected:
-        assert self.connection is not None
-        return self.connection
 
 
 @options
@@ -140,7 +133,9 @@ class ParameterServers(Options, Roles):
 
         Collective.
         """
-        requested = world.together(self._requested)
+        requested = world.together(
+            lambda: requested_servers() if self.servers is None else self.servers
+        )
         given = world.allgather_object((self.role, requested))
         asked = [role for role, _ in given]
         size = world.size
@@ -149,9 +144,8 @@ class ParameterServers(Options, Roles):
             count = min(1, size - 1) if requested is None else requested
             if count >= size:
                 raise SharedError(f"servers={count} must be less than the number of ranks, {size}")
-            if count == 0:
-                return list(range(size)), list(range(size))
-            return list(range(size - count)), list(range(size - count, size))
+            ranks = list(range(size))
+            return (ranks[:-count], ranks[-count:]) if count else (ranks, ranks)
         if "auto" in asked:
             rank = asked.index("auto")
             raise SharedError(
@@ -168,6 +162,3 @@ class ParameterServers(Options, Roles):
                 f"servers={wanted.pop()}, but {len(serving)} ranks have role='server'"
             )
         return workers, serving
-
-    def _requested(self) -> int | None:
-        return requested_servers() if self.servers is None else self.servers

@@ -14,9 +14,8 @@ from ..errors import UserError
 from ..kernels import array_module
 from ..state import across
 from .client import Client
-from .conversation import Ask
 from .served import COUNTERS, OF_EACH_WORKER
-from .wire import Kind, Message
+from .wire import Kind
 
 Array = Any  #: a NumPy or CuPy array
 Counters = npt.NDArray[np.int64]
@@ -75,13 +74,9 @@ class ServedState:
             buffers: how many the servers' optimizer has.
         """
         client.meet()
-        counters, problem = None, None
-        if comm.rank == 0:
-            try:
-                counters = self._fetch(client, x, buffers, comm.size)
-            except UserError as error:  # which the others would wait for
-                problem = str(error)
-        comm.raise_together(problem)
+        counters = comm.together(  # others would wait for a worker 0 that fails
+            lambda: self._fetch(client, x, buffers, comm.size) if comm.rank == 0 else None
+        )
         self.counters = cast(Counters, comm.allgather_object(counters)[0])
 
     def _fetch(self, client: Client, x: Array, buffers: int, workers: int) -> Counters:
@@ -101,28 +96,20 @@ class ServedState:
 
     def fits(self, comm: Communicator) -> bool:
         """Whether it is of as many workers."""
-        return (
-            self.counters is None or self.counters.shape[1] == COUNTERS + OF_EACH_WORKER * comm.size
-        )
+        columns = COUNTERS + OF_EACH_WORKER * comm.size
+        return self.counters is None or self.counters.shape[1] == columns
 
-    @property
-    def workers(self) -> int:
-        """How many there were."""
-        assert self.counters is not None
-        return (len(self.counters[0]) - COUNTERS) // OF_EACH_WORKER
+    def take_over(self, comm: Communicator) -> tuple[int, Array]:
+        """Make it one of these workers, who all begin anew from the model that servers held.
 
-    @property
-    def model(self) -> Array:
-        """The model [n]."""
-        assert self.vectors is not None
-        return self.vectors[0]
-
-    def take_over(self, comm: Communicator) -> None:
-        """Make it one of these workers, who all begin anew from the model that servers held."""
+        Returns:
+            How many workers there were, and that model [n].
+        """
         assert self.counters is not None and self.vectors is not None
-        counters = np.zeros((len(self.counters), COUNTERS + OF_EACH_WORKER * comm.size), np.int64)
-        counters[:, 1:COUNTERS] = self.counters[:, 1:COUNTERS]
-        self.counters = counters
+        before, columns = self.counters, COUNTERS + OF_EACH_WORKER * comm.size
+        self.counters = np.zeros((len(before), columns), np.int64)
+        self.counters[:, 1:COUNTERS] = before[:, 1:COUNTERS]
+        return (before.shape[1] - COUNTERS) // OF_EACH_WORKER, self.vectors[0]
 
     def put_back(self, client: Client, models: Sequence[Array], comm: Communicator) -> None:
         """Give it back to servers, of which there may be another number. Collective.
@@ -139,17 +126,10 @@ class ServedState:
             counters = np.tile(counters[:1], (client.servers, 1))
         if comm.rank == 0:
             assert self.vectors is not None
-            vectors = [v if array_module(v) is np else v.get() for v in self.vectors]
-            asks = []
-            for server, part in enumerate(client.parts):
-                arrays = [part.cut(vector) for vector in vectors] + [counters[server]]
-                body = np.concatenate([array.view(np.uint8) for array in arrays])
-                message = Message(kind=Kind.PUSH_STATE, body=body.nbytes)
-                asks.append(Ask(server, message, body))
-            client.ask(asks)
+            client.push_parts(Kind.PUSH_STATE, self.vectors, list(counters))
         comm.barrier()
         client.clock = int(counters[0, COUNTERS + comm.rank])
         client.versions = counters[:, COUNTERS + 2 * comm.size + comm.rank].tolist()
         if models:
-            client.push_backup(models)
+            client.push_parts(Kind.PUSH_BACKUP, models)
         self.forget()

@@ -52,23 +52,15 @@ class Kind(IntEnum):
     FAILED = 40  #: body: text. Training has failed for all
 
 
-ANSWERS = {
+ANSWERS = dict.fromkeys((kind for kind in Kind if kind < Kind.MODEL), Kind.DONE) | {
     Kind.PUSH: Kind.MODEL,
     Kind.PULL: Kind.MODEL,
     Kind.PULL_ROWS: Kind.ROWS,
-    Kind.PUSH_ROWS: Kind.DONE,
     Kind.PULL_STATE: Kind.STATE,
-    Kind.PUSH_STATE: Kind.DONE,
-    Kind.PUSH_BACKUP: Kind.DONE,
-    Kind.COPY_TABLES: Kind.DONE,
-    Kind.WRITE_TABLES: Kind.DONE,
-    Kind.ASK_WRITTEN: Kind.TEXT,
-    Kind.LOAD_TABLES: Kind.DONE,
     Kind.COUNT_TABLES: Kind.STATE,
-    Kind.MEET: Kind.DONE,
+    Kind.ASK_WRITTEN: Kind.TEXT,
     Kind.LEAVE: Kind.FINAL,
     Kind.FAIL: Kind.FAILED,
-    Kind.SUM_SAMPLES: Kind.DONE,
 }
 """Of each request, where it is neither refused nor training has failed."""
 
@@ -79,35 +71,20 @@ class Malformed(UserError):
 
 @dataclass(kw_only=True)
 class Message:
-    """A header's fields.
-
-    Attributes:
-        kind: of the message.
-        table: number of an embedding table, from 0.
-        clock: pushes of this worker so far, this one included.
-        version: of the model: in a request the one that it was last answered with, in an answer
-            the server's.
-        samples: in a push, those of its gradient; in an answer, those seen by all workers.
-        body: bytes that follow.
-        count: of ids; in an answer, of workers that are lost.
-        factor: of the learning rate, for this push.
-        staleness: updates between this worker's pull and its push.
-        queued_ns, applied_ns, held_ns: how long the server let the request wait for others', worked
-            on it, and kept back the answer.
-    """
+    """A header's fields."""
 
     kind: Kind
-    table: int = 0
-    clock: int = 0
-    version: int = 0
-    samples: int = 0
-    body: int = 0
-    count: int = 0
-    factor: float = 1.0
-    staleness: int = 0
-    queued_ns: int = 0
-    applied_ns: int = 0
-    held_ns: int = 0
+    table: int = 0  #: number of an embedding table, from 0
+    clock: int = 0  #: pushes of this worker so far, this one included
+    version: int = 0  #: of the model; in a request, of the last one that was answered
+    samples: int = 0  #: in a push, those of its gradient; in an answer, those seen by all workers
+    body: int = 0  #: bytes that follow
+    count: int = 0  #: of ids; in an answer, of workers that are lost
+    factor: float = 1.0  #: of the learning rate, for this push
+    staleness: int = 0  #: updates between this worker's pull and its push
+    queued_ns: int = 0  #: how long the server let the request wait for others'
+    applied_ns: int = 0  #: how long it worked on it
+    held_ns: int = 0  #: how long it kept back the answer
 
     def packed(self) -> Header:
         header = np.zeros(HEADER_LENGTH, np.int64)

@@ -10,9 +10,9 @@ from typing import Any, NoReturn, Self
 
 from ..algorithms import Algorithm, Work
 from ..communication import Communicator, InBackground
-from ..embedding import RemoteTables
 from ..errors import SharedError, SharedProblem, UserError
 from ..optimizers import Optimizer
+from ..parameter_server import RemoteTables
 from ..parameters import Parameters
 from ..validation import integer
 from .announced import MOST_SAMPLES, Announced, Feed

@@ -12,7 +12,7 @@ from disks import files_of_at_most
 
 from parallel_sgd import UserError
 from parallel_sgd.parameter_server import order as order_module
-from parallel_sgd.parameter_server.order import AnyOrder, RecordedOrder, ReplayedOrder
+from parallel_sgd.parameter_server.order import Order, RecordedOrder, ReplayedOrder
 
 
 def facts_of(servers=1, workers=3, **options):
@@ -40,7 +40,7 @@ def replayed(folder, server=0, servers=1):
 
 
 def test_any_order_lets_anybody_come():
-    order = AnyOrder()
+    order = Order()
     order.answered(1)
     order.close()
     assert order.next() is None

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from row_model import LAST, POOLS, RowModel, initial
 
 from parallel_sgd import SGD, Adagrad, Adam, UserError
-from parallel_sgd.embedding import Embedding
+from parallel_sgd.array_files import write_arrays
+from parallel_sgd.embedding import Embedding, check_tables
 from parallel_sgd.embedding.records import Records
 from parallel_sgd.embedding.rows import RowTable, server_of
 from parallel_sgd.kernels import memory, row_kernels
@@ -294,14 +295,18 @@ def test_contents_without_clocks_count_as_pushed_now():
 
 
 @pytest.mark.parametrize("name", ["samples", "ids", "values", "s"])
-def test_contents_of_other_options_are_refused(name):
+def test_files_of_other_options_are_refused(name, tmp_path):
     table = RowTable(Embedding(name="t", width=2))
     table.push(np.array([4, 9]), np.ones((2, 2), np.float32), 1)
-    for bad in (None, np.zeros((2, 3)), np.zeros(())):
+    for bad in (None, np.zeros((2, 3)), np.zeros(()), np.array([4, -9])):
         contents = table.contents()
         contents.pop(name) if bad is None else contents.update({name: bad})
-        with pytest.raises(UserError, match=r"^embedding 't': '.*' must be of shape .*, but is "):
-            RowTable(table.options).add(contents, lambda ids: ids >= 0)
+        arrays = {f"0.{key}": array for key, array in contents.items()}
+        write_arrays(tmp_path / "tables-00000.safetensors", arrays)
+        with pytest.raises(
+            UserError, match=r" cannot be read: 0\..* must be .*(but is |at least 0)"
+        ):
+            check_tables([table.options], str(tmp_path))
 
 
 def test_what_is_no_id_and_no_row_is_refused():

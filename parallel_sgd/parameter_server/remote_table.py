@@ -1,0 +1,243 @@
+"""A worker's side of the embedding tables: rows by their ids, whichever servers hold them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..communication.endpoint import as_bytes
+from ..embedding import COUNTS, Embedding
+from ..errors import UserError
+from ..kernels import row_kernels
+from ..validation import integer, shown
+from .client import Client
+from .conversation import Ask
+from .wire import LARGEST, Kind, Message, as_text, from_text
+
+Ids = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.float32]
+
+ASKED_EVERY_S = 0.05  #: whether tables are written
+
+
+class RemoteTable:
+    """The rows of a distributed embedding table (`Embedding`): of int64 ids, float32 [width] each.
+
+    Only the different ones of the ids travel, and the sum of their gradients. A row exists from its
+    first push on; before, it has its initial values, which depend on the table's seed and the id.
+    Rows are trained as they are pushed, whatever the mode of the model is.
+
+    Args:
+        options: of the table.
+        number: of the table, from 0.
+        client: the worker's, made at its first use; None on a rank that is no worker.
+
+    Local. Cost: for each server that holds some of the rows, a message and an answer.
+    """
+
+    def __init__(
+        self, options: Embedding, number: int, client: Callable[[], Client] | None
+    ) -> None:
+        self.options, self._number, self._client = options, number, client
+        self._kernels = row_kernels()
+        self._coming: tuple[Ids, Future[Rows]] | None = None
+
+    @property
+    def width(self) -> int:
+        """Values in a row."""
+        return self.options.width
+
+    def rows(self, ids: Ids) -> Rows:
+        """The rows of ids.
+
+        Args:
+            ids: int64 [...], at least 0, each as often as you like.
+        Returns:
+            float32 [..., width], the caller's own; those that were prefetched, where `prefetch` was
+            last called with these ids.
+        Raises:
+            UserError: ids that are not possible.
+        """
+        flat = self._checked(ids)
+        coming, self._coming = self._coming, None
+        client = self._asked()
+        if coming is not None:
+            rows = coming[1].result()
+            if np.array_equal(coming[0], flat):
+                return rows.reshape(*ids.shape, self.width)
+        return client.in_turn(lambda: self._pull(client, flat)).reshape(*ids.shape, self.width)
+
+    def prefetch(self, ids: Ids) -> None:
+        """Begin to pull, in the background, what the next `rows` will ask for.
+
+        Args:
+            ids: as for `rows`; copied.
+        """
+        flat, client = self._checked(ids).copy(), self._asked()
+        self._coming = flat, client.begin(lambda: self._pull(client, flat))
+
+    def forget_prefetched(self) -> None:
+        """The next `rows` are pulled anew: a checkpoint has taken the place of all."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming[1].result()
+
+    def push(self, ids: Ids, gradient: Rows, samples: int) -> None:
+        """Have rows trained by the table's optimizer.
+
+        Args:
+            ids: int64 [...], at least 0; the gradients of one that occurs several times are summed.
+            gradient: float32 [..., width], summed over the samples; not changed.
+            samples: that it is of, at least 1.
+        Raises:
+            UserError: ids or a gradient that are not possible, or not finite.
+        """
+        flat, client = self._checked(ids), self._asked()
+        samples, name = integer("samples", samples, 1, LARGEST - 1), self.options.name
+        if not isinstance(gradient, np.ndarray):
+            kind = type(gradient).__name__
+            raise UserError(f"gradient of table {name!r} must be a NumPy array, not {kind}")
+        if gradient.shape != (*ids.shape, self.width) or gradient.dtype != np.float32:
+            raise UserError(
+                f"gradient{list(gradient.shape)} of {gradient.dtype} for rows of table "
+                f"{name!r} must be float32{[*ids.shape, self.width]}"
+            )
+        rows = np.ascontiguousarray(gradient).reshape(-1, self.width)
+        client.in_turn(lambda: self._push(client, flat, rows, samples))
+
+    def counts(self) -> dict[str, int]:
+        """How many rows the servers hold, the bytes of memory that they take, the ids that have
+        been pushed but have no row yet, and the rows that were forgotten."""
+        client = self._asked()
+        answers = client.in_turn(lambda: client.ask_all(Kind.COUNT_TABLES))
+        tables = np.sum([answer.body.view(np.int64) for answer in answers], axis=0)
+        return dict(zip(COUNTS, tables.reshape(-1, 4)[self._number].tolist(), strict=True))
+
+    def _asked(self) -> Client:
+        if self._client is None:
+            raise UserError(
+                f"table {self.options.name!r}: a rank that only serves cannot ask for rows"
+            )
+        return self._client()
+
+    def _checked(self, ids: Any) -> Ids:
+        if not isinstance(ids, np.ndarray) or ids.dtype != np.int64:
+            kind = f"an array of {ids.dtype}" if isinstance(ids, np.ndarray) else type(ids).__name__
+            raise UserError(
+                f"ids of table {self.options.name!r} must be a NumPy array of int64, not {kind}"
+            )
+        flat: Ids = np.ascontiguousarray(ids).reshape(-1)
+        if flat.size and flat.min() < 0:
+            at = int(np.argmax(flat < 0))
+            raise UserError(
+                f"ids of table {self.options.name!r} must be at least 0: number {at} is {flat[at]}"
+            )
+        return flat
+
+    def _by_server(
+        self, servers: int, ids: Ids
+    ) -> tuple[Ids, list[tuple[int, slice]], npt.NDArray[np.int32]]:
+        """The different ids, [u], sorted by the servers that hold them; of each such server its
+        number and where its ids are; where each of the given ids, [m], is among the different ones.
+        """
+        distinct, inverse = self._kernels.unique(ids)
+        starts = [0, len(distinct)]
+        if servers > 1:
+            order, bounds = self._kernels.partition(distinct, servers)
+            place = np.empty(len(order), np.int32)
+            place[order] = np.arange(len(order), dtype=np.int32)
+            distinct, starts, inverse = distinct[order], bounds.tolist(), place[inverse]
+        spans = enumerate(pairwise(starts))
+        held = [(server, slice(first, end)) for server, (first, end) in spans if first < end]
+        return distinct, held, inverse
+
+    def _pull(self, client: Client, ids: Ids) -> Rows:
+        begin = time.perf_counter()
+        distinct, held, inverse = self._by_server(client.servers, ids)
+        rows = np.empty((len(distinct), self.width), np.float32)
+        asks = []
+        for server, own in held:
+            body, count = as_bytes(distinct[own]), own.stop - own.start
+            message = Message(
+                kind=Kind.PULL_ROWS, table=self._number, count=count, body=body.nbytes
+            )
+            asks.append(Ask(server, message, body, as_bytes(rows[own])))
+        answers = client.ask(asks)
+        out = np.empty((len(ids), self.width), np.float32)
+        self._kernels.take_rows(rows, inverse, out)
+        client.statistics.rows_pulled += len(rows)
+        client.spend(answers, time.perf_counter() - begin)
+        return out
+
+    def _push(self, client: Client, ids: Ids, gradient: Rows, samples: int) -> None:
+        begin = time.perf_counter()
+        distinct, held, inverse = self._by_server(client.servers, ids)
+        total = np.empty((len(distinct), self.width), np.float32)
+        self._kernels.sum_rows(inverse, gradient, total)
+        # One server can refuse it by itself; of several, others might have taken their parts.
+        if client.servers > 1 and not np.isfinite(total).all():
+            raise UserError(f"the gradient of rows of table {self.options.name!r} is not finite")
+        asks = []
+        for server, own in held:
+            body = np.concatenate([as_bytes(distinct[own]), as_bytes(total[own])])
+            message = Message(
+                kind=Kind.PUSH_ROWS,
+                table=self._number,
+                count=own.stop - own.start,
+                body=body.nbytes,
+                samples=samples,
+                factor=client.factor,
+            )
+            asks.append(Ask(server, message, body))
+        answers = client.ask(asks)
+        client.statistics.rows_pushed += len(total)
+        client.spend(answers, time.perf_counter() - begin)
+
+
+class RemoteTables(dict[str, RemoteTable]):
+    """The tables by name; one that is not there is a mistake of the user's."""
+
+    def __missing__(self, name: Any) -> RemoteTable:
+        known = ", ".join(map(repr, self)) or "none (DataParallelASGD(tables=...) makes them)"
+        raise UserError(f"tables[{shown(name)}] is not known; there are {known}")
+
+
+def write_tables(client: Client, folder: str) -> dict[str, Any]:
+    """Have servers write the rows that `ServedState.collect` has copied, while training goes on.
+
+    Returns:
+        Size and checksum of every file, by name.
+
+    Raises:
+        UserError: they cannot be written.
+
+    Local.
+    """
+    path = from_text(folder)
+    client.in_turn(lambda: client.ask_all(Kind.WRITE_TABLES, path))
+    texts = [""]
+    while not all(texts):
+        time.sleep(ASKED_EVERY_S)
+        answers = client.in_turn(lambda: client.ask_all(Kind.ASK_WRITTEN))
+        texts = [as_text(answer.body) for answer in answers]
+    facts = {name: fact for text in texts for name, fact in json.loads(text).items()}
+    if "problem" in facts:
+        raise UserError(facts["problem"])
+    return facts
+
+
+def load_tables(client: Client, folder: str) -> None:
+    """Have servers take up the rows that any number of servers have written. Local.
+
+    Raises:
+        UserError: as `ServedTables.load`.
+    """
+    path = from_text(folder)
+    client.in_turn(lambda: client.ask_all(Kind.LOAD_TABLES, path))
