@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from cases import zeros
-from few_weights import ALGORITHMS, by_algorithm, errors_of, last, learner_of, numbered
+from few_weights import ALGORITHMS, by_algorithm, errors_of, last, learner_of, named, numbered
 
 import parallel_sgd as psgd
 from parallel_sgd.data import Source
@@ -52,7 +52,7 @@ class Augmented:
 @pytest.mark.parametrize("what", ["x", "y", "labels of items"])
 def test_ranks_that_read_different_data_of_one_shape(on_ranks, what):
     def body(comm):
-        learner = learner_of(comm, psgd.DataParallelSGD())
+        learner = learner_of(comm)
         x, y = numbered(400)
         other = last(comm) and comm.size > 1
         if what == "x":
@@ -68,7 +68,7 @@ def test_ranks_that_read_different_data_of_one_shape(on_ranks, what):
 
 
 def test_items_that_are_augmented_at_random_are_the_same_data(comm):
-    learner = learner_of(comm, psgd.DataParallelSGD())
+    learner = learner_of(comm)
     source = Source(Augmented(comm.rank, np.arange(20)), minibatch_size=4)
     assert len(list(source.minibatches(learner))) == 5
 
@@ -90,7 +90,7 @@ class Windows:
 @pytest.mark.parametrize("often", [0.5, 1.0])
 def test_labels_that_are_drawn_anew_are_no_other_data(comm, often):
     for number in range(5):
-        learner = learner_of(comm, psgd.DataParallelSGD())
+        learner = learner_of(comm)
         source = Source(Windows(100 * number + comm.rank, often), minibatch_size=4 * comm.size)
         for x, _ in source.minibatches(learner):
             learner.step(len(x))
@@ -168,7 +168,7 @@ def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, found):
 
     message, size = errors_of(on_ranks, body)
     if size > 1:
-        others = "rank 0" if size == 2 else "ranks " + ", ".join(map(str, range(size - 1)))
+        others = named(range(size - 1))
         assert re.match(
             rf"the model's checksum must be the same on all ranks, but differs: {others}: '\w+'; "
             rf"rank {size - 1}: '\w+'$",
@@ -211,7 +211,7 @@ def test_going_back_to_a_checkpoint_after_an_error(comm, tmp_path, name, how):
 
 def test_loading_on_one_rank_alone(on_ranks, tmp_path):
     def body(comm):
-        learner = learner_of(comm, psgd.DataParallelSGD())
+        learner = learner_of(comm)
         if last(comm):
             psgd.load_checkpoint(learner, tmp_path)
         else:

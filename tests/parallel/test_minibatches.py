@@ -238,7 +238,7 @@ def test_what_workers_leave_out_is_told_how_to_leave_out(comm):
 @pytest.mark.parametrize("compares", [True, False])
 def test_a_step_meets_no_finish(on_ranks, compares):
     def body(comm):
-        learner = learner_of(comm, psgd.DataParallelSGD())
+        learner = learner_of(comm)
         learner.in_common.compares = compares
         learner.step(4)
         if last(comm):
@@ -300,7 +300,7 @@ def test_ranks_without_samples_add_up_as_many_minibatches_as_others(comm, gradie
 
 
 def test_an_epoch_that_waits_for_its_steps_is_not_given_again(comm):
-    learner = learner_of(comm, psgd.DataParallelSGD())
+    learner = learner_of(comm)
     source = Source(*numbered(8 * comm.size), 4 * comm.size)
     list(source.epoch(0, learner))
     for again in (source.epoch(0, learner), source.minibatches(learner)):
