@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from invariants import same_on_all_ranks
 
 from parallel_sgd import Communicator, DataParallelASGD, Learner, Optimizer, Parameters
@@ -21,6 +22,14 @@ Array = np.ndarray
 
 LAYOUT = {"W": (22, 5), "b": (17,), "none": (0, 2), "s": (1,)}
 N = 128
+
+beside_and_apart = pytest.mark.parametrize(
+    "apart",
+    [
+        pytest.param(False, marks=pytest.mark.filterwarnings("ignore:servers=0"), id="beside"),
+        pytest.param(True, id="apart"),
+    ],
+)
 
 
 def asynchronous(**options: Any) -> DataParallelASGD:

@@ -19,7 +19,7 @@ from served_identities import (
     the_bound_holds,
     what_few_bits_lose_is_not_lost,
 )
-from served_training import asynchronous, servers_of, starting_point
+from served_training import asynchronous, beside_and_apart, servers_of, starting_point
 
 from parallel_sgd import SGD, Adagrad, Adam, Learner, MomentumSGD
 from parallel_sgd.parameter_server.roles import GIL
@@ -34,13 +34,6 @@ OPTIMIZERS = {
 }
 
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-beside_and_apart = pytest.mark.parametrize(
-    "apart",
-    [
-        pytest.param(False, marks=pytest.mark.filterwarnings("ignore:servers=0"), id="beside"),
-        pytest.param(True, id="apart"),
-    ],
-)
 
 
 def all_on_the_last(label, number, servers):

@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from served_training import asynchronous, learner_of, put_gradient, servers_of
+from served_training import asynchronous, beside_and_apart, learner_of, put_gradient, servers_of
 
 from parallel_sgd import SGD, Checkpoints, UserError, simulate
 from parallel_sgd.errors import SharedError
@@ -14,14 +14,6 @@ from parallel_sgd.parameter_server import Client
 from parallel_sgd.parameter_server.server import Server
 
 SECONDS = 15  #: after which a wait counts as endless; the rest of the job then ends, too
-
-beside_and_apart = pytest.mark.parametrize(
-    "apart",
-    [
-        pytest.param(False, marks=pytest.mark.filterwarnings("ignore:servers=0"), id="beside"),
-        pytest.param(True, id="apart"),
-    ],
-)
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ from hosts import (
     sends_non_owned_residuals,
     sends_what_is_ready,
 )
+from invariants import sums_in_rank_order
 
 from parallel_sgd import SGD, Learner, ModelAveragingSGD, Parameters
 from parallel_sgd.communication import messages
@@ -41,6 +42,7 @@ PLACES = {
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+every_transport = pytest.mark.parametrize("transport", ["collective", "pipelined"])
 every_place = pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 
 
@@ -67,15 +69,7 @@ def test_a_pipeline_has_the_bits_of_collectives(comm, codec, layout):
 @every_layout
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_pipeline_sums_in_rank_order(comm, layout, dtype):
-    parameters = zeros(layout, dtype)
-    exchange = Exchange(parameters, comm, transport="pipelined")
-    found, _ = results(exchange, comm, parameters, lossy=False)
-    for step, vector in enumerate(found):
-        terms = [gradient_of(k, step, vector.size, dtype) for k in range(comm.size)]
-        expected = terms[0]
-        for term in terms[1:]:
-            expected = expected + term
-        assert np.array_equal(vector, expected)
+    sums_in_rank_order(comm, layout, dtype, transport="pipelined")
 
 
 @every_layout
@@ -90,7 +84,7 @@ def test_hosts_send_one_message(on_ranks, places, codec):
     on_ranks(lambda comm: hosts_send_one_message(comm, places, codec))
 
 
-@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+@every_transport
 @pytest.mark.parametrize("bucket_values", [1, 100, 150, 10**6])
 @pytest.mark.parametrize("bits", [1, 4, 32])
 def test_buckets_change_nothing(comm, transport, bucket_values, bits):
@@ -109,7 +103,7 @@ def test_buckets_change_nothing(comm, transport, bucket_values, bits):
     assert np.array_equal(np.concatenate(whole[::-1]), np.concatenate(stripes))
 
 
-@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+@every_transport
 @pytest.mark.parametrize("coded", [(), (0,), (1, 3)])
 @pytest.mark.parametrize("block_size", [50, 128, 1000])
 def test_buckets_end_where_blocks_do(on_ranks, monkeypatch, transport, coded, block_size):
@@ -137,7 +131,7 @@ def test_buckets_end_where_blocks_do(on_ranks, monkeypatch, transport, coded, bl
     on_ranks(body)
 
 
-@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+@every_transport
 def test_buckets_with_codecs_of_their_own(comm, transport):
     parameters = zeros("large and small")
     buckets = cut_buckets(parameters, 64, 1)
@@ -155,7 +149,7 @@ def test_buckets_with_codecs_of_their_own(comm, transport):
         assert residuals.worker_error[bucket.values].any() == (codec is not None)
 
 
-@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+@every_transport
 def test_buckets_are_sent_as_they_become_ready(on_ranks, transport):
     on_ranks(lambda comm: sends_what_is_ready(comm, transport))
 
