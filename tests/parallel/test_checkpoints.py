@@ -135,42 +135,56 @@ def save_twice(checkpoints: psgd.Checkpoints, learner: Learner, background: bool
     checkpoints.save(learner)
 
 
-@pytest.mark.parametrize("background", [True, False])
-def test_what_cannot_be_written_is_said_on_all_ranks(on_ranks, tmp_path, monkeypatch, background):
-    """One rank's disk is full: one line everywhere, and the checkpoint before is still good."""
-    right = checkpoint_files.write_rank
+@pytest.mark.parametrize(
+    ("name", "background"),
+    [("write_rank", True), ("write_rank", False), ("begin", False), ("publish", False)],
+)
+def test_a_full_disk_leaves_nothing_behind(on_ranks, tmp_path, monkeypatch, name, background):
+    """Of one rank's files, the folder or the manifest: one line everywhere, and the checkpoint
+    before is still good."""
+    right = getattr(checkpoint_files, name)
 
     def body(comm: Communicator) -> None:
-        folder, culprit = shared(comm, tmp_path), comm.size - 1
+        folder, culprit = shared(comm, tmp_path), comm.size - 1 if name == "write_rank" else 0
         learner, checkpoints = learner_of("data-parallel, 1 bit", comm), psgd.Checkpoints(folder)
         checkpoints.save(learner)
         good = checkpoints.wait()
         train(learner, 0)
         comm.barrier()
 
-        def full(part: Path, rank: int, *arguments: Any) -> Any:
-            if rank == culprit:
-                right(part, rank, *arguments)
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return right(part, rank, *arguments)
+        def full(*arguments: Any) -> Any:
+            if name == "write_rank":
+                written = right(*arguments)
+                if arguments[1] != culprit:
+                    return written
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(checkpoint_files, "write_rank", full)
-        with pytest.raises(UserError, match=rf"No space left on device \(on rank {culprit}\)$"):
+        monkeypatch.setattr(checkpoint_files, name, full)
+        message = rf"no checkpoint could be written to .*No space left .* \(on rank {culprit}\)$"
+        with pytest.raises(UserError, match=message):
             save_twice(checkpoints, learner, background)
         comm.barrier()
         assert [path.name for path in folder.iterdir()] == [good.name]
-        monkeypatch.setattr(checkpoint_files, "write_rank", right)
+        monkeypatch.setattr(checkpoint_files, name, right)
         comm.barrier()
-        checkpoints.save(learner, extra={1j} if comm.rank == culprit else None)
-        with pytest.raises(UserError, match="extra must be what JSON can hold"):
-            checkpoints.wait()
         checkpoints.save(learner)
         assert good != checkpoints.wait() == psgd.load_checkpoint(learner, folder).path
 
     on_ranks(body)
 
 
-def test_a_rank_that_has_failed_is_not_waited_for(comm, tmp_path):
+def test_what_json_cannot_hold_is_said_on_all_ranks(comm, tmp_path):
+    learner, checkpoints = (
+        learner_of("data-parallel", comm),
+        psgd.Checkpoints(shared(comm, tmp_path)),
+    )
+    checkpoints.save(learner, extra={1j} if comm.rank == comm.size - 1 else None)
+    with pytest.raises(UserError, match="extra must be what JSON can hold"):
+        checkpoints.wait()
+
+
+@pytest.mark.parametrize("use", ["save", "load"])
+def test_a_rank_that_has_failed_is_not_waited_for(comm, tmp_path, use):
     """Within a block the others come to a checkpoint before they come to the next meeting."""
     checkpoints = psgd.Checkpoints(shared(comm, tmp_path))
     algorithm = psgd.ModelAveragingSGD(sync_steps=100)
@@ -179,17 +193,12 @@ def test_a_rank_that_has_failed_is_not_waited_for(comm, tmp_path):
     def go_on():
         if comm.rank == comm.size - 1:
             learner.fail("label 12")
-        checkpoints.save(learner)
+        if use == "save":
+            checkpoints.save(learner)
+        psgd.load_checkpoint(learner, tmp_path)
 
     with pytest.raises(UserError, match=rf"label 12 \(on rank {comm.size - 1}\)"):
         go_on()
-
-
-def test_a_folder_that_is_a_file(comm, tmp_path):
-    folder = shared(comm, tmp_path) / "file"
-    folder.touch()
-    with pytest.raises(UserError, match=r"no checkpoint could be written to .*file'"):
-        psgd.Checkpoints(folder).save(learner_of("data-parallel, 1 bit", comm), background=False)
 
 
 OTHER = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -50,6 +51,10 @@ every_place = pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(messages, "PIECE_VALUES", 128)
     monkeypatch.setattr(scheduler, "WINDOW", 600)  # a piece of float32, and a little
+    if "mpi4py" in sys.modules:
+        from parallel_sgd.communication import mpi_messages
+
+        monkeypatch.setattr(mpi_messages.MpiMessages, "most_values", 100)  # in a message
 
 
 @every_layout
