@@ -261,10 +261,11 @@ def the_bound_holds(comm: Communicator, apart: bool, staleness: int) -> None:
     assert lead == (staleness if several else -1)
 
 
-def a_pipeline_is_one_step_late(
-    comm: Communicator, steps: int = 8, staleness: bool = False, **options: Any
-) -> None:
-    """One worker: x_{t+1} = x_t - lr g(x_{t-1}), and the worker has x_{t-1}."""
+def a_pipeline_is_one_step_late(comm: Communicator, steps: int = 8, **options: Any) -> None:
+    """One worker: x_{t+1} = x_t - lr g(x_{t-1}), and the worker has x_{t-1}.
+
+    Its gradients are of the model that was pulled before the last one, and counted as such.
+    """
     algorithm = asynchronous(pipeline=True, servers=comm.size - 1, **options)
     learner, compensation = learner_of(comm, algorithm, SGD(lr=0.2)), algorithm.delay_compensation
     if not learner.serves:
@@ -280,8 +281,7 @@ def a_pipeline_is_one_step_late(
     if not learner.serves:
         alike(final, x[1])
         assert learner.state.client.versions == [steps] * learner.state.client.servers
-        if staleness:
-            assert dict(learner.state.table[0].staleness) == {0: 1, 1: steps - 1}
+        assert dict(learner.state.table[0].staleness) == {0: 1, 1: steps - 1}
 
 
 def what_few_bits_lose_is_not_lost(

@@ -126,11 +126,6 @@ def test_hosts(on_ranks):
     assert results == [(k, k, len(results)) for k in range(len(results))]
 
 
-def test_ranks_are_numbered_and_counted(on_ranks):
-    results = on_ranks(lambda comm: (comm.rank, comm.size))
-    assert results == [(k, len(results)) for k in range(len(results))]
-
-
 def test_many_collectives_in_a_row_with_ranks_out_of_step(comm):
     """No rank may take what another has already overwritten for the next call."""
     pace = random.Random(comm.rank)

@@ -43,7 +43,6 @@ CHECKS: dict[str, Callable[..., None]] = {
     "never ahead": partial(not_ahead_of_the_slowest_is_data_parallel, apart=True),
     "bound": partial(the_bound_holds, apart=True, staleness=2),
     "pipeline": a_pipeline_is_one_step_late,
-    "pipeline, staleness": partial(a_pipeline_is_one_step_late, staleness=True),
     "pipeline, compensation": partial(a_pipeline_is_one_step_late, delay_compensation=0.3),
     "delay": follow,
     "geo": partial(follow, mode="geo", sync_steps=2, rounds=8),
