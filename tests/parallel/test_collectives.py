@@ -68,23 +68,20 @@ def test_allgather(comm, dtype, count, in_place):
         lambda i, j: 0,
     ],
 )
-def test_alltoall(on_ranks, dtype, count, most):
+def test_alltoall(comm, dtype, count, most):
     """`count(i, j)` values go from rank i to rank j."""
 
     def values(i, j):
         return (50 * i + 10 * j + np.arange(count(i, j))).astype(dtype)
 
-    def body(comm):
-        ranks, me = range(comm.size), comm.rank
-        send = np.concatenate([values(me, j) for j in ranks])
-        sent = send.copy()
-        receive = np.full(sum(count(i, me) for i in ranks), 99, dtype)
-        counts = [count(me, j) for j in ranks], [count(i, me) for i in ranks]
-        comm.alltoall(send, counts[0], receive, counts[1], most=most)
-        assert np.array_equal(receive, np.concatenate([values(i, me) for i in ranks]))
-        assert np.array_equal(send, sent)
-
-    on_ranks(body)
+    ranks, me = range(comm.size), comm.rank
+    send = np.concatenate([values(me, j) for j in ranks])
+    sent = send.copy()
+    receive = np.full(sum(count(i, me) for i in ranks), 99, dtype)
+    counts = [count(me, j) for j in ranks], [count(i, me) for i in ranks]
+    comm.alltoall(send, counts[0], receive, counts[1], most=most)
+    assert np.array_equal(receive, np.concatenate([values(i, me) for i in ranks]))
+    assert np.array_equal(send, sent)
 
 
 @in_pieces_too

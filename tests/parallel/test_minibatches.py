@@ -25,32 +25,29 @@ def ahead(minibatches):
 
 @pytest.mark.parametrize("fetch", [list, ahead], ids=["list", "with_next"])
 @pytest.mark.parametrize("name", ["data-parallel", "blocks"])
-def test_minibatches_fetched_ahead_end_the_warm_start_where_they_begin(on_ranks, name, fetch):
+def test_minibatches_fetched_ahead_end_the_warm_start_where_they_begin(comm, name, fetch):
     """Every sample is counted once, with the bits of minibatches that are fetched one by one."""
     algorithm = psgd.DataParallelSGD(distributed_after=60)
     if name == "blocks":
         algorithm = psgd.ModelAveragingSGD(distributed_after=60, sync_steps=3)
 
-    def body(comm):
-        def train(fetch):
-            learner = learner_of(comm, algorithm)
-            source = Source(*numbered(90), 12, epochs=2)
-            labels = []
-            epochs = chain.from_iterable(source.epoch(n, learner) for n in range(2))
-            for x, y in fetch(epochs):
-                warm = learner.samples < 60
-                assert learner.step(put(learner, (x, y))) <= 12
-                labels += y.tolist() if comm.rank == 0 or not warm else []
-            learner.finish()
-            assert learner.samples == 180
-            return labels, learner.parameters.flat.tobytes()
+    def train(fetch):
+        learner = learner_of(comm, algorithm)
+        source = Source(*numbered(90), 12, epochs=2)
+        labels = []
+        epochs = chain.from_iterable(source.epoch(n, learner) for n in range(2))
+        for x, y in fetch(epochs):
+            warm = learner.samples < 60
+            assert learner.step(put(learner, (x, y))) <= 12
+            labels += y.tolist() if comm.rank == 0 or not warm else []
+        learner.finish()
+        assert learner.samples == 180
+        return labels, learner.parameters.flat.tobytes()
 
-        one_by_one, fetched = train(iter), train(fetch)
-        assert fetched == one_by_one
-        everywhere = chain.from_iterable(comm.allgather_object(fetched[0]))
-        assert sorted(everywhere) == sorted([*range(90)] * 2)
-
-    on_ranks(body)
+    one_by_one, fetched = train(iter), train(fetch)
+    assert fetched == one_by_one
+    everywhere = chain.from_iterable(comm.allgather_object(fetched[0]))
+    assert sorted(everywhere) == sorted([*range(90)] * 2)
 
 
 @pytest.mark.parametrize("prefetch", [iter, ahead], ids=["one by one", "with_next"])

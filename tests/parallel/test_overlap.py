@@ -170,29 +170,26 @@ def test_double_buffering_is_one_minibatch_late(comm, transport, bits):
     assert late.state.sent_samples == 0
 
 
-def test_a_model_tells_of_its_parameters(on_ranks):
+def test_a_model_tells_of_its_parameters(comm):
     """Last ones first, once each, when their gradient is complete."""
     import parallel_sgd as psgd
 
-    def body(comm):
-        model = psgd.models.MLP([6, 8, 8, 3], seed=1)
-        x, y = np.random.default_rng(comm.rank).standard_normal((5, 6)), np.arange(5) % 3
-        whole = model.parameters.like()
-        model.gradient(x, y, out=whole)
-        learner = Learner(model.parameters, SGD(lr=0.1), DataParallelSGD(overlap=True), comm)
-        told = []
+    model = psgd.models.MLP([6, 8, 8, 3], seed=1)
+    x, y = np.random.default_rng(comm.rank).standard_normal((5, 6)), np.arange(5) % 3
+    whole = model.parameters.like()
+    model.gradient(x, y, out=whole)
+    learner = Learner(model.parameters, SGD(lr=0.1), DataParallelSGD(overlap=True), comm)
+    told = []
 
-        def ready(name: str) -> None:
-            assert np.array_equal(learner.gradient[name], whole[name])
-            told.append(name)
+    def ready(name: str) -> None:
+        assert np.array_equal(learner.gradient[name], whole[name])
+        told.append(name)
 
-        model.gradient(x, y, out=learner.gradient, ready=ready)
-        assert sorted(told) == sorted(model.parameters)
-        assert [name[1] for name in told] == ["3", "3", "2", "2", "1", "1"]
-        model.gradient(x[:0], y[:0], out=learner.gradient, ready=ready)
-        assert len(told) == 6
-
-    on_ranks(body)
+    model.gradient(x, y, out=learner.gradient, ready=ready)
+    assert sorted(told) == sorted(model.parameters)
+    assert [name[1] for name in told] == ["3", "3", "2", "2", "1", "1"]
+    model.gradient(x[:0], y[:0], out=learner.gradient, ready=ready)
+    assert len(told) == 6
 
 
 def test_what_no_step_has_taken_ends_with_training(comm):

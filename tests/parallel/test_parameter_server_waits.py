@@ -105,23 +105,19 @@ def how_it_ends(comm, learner, what):
 
 @beside_and_apart
 @pytest.mark.parametrize("name", CASES)
-def test_workers_that_wait_for_each_other_are_told(on_ranks, apart, name):
+def test_workers_that_wait_for_each_other_are_told(comm, apart, name):
     options, first, others, said = CASES[name]
-
-    def body(comm):
-        algorithm = asynchronous(servers=servers_of(comm, apart), **options)
-        learner = learner_of(comm, algorithm, SGD(lr=0.1))
-        if comm.size - algorithm.servers * apart == 1:  # there is nobody to wait for
-            learner.finish()
-            return
-        end = how_it_ends(comm, learner, others if comm.rank else first)
-        texts, seconds = zip(*comm.allgather_object(end), strict=True)
-        assert max(seconds) < SECONDS / 2
-        start = "^training cannot go on, since workers wait for each other: "
-        for text in texts:
-            assert re.search(rf"{start}{said}; every worker must take as many", text), texts
-
-    on_ranks(body)
+    algorithm = asynchronous(servers=servers_of(comm, apart), **options)
+    learner = learner_of(comm, algorithm, SGD(lr=0.1))
+    if comm.size - algorithm.servers * apart == 1:  # there is nobody to wait for
+        learner.finish()
+        return
+    end = how_it_ends(comm, learner, others if comm.rank else first)
+    texts, seconds = zip(*comm.allgather_object(end), strict=True)
+    assert max(seconds) < SECONDS / 2
+    start = "^training cannot go on, since workers wait for each other: "
+    for text in texts:
+        assert re.search(rf"{start}{said}; every worker must take as many", text), texts
 
 
 @beside_and_apart

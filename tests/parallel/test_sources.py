@@ -185,17 +185,13 @@ def test_ranks_with_data_of_their_own_and_one_that_is_dry(on_ranks):
     assert all(theirs == steps[0] for theirs in steps)
 
 
-def test_ranks_with_data_of_their_own_go_on_where_they_stood(on_ranks):
-    def body(comm):
-        count = 9 + 4 * comm.rank
-        learner, other = learner_of(comm), learner_of(comm)
-        labels = train(minibatches_of(count, comm).minibatches(learner), learner)
-        first = minibatches_of(count, comm).minibatches(other)
-        seen = train(islice(first, 2), other)
-        assert seen + train(minibatches_of(count, comm).minibatches(other), other) == labels
-        assert other.samples == learner.samples
+def test_ranks_with_data_of_their_own_go_on_where_they_stood(comm):
+    def minibatches(learner):
+        data = numbered(9 + 4 * comm.rank, comm.rank)
+        return RankSource(*data, 12, epochs=2).minibatches(learner)
 
-    def minibatches_of(count, comm):
-        return RankSource(*numbered(count, comm.rank), 12, epochs=2)
-
-    on_ranks(body)
+    learner, other = learner_of(comm), learner_of(comm)
+    labels = train(minibatches(learner), learner)
+    seen = train(islice(minibatches(other), 2), other)
+    assert seen + train(minibatches(other), other) == labels
+    assert other.samples == learner.samples

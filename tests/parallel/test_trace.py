@@ -189,16 +189,12 @@ def test_no_more_events_than_are_promised(on_ranks, tmp_path, monkeypatch):
     assert len([e for e in file["traceEvents"] if e["ph"] == "X"]) == 4 * len(ranks)
 
 
-def test_an_unwritable_path_is_refused_on_all_ranks(on_ranks, tmp_path):
+def test_an_unwritable_path_is_refused_on_all_ranks(comm, tmp_path):
     (tmp_path / "file").touch()
-
-    def body(comm):
-        refused = pytest.raises(SharedError, match=r"^trace=.* cannot be written: .*\(on rank 0\)")
-        with refused, traced(tmp_path / "file" / "trace.json", comm):
-            pytest.fail("it was not refused")
-        assert comm.trace is NO_TRACE
-
-    on_ranks(body)
+    refused = pytest.raises(SharedError, match=r"^trace=.* cannot be written: .*\(on rank 0\)")
+    with refused, traced(tmp_path / "file" / "trace.json", comm):
+        pytest.fail("it was not refused")
+    assert comm.trace is NO_TRACE
 
 
 def test_the_file_is_whole_or_not_there(on_ranks, tmp_path, monkeypatch):

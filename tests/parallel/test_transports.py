@@ -111,29 +111,25 @@ def test_buckets_change_nothing(comm, transport, bucket_values, bits):
 @every_transport
 @pytest.mark.parametrize("coded", [(), (0,), (1, 3)])
 @pytest.mark.parametrize("block_size", [50, 128, 1000])
-def test_buckets_end_where_blocks_do(on_ranks, monkeypatch, transport, coded, block_size):
+def test_buckets_end_where_blocks_do(comm, monkeypatch, transport, coded, block_size):
     """Whatever the block size, with codecs and without, each value is summed once."""
     monkeypatch.setattr(collective, "ONE_MESSAGE", 0)
-
-    def body(comm):
-        shapes = {"a": 600, "b": 200, "c": 224, "d": 100, "e": 130, "f": 255, "g": 3}
-        parameters = Parameters({name: np.zeros(n, np.float32) for name, n in shapes.items()})
-        buckets = cut_buckets(parameters, block_size, 1)
-        codec = codec_for(32, block_size=block_size)  # which loses nothing
-        exchange = Exchange(
-            parameters,
-            comm,
-            [codec if i in coded else None for i in range(len(buckets))],
-            buckets=buckets,
-            transport=transport,
-            block_size=block_size,
-        )
-        found, _ = results(exchange, comm, parameters, lossy=True)
-        for step, vector in enumerate(found):
-            each = [gradient_of(k, step, vector.size) for k in range(comm.size)]
-            assert np.array_equal(vector, in_order(each))
-
-    on_ranks(body)
+    shapes = {"a": 600, "b": 200, "c": 224, "d": 100, "e": 130, "f": 255, "g": 3}
+    parameters = Parameters({name: np.zeros(n, np.float32) for name, n in shapes.items()})
+    buckets = cut_buckets(parameters, block_size, 1)
+    codec = codec_for(32, block_size=block_size)  # which loses nothing
+    exchange = Exchange(
+        parameters,
+        comm,
+        [codec if i in coded else None for i in range(len(buckets))],
+        buckets=buckets,
+        transport=transport,
+        block_size=block_size,
+    )
+    found, _ = results(exchange, comm, parameters, lossy=True)
+    for step, vector in enumerate(found):
+        each = [gradient_of(k, step, vector.size) for k in range(comm.size)]
+        assert np.array_equal(vector, in_order(each))
 
 
 @every_transport
@@ -178,28 +174,24 @@ def test_non_owned_residuals_outlive_a_change_of_bits(comm):
     assert not exchange.residuals.has_non_owned
 
 
-def test_bytes_of_messages(on_ranks):
+def test_bytes_of_messages(comm):
     """Between hosts a hierarchical exchange sends what as many ranks as hosts would."""
+    parameters, topology = zeros("long"), Topology.over("aabb"[: comm.size])
+    between = 0
 
-    def body(comm):
-        parameters, topology = zeros("long"), Topology.over("aabb"[: comm.size])
-        between = 0
+    def counted(array, peer, tag, then):
+        nonlocal between
+        between += array.nbytes * (topology.host_of[peer] != topology.host_of[comm.rank])
+        sends[0](array, peer, tag, then)
 
-        def counted(array, peer, tag, then):
-            nonlocal between
-            between += array.nbytes * (topology.host_of[peer] != topology.host_of[comm.rank])
-            sends[0](array, peer, tag, then)
-
-        exchange = Exchange(parameters, comm, transport="pipelined", topology=topology)
-        sent = exchange._transport.messages
-        sends, sent.send = [sent.send], counted
-        vector = gradient_of(comm.rank, 0, parameters.flat.size)
-        exchange.sum(vector)
-        hosts = len(topology.hosts)
-        all_sent = sum(comm.allgather_object(between))
-        assert all_sent == 2 * (hosts - 1) * vector.nbytes
-
-    on_ranks(body)
+    exchange = Exchange(parameters, comm, transport="pipelined", topology=topology)
+    sent = exchange._transport.messages
+    sends, sent.send = [sent.send], counted
+    vector = gradient_of(comm.rank, 0, parameters.flat.size)
+    exchange.sum(vector)
+    hosts = len(topology.hosts)
+    all_sent = sum(comm.allgather_object(between))
+    assert all_sent == 2 * (hosts - 1) * vector.nbytes
 
 
 def test_topology():
