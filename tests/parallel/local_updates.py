@@ -337,9 +337,9 @@ def cntk_is_classical_with_a_larger_rate(comm: Communicator) -> None:
 def slow_momentum_is_classical_at_a_constant_rate(comm: Communicator) -> None:
     """Identity 5: and only then."""
     slow, block = SlowMo(sync_steps=2, slow_momentum=0.6), classical(0.6, sync_steps=2)
-    one, other = (trained(comm, each, SGD(lr=0.1)) for each in (slow, block))
+    one, other = (trained(comm, algorithm, SGD(lr=0.1)) for algorithm in (slow, block))
     assert alike(one, other)
-    one, other = (trained(comm, each, FALLING) for each in (slow, block))
+    one, other = (trained(comm, algorithm, FALLING) for algorithm in (slow, block))
     assert np.isfinite(one).all()
     assert not alike(one, other)
 

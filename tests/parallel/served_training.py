@@ -6,7 +6,7 @@ depends on the model that it was taken at, so stale models show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -199,6 +199,3 @@ class Serial:
 
 def alike(one: Array, other: Array, what: Any = "") -> None:
     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11, err_msg=str(what))
-
-
-Check = Callable[[Communicator], None]

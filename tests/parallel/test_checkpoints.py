@@ -119,8 +119,8 @@ def test_the_last_and_the_best_are_kept(comm, tmp_path):
         checkpoints.save(learner, metric=metric)
         learner.samples += 10
     assert checkpoints.wait() == checkpoints.latest() == folder / "000000000050"
-    found = [int(path.name) for path in checkpoint_files.checkpoints_in(folder)]
-    assert found == [10, 40, 50]
+    kept = [int(path.name) for path in checkpoint_files.checkpoints_in(folder)]
+    assert kept == [10, 40, 50]
     learner.samples = 50
     checkpoints.save(learner, metric=0.5)  # the same once more: in place of the other
     assert checkpoints.wait() == folder / "000000000050-1"
@@ -312,12 +312,12 @@ def test_numbers_of_ones_own_may_be_any(comm, tmp_path):
 def test_arrays_that_one_rank_cannot_read(on_ranks, tmp_path, monkeypatch, owner, name, error):
     """They are read before any rank begins to change its learner."""
     stuck: list[int] = []
-    found = getattr(owner, name)
+    right = getattr(owner, name)
 
     def fails(*args: Any) -> Any:
         if threading.get_ident() in stuck:
             raise error("Unable to\nallocate")
-        return found(*args)
+        return right(*args)
 
     monkeypatch.setattr(owner, name, fails)
 
@@ -351,7 +351,7 @@ def test_a_failure_in_the_background_names_its_ranks_once(comm, tmp_path):
     def until_it_is_heard() -> None:
         if not learner.serves:
             checkpoints.save(learner)
-            while not all(each.done for each in learner._beside):
+            while not all(task.done for task in learner._beside):
                 time.sleep(0.001)
             train(learner, 0)
         learner.finish()

@@ -82,8 +82,8 @@ def test_full_precision_takes_all_that_is_finite(comm, algorithm, value):
     learner = Learner(zeros("large and small"), SGD(lr=1e-25), algorithm, comm)
     learner.gradient.flat[5] = value
     learner.step(samples=1)
-    found = learner.parameters.flat[5]
-    np.testing.assert_allclose(found, np.float32(-1e-25 * value), rtol=1e-5)
+    trained = learner.parameters.flat[5]
+    np.testing.assert_allclose(trained, np.float32(-1e-25 * value), rtol=1e-5)
 
 
 def test_several_ranks_that_diverge_are_all_named(comm):

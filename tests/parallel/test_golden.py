@@ -206,7 +206,7 @@ def trajectory(comm: psgd.Communicator, name: str) -> list[str]:
     steps = 3 if "long" in name else STEPS
     parameters = psgd.Parameters({k: np.zeros(v, np.float32) for k, v in layout.items()})
     parameters.flat[:] = (np.arange(parameters.flat.size) % 97 - 48) / 32
-    found = []
+    digests = []
     try:
         with psgd.Learner(parameters, optimizer, algorithm, comm) as learner:
             for step in [] if learner.serves else range(steps):
@@ -219,14 +219,14 @@ def trajectory(comm: psgd.Communicator, name: str) -> list[str]:
                     for parameter in reversed(parameters.names):
                         learner.ready(parameter)
                 learner.step(samples=counts[rank])
-                found.append(own_digest(learner))
+                digests.append(own_digest(learner))
             learner.finish()
-            found.append(own_digest(learner))
+            digests.append(own_digest(learner))
     finally:
         comm._hosts = None
-    everywhere = comm.allgather_object(found)
+    everywhere = comm.allgather_object(digests)
     steps = max(map(len, everywhere))  # servers see the end alone
-    rows = zip(*([""] * (steps - len(each)) + each for each in everywhere), strict=True)
+    rows = zip(*([""] * (steps - len(own)) + own for own in everywhere), strict=True)
     return [hashlib.sha256("".join(row).encode()).hexdigest()[:8] for row in rows]
 
 
@@ -257,5 +257,5 @@ def test_every_case_is_recorded():
 
 if __name__ == "__main__":
     digests = {name: psgd.simulate(RANKS, lambda c, n=name: trajectory(c, n))[0] for name in CASES}
-    lines = (f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in digests.items())
+    lines = (f"  {json.dumps(name)}: {json.dumps(rows)}" for name, rows in digests.items())
     GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")

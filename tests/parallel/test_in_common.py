@@ -97,52 +97,43 @@ def test_labels_that_are_drawn_anew_are_no_other_data(comm, often):
         learner.finish()
 
 
+def session(comm, train, labels, **options):
+    return Session(
+        model=psgd.models.SoftmaxRegression(4, 4),
+        train=train,
+        test=psgd.data.Arrays(np.eye(4, dtype=np.float32), labels),
+        optimizer=psgd.SGD(lr=0.001),
+        algorithm=psgd.DataParallelSGD(),
+        comm=comm,
+        minibatch_size=4 * comm.size,
+        seed=0,
+        **options,
+    )
+
+
 def test_a_session_over_windows_is_resumed(comm, tmp_path):
     folder = comm.allgather_object(tmp_path)[0]
-    for epochs in (1, 2):
-        model = psgd.models.SoftmaxRegression(4, 4)
-        rows = Session(
-            model=model,
-            train=psgd.data.as_dataset(Windows(comm.rank + epochs, 1.0)),
-            test=psgd.data.Arrays(np.eye(4, dtype=np.float32), np.arange(4)),
-            optimizer=psgd.SGD(lr=0.001),
-            algorithm=psgd.DataParallelSGD(),
-            comm=comm,
-            minibatch_size=4 * comm.size,
-            epochs=epochs,
-            seed=0,
-            checkpoints=folder,
-            checkpoint_every=20,
-            resume=folder if epochs > 1 else None,
-        ).run()
+    kept = {"checkpoints": folder, "checkpoint_every": 20}
+    for epochs, resume in ((1, None), (2, folder)):
+        windows = psgd.data.as_dataset(Windows(comm.rank + epochs, 1.0))
+        rows = session(comm, windows, np.arange(4), epochs=epochs, resume=resume, **kept).run()
         assert len(rows) == epochs
 
 
 def test_sessions_compare_test_data(on_ranks):
     def body(comm):
-        x, y = np.eye(4, dtype=np.float32), np.arange(4)
-        test = psgd.data.Arrays(x, y[::-1] if last(comm) and comm.size > 1 else y)
-        model = psgd.models.SoftmaxRegression(4, 4)
-        Session(
-            model=model,
-            train=psgd.data.Arrays(x, y),
-            test=test,
-            optimizer=psgd.SGD(lr=0.1),
-            algorithm=psgd.DataParallelSGD(),
-            comm=comm,
-            minibatch_size=4,
-            epochs=1,
-            seed=0,
-        ).run()
+        y = np.arange(4)
+        train = psgd.data.Arrays(np.eye(4, dtype=np.float32), y)
+        session(comm, train, y[::-1] if last(comm) and comm.size > 1 else y, epochs=1).run()
 
     message, size = errors_of(on_ranks, body)
     if size > 1:
         assert message.startswith("test data must be the same on all ranks, but differs: rank")
 
 
-@pytest.mark.parametrize("found", ["step", "meet", "finish", "save"])
+@pytest.mark.parametrize("where", ["step", "meet", "finish", "save"])
 @by_algorithm
-def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, found):
+def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, where):
     """What all have in common: in blocks, where they began."""
     algorithm = ALGORITHMS[name]
 
@@ -158,13 +149,13 @@ def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, found):
         model = learner.at_work.common_model()
         if last(comm) and comm.size > 1:
             model[0] += 1
-        if found == "step":
+        if where == "step":
             for _ in range(EVERY + 2):
                 step()
-        elif found == "save":
+        elif where == "save":
             psgd.Checkpoints(comm.allgather_object(tmp_path)[0]).save(learner)
         else:
-            getattr(learner, found)()
+            getattr(learner, where)()
 
     message, size = errors_of(on_ranks, body)
     if size > 1:
@@ -289,9 +280,9 @@ def test_arguments_of_another_kind_are_refused_on_all_ranks(on_ranks, wrong, mes
         }
         psgd.Learner(**{**given, **(wrong if not alone or comm.rank == 0 else {})}, comm=comm)
 
-    found, size = errors_of(on_ranks, body)
-    assert re.match(message, found)
-    assert found.endswith("(on rank 0)") == (alone or size == 1)
+    told, size = errors_of(on_ranks, body)
+    assert re.match(message, told)
+    assert told.endswith("(on rank 0)") == (alone or size == 1)
 
 
 def test_a_communicator_of_mpi4py_is_none():

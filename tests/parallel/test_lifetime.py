@@ -150,8 +150,8 @@ def test_a_checkpoint_that_fails_ends_training(name, on_ranks, tmp_path, monkeyp
         events.append(failing(comm, monkeypatch))
         checkpoints.save(learner)
         comm.barrier()
-        for each in events:
-            each.set()
+        for event in events:
+            event.set()
         if comm.rank == comm.size - 1:
             assert checkpoints._writing is not None
             checkpoints._writing._ended.wait(20)

@@ -103,14 +103,14 @@ def test_an_asynchronous_worker_that_does_not_step_once_for_each(on_ranks, how):
                 learner.step(samples)
         learner.finish()
 
-    found = {
+    messages = {
         "twice": "samples=4 must be those of a minibatch, but the source has given none since",
         "left out": "no step was taken with the last 4 samples that the source gave; learner",
         "other samples": "samples=3 must be the 4 of the minibatches that the source gave; learner",
     }
 
     def caught(comm):
-        with pytest.raises(UserError, match=rf"{found[how]}.*\(on rank 0\)$"):
+        with pytest.raises(UserError, match=rf"{messages[how]}.*\(on rank 0\)$"):
             body(comm)
 
     on_ranks(caught)
@@ -118,17 +118,17 @@ def test_an_asynchronous_worker_that_does_not_step_once_for_each(on_ranks, how):
 
 def from_thread(minibatches, wait_s=0.0, first=0):
     """Minibatches that a thread of their own fetches ahead, all but so many of the first ones."""
-    found = Queue(3)
+    fetched = Queue(3)
 
     def fill():
         for minibatch in chain(minibatches, [None]):
             time.sleep(wait_s)
-            found.put(minibatch)
+            fetched.put(minibatch)
 
     yield from islice(minibatches, first)
     thread = Thread(target=fill)
     thread.start()
-    yield from iter(found.get, None)
+    yield from iter(fetched.get, None)
     thread.join()
 
 
@@ -149,7 +149,7 @@ def test_minibatches_that_a_thread_fetches_ahead(comm, name, first):
         return learner.parameters.flat.tobytes()
 
     late = 0.002 * comm.rank
-    assert train(lambda found: from_thread(found, late, first)) == train(iter)
+    assert train(lambda minibatches: from_thread(minibatches, late, first)) == train(iter)
 
 
 @by_algorithm
@@ -183,8 +183,8 @@ def test_what_all_ranks_leave_out_alike(comm, name, way, fetch):
         passes = [source.minibatches(learner)]
     for minibatches in passes:
         held = []
-        found = fetch(minibatches)
-        for number, minibatch in enumerate(from_thread(found) if "thread" in way else found):
+        fetched = fetch(minibatches)
+        for number, minibatch in enumerate(from_thread(fetched) if "thread" in way else fetched):
             held.append(minibatch)
             if "some" in way:
                 if number not in (2, 4, 5):

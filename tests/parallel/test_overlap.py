@@ -68,7 +68,7 @@ def test_overlap_changes_no_bit(comm, transport, bits):
         learner.finish()
     assert np.array_equal(plain.parameters.flat, overlapped.parameters.flat)
     if bits == 1:
-        theirs, ours = (each.state.exchange.residuals for each in (plain, overlapped))
+        theirs, ours = (learner.state.exchange.residuals for learner in (plain, overlapped))
         assert np.array_equal(theirs.worker_error, ours.worker_error) and ours.worker_error.any()
     assert plain.bytes_sent == overlapped.bytes_sent
     assert (plain.bytes_sent > 0) == (comm.size > 1)
@@ -230,12 +230,12 @@ raise KeyError("of the user's")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("bits", [{0: 32}, {0: 32, 10: 32}])
 def test_a_schedule_of_32_bits_is_32_bits(comm, bits, dtype):
-    found = []
-    for each in (bits, 32):
+    models = []
+    for gradient_bits in (bits, 32):
         parameters = Parameters({n: np.ones(s, dtype) for n, s in SHAPES.items()})
-        algorithm = DataParallelSGD(gradient_bits=each)
+        algorithm = DataParallelSGD(gradient_bits=gradient_bits)
         learner = Learner(parameters, MomentumSGD(lr=0.01), algorithm, comm)
         for step in range(STEPS):
             minibatch(learner, step, tell=False)
-        found.append(learner.parameters.flat)
-    assert np.array_equal(*found)
+        models.append(learner.parameters.flat)
+    assert np.array_equal(*models)

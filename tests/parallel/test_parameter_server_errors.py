@@ -279,7 +279,7 @@ def test_a_server_refuses_what_is_wrong_and_lives_on(comm, apart):
     final = finished(comm, learner)
     if not learner.serves:
         assert same_bits(final, serial.x)
-        assert [each.pushes for each in learner.state.table] == [3] * learner.comm.size
+        assert [worker.pushes for worker in learner.state.table] == [3] * learner.comm.size
 
 
 class NoAnswer:

@@ -132,7 +132,7 @@ def test_no_bound_waits_for_a_worker_that_meets_the_others(comm, apart):
         steps(learner, 1)
     learner.finish()
     if not learner.serves:
-        pushes = [each.pushes for each in learner.state.table]
+        pushes = [worker.pushes for worker in learner.state.table]
         assert pushes[learner.comm.rank] == count + 1
         assert pushes[0] == 3
 

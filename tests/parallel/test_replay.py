@@ -76,7 +76,7 @@ def run(
                 time.sleep(lead_s if rank else 0)
     final = finished(comm, learner)
     table = learner.state.table
-    seen = [] if table is None else [(each.pushes, dict(each.staleness)) for each in table]
+    seen = [] if table is None else [(worker.pushes, dict(worker.staleness)) for worker in table]
     return final.tobytes(), seen
 
 

@@ -61,12 +61,11 @@ def small_pieces(monkeypatch):
 @every_codec
 def test_a_pipeline_has_the_bits_of_collectives(comm, codec, layout):
     parameters = zeros(layout)
-    each = [
+    (expected, theirs), (sums, ours) = (
         results(Exchange(parameters, comm, codec, transport=name), comm, parameters, lossy=True)
         for name in ("collective", "pipelined")
-    ]
-    (expected, theirs), (found, ours) = each
-    assert np.array_equal(found, expected)
+    )
+    assert np.array_equal(sums, expected)
     assert np.array_equal(ours.worker_error, theirs.worker_error)
     assert np.array_equal(ours.owner_error["0"], theirs.owner_error["0"])
 
@@ -99,11 +98,11 @@ def test_buckets_change_nothing(comm, transport, bucket_values, bits):
     plain = Exchange(parameters, comm, codec)
     cut = Exchange(parameters, comm, codec, buckets=buckets, transport=transport)
     expected, theirs = results(plain, comm, parameters, lossy=True)
-    found, ours = results(cut, comm, parameters, lossy=True)
-    assert np.array_equal(found, expected)
+    sums, ours = results(cut, comm, parameters, lossy=True)
+    assert np.array_equal(sums, expected)
     assert np.array_equal(ours.worker_error, theirs.worker_error)
-    everywhere = comm.allgather_object(ours.owner_error)
-    whole = [np.concatenate([each[str(i)] for each in everywhere]) for i in range(len(buckets))]
+    by_rank = comm.allgather_object(ours.owner_error)
+    whole = [np.concatenate([own[str(i)] for own in by_rank]) for i in range(len(buckets))]
     stripes = comm.allgather_object(theirs.owner_error["0"])
     assert np.array_equal(np.concatenate(whole[::-1]), np.concatenate(stripes))
 
@@ -126,10 +125,10 @@ def test_buckets_end_where_blocks_do(comm, monkeypatch, transport, coded, block_
         transport=transport,
         block_size=block_size,
     )
-    found, _ = results(exchange, comm, parameters, lossy=True)
-    for step, vector in enumerate(found):
-        each = [gradient_of(k, step, vector.size) for k in range(comm.size)]
-        assert np.array_equal(vector, in_order(each))
+    sums, _ = results(exchange, comm, parameters, lossy=True)
+    for step, vector in enumerate(sums):
+        terms = [gradient_of(k, step, vector.size) for k in range(comm.size)]
+        assert np.array_equal(vector, in_order(terms))
 
 
 @every_transport
@@ -139,13 +138,13 @@ def test_buckets_with_codecs_of_their_own(comm, transport):
     codecs = [None if i % 2 else codec_for(1, block_size=64) for i in range(len(buckets))]
     options = {"buckets": buckets, "transport": transport, "block_size": 64}
     exchange = Exchange(parameters, comm, codecs, **options)
-    found, residuals = results(exchange, comm, parameters, lossy=True)
+    sums, residuals = results(exchange, comm, parameters, lossy=True)
     exact = [
-        in_order([gradient_of(k, step, found.shape[1]) for k in range(comm.size)])
+        in_order([gradient_of(k, step, sums.shape[1]) for k in range(comm.size)])
         for step in range(STEPS)
     ]
     for bucket, codec in zip(buckets, codecs, strict=True):
-        same = np.array_equal(found[:, bucket.values], np.array(exact)[:, bucket.values])
+        same = np.array_equal(sums[:, bucket.values], np.array(exact)[:, bucket.values])
         assert same == (codec is None)
         assert residuals.worker_error[bucket.values].any() == (codec is not None)
 
