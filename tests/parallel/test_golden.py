@@ -1,4 +1,5 @@
-"""What training gave before: the model's bits after every step, for every algorithm, codec and way.
+"""What training gave before: the model's bits after every step, for every algorithm, codec and
+transport.
 
 `golden.json` has a digest for each. It is written anew, after a change that is meant to change
 results, by ``python tests/parallel/test_golden.py`` (on threads; MPI must give the same).
@@ -46,12 +47,12 @@ CODECS: dict[str, dict[str, Any]] = {
     "1 bit, no feedback": {"gradient_bits": 1, "error_feedback": False},
     "from 32 to 1": {"gradient_bits": {0: 32, 20: 4, 45: 1}},
 }
-WAYS: dict[str, dict[str, Any]] = {
+TRANSPORTS: dict[str, dict[str, Any]] = {
     "collective": {"transport": "collective"},
     "pipelined": {"transport": "pipelined"},
     "hosts": {"transport": "pipelined", "hierarchical": True},
 }
-BESIDE: dict[str, dict[str, Any]] = {
+OVERLAPS: dict[str, dict[str, Any]] = {
     "": {},
     "overlap": {"overlap": True},
     "double buffering": {"double_buffering": True},
@@ -62,25 +63,20 @@ CUT: dict[str, Any] = {"block_size": 64, "bucket_values": 500}
 def data_parallel() -> Iterator[tuple[str, Case]]:
     optimizers = [SGD, MOMENTUM, NESTEROV, ADAM, ADAGRAD]
     for i, (codec, bits) in enumerate(CODECS.items()):
-        for way, sent in WAYS.items():
-            for beside, when in BESIDE.items():
-                if way == "hosts" and beside:
+        for transport, sent in TRANSPORTS.items():
+            for overlap, when in OVERLAPS.items():
+                if transport == "hosts" and overlap:
                     continue
                 algorithm = psgd.DataParallelSGD(**CUT, **bits, **sent, **when)
                 optimizer = optimizers[i % len(optimizers)]
-                yield (
-                    ", ".join(filter(None, ["data-parallel", codec, way, beside])),
-                    (
-                        algorithm,
-                        optimizer,
-                    ),
-                )
+                name = ", ".join(filter(None, ["data-parallel", codec, transport, overlap]))
+                yield name, (algorithm, optimizer)
     for bits in (32, 1):
         warm = psgd.DataParallelSGD(**CUT, gradient_bits=bits, distributed_after=25)
         yield f"data-parallel, warm start, {bits} bits", (warm, MOMENTUM)
-        for way in ("collective", "pipelined"):
-            long = psgd.DataParallelSGD(gradient_bits=bits, transport=way)
-            yield f"data-parallel, long, {bits} bits, {way}", (long, MOMENTUM)
+        for transport in ("collective", "pipelined"):
+            long = psgd.DataParallelSGD(gradient_bits=bits, transport=transport)
+            yield f"data-parallel, long, {bits} bits, {transport}", (long, MOMENTUM)
 
 
 OUTER: dict[str, Case] = {
@@ -124,14 +120,14 @@ OUTER: dict[str, Case] = {
 def local_updates() -> Iterator[tuple[str, Case]]:
     for name, (algorithm, optimizer) in OUTER.items():
         for codec in ("32 bits", "4 bits", "1 bit"):
-            for way in ("collective", "pipelined"):
-                changed = replace(algorithm, **CODECS[codec], **WAYS[way])
-                yield f"{name}, {codec}, {way}", (changed, optimizer)
+            for transport in ("collective", "pipelined"):
+                changed = replace(algorithm, **CODECS[codec], **TRANSPORTS[transport])
+                yield f"{name}, {codec}, {transport}", (changed, optimizer)
         late = replace(algorithm, gradient_bits=4, overlap_samples=5)
         yield f"{name}, 4 bits, overlap", (late, optimizer)
     merged = replace(OUTER["DiLoCo"][0], overlap_samples=30, merge_weight=0.25)
     yield "DiLoCo, merged", (merged, ADAM)
-    hosts = replace(OUTER["block momentum"][0], gradient_bits=1, **WAYS["hosts"])
+    hosts = replace(OUTER["block momentum"][0], gradient_bits=1, **TRANSPORTS["hosts"])
     yield "block momentum, 1 bit, hosts", (hosts, MOMENTUM)
     warm = replace(OUTER["block momentum"][0], distributed_after=25)
     yield "block momentum, warm start", (warm, MOMENTUM)
