@@ -17,7 +17,7 @@ ALGORITHMS = {
 by_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 
 
-def learner_of(comm, algorithm, samples=0):
+def learner_of(comm, algorithm=ALGORITHMS["data-parallel"]):
     parameters = psgd.Parameters({"w": np.zeros(2, np.float32)})
     return psgd.Learner(parameters, psgd.SGD(lr=0.01), algorithm, comm)
 
@@ -49,3 +49,16 @@ def errors_of(on_ranks, body):
     messages = on_ranks(caught)
     assert len(set(messages)) == 1
     return messages[0], len(messages)
+
+
+def named(ranks):
+    """As messages name ranks: "rank 0", "ranks 0, 1"."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def disagreement(fact, size, usual, other):
+    """The message where the last rank has another value; None where it is the only one."""
+    if size == 1:
+        return None
+    has = f"{named(range(size - 1))}: {usual}; rank {size - 1}: {other}"
+    return f"{fact} must be the same on all ranks, but differs: {has}"

@@ -21,12 +21,12 @@ def results(
 ) -> tuple[Array, Residuals | None]:
     """What some sums give, and the residuals after them."""
     residuals = exchange.residuals(parameters) if lossy else None
-    found = []
+    sums = []
     for step in range(STEPS):
         vector = gradient_of(comm.rank, step, parameters.flat.size, parameters.dtype)
         exchange.sum(vector, residuals)
-        found.append(vector)
-    return np.array(found), residuals
+        sums.append(vector)
+    return np.array(sums), residuals
 
 
 def in_order(arrays: Sequence[Array]) -> Array:
@@ -41,8 +41,8 @@ def hosts_sum_first(comm: Communicator, places: str, layout: str) -> None:
     parameters = zeros(layout)
     topology = Topology.over(places[: comm.size])
     exchange = Exchange(parameters, comm, transport="pipelined", topology=topology)
-    found, _ = results(exchange, comm, parameters, lossy=False)
-    for step, vector in enumerate(found):
+    sums, _ = results(exchange, comm, parameters, lossy=False)
+    for step, vector in enumerate(sums):
         hosts = [in_order([gradient_of(k, step, vector.size) for k in h]) for h in topology.hosts]
         assert np.array_equal(vector, in_order(hosts))
 
@@ -51,12 +51,12 @@ def hosts_send_one_message(comm: Communicator, places: str, codec: Codec) -> Non
     """Compressed: a host's sum is encoded once, with one residual; nothing is lost."""
     parameters, topology = zeros("long"), Topology.over(places[: comm.size])
     exchange = Exchange(parameters, comm, codec, transport="pipelined", topology=topology)
-    found, residuals = results(exchange, comm, parameters, lossy=True)
+    sums, residuals = results(exchange, comm, parameters, lossy=True)
     assert residuals is not None
     blocks, n = codec.blocks(parameters), parameters.flat.size
     own, total = np.zeros((len(topology.hosts), n), np.float32), np.zeros(n, np.float32)
     payload = np.empty(blocks.bytes.stop, np.uint8)
-    for step, vector in enumerate(found):
+    for step, vector in enumerate(sums):
         sent = []
         for host, ranks in enumerate(topology.hosts):
             summed = in_order([gradient_of(k, step, n) for k in ranks])

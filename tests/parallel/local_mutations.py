@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from mutations import Mutation
+from mutations import Mutation, nothing
 
 from parallel_sgd.algorithms import LocalUpdates, OuterStep
 from parallel_sgd.algorithms.outer import Averaging, BlockMomentum, OuterNesterov, SlowMomentum
@@ -18,83 +16,56 @@ EQUATIONS = [
 WITH_MOMENTUM = ["equations, block momentum", "equations, SlowMo", "equations, DiLoCo"]
 
 
-def negated(right: Any) -> Any:
-    return lambda self, model, momentum, gradient, block: right(
-        self, model, momentum, -gradient, block
-    )
+def negated(right, self, model, momentum, gradient, block):
+    right(self, model, momentum, -gradient, block)
 
 
-def forgetful(right: Any) -> Any:
-    def step(self, model, momentum, *arguments):
-        momentum.fill(0)
-        right(self, model, momentum, *arguments)
-
-    return step
+def forgetful(right, self, model, momentum, *arguments):
+    momentum.fill(0)
+    right(self, model, momentum, *arguments)
 
 
-def cntk_nesterov(right: Any) -> Any:
-    def step(self, model, momentum, gradient, block):
-        eta, zeta = self.momentum_after(block), self.block_learning_rate
-        rate = 1 + eta if self.use_nesterov_momentum else 1.0
-        body(model).momentum_step(model, momentum, gradient, rate, eta, zeta, False)
-
-    return step
+def cntk_nesterov(right, self, model, momentum, gradient, block):
+    eta, zeta = self.momentum_after(block), self.block_learning_rate
+    rate = 1 + eta if self.use_nesterov_momentum else 1.0
+    body(model).momentum_step(model, momentum, gradient, rate, eta, zeta, False)
 
 
-def stale_start(right: Any) -> Any:
+def stale_start(right, self, state, *arguments, **options):
     """Φ stays what it was, and only the model moves on."""
-
-    def synchronize(self, state, *arguments, **options):
-        before = state.start.copy()
-        right(self, state, *arguments, **options)
-        state.start[:] = before
-
-    return synchronize
+    before = state.start.copy()
+    right(self, state, *arguments, **options)
+    state.start[:] = before
 
 
-def next_rate(right: Any) -> Any:
+def next_rate(right, self, state, gradient, samples, lr, work):
     """γ is not the block's rate, but that of the step that follows."""
-    return lambda self, state, gradient, samples, lr, work: right(
-        self, state, gradient, samples, work.optimizer.lr, work
-    )
+    return right(self, state, gradient, samples, work.optimizer.lr, work)
 
 
-def own_samples_decide(right: Any) -> Any:
-    def weigh(self, state, x, comm):
-        right(self, state, x, comm)
-        state.block_samples = comm.size * state.own_samples
-
-    return weigh
+def own_samples_decide(right, self, state, x, comm):
+    right(self, state, x, comm)
+    state.block_samples = comm.size * state.own_samples
 
 
-def captured_too_early(right: Any) -> Any:
+def captured_too_early(right, self, state, *arguments):
     """As CNTK does: what the warm start has learnt enters the first pseudo-gradient."""
-
-    def step(self, state, *arguments):
-        state.warm = False
-        right(self, state, *arguments)
-
-    return step
+    state.warm = False
+    right(self, state, *arguments)
 
 
-def without_the_rest(right: Any) -> Any:
-    def finish(self, state, work):
-        work.parameters.flat[:] = state.start
-
-    return finish
+def without_the_rest(right, self, state, work):
+    work.parameters.flat[:] = state.start
 
 
-def merged_at_once(right: Any) -> Any:
-    def synchronize(self, state, work, **options):
-        right(self, state, work, **options)
-        if state.sent_samples:
-            self._merge(state, work)
-
-    return synchronize
+def merged_at_once(right, self, state, work, **options):
+    right(self, state, work, **options)
+    if state.sent_samples:
+        self._merge(state, work)
 
 
 LOCAL_MUTATIONS = [
-    Mutation("no exchange", Exchange, "sum", lambda right: lambda *_: None, EQUATIONS),
+    Mutation("no exchange", Exchange, "sum", nothing, EQUATIONS),
     *(
         Mutation(f"flipped sign, {kind.__name__}", kind, "step", negated, checks)
         for kind, checks in (
@@ -123,14 +94,14 @@ LOCAL_MUTATIONS = [
         "sum instead of mean",
         OuterStep,
         "weight",
-        lambda right: lambda self, own, samples: 1.0,
+        lambda *_: 1.0,
         ["equations, averaging, block", "averaging and data-parallel"],
     ),
     Mutation(
         "mean that does not count samples",
         OuterStep,
         "weight",
-        lambda right: lambda self, own, samples: 1 / 3,
+        lambda *_: 1 / 3,
         ["equations, averaging, block", "averaging and data-parallel"],
     ),
     Mutation("stale Φ", LocalUpdates, "_synchronize", stale_start, WITH_MOMENTUM),
@@ -159,7 +130,7 @@ LOCAL_MUTATIONS = [
         "inner state kept where it is to be zeroed",
         BlockMomentum,
         "inner_state",
-        lambda right: property(lambda self: "keep"),
+        lambda *_: "keep",
         ["equations, block momentum"],
     ),
     Mutation(

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,14 +43,14 @@ class Mutation:
     """A fault, and the checks that must notice it.
 
     Args:
-        target, name: the function or attribute that is replaced.
-        wrong: given what is there, returns what takes its place.
+        target, name: the function or property that is replaced.
+        wrong: takes its place; called with what was there, and then with the arguments of the call.
     """
 
     fault: str
     target: Any
     name: str
-    wrong: Callable[[Any], Any]
+    wrong: Callable[..., Any]
     killed_by: list[str]
 
     def __str__(self) -> str:
@@ -60,7 +61,12 @@ class Mutation:
 def broken(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """With a fault in the package, what must fail, in a module that states what must hold."""
     right = getattr(mutation.target, mutation.name)
-    monkeypatch.setattr(mutation.target, mutation.name, mutation.wrong(right))
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        return mutation.wrong(right, *arguments, **options)
+
+    replacement = property(wrong) if isinstance(right, property) else wrong
+    monkeypatch.setattr(mutation.target, mutation.name, replacement)
     errors = (AssertionError, pytest.fail.Exception)
     with pytest.raises(errors) as caught, np.errstate(all="ignore"):
         yield
@@ -70,63 +76,44 @@ def broken(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     assert ours[-1] in [here / f"{name}.py" for name in STATING], "noticed by the package or patch"
 
 
-def around_sum(before: Any = None, after: Any = None) -> Callable[[Any], Any]:
-    """A `sum` of an exchange that does something more, before or after."""
-
-    def wrong(right: Any) -> Any:
-        def summed(self: Any, vector: Any, residuals: Any = None) -> None:
-            memory = before(vector, residuals) if before else None
-            right(self, vector, residuals)
-            if after:
-                after(vector, residuals, memory)
-
-        return summed
-
-    return wrong
+def nothing(right, *_, **__):
+    """It is not called."""
 
 
-def keeps_old(which: str) -> Callable[[Any], Any]:
-    return around_sum(
-        lambda vector, residuals: residual(residuals, which).copy(),
-        lambda vector, residuals, old: residual(residuals, which).__setitem__(slice(None), old),
-    )
+def keeps_old(which, right, self, vector, residuals):
+    old = residual(residuals, which).copy()
+    right(self, vector, residuals)
+    residual(residuals, which)[:] = old
 
 
-def resets(which: str) -> Callable[[Any], Any]:
-    return around_sum(after=lambda vector, residuals, _: residual(residuals, which).fill(0))
+def resets(which, right, self, vector, residuals):
+    right(self, vector, residuals)
+    residual(residuals, which).fill(0)
 
 
-def residual(residuals: Any, which: str) -> Any:
+def residual(residuals, which):
     return residuals.worker_error if which == "worker" else residuals.owner_error["0"]
 
 
-def only_own_parts_arrive(right: Any) -> Any:
-    def alltoall(
-        self: Any, send: Any, send_counts: Any, receive: Any, counts: Any, **options: Any
-    ) -> None:
-        begin = sum(send_counts[: self.rank])
-        receive[:] = np.tile(send[begin : begin + send_counts[self.rank]], self.size)
-
-    return alltoall
+def negates(right, self, vector, *residuals):
+    right(self, vector, *residuals)
+    np.negative(vector, out=vector)
 
 
-def only_own_part_is_kept(right: Any) -> Any:
-    def allgather(self: Any, send: Any, receive: Any, counts: Any) -> None:
-        right(self, send, others := receive.copy(), counts)
-        begin = sum(counts[: self.rank])
-        receive[begin : begin + len(send)] = others[begin : begin + len(send)]
-
-    return allgather
+def only_own_parts_arrive(right, self, send, send_counts, receive, counts, **options):
+    begin = sum(send_counts[: self.rank])
+    receive[:] = np.tile(send[begin : begin + send_counts[self.rank]], self.size)
 
 
-def last_rank_first(right: Any) -> Any:
-    def alltoall(
-        self: Any, send: Any, send_counts: Any, receive: Any, counts: Any, **options: Any
-    ) -> None:
-        right(self, send, send_counts, receive, counts)
-        receive[:] = receive.reshape(self.size, -1)[::-1].ravel()
+def only_own_part_is_kept(right, self, send, receive, counts):
+    right(self, send, others := receive.copy(), counts)
+    begin = sum(counts[: self.rank])
+    receive[begin : begin + len(send)] = others[begin : begin + len(send)]
 
-    return alltoall
+
+def last_rank_first(right, self, send, send_counts, receive, counts, **options):
+    right(self, send, send_counts, receive, counts)
+    receive[:] = receive.reshape(self.size, -1)[::-1].ravel()
 
 
 @dataclass
@@ -143,55 +130,43 @@ class Instead:
         return getattr(self.optimizer, name)
 
 
-def forgets_when_bits_change(right: Any) -> Any:
-    def replaced(self, bits):
-        right(self, bits)
-        self.residuals.worker_error.fill(0)
-
-    return replaced
+def forgets_when_bits_change(right, self, bits):
+    right(self, bits)
+    self.residuals.worker_error.fill(0)
 
 
-def exchanges_before_it_checks(right: Any) -> Any:
-    def problem(self, state, work, samples):
-        state.exchange.sum(work.gradient.flat.copy())
-        return right(self, state, work, samples)
-
-    return problem
+def exchanges_before_it_checks(right, self, state, work, samples):
+    state.exchange.sum(work.gradient.flat.copy())
+    return right(self, state, work, samples)
 
 
-def without_buffers(right: Any) -> Any:
-    def train_alone(work, *arguments):
-        blind = Instead(work.optimizer, lambda inner, g, n: inner(g, n))
-        blind.state = SimpleNamespace(buffers={})
-        return right(replace(work, optimizer=blind), *arguments)
-
-    return train_alone
+def without_buffers(right, work, *arguments):
+    blind = Instead(work.optimizer, lambda inner, g, n: inner(g, n))
+    blind.state = SimpleNamespace(buffers={})
+    return right(replace(work, optimizer=blind), *arguments)
 
 
-def sums_samples_only(right: Any) -> Any:
-    return lambda self, problem, samples, **_: int(self.sum_integers(np.array([samples]))[0])
+def sums_samples_only(right, self, problem, samples, **_):
+    return int(self.sum_integers(np.array([samples]))[0])
 
 
-NEGATED = around_sum(after=lambda vector, *_: np.negative(vector, out=vector))
 AS_IN_FULL = ["order", "serial"]
 
 MUTATIONS = [
-    Mutation(
-        "no exchange",
-        Exchange,
-        "sum",
-        lambda right: lambda *_: None,
-        [*AS_IN_FULL, *CONSERVATION, *TWO_STAGES],
-    ),
+    Mutation("no exchange", Exchange, "sum", nothing, [*AS_IN_FULL, *CONSERVATION, *TWO_STAGES]),
     Mutation(
         "nothing from others", ThreadCommunicator, "alltoall", only_own_parts_arrive, CONSERVATION
     ),
     Mutation("nothing back", ThreadCommunicator, "allgather", only_own_part_is_kept, CONSERVATION),
-    Mutation("flipped sign", Exchange, "sum", NEGATED, [*AS_IN_FULL, *CONSERVATION, *TWO_STAGES]),
-    Mutation("worker error not updated", Exchange, "sum", keeps_old("worker"), CONSERVATION),
-    Mutation("owner error not updated", Exchange, "sum", keeps_old("owner"), CONSERVATION),
-    Mutation("worker error reset", Exchange, "sum", resets("worker"), [*CONSERVATION, *TWO_STAGES]),
-    Mutation("owner error dropped", Exchange, "sum", resets("owner"), [*CONSERVATION, *TWO_STAGES]),
+    Mutation("flipped sign", Exchange, "sum", negates, [*AS_IN_FULL, *CONSERVATION, *TWO_STAGES]),
+    *(
+        Mutation(f"{which} error {what}", Exchange, "sum", partial(wrong, which), checks)
+        for what, wrong, checks in (
+            ("not updated", keeps_old, CONSERVATION),
+            ("reset", resets, [*CONSERVATION, *TWO_STAGES]),
+        )
+        for which in ("worker", "owner")
+    ),
     Mutation(
         "rank order changed",
         ThreadCommunicator,
@@ -210,7 +185,7 @@ MUTATIONS = [
         "no common model at the start",
         ThreadCommunicator,
         "broadcast",
-        lambda right: lambda *_: None,
+        nothing,
         ["serial", "equations, averaging, block", "warm start"],
     ),
     Mutation(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from mutations import Mutation
+from mutations import Mutation, nothing
 
 from parallel_sgd.exchange import Residuals, reduction
 from parallel_sgd.exchange.pipeline import Pipelined
@@ -16,7 +14,7 @@ FEW_BITS = [f"{what}, {bits}, pipelined" for what in ("conservation", "two stage
 TWO_STAGES = [f"two stages, {bits}, pipelined" for bits in ("1 bit", "32 bits")]
 
 
-def neighbour(of: Any, piece: Any) -> Any:
+def neighbour(of, piece):
     """Another piece with as many bytes, or the same where there is none."""
     fitting = [
         other
@@ -27,104 +25,67 @@ def neighbour(of: Any, piece: Any) -> Any:
     return fitting[0] if fitting else piece
 
 
-def drops_a_piece(right: Any) -> Any:
-    def decode(self: Any, piece: Any, vector: Any) -> None:
-        if piece.tag != 1:
-            right(self, piece, vector)
-
-    return decode
-
-
-def decodes_another_piece(right: Any) -> Any:
-    def decode(self: Any, piece: Any, vector: Any) -> None:
-        sent = self.payload[neighbour(self, piece).bytes]
-        self.codec.decode(piece.blocks, sent, vector[piece.values], add=False)
-
-    return decode
-
-
-def decodes_twice(right: Any) -> Any:
-    def decode(self: Any, piece: Any, vector: Any) -> None:
+def drops_a_piece(right, self, piece, vector):
+    if piece.tag != 1:
         right(self, piece, vector)
-        sent = self.payload[piece.bytes]
-        self.codec.decode(piece.blocks, sent, vector[piece.values], add=True)
-
-    return decode
 
 
-def encodes_twice(right: Any) -> Any:
-    def encode(self: Any, *arguments: Any) -> Any:
-        right(self, *arguments)
-        return right(self, *arguments)
-
-    return encode
+def decodes_another_piece(right, self, piece, vector):
+    sent = self.payload[neighbour(self, piece).bytes]
+    self.codec.decode(piece.blocks, sent, vector[piece.values], add=False)
 
 
-def another_owner(right: Any) -> Any:
+def decodes_twice(right, self, piece, vector):
+    right(self, piece, vector)
+    sent = self.payload[piece.bytes]
+    self.codec.decode(piece.blocks, sent, vector[piece.values], add=True)
+
+
+def encodes_twice(right, *arguments):
+    right(*arguments)
+    return right(*arguments)
+
+
+def another_owner(right, self, piece, vector, residuals):
     """What an owner has to sum comes from the piece beside: its sender took the wrong one."""
-
-    def encode(self: Any, piece: Any, vector: Any, residuals: Any) -> Any:
-        sent = right(self, piece, vector, residuals)
-        beside = vector[neighbour(self, piece).values][: piece.size]
-        if len(beside) == piece.size:
-            unused = np.zeros(piece.size, np.float32)
-            self.codec.encode(piece.blocks, beside, unused, sent)
-        return sent
-
-    return encode
+    sent = right(self, piece, vector, residuals)
+    beside = vector[neighbour(self, piece).values][: piece.size]
+    if len(beside) == piece.size:
+        unused = np.zeros(piece.size, np.float32)
+        self.codec.encode(piece.blocks, beside, unused, sent)
+    return sent
 
 
-def senders_swapped(right: Any) -> Any:
+def senders_swapped(right, self, piece, host):
     """An owner takes the messages of two others for each other's."""
-
-    def buffer(self: Any, piece: Any, host: int) -> Any:
-        others = [each for each in self.hosts if each != self.host]
-        return right(self, piece, others[::-1][others.index(host)] if host in others else host)
-
-    return buffer
+    others = [other for other in self.hosts if other != self.host]
+    return right(self, piece, others[::-1][others.index(host)] if host in others else host)
 
 
-def one_for_two(right: Any) -> Any:
+def one_for_two(right, self, piece, vector, residuals):
     """An owner counts what one rank has sent twice, and another's not at all."""
-
-    def reduce(self: Any, piece: Any, vector: Any, residuals: Any) -> Any:
-        one, other = [each for each in self.hosts if each != self.host][:2]
-        self.encoded_buffer(piece, one)[:] = self.encoded_buffer(piece, other)
-        return right(self, piece, vector, residuals)
-
-    return reduce
+    one, other = [other for other in self.hosts if other != self.host][:2]
+    self.encoded_buffer(piece, one)[:] = self.encoded_buffer(piece, other)
+    return right(self, piece, vector, residuals)
 
 
-def from_the_last(right: Any) -> Any:
-    def add_in_order(arrays: Any, place: int, at_a_time: int) -> None:
-        copies = [each.copy() for each in arrays]
-        arrays[place][:] = sum(copies[-2::-1], start=copies[-1])
-
-    return add_in_order
+def from_the_last(right, arrays, place, at_a_time):
+    copies = [array.copy() for array in arrays]
+    arrays[place][:] = sum(copies[-2::-1], start=copies[-1])
 
 
-def forgets_non_owned(right: Any) -> Any:
-    def give_non_owned(self: Any, values: slice, vector: Any) -> None:
-        self.worker_error[values] = 0
-
-    return give_non_owned
+def forgets_non_owned(right, self, values, vector):
+    self.worker_error[values] = 0
 
 
-def gives_non_owned_and_keeps_it(right: Any) -> Any:
-    def give_non_owned(self: Any, values: slice, vector: Any) -> None:
-        kept = self.worker_error[values].copy()
-        right(self, values, vector)
-        self.worker_error[values] = kept
-
-    return give_non_owned
+def gives_non_owned_and_keeps_it(right, self, values, vector):
+    kept = self.worker_error[values].copy()
+    right(self, values, vector)
+    self.worker_error[values] = kept
 
 
-def does_not_wait(right: Any) -> Any:
-    return lambda self, vector, residuals, is_ready: right(self, vector, residuals, None)
-
-
-def nothing(right: Any) -> Any:
-    return lambda *_: None
+def does_not_wait(right, self, vector, residuals, is_ready):
+    return right(self, vector, residuals, None)
 
 
 NON_OWNED = Residuals, "give_non_owned"

@@ -6,12 +6,13 @@ depends on the model that it was taken at, so stale models show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from invariants import same_on_all_ranks
 
 from parallel_sgd import Communicator, DataParallelASGD, Learner, Optimizer, Parameters
@@ -21,6 +22,14 @@ Array = np.ndarray
 
 LAYOUT = {"W": (22, 5), "b": (17,), "none": (0, 2), "s": (1,)}
 N = 128
+
+beside_and_apart = pytest.mark.parametrize(
+    "apart",
+    [
+        pytest.param(False, marks=pytest.mark.filterwarnings("ignore:servers=0"), id="beside"),
+        pytest.param(True, id="apart"),
+    ],
+)
 
 
 def asynchronous(**options: Any) -> DataParallelASGD:
@@ -190,6 +199,3 @@ class Serial:
 
 def alike(one: Array, other: Array, what: Any = "") -> None:
     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11, err_msg=str(what))
-
-
-Check = Callable[[Communicator], None]

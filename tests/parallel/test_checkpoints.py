@@ -119,8 +119,8 @@ def test_the_last_and_the_best_are_kept(comm, tmp_path):
         checkpoints.save(learner, metric=metric)
         learner.samples += 10
     assert checkpoints.wait() == checkpoints.latest() == folder / "000000000050"
-    found = [int(path.name) for path in checkpoint_files.checkpoints_in(folder)]
-    assert found == [10, 40, 50]
+    kept = [int(path.name) for path in checkpoint_files.checkpoints_in(folder)]
+    assert kept == [10, 40, 50]
     learner.samples = 50
     checkpoints.save(learner, metric=0.5)  # the same once more: in place of the other
     assert checkpoints.wait() == folder / "000000000050-1"
@@ -135,42 +135,56 @@ def save_twice(checkpoints: psgd.Checkpoints, learner: Learner, background: bool
     checkpoints.save(learner)
 
 
-@pytest.mark.parametrize("background", [True, False])
-def test_what_cannot_be_written_is_said_on_all_ranks(on_ranks, tmp_path, monkeypatch, background):
-    """One rank's disk is full: one line everywhere, and the checkpoint before is still good."""
-    right = checkpoint_files.write_rank
+@pytest.mark.parametrize(
+    ("name", "background"),
+    [("write_rank", True), ("write_rank", False), ("begin", False), ("publish", False)],
+)
+def test_a_full_disk_leaves_nothing_behind(on_ranks, tmp_path, monkeypatch, name, background):
+    """Of one rank's files, the folder or the manifest: one line everywhere, and the checkpoint
+    before is still good."""
+    right = getattr(checkpoint_files, name)
 
     def body(comm: Communicator) -> None:
-        folder, culprit = shared(comm, tmp_path), comm.size - 1
+        folder, culprit = shared(comm, tmp_path), comm.size - 1 if name == "write_rank" else 0
         learner, checkpoints = learner_of("data-parallel, 1 bit", comm), psgd.Checkpoints(folder)
         checkpoints.save(learner)
         good = checkpoints.wait()
         train(learner, 0)
         comm.barrier()
 
-        def full(part: Path, rank: int, *arguments: Any) -> Any:
-            if rank == culprit:
-                right(part, rank, *arguments)
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return right(part, rank, *arguments)
+        def full(*arguments: Any) -> Any:
+            if name == "write_rank":
+                written = right(*arguments)
+                if arguments[1] != culprit:
+                    return written
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(checkpoint_files, "write_rank", full)
-        with pytest.raises(UserError, match=rf"No space left on device \(on rank {culprit}\)$"):
+        monkeypatch.setattr(checkpoint_files, name, full)
+        message = rf"no checkpoint could be written to .*No space left .* \(on rank {culprit}\)$"
+        with pytest.raises(UserError, match=message):
             save_twice(checkpoints, learner, background)
         comm.barrier()
         assert [path.name for path in folder.iterdir()] == [good.name]
-        monkeypatch.setattr(checkpoint_files, "write_rank", right)
+        monkeypatch.setattr(checkpoint_files, name, right)
         comm.barrier()
-        checkpoints.save(learner, extra={1j} if comm.rank == culprit else None)
-        with pytest.raises(UserError, match="extra must be what JSON can hold"):
-            checkpoints.wait()
         checkpoints.save(learner)
         assert good != checkpoints.wait() == psgd.load_checkpoint(learner, folder).path
 
     on_ranks(body)
 
 
-def test_a_rank_that_has_failed_is_not_waited_for(comm, tmp_path):
+def test_what_json_cannot_hold_is_said_on_all_ranks(comm, tmp_path):
+    learner, checkpoints = (
+        learner_of("data-parallel", comm),
+        psgd.Checkpoints(shared(comm, tmp_path)),
+    )
+    checkpoints.save(learner, extra={1j} if comm.rank == comm.size - 1 else None)
+    with pytest.raises(UserError, match="extra must be what JSON can hold"):
+        checkpoints.wait()
+
+
+@pytest.mark.parametrize("use", ["save", "load"])
+def test_a_rank_that_has_failed_is_not_waited_for(comm, tmp_path, use):
     """Within a block the others come to a checkpoint before they come to the next meeting."""
     checkpoints = psgd.Checkpoints(shared(comm, tmp_path))
     algorithm = psgd.ModelAveragingSGD(sync_steps=100)
@@ -179,17 +193,12 @@ def test_a_rank_that_has_failed_is_not_waited_for(comm, tmp_path):
     def go_on():
         if comm.rank == comm.size - 1:
             learner.fail("label 12")
-        checkpoints.save(learner)
+        if use == "save":
+            checkpoints.save(learner)
+        psgd.load_checkpoint(learner, tmp_path)
 
     with pytest.raises(UserError, match=rf"label 12 \(on rank {comm.size - 1}\)"):
         go_on()
-
-
-def test_a_folder_that_is_a_file(comm, tmp_path):
-    folder = shared(comm, tmp_path) / "file"
-    folder.touch()
-    with pytest.raises(UserError, match=r"no checkpoint could be written to .*file'"):
-        psgd.Checkpoints(folder).save(learner_of("data-parallel, 1 bit", comm), background=False)
 
 
 OTHER = {
@@ -212,22 +221,16 @@ OTHER = {
 
 
 @pytest.mark.parametrize("what", OTHER)
-def test_a_checkpoint_of_something_else(what, on_ranks, tmp_path):
+def test_a_checkpoint_of_something_else(what, comm, tmp_path):
     changes, expected = OTHER[what]
-
-    def body(comm: Communicator) -> None:
-        folder = shared(comm, tmp_path)
-        checkpoints = psgd.Checkpoints(folder)
-        checkpoints.save(learner_of("DiLoCo", comm), background=False)
-        other = learner_of("DiLoCo", comm, **{"algorithm": psgd.DiLoCo(sync_steps=3)} | changes)
-        if what not in ("algorithm", "option"):
-            other = learner_of("DiLoCo", comm, **changes)
-        before = everything(other)
-        with pytest.raises(UserError, match=expected):
-            psgd.load_checkpoint(other, folder)
-        assert everything(other) == before
-
-    on_ranks(body)
+    folder = shared(comm, tmp_path)
+    checkpoints = psgd.Checkpoints(folder)
+    checkpoints.save(learner_of("DiLoCo", comm), background=False)
+    other = learner_of("DiLoCo", comm, **changes)
+    before = everything(other)
+    with pytest.raises(UserError, match=expected):
+        psgd.load_checkpoint(other, folder)
+    assert everything(other) == before
 
 
 def test_another_learning_rate_and_other_facts(comm, tmp_path):
@@ -309,12 +312,12 @@ def test_numbers_of_ones_own_may_be_any(comm, tmp_path):
 def test_arrays_that_one_rank_cannot_read(on_ranks, tmp_path, monkeypatch, owner, name, error):
     """They are read before any rank begins to change its learner."""
     stuck: list[int] = []
-    found = getattr(owner, name)
+    right = getattr(owner, name)
 
     def fails(*args: Any) -> Any:
         if threading.get_ident() in stuck:
             raise error("Unable to\nallocate")
-        return found(*args)
+        return right(*args)
 
     monkeypatch.setattr(owner, name, fails)
 
@@ -348,7 +351,7 @@ def test_a_failure_in_the_background_names_its_ranks_once(comm, tmp_path):
     def until_it_is_heard() -> None:
         if not learner.serves:
             checkpoints.save(learner)
-            while not all(each.done for each in learner._beside):
+            while not all(task.done for task in learner._beside):
                 time.sleep(0.001)
             train(learner, 0)
         learner.finish()

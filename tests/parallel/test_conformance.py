@@ -17,17 +17,13 @@ EVERYWHERE = ("data-parallel, 1 bit", "block momentum", "DiLoCo, overlap")
 @pytest.mark.filterwarnings("ignore:servers=0")
 @pytest.mark.threads(1, 3)
 @pytest.mark.parametrize("name", few_ranks_but(EVERYWHERE, CONFORMING))
-def test_algorithms_conform(on_ranks, name):
+def test_algorithms_conform(comm, name):
     algorithm, options = CONFORMING[name]
-
-    def body(comm):
-        outcomes = check_algorithm(algorithm, comm=comm, **options)
-        assert list(outcomes) == list(CHECKS)
-        skipped = [check for check, outcome in outcomes.items() if "passed" not in outcome]
-        several = {check for check in CHECKS if CHECKS[check].least_ranks > comm.size}
-        assert set(skipped) == several | options.get("exceptions", {}).keys() - several
-
-    on_ranks(body)
+    outcomes = check_algorithm(algorithm, comm=comm, **options)
+    assert list(outcomes) == list(CHECKS)
+    skipped = [check for check, outcome in outcomes.items() if "passed" not in outcome]
+    several = {check for check in CHECKS if CHECKS[check].least_ranks > comm.size}
+    assert set(skipped) == several | options.get("exceptions", {}).keys() - several
 
 
 def test_every_algorithm_of_the_command_line_is_among_them():

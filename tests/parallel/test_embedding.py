@@ -67,10 +67,10 @@ def test_rows_are_those_of_one_table(on_ranks, optimizer):
                 np.add.at(summed, inverse.reshape(-1), gradient.reshape(-1, WIDTH))
                 known.push(distinct, summed, 2)
                 workers.barrier()
-                found = remote.rows(ids)
+                pulled = remote.rows(ids)
                 expected = np.empty((ids.size, WIDTH), np.float32)
                 known.pull(ids.reshape(-1), expected)
-                assert np.allclose(found.reshape(-1, WIDTH), expected, rtol=1e-5, atol=1e-6)
+                assert np.allclose(pulled.reshape(-1, WIDTH), expected, rtol=1e-5, atol=1e-6)
                 workers.barrier()
             assert remote.counts()["rows"] == len(known)
         learner.finish()
@@ -99,45 +99,41 @@ def test_prefetched_rows_are_those_of_before(comm):
     learner.finish()
 
 
-def test_checkpoints_hold_rows_on_any_number_of_servers(on_ranks, tmp_path):
+def test_checkpoints_hold_rows_on_any_number_of_servers(comm, tmp_path):
     table = Embedding(name="t", width=WIDTH, optimizer=Adagrad(lr=0.1), entry_count=2)
-
-    def body(comm):
-        folder = comm.allgather_object(str(tmp_path))[0]
-        ids = np.arange(40) * 97
-        gradient = np.random.default_rng(5).standard_normal((40, WIDTH)).astype(np.float32)
-        learner = learner_on(comm, table, servers=max(0, comm.size - 1))
-        path, checkpoints = None, Checkpoints(folder)
-        found = versions = saved = None
-        if not learner.serves:
+    folder = comm.allgather_object(str(tmp_path))[0]
+    ids = np.arange(40) * 97
+    gradient = np.random.default_rng(5).standard_normal((40, WIDTH)).astype(np.float32)
+    learner = learner_on(comm, table, servers=max(0, comm.size - 1))
+    path, checkpoints = None, Checkpoints(folder)
+    trained = x = saved = None
+    if not learner.serves:
+        rows = learner.tables["t"]
+        for _ in range(2):
+            rows.push(ids[:30], gradient[:30], samples=1)
+        rows.push(ids, gradient, samples=1)
+        learner.gradient.flat[:] = 1 + comm.rank
+        learner.step(1)
+        checkpoints.save(learner)
+        saved = rows.rows(ids)
+        rows.push(ids, gradient, samples=1)  # not in it any more
+        path = checkpoints.wait()
+        trained, x = rows.rows(ids), learner.parameters.flat.copy()
+    learner.finish()
+    path, trained, saved, x = comm.allgather_object((path, trained, saved, x))[0]
+    for servers in range(comm.size):
+        learner = learner_on(comm, table, servers=servers)
+        if not learner.serves and learner.comm.size == 1:
             rows = learner.tables["t"]
-            for _ in range(2):
-                rows.push(ids[:30], gradient[:30], samples=1)
+            rows.prefetch(ids)  # of the table that goes
+            load_checkpoint(learner, path)
+            assert np.array_equal(rows.rows(ids), saved)
+            assert np.array_equal(learner.parameters.flat, x)
+            assert rows.counts()["rows"] == 30
+            assert rows.counts()["pending"] == 10
             rows.push(ids, gradient, samples=1)
-            learner.gradient.flat[:] = 1 + comm.rank
-            learner.step(1)
-            checkpoints.save(learner)
-            saved = rows.rows(ids)
-            rows.push(ids, gradient, samples=1)  # not in it any more
-            path = checkpoints.wait()
-            found, versions = rows.rows(ids), learner.parameters.flat.copy()
+            assert np.array_equal(rows.rows(ids), trained)
         learner.finish()
-        path, found, saved, x = comm.allgather_object((path, found, saved, versions))[0]
-        for servers in range(comm.size):
-            learner = learner_on(comm, table, servers=servers)
-            if not learner.serves and learner.comm.size == 1:
-                rows = learner.tables["t"]
-                rows.prefetch(ids)  # of the table that goes
-                load_checkpoint(learner, path)
-                assert np.array_equal(rows.rows(ids), saved)
-                assert np.array_equal(learner.parameters.flat, x)
-                assert rows.counts()["rows"] == 30
-                assert rows.counts()["pending"] == 10
-                rows.push(ids, gradient, samples=1)
-                assert np.array_equal(rows.rows(ids), found)
-            learner.finish()
-
-    on_ranks(body)
 
 
 def saves_slowly(comm, folder, servers, monkeypatch):

@@ -1,4 +1,5 @@
-"""What training gave before: the model's bits after every step, for every algorithm, codec and way.
+"""What training gave before: the model's bits after every step, for every algorithm, codec and
+transport.
 
 `golden.json` has a digest for each. It is written anew, after a change that is meant to change
 results, by ``python tests/parallel/test_golden.py`` (on threads; MPI must give the same).
@@ -46,12 +47,12 @@ CODECS: dict[str, dict[str, Any]] = {
     "1 bit, no feedback": {"gradient_bits": 1, "error_feedback": False},
     "from 32 to 1": {"gradient_bits": {0: 32, 20: 4, 45: 1}},
 }
-WAYS: dict[str, dict[str, Any]] = {
+TRANSPORTS: dict[str, dict[str, Any]] = {
     "collective": {"transport": "collective"},
     "pipelined": {"transport": "pipelined"},
     "hosts": {"transport": "pipelined", "hierarchical": True},
 }
-BESIDE: dict[str, dict[str, Any]] = {
+OVERLAPS: dict[str, dict[str, Any]] = {
     "": {},
     "overlap": {"overlap": True},
     "double buffering": {"double_buffering": True},
@@ -62,25 +63,20 @@ CUT: dict[str, Any] = {"block_size": 64, "bucket_values": 500}
 def data_parallel() -> Iterator[tuple[str, Case]]:
     optimizers = [SGD, MOMENTUM, NESTEROV, ADAM, ADAGRAD]
     for i, (codec, bits) in enumerate(CODECS.items()):
-        for way, sent in WAYS.items():
-            for beside, when in BESIDE.items():
-                if way == "hosts" and beside:
+        for transport, sent in TRANSPORTS.items():
+            for overlap, when in OVERLAPS.items():
+                if transport == "hosts" and overlap:
                     continue
                 algorithm = psgd.DataParallelSGD(**CUT, **bits, **sent, **when)
                 optimizer = optimizers[i % len(optimizers)]
-                yield (
-                    ", ".join(filter(None, ["data-parallel", codec, way, beside])),
-                    (
-                        algorithm,
-                        optimizer,
-                    ),
-                )
+                name = ", ".join(filter(None, ["data-parallel", codec, transport, overlap]))
+                yield name, (algorithm, optimizer)
     for bits in (32, 1):
         warm = psgd.DataParallelSGD(**CUT, gradient_bits=bits, distributed_after=25)
         yield f"data-parallel, warm start, {bits} bits", (warm, MOMENTUM)
-        for way in ("collective", "pipelined"):
-            long = psgd.DataParallelSGD(gradient_bits=bits, transport=way)
-            yield f"data-parallel, long, {bits} bits, {way}", (long, MOMENTUM)
+        for transport in ("collective", "pipelined"):
+            long = psgd.DataParallelSGD(gradient_bits=bits, transport=transport)
+            yield f"data-parallel, long, {bits} bits, {transport}", (long, MOMENTUM)
 
 
 OUTER: dict[str, Case] = {
@@ -124,14 +120,14 @@ OUTER: dict[str, Case] = {
 def local_updates() -> Iterator[tuple[str, Case]]:
     for name, (algorithm, optimizer) in OUTER.items():
         for codec in ("32 bits", "4 bits", "1 bit"):
-            for way in ("collective", "pipelined"):
-                changed = replace(algorithm, **CODECS[codec], **WAYS[way])
-                yield f"{name}, {codec}, {way}", (changed, optimizer)
+            for transport in ("collective", "pipelined"):
+                changed = replace(algorithm, **CODECS[codec], **TRANSPORTS[transport])
+                yield f"{name}, {codec}, {transport}", (changed, optimizer)
         late = replace(algorithm, gradient_bits=4, overlap_samples=5)
         yield f"{name}, 4 bits, overlap", (late, optimizer)
     merged = replace(OUTER["DiLoCo"][0], overlap_samples=30, merge_weight=0.25)
     yield "DiLoCo, merged", (merged, ADAM)
-    hosts = replace(OUTER["block momentum"][0], gradient_bits=1, **WAYS["hosts"])
+    hosts = replace(OUTER["block momentum"][0], gradient_bits=1, **TRANSPORTS["hosts"])
     yield "block momentum, 1 bit, hosts", (hosts, MOMENTUM)
     warm = replace(OUTER["block momentum"][0], distributed_after=25)
     yield "block momentum, warm start", (warm, MOMENTUM)
@@ -206,7 +202,7 @@ def trajectory(comm: psgd.Communicator, name: str) -> list[str]:
     steps = 3 if "long" in name else STEPS
     parameters = psgd.Parameters({k: np.zeros(v, np.float32) for k, v in layout.items()})
     parameters.flat[:] = (np.arange(parameters.flat.size) % 97 - 48) / 32
-    found = []
+    digests = []
     try:
         with psgd.Learner(parameters, optimizer, algorithm, comm) as learner:
             for step in [] if learner.serves else range(steps):
@@ -219,14 +215,14 @@ def trajectory(comm: psgd.Communicator, name: str) -> list[str]:
                     for parameter in reversed(parameters.names):
                         learner.ready(parameter)
                 learner.step(samples=counts[rank])
-                found.append(own_digest(learner))
+                digests.append(own_digest(learner))
             learner.finish()
-            found.append(own_digest(learner))
+            digests.append(own_digest(learner))
     finally:
         comm._hosts = None
-    everywhere = comm.allgather_object(found)
+    everywhere = comm.allgather_object(digests)
     steps = max(map(len, everywhere))  # servers see the end alone
-    rows = zip(*([""] * (steps - len(each)) + each for each in everywhere), strict=True)
+    rows = zip(*([""] * (steps - len(own)) + own for own in everywhere), strict=True)
     return [hashlib.sha256("".join(row).encode()).hexdigest()[:8] for row in rows]
 
 
@@ -257,5 +253,5 @@ def test_every_case_is_recorded():
 
 if __name__ == "__main__":
     digests = {name: psgd.simulate(RANKS, lambda c, n=name: trajectory(c, n))[0] for name in CASES}
-    lines = (f"  {json.dumps(name)}: {json.dumps(each)}" for name, each in digests.items())
+    lines = (f"  {json.dumps(name)}: {json.dumps(rows)}" for name, rows in digests.items())
     GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")

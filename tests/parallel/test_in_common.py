@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from cases import zeros
-from few_weights import ALGORITHMS, by_algorithm, errors_of, last, learner_of, numbered
+from few_weights import ALGORITHMS, by_algorithm, errors_of, last, learner_of, named, numbered
 
 import parallel_sgd as psgd
 from parallel_sgd.data import Source
@@ -52,7 +52,7 @@ class Augmented:
 @pytest.mark.parametrize("what", ["x", "y", "labels of items"])
 def test_ranks_that_read_different_data_of_one_shape(on_ranks, what):
     def body(comm):
-        learner = learner_of(comm, psgd.DataParallelSGD())
+        learner = learner_of(comm)
         x, y = numbered(400)
         other = last(comm) and comm.size > 1
         if what == "x":
@@ -68,7 +68,7 @@ def test_ranks_that_read_different_data_of_one_shape(on_ranks, what):
 
 
 def test_items_that_are_augmented_at_random_are_the_same_data(comm):
-    learner = learner_of(comm, psgd.DataParallelSGD())
+    learner = learner_of(comm)
     source = Source(Augmented(comm.rank, np.arange(20)), minibatch_size=4)
     assert len(list(source.minibatches(learner))) == 5
 
@@ -90,59 +90,50 @@ class Windows:
 @pytest.mark.parametrize("often", [0.5, 1.0])
 def test_labels_that_are_drawn_anew_are_no_other_data(comm, often):
     for number in range(5):
-        learner = learner_of(comm, psgd.DataParallelSGD())
+        learner = learner_of(comm)
         source = Source(Windows(100 * number + comm.rank, often), minibatch_size=4 * comm.size)
         for x, _ in source.minibatches(learner):
             learner.step(len(x))
         learner.finish()
 
 
+def session(comm, train, labels, **options):
+    return Session(
+        model=psgd.models.SoftmaxRegression(4, 4),
+        train=train,
+        test=psgd.data.Arrays(np.eye(4, dtype=np.float32), labels),
+        optimizer=psgd.SGD(lr=0.001),
+        algorithm=psgd.DataParallelSGD(),
+        comm=comm,
+        minibatch_size=4 * comm.size,
+        seed=0,
+        **options,
+    )
+
+
 def test_a_session_over_windows_is_resumed(comm, tmp_path):
     folder = comm.allgather_object(tmp_path)[0]
-    for epochs in (1, 2):
-        model = psgd.models.SoftmaxRegression(4, 4)
-        rows = Session(
-            model=model,
-            train=psgd.data.as_dataset(Windows(comm.rank + epochs, 1.0)),
-            test=psgd.data.Arrays(np.eye(4, dtype=np.float32), np.arange(4)),
-            optimizer=psgd.SGD(lr=0.001),
-            algorithm=psgd.DataParallelSGD(),
-            comm=comm,
-            minibatch_size=4 * comm.size,
-            epochs=epochs,
-            seed=0,
-            checkpoints=folder,
-            checkpoint_every=20,
-            resume=folder if epochs > 1 else None,
-        ).run()
+    kept = {"checkpoints": folder, "checkpoint_every": 20}
+    for epochs, resume in ((1, None), (2, folder)):
+        windows = psgd.data.as_dataset(Windows(comm.rank + epochs, 1.0))
+        rows = session(comm, windows, np.arange(4), epochs=epochs, resume=resume, **kept).run()
         assert len(rows) == epochs
 
 
 def test_sessions_compare_test_data(on_ranks):
     def body(comm):
-        x, y = np.eye(4, dtype=np.float32), np.arange(4)
-        test = psgd.data.Arrays(x, y[::-1] if last(comm) and comm.size > 1 else y)
-        model = psgd.models.SoftmaxRegression(4, 4)
-        Session(
-            model=model,
-            train=psgd.data.Arrays(x, y),
-            test=test,
-            optimizer=psgd.SGD(lr=0.1),
-            algorithm=psgd.DataParallelSGD(),
-            comm=comm,
-            minibatch_size=4,
-            epochs=1,
-            seed=0,
-        ).run()
+        y = np.arange(4)
+        train = psgd.data.Arrays(np.eye(4, dtype=np.float32), y)
+        session(comm, train, y[::-1] if last(comm) and comm.size > 1 else y, epochs=1).run()
 
     message, size = errors_of(on_ranks, body)
     if size > 1:
         assert message.startswith("test data must be the same on all ranks, but differs: rank")
 
 
-@pytest.mark.parametrize("found", ["step", "meet", "finish", "save"])
+@pytest.mark.parametrize("where", ["step", "meet", "finish", "save"])
 @by_algorithm
-def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, found):
+def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, where):
     """What all have in common: in blocks, where they began."""
     algorithm = ALGORITHMS[name]
 
@@ -158,17 +149,17 @@ def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, found):
         model = learner.at_work.common_model()
         if last(comm) and comm.size > 1:
             model[0] += 1
-        if found == "step":
+        if where == "step":
             for _ in range(EVERY + 2):
                 step()
-        elif found == "save":
+        elif where == "save":
             psgd.Checkpoints(comm.allgather_object(tmp_path)[0]).save(learner)
         else:
-            getattr(learner, found)()
+            getattr(learner, where)()
 
     message, size = errors_of(on_ranks, body)
     if size > 1:
-        others = "rank 0" if size == 2 else "ranks " + ", ".join(map(str, range(size - 1)))
+        others = named(range(size - 1))
         assert re.match(
             rf"the model's checksum must be the same on all ranks, but differs: {others}: '\w+'; "
             rf"rank {size - 1}: '\w+'$",
@@ -211,7 +202,7 @@ def test_going_back_to_a_checkpoint_after_an_error(comm, tmp_path, name, how):
 
 def test_loading_on_one_rank_alone(on_ranks, tmp_path):
     def body(comm):
-        learner = learner_of(comm, psgd.DataParallelSGD())
+        learner = learner_of(comm)
         if last(comm):
             psgd.load_checkpoint(learner, tmp_path)
         else:
@@ -289,9 +280,9 @@ def test_arguments_of_another_kind_are_refused_on_all_ranks(on_ranks, wrong, mes
         }
         psgd.Learner(**{**given, **(wrong if not alone or comm.rank == 0 else {})}, comm=comm)
 
-    found, size = errors_of(on_ranks, body)
-    assert re.match(message, found)
-    assert found.endswith("(on rank 0)") == (alone or size == 1)
+    told, size = errors_of(on_ranks, body)
+    assert re.match(message, told)
+    assert told.endswith("(on rank 0)") == (alone or size == 1)
 
 
 def test_a_communicator_of_mpi4py_is_none():

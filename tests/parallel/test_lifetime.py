@@ -150,8 +150,8 @@ def test_a_checkpoint_that_fails_ends_training(name, on_ranks, tmp_path, monkeyp
         events.append(failing(comm, monkeypatch))
         checkpoints.save(learner)
         comm.barrier()
-        for each in events:
-            each.set()
+        for event in events:
+            event.set()
         if comm.rank == comm.size - 1:
             assert checkpoints._writing is not None
             checkpoints._writing._ended.wait(20)
@@ -213,77 +213,6 @@ def test_loading_says_what_went_wrong_in_the_writing(comm, tmp_path, monkeypatch
     assert learner.samples == 0
     with pytest.raises(UserError, match="No space left on device"):
         checkpoints.wait()
-
-
-def test_loading_meets_first(comm, tmp_path):
-    """A rank that has failed is not waited for until the time is out."""
-    learner = learner_of("blocks", comm)
-
-    def go_on() -> None:
-        if comm.rank == comm.size - 1:
-            learner.fail("label 12")
-        psgd.load_checkpoint(learner, tmp_path)
-
-    with pytest.raises(UserError, match=rf"label 12 \(on rank {comm.size - 1}\)"):
-        go_on()
-
-
-def test_a_full_disk_leaves_nothing_behind(comm, tmp_path, monkeypatch):
-    """Whatever is being written: the folder, a rank's files, the manifest."""
-    folder = shared(comm, tmp_path)
-    learner, checkpoints = learner_of("in the foreground", comm), psgd.Checkpoints(folder)
-    for name in ("begin", "publish"):
-        right = getattr(checkpoint_files, name)
-
-        def full(*arguments: Any) -> Any:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        comm.barrier()
-        monkeypatch.setattr(checkpoint_files, name, full)
-        comm.barrier()
-        with pytest.raises(UserError, match=r"No space left on device \(on rank 0\)"):
-            checkpoints.save(learner, background=False)
-        comm.barrier()
-        assert list(folder.iterdir()) == []
-        monkeypatch.setattr(checkpoint_files, name, right)
-        comm.barrier()
-
-
-def test_counts_beyond_what_mpi_takes(on_ranks, monkeypatch):
-    """In pieces of three values the results are the same."""
-    from parallel_sgd.communication import mpi, mpi_messages
-
-    def body(comm: Communicator) -> None:
-        ranks, me = range(comm.size), comm.rank
-        counts = [(5 * k) % 8 for k in ranks]
-        whole = np.concatenate([10 * k + np.arange(counts[k]) for k in ranks]).astype(np.float32)
-        everything = np.zeros_like(whole)
-        comm.allgather(np.arange(counts[me], dtype=np.float32) + 10 * me, everything, counts)
-        assert np.array_equal(everything, whole)
-        for root in ranks:
-            array = whole + root if me == root else np.zeros_like(whole)
-            comm.broadcast(array, root)
-            assert np.array_equal(array, whole + root)
-        sizes = [[(3 * i + 7 * j) % 9 for j in ranks] for i in ranks]
-        sent = np.concatenate([100 * me + 10 * j + np.arange(sizes[me][j]) for j in ranks])
-        received = np.zeros(sum(sizes[i][me] for i in ranks), sent.dtype)
-        comm.alltoall(sent, sizes[me], received, [sizes[i][me] for i in ranks], most=99)
-        rows = [100 * i + 10 * me + np.arange(sizes[i][me]) for i in ranks]
-        assert np.array_equal(received, np.concatenate(rows))
-        assert comm.sum_integers(np.arange(7)).tolist() == (comm.size * np.arange(7)).tolist()
-        messages, ended = comm.messages(), []
-        into = np.zeros(8)
-        messages.receive(into, (me - 1) % comm.size, 4, lambda: ended.append("received"))
-        messages.send(np.arange(8.0) + me, (me + 1) % comm.size, 4, lambda: ended.append("sent"))
-        with messages.watched("the test"):
-            while messages.under_way:
-                messages.progress()
-        assert sorted(ended) == ["received", "sent"]
-        assert np.array_equal(into, np.arange(8.0) + (me - 1) % comm.size)
-
-    monkeypatch.setattr(mpi.MpiCommunicator, "most_values", 3)
-    monkeypatch.setattr(mpi_messages.MpiMessages, "most_values", 3)
-    on_ranks(body)
 
 
 def test_the_background_lets_go_of_what_it_worked_with():

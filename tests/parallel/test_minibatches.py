@@ -25,32 +25,29 @@ def ahead(minibatches):
 
 @pytest.mark.parametrize("fetch", [list, ahead], ids=["list", "with_next"])
 @pytest.mark.parametrize("name", ["data-parallel", "blocks"])
-def test_minibatches_fetched_ahead_end_the_warm_start_where_they_begin(on_ranks, name, fetch):
+def test_minibatches_fetched_ahead_end_the_warm_start_where_they_begin(comm, name, fetch):
     """Every sample is counted once, with the bits of minibatches that are fetched one by one."""
     algorithm = psgd.DataParallelSGD(distributed_after=60)
     if name == "blocks":
         algorithm = psgd.ModelAveragingSGD(distributed_after=60, sync_steps=3)
 
-    def body(comm):
-        def train(fetch):
-            learner = learner_of(comm, algorithm)
-            source = Source(*numbered(90), 12, epochs=2)
-            labels = []
-            epochs = chain.from_iterable(source.epoch(n, learner) for n in range(2))
-            for x, y in fetch(epochs):
-                warm = learner.samples < 60
-                assert learner.step(put(learner, (x, y))) <= 12
-                labels += y.tolist() if comm.rank == 0 or not warm else []
-            learner.finish()
-            assert learner.samples == 180
-            return labels, learner.parameters.flat.tobytes()
+    def train(fetch):
+        learner = learner_of(comm, algorithm)
+        source = Source(*numbered(90), 12, epochs=2)
+        labels = []
+        epochs = chain.from_iterable(source.epoch(n, learner) for n in range(2))
+        for x, y in fetch(epochs):
+            warm = learner.samples < 60
+            assert learner.step(put(learner, (x, y))) <= 12
+            labels += y.tolist() if comm.rank == 0 or not warm else []
+        learner.finish()
+        assert learner.samples == 180
+        return labels, learner.parameters.flat.tobytes()
 
-        one_by_one, fetched = train(iter), train(fetch)
-        assert fetched == one_by_one
-        everywhere = chain.from_iterable(comm.allgather_object(fetched[0]))
-        assert sorted(everywhere) == sorted([*range(90)] * 2)
-
-    on_ranks(body)
+    one_by_one, fetched = train(iter), train(fetch)
+    assert fetched == one_by_one
+    everywhere = chain.from_iterable(comm.allgather_object(fetched[0]))
+    assert sorted(everywhere) == sorted([*range(90)] * 2)
 
 
 @pytest.mark.parametrize("prefetch", [iter, ahead], ids=["one by one", "with_next"])
@@ -106,14 +103,14 @@ def test_an_asynchronous_worker_that_does_not_step_once_for_each(on_ranks, how):
                 learner.step(samples)
         learner.finish()
 
-    found = {
+    messages = {
         "twice": "samples=4 must be those of a minibatch, but the source has given none since",
         "left out": "no step was taken with the last 4 samples that the source gave; learner",
         "other samples": "samples=3 must be the 4 of the minibatches that the source gave; learner",
     }
 
     def caught(comm):
-        with pytest.raises(UserError, match=rf"{found[how]}.*\(on rank 0\)$"):
+        with pytest.raises(UserError, match=rf"{messages[how]}.*\(on rank 0\)$"):
             body(comm)
 
     on_ranks(caught)
@@ -121,17 +118,17 @@ def test_an_asynchronous_worker_that_does_not_step_once_for_each(on_ranks, how):
 
 def from_thread(minibatches, wait_s=0.0, first=0):
     """Minibatches that a thread of their own fetches ahead, all but so many of the first ones."""
-    found = Queue(3)
+    fetched = Queue(3)
 
     def fill():
         for minibatch in chain(minibatches, [None]):
             time.sleep(wait_s)
-            found.put(minibatch)
+            fetched.put(minibatch)
 
     yield from islice(minibatches, first)
     thread = Thread(target=fill)
     thread.start()
-    yield from iter(found.get, None)
+    yield from iter(fetched.get, None)
     thread.join()
 
 
@@ -152,7 +149,7 @@ def test_minibatches_that_a_thread_fetches_ahead(comm, name, first):
         return learner.parameters.flat.tobytes()
 
     late = 0.002 * comm.rank
-    assert train(lambda found: from_thread(found, late, first)) == train(iter)
+    assert train(lambda minibatches: from_thread(minibatches, late, first)) == train(iter)
 
 
 @by_algorithm
@@ -186,8 +183,8 @@ def test_what_all_ranks_leave_out_alike(comm, name, way, fetch):
         passes = [source.minibatches(learner)]
     for minibatches in passes:
         held = []
-        found = fetch(minibatches)
-        for number, minibatch in enumerate(from_thread(found) if "thread" in way else found):
+        fetched = fetch(minibatches)
+        for number, minibatch in enumerate(from_thread(fetched) if "thread" in way else fetched):
             held.append(minibatch)
             if "some" in way:
                 if number not in (2, 4, 5):
@@ -238,7 +235,7 @@ def test_what_workers_leave_out_is_told_how_to_leave_out(comm):
 @pytest.mark.parametrize("compares", [True, False])
 def test_a_step_meets_no_finish(on_ranks, compares):
     def body(comm):
-        learner = learner_of(comm, psgd.DataParallelSGD())
+        learner = learner_of(comm)
         learner.in_common.compares = compares
         learner.step(4)
         if last(comm):
@@ -300,7 +297,7 @@ def test_ranks_without_samples_add_up_as_many_minibatches_as_others(comm, gradie
 
 
 def test_an_epoch_that_waits_for_its_steps_is_not_given_again(comm):
-    learner = learner_of(comm, psgd.DataParallelSGD())
+    learner = learner_of(comm)
     source = Source(*numbered(8 * comm.size), 4 * comm.size)
     list(source.epoch(0, learner))
     for again in (source.epoch(0, learner), source.minibatches(learner)):

@@ -46,51 +46,45 @@ from parallel_sgd.exchange import scheduler
 RANKS = 3  # with two, a sum does not depend on the order
 Check = Callable[[Communicator], None]
 
-CHECKS: dict[str, Check] = {
-    "order": lambda comm: sums_in_rank_order(comm, "long", np.float64),
-    **{
-        f"conservation, {name}": partial(conserves_gradients, codec=codec, layout="matrix and bias")
-        for name, codec in CODECS.items()
-    },
-    **{
-        f"two stages, {name}": partial(
-            equals_two_stages_in_one_place, codec=codec, layout="large and small"
+
+def of_exchanges(**sent: str) -> dict[str, Check]:
+    """What every transport must hold."""
+    gradients = {
+        f"conservation, {name}": partial(
+            conserves_gradients, codec=codec, layout="matrix and bias", **sent
         )
         for name, codec in CODECS.items()
-    },
-    "serial": lambda comm: equals_serial(comm, OPTIMIZERS["SGD"]),
-    "changing bits": lambda comm: keeps_residuals_when_bits_change(comm, {0: 1, 60: 32}),
-    "warm start": lambda comm: starts_warm(comm, OPTIMIZERS["momentum"]),
-    "bad gradient": lambda comm: refuses_what_is_not_finite(comm, 1, np.nan),
+    }
+    stages = {
+        f"two stages, {name}": partial(
+            equals_two_stages_in_one_place, codec=codec, layout="large and small", **sent
+        )
+        for name, codec in CODECS.items()
+    }
+    return {
+        **gradients,
+        **stages,
+        "order": partial(sums_in_rank_order, layout="long", dtype=np.float64, **sent),
+        "serial": partial(equals_serial, optimizer=OPTIMIZERS["SGD"], **sent),
+        "changing bits": partial(keeps_residuals_when_bits_change, schedule={0: 1, 60: 32}, **sent),
+    }
+
+
+CHECKS: dict[str, Check] = {
+    **of_exchanges(),
+    "warm start": partial(starts_warm, optimizer=OPTIMIZERS["momentum"]),
+    "bad gradient": partial(refuses_what_is_not_finite, bits=1, value=np.nan),
+    "large gradient": partial(refuses_what_is_not_finite, bits=1, value=1e35),
     **{f"equations, {name}": partial(equals_the_equations, name=name) for name in ALGORITHMS},
     "averaging and data-parallel": averaging_every_step_is_data_parallel,
     "block momentum and momentum": block_momentum_every_step_is_momentum,
     "SlowMo and classical": slow_momentum_is_classical_at_a_constant_rate,
     "DiLoCo and Nesterov": diloco_is_nesterov_block_momentum,
-    "large gradient": lambda comm: refuses_what_is_not_finite(comm, 1, 1e35),
 }
-
-SENT = {"transport": "pipelined"}
 
 #: The same, by pieces; and what only a pipeline does.
 PIPELINED: dict[str, Check] = {
-    "order, pipelined": lambda comm: sums_in_rank_order(comm, "long", np.float64, **SENT),
-    **{
-        f"conservation, {name}, pipelined": partial(
-            conserves_gradients, codec=codec, layout="matrix and bias", **SENT
-        )
-        for name, codec in CODECS.items()
-    },
-    **{
-        f"two stages, {name}, pipelined": partial(
-            equals_two_stages_in_one_place, codec=codec, layout="large and small", **SENT
-        )
-        for name, codec in CODECS.items()
-    },
-    "serial, pipelined": lambda comm: equals_serial(comm, OPTIMIZERS["SGD"], **SENT),
-    "changing bits, pipelined": lambda comm: keeps_residuals_when_bits_change(
-        comm, {0: 1, 60: 32}, **SENT
-    ),
+    **{f"{name}, pipelined": check for name, check in of_exchanges(transport="pipelined").items()},
     "readiness, pipelined": lambda comm: sends_what_is_ready(comm, "pipelined"),
     "hosts": lambda comm: hosts_sum_first(comm, "aab", "long"),
     "hosts, 1 bit": lambda comm: hosts_send_one_message(comm, "aab", CODECS["1 bit"]),
@@ -109,10 +103,11 @@ def small_pieces(monkeypatch):
 
 def noticed_by(mutation: Mutation) -> list[str]:
     """The checks that must; a fault of the exchange is noticed with either transport."""
-    each = mutation.killed_by
+    checks = mutation.killed_by
     if mutation.target is ThreadCommunicator and mutation.name in ("alltoall", "allgather"):
-        return each  # which a pipeline does not call
-    return [*each, *(f"{check}, pipelined" for check in each if f"{check}, pipelined" in PIPELINED)]
+        return checks  # which a pipeline does not call
+    pipelined = [f"{check}, pipelined" for check in checks]
+    return [*checks, *(check for check in pipelined if check in PIPELINED)]
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -68,7 +68,7 @@ def test_overlap_changes_no_bit(comm, transport, bits):
         learner.finish()
     assert np.array_equal(plain.parameters.flat, overlapped.parameters.flat)
     if bits == 1:
-        theirs, ours = (each.state.exchange.residuals for each in (plain, overlapped))
+        theirs, ours = (learner.state.exchange.residuals for learner in (plain, overlapped))
         assert np.array_equal(theirs.worker_error, ours.worker_error) and ours.worker_error.any()
     assert plain.bytes_sent == overlapped.bytes_sent
     assert (plain.bytes_sent > 0) == (comm.size > 1)
@@ -170,29 +170,26 @@ def test_double_buffering_is_one_minibatch_late(comm, transport, bits):
     assert late.state.sent_samples == 0
 
 
-def test_a_model_tells_of_its_parameters(on_ranks):
+def test_a_model_tells_of_its_parameters(comm):
     """Last ones first, once each, when their gradient is complete."""
     import parallel_sgd as psgd
 
-    def body(comm):
-        model = psgd.models.MLP([6, 8, 8, 3], seed=1)
-        x, y = np.random.default_rng(comm.rank).standard_normal((5, 6)), np.arange(5) % 3
-        whole = model.parameters.like()
-        model.gradient(x, y, out=whole)
-        learner = Learner(model.parameters, SGD(lr=0.1), DataParallelSGD(overlap=True), comm)
-        told = []
+    model = psgd.models.MLP([6, 8, 8, 3], seed=1)
+    x, y = np.random.default_rng(comm.rank).standard_normal((5, 6)), np.arange(5) % 3
+    whole = model.parameters.like()
+    model.gradient(x, y, out=whole)
+    learner = Learner(model.parameters, SGD(lr=0.1), DataParallelSGD(overlap=True), comm)
+    told = []
 
-        def ready(name: str) -> None:
-            assert np.array_equal(learner.gradient[name], whole[name])
-            told.append(name)
+    def ready(name: str) -> None:
+        assert np.array_equal(learner.gradient[name], whole[name])
+        told.append(name)
 
-        model.gradient(x, y, out=learner.gradient, ready=ready)
-        assert sorted(told) == sorted(model.parameters)
-        assert [name[1] for name in told] == ["3", "3", "2", "2", "1", "1"]
-        model.gradient(x[:0], y[:0], out=learner.gradient, ready=ready)
-        assert len(told) == 6
-
-    on_ranks(body)
+    model.gradient(x, y, out=learner.gradient, ready=ready)
+    assert sorted(told) == sorted(model.parameters)
+    assert [name[1] for name in told] == ["3", "3", "2", "2", "1", "1"]
+    model.gradient(x[:0], y[:0], out=learner.gradient, ready=ready)
+    assert len(told) == 6
 
 
 def test_what_no_step_has_taken_ends_with_training(comm):
@@ -233,12 +230,12 @@ raise KeyError("of the user's")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("bits", [{0: 32}, {0: 32, 10: 32}])
 def test_a_schedule_of_32_bits_is_32_bits(comm, bits, dtype):
-    found = []
-    for each in (bits, 32):
+    models = []
+    for gradient_bits in (bits, 32):
         parameters = Parameters({n: np.ones(s, dtype) for n, s in SHAPES.items()})
-        algorithm = DataParallelSGD(gradient_bits=each)
+        algorithm = DataParallelSGD(gradient_bits=gradient_bits)
         learner = Learner(parameters, MomentumSGD(lr=0.01), algorithm, comm)
         for step in range(STEPS):
             minibatch(learner, step, tell=False)
-        found.append(learner.parameters.flat)
-    assert np.array_equal(*found)
+        models.append(learner.parameters.flat)
+    assert np.array_equal(*models)

@@ -48,19 +48,15 @@ def test_rounds_conform_on_threads(name):
 @pytest.mark.few_ranks
 @pytest.mark.threads(1, 3)
 @pytest.mark.parametrize(("currency", "by_nature"), [("gradients", GRADIENTS), ("deltas", DELTAS)])
-def test_a_pipeline_in_rounds_conforms(on_ranks, currency, by_nature):
+def test_a_pipeline_in_rounds_conforms(comm, currency, by_nature):
     algorithm = DataParallelASGD(
         mode="sync", servers=0, sync_steps=1, pipeline=True, currency=currency
     )
-
-    def body(comm):
-        exceptions = {name: why for name, (least, why) in by_nature.items() if comm.size >= least}
-        outcomes = check_algorithm(algorithm, comm=comm, exceptions=exceptions)
-        excepted = {name for name, outcome in outcomes.items() if outcome.startswith("exception")}
-        assert excepted == set(exceptions)
-        assert list(outcomes) == list(CHECKS)
-
-    on_ranks(body)
+    exceptions = {name: why for name, (least, why) in by_nature.items() if comm.size >= least}
+    outcomes = check_algorithm(algorithm, comm=comm, exceptions=exceptions)
+    excepted = {name for name, outcome in outcomes.items() if outcome.startswith("exception")}
+    assert excepted == set(exceptions)
+    assert list(outcomes) == list(CHECKS)
 
 
 WITHOUT_AN_ORDER = {

@@ -13,6 +13,7 @@ from served_training import (
     N,
     Serial,
     asynchronous,
+    beside_and_apart,
     finished,
     gradient_at,
     learner_of,
@@ -29,14 +30,6 @@ from parallel_sgd.parameter_server import Kind
 from parallel_sgd.parameter_server.answers import Answers
 from parallel_sgd.parameter_server.conversation import Ask
 from parallel_sgd.parameter_server.wire import NAMES, Message, _checksum
-
-beside_and_apart = pytest.mark.parametrize(
-    "apart",
-    [
-        pytest.param(False, marks=pytest.mark.filterwarnings("ignore:servers=0"), id="beside"),
-        pytest.param(True, id="apart"),
-    ],
-)
 
 
 def test_as_many_servers_as_ranks(comm):
@@ -286,7 +279,7 @@ def test_a_server_refuses_what_is_wrong_and_lives_on(comm, apart):
     final = finished(comm, learner)
     if not learner.serves:
         assert same_bits(final, serial.x)
-        assert [each.pushes for each in learner.state.table] == [3] * learner.comm.size
+        assert [worker.pushes for worker in learner.state.table] == [3] * learner.comm.size
 
 
 class NoAnswer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +17,7 @@ from hosts import (
     sends_non_owned_residuals,
     sends_what_is_ready,
 )
+from invariants import sums_in_rank_order
 
 from parallel_sgd import SGD, Learner, ModelAveragingSGD, Parameters
 from parallel_sgd.communication import messages
@@ -41,6 +43,7 @@ PLACES = {
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+every_transport = pytest.mark.parametrize("transport", ["collective", "pipelined"])
 every_place = pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 
 
@@ -48,18 +51,21 @@ every_place = pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
 def small_pieces(monkeypatch):
     monkeypatch.setattr(messages, "PIECE_VALUES", 128)
     monkeypatch.setattr(scheduler, "WINDOW", 600)  # a piece of float32, and a little
+    if "mpi4py" in sys.modules:
+        from parallel_sgd.communication import mpi_messages
+
+        monkeypatch.setattr(mpi_messages.MpiMessages, "most_values", 100)  # in a message
 
 
 @every_layout
 @every_codec
 def test_a_pipeline_has_the_bits_of_collectives(comm, codec, layout):
     parameters = zeros(layout)
-    each = [
+    (expected, theirs), (sums, ours) = (
         results(Exchange(parameters, comm, codec, transport=name), comm, parameters, lossy=True)
         for name in ("collective", "pipelined")
-    ]
-    (expected, theirs), (found, ours) = each
-    assert np.array_equal(found, expected)
+    )
+    assert np.array_equal(sums, expected)
     assert np.array_equal(ours.worker_error, theirs.worker_error)
     assert np.array_equal(ours.owner_error["0"], theirs.owner_error["0"])
 
@@ -67,15 +73,7 @@ def test_a_pipeline_has_the_bits_of_collectives(comm, codec, layout):
 @every_layout
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_pipeline_sums_in_rank_order(comm, layout, dtype):
-    parameters = zeros(layout, dtype)
-    exchange = Exchange(parameters, comm, transport="pipelined")
-    found, _ = results(exchange, comm, parameters, lossy=False)
-    for step, vector in enumerate(found):
-        terms = [gradient_of(k, step, vector.size, dtype) for k in range(comm.size)]
-        expected = terms[0]
-        for term in terms[1:]:
-            expected = expected + term
-        assert np.array_equal(vector, expected)
+    sums_in_rank_order(comm, layout, dtype, transport="pipelined")
 
 
 @every_layout
@@ -90,7 +88,7 @@ def test_hosts_send_one_message(on_ranks, places, codec):
     on_ranks(lambda comm: hosts_send_one_message(comm, places, codec))
 
 
-@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+@every_transport
 @pytest.mark.parametrize("bucket_values", [1, 100, 150, 10**6])
 @pytest.mark.parametrize("bits", [1, 4, 32])
 def test_buckets_change_nothing(comm, transport, bucket_values, bits):
@@ -100,62 +98,58 @@ def test_buckets_change_nothing(comm, transport, bucket_values, bits):
     plain = Exchange(parameters, comm, codec)
     cut = Exchange(parameters, comm, codec, buckets=buckets, transport=transport)
     expected, theirs = results(plain, comm, parameters, lossy=True)
-    found, ours = results(cut, comm, parameters, lossy=True)
-    assert np.array_equal(found, expected)
+    sums, ours = results(cut, comm, parameters, lossy=True)
+    assert np.array_equal(sums, expected)
     assert np.array_equal(ours.worker_error, theirs.worker_error)
-    everywhere = comm.allgather_object(ours.owner_error)
-    whole = [np.concatenate([each[str(i)] for each in everywhere]) for i in range(len(buckets))]
+    by_rank = comm.allgather_object(ours.owner_error)
+    whole = [np.concatenate([own[str(i)] for own in by_rank]) for i in range(len(buckets))]
     stripes = comm.allgather_object(theirs.owner_error["0"])
     assert np.array_equal(np.concatenate(whole[::-1]), np.concatenate(stripes))
 
 
-@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+@every_transport
 @pytest.mark.parametrize("coded", [(), (0,), (1, 3)])
 @pytest.mark.parametrize("block_size", [50, 128, 1000])
-def test_buckets_end_where_blocks_do(on_ranks, monkeypatch, transport, coded, block_size):
+def test_buckets_end_where_blocks_do(comm, monkeypatch, transport, coded, block_size):
     """Whatever the block size, with codecs and without, each value is summed once."""
     monkeypatch.setattr(collective, "ONE_MESSAGE", 0)
-
-    def body(comm):
-        shapes = {"a": 600, "b": 200, "c": 224, "d": 100, "e": 130, "f": 255, "g": 3}
-        parameters = Parameters({name: np.zeros(n, np.float32) for name, n in shapes.items()})
-        buckets = cut_buckets(parameters, block_size, 1)
-        codec = codec_for(32, block_size=block_size)  # which loses nothing
-        exchange = Exchange(
-            parameters,
-            comm,
-            [codec if i in coded else None for i in range(len(buckets))],
-            buckets=buckets,
-            transport=transport,
-            block_size=block_size,
-        )
-        found, _ = results(exchange, comm, parameters, lossy=True)
-        for step, vector in enumerate(found):
-            each = [gradient_of(k, step, vector.size) for k in range(comm.size)]
-            assert np.array_equal(vector, in_order(each))
-
-    on_ranks(body)
+    shapes = {"a": 600, "b": 200, "c": 224, "d": 100, "e": 130, "f": 255, "g": 3}
+    parameters = Parameters({name: np.zeros(n, np.float32) for name, n in shapes.items()})
+    buckets = cut_buckets(parameters, block_size, 1)
+    codec = codec_for(32, block_size=block_size)  # which loses nothing
+    exchange = Exchange(
+        parameters,
+        comm,
+        [codec if i in coded else None for i in range(len(buckets))],
+        buckets=buckets,
+        transport=transport,
+        block_size=block_size,
+    )
+    sums, _ = results(exchange, comm, parameters, lossy=True)
+    for step, vector in enumerate(sums):
+        terms = [gradient_of(k, step, vector.size) for k in range(comm.size)]
+        assert np.array_equal(vector, in_order(terms))
 
 
-@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+@every_transport
 def test_buckets_with_codecs_of_their_own(comm, transport):
     parameters = zeros("large and small")
     buckets = cut_buckets(parameters, 64, 1)
     codecs = [None if i % 2 else codec_for(1, block_size=64) for i in range(len(buckets))]
     options = {"buckets": buckets, "transport": transport, "block_size": 64}
     exchange = Exchange(parameters, comm, codecs, **options)
-    found, residuals = results(exchange, comm, parameters, lossy=True)
+    sums, residuals = results(exchange, comm, parameters, lossy=True)
     exact = [
-        in_order([gradient_of(k, step, found.shape[1]) for k in range(comm.size)])
+        in_order([gradient_of(k, step, sums.shape[1]) for k in range(comm.size)])
         for step in range(STEPS)
     ]
     for bucket, codec in zip(buckets, codecs, strict=True):
-        same = np.array_equal(found[:, bucket.values], np.array(exact)[:, bucket.values])
+        same = np.array_equal(sums[:, bucket.values], np.array(exact)[:, bucket.values])
         assert same == (codec is None)
         assert residuals.worker_error[bucket.values].any() == (codec is not None)
 
 
-@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+@every_transport
 def test_buckets_are_sent_as_they_become_ready(on_ranks, transport):
     on_ranks(lambda comm: sends_what_is_ready(comm, transport))
 
@@ -179,28 +173,24 @@ def test_non_owned_residuals_outlive_a_change_of_bits(comm):
     assert not exchange.residuals.has_non_owned
 
 
-def test_bytes_of_messages(on_ranks):
+def test_bytes_of_messages(comm):
     """Between hosts a hierarchical exchange sends what as many ranks as hosts would."""
+    parameters, topology = zeros("long"), Topology.over("aabb"[: comm.size])
+    between = 0
 
-    def body(comm):
-        parameters, topology = zeros("long"), Topology.over("aabb"[: comm.size])
-        between = 0
+    def counted(array, peer, tag, then):
+        nonlocal between
+        between += array.nbytes * (topology.host_of[peer] != topology.host_of[comm.rank])
+        sends[0](array, peer, tag, then)
 
-        def counted(array, peer, tag, then):
-            nonlocal between
-            between += array.nbytes * (topology.host_of[peer] != topology.host_of[comm.rank])
-            sends[0](array, peer, tag, then)
-
-        exchange = Exchange(parameters, comm, transport="pipelined", topology=topology)
-        sent = exchange._transport.messages
-        sends, sent.send = [sent.send], counted
-        vector = gradient_of(comm.rank, 0, parameters.flat.size)
-        exchange.sum(vector)
-        hosts = len(topology.hosts)
-        all_sent = sum(comm.allgather_object(between))
-        assert all_sent == 2 * (hosts - 1) * vector.nbytes
-
-    on_ranks(body)
+    exchange = Exchange(parameters, comm, transport="pipelined", topology=topology)
+    sent = exchange._transport.messages
+    sends, sent.send = [sent.send], counted
+    vector = gradient_of(comm.rank, 0, parameters.flat.size)
+    exchange.sum(vector)
+    hosts = len(topology.hosts)
+    all_sent = sum(comm.allgather_object(between))
+    assert all_sent == 2 * (hosts - 1) * vector.nbytes
 
 
 def test_topology():

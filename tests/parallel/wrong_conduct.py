@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 
 import numpy as np
 from wrong_results import LastBlockIsLost, with_exchange
@@ -16,74 +16,24 @@ from parallel_sgd.state import across, workspace
 option = dataclass(frozen=True, kw_only=True)  # what an algorithm is
 
 
-@dataclass(kw_only=True)
-class ForgetfulState(LocalUpdateState):
-    momentum: object = workspace()
-
-
-@dataclass(kw_only=True)
-class CountsNothing(LocalUpdateState):
-    block_steps: int = workspace(default=0)
-
-
-@dataclass(kw_only=True)
-class Undeclared(LocalUpdateState):
-    clock: int = 0
-
-
-@dataclass(kw_only=True)
-class WithAList(LocalUpdateState):
-    losses: list = across("same", default_factory=list)
-
-
-@dataclass(kw_only=True)
-class NoMeaning(LocalUpdateState):
-    clock: int = across("median", default=0)
-
-
-@dataclass(kw_only=True)
-class SummedNumber(LocalUpdateState):
-    clock: int = across("sum", default=0)
-
-
-@dataclass(kw_only=True)
-class OwnCountsAreSame(LocalUpdateState):
-    own_samples: int = across("same", default=0)
-
-
-@dataclass(kw_only=True)
-class OwnCountsAreMeans(LocalUpdateState):
-    own_samples: int = across("mean", default=0)
-
-
-@dataclass(kw_only=True)
-class OwnCountsAreAlike(LocalUpdateState):
-    own_samples: int = across("most", default=0)
-
-
-@dataclass(kw_only=True)
-class SharedCounter(LocalUpdateState):
-    block_samples: int = across("share", default=0)
-
-
-@dataclass(kw_only=True)
-class SummedStart(LocalUpdateState):
-    start: object = across("sum")
-
-
-@dataclass(kw_only=True)
-class SummedMomentum(LocalUpdateState):
-    momentum: object = across("sum")
-
-
-def with_state(base, kind):
-    """An algorithm whose state is of another class."""
+def with_state(base, **fields):
+    """An algorithm in whose state these fields are declared otherwise, or added."""
+    declared = [(name, object, field) for name, field in fields.items()]
+    kind = make_dataclass("State", declared, bases=(LocalUpdateState,), kw_only=True)
 
     class WithState(base):
         def init(self, work):
             return kind(**vars(super().init(work)))
 
     return WithState(sync_steps=3)
+
+
+def own_samples_declared(rule):
+    return with_state(ModelAveragingSGD, own_samples=across(rule, default=0))
+
+
+def start_declared(rule):
+    return with_state(ModelAveragingSGD, start=across(rule))
 
 
 def with_group(base, kind, **given):
@@ -214,19 +164,19 @@ class Addressed(DataParallelSGD):
 
 
 FAULTS = [
-    (with_state(DiLoCo, ForgetfulState), ["resume"]),
-    (with_state(ModelAveragingSGD, CountsNothing), ["resume"]),
+    (with_state(DiLoCo, momentum=workspace()), ["resume"]),
+    (with_state(ModelAveragingSGD, block_steps=workspace(default=0)), ["resume"]),
     (with_exchange(DataParallelSGD, ForgetsResiduals, gradient_bits=1), ["resume"]),
-    (with_state(DiLoCo, Undeclared), ["state"]),
-    (with_state(DiLoCo, WithAList), ["state"]),
-    (with_state(DiLoCo, NoMeaning), ["state"]),
-    (with_state(DiLoCo, SummedNumber), ["state"]),
-    (with_state(ModelAveragingSGD, OwnCountsAreSame), ["same_state", "resharded"]),
-    (with_state(ModelAveragingSGD, OwnCountsAreMeans), ["state", "resharded"]),
-    (with_state(ModelAveragingSGD, OwnCountsAreAlike), ["resharded"]),
-    (with_state(ModelAveragingSGD, SharedCounter), ["resharded"]),
-    (with_state(ModelAveragingSGD, SummedStart), ["resharded"]),
-    (with_state(DiLoCo, SummedMomentum), ["resharded"]),
+    (with_state(DiLoCo, clock=0), ["state"]),
+    (with_state(DiLoCo, losses=across("same", default_factory=list)), ["state"]),
+    (with_state(DiLoCo, clock=across("median", default=0)), ["state"]),
+    (with_state(DiLoCo, clock=across("sum", default=0)), ["state"]),
+    (own_samples_declared("same"), ["same_state", "resharded"]),
+    (own_samples_declared("mean"), ["state", "resharded"]),
+    (own_samples_declared("most"), ["resharded"]),
+    (with_state(ModelAveragingSGD, block_samples=across("share", default=0)), ["resharded"]),
+    (start_declared("sum"), ["resharded"]),
+    (with_state(DiLoCo, momentum=across("sum")), ["resharded"]),
     (with_group(DataParallelSGD, FailsAlone), ["errors"]),
     (with_group(DataParallelSGD, FailsWithoutReason), ["errors"]),
     (TakesWhatIsNotFinite(), ["errors"]),
