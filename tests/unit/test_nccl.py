@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from parallel_sgd import Parameters, UserError, kernels, simulate
+from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.communication import messages
 from parallel_sgd.communication.nccl import Nccl
 from parallel_sgd.compression import codec_for
@@ -26,7 +27,6 @@ from parallel_sgd.errors import SharedError
 from parallel_sgd.exchange import (
     Exchange,
     ExchangeOptions,
-    ExchangeState,
     Residuals,
     Topology,
     cut_buckets,
