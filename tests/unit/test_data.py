@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import weakref
-from contextlib import nullcontext
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fake_learners import Comm, Learner, numbered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,46 +25,9 @@ from parallel_sgd.data import (
     flattened,
 )
 from parallel_sgd.data import classes as classes_module
-from parallel_sgd.errors import SharedError, UserError
+from parallel_sgd.errors import UserError
 
 repeatable = settings(deadline=None, derandomize=True, database=None)
-
-
-@dataclass
-class Comm:
-    """One of ranks that agree; what they do where they don't is in tests/parallel."""
-
-    rank: int = 0
-    size: int = 1
-    agreed: list = field(default_factory=list)
-    lengths: list | None = None  #: samples of each rank, where they have data of their own
-
-    def allgather_object(self, item):
-        return self.lengths or [item] * self.size
-
-    def require_agreement(self, facts):
-        self.agreed.append(facts)
-
-    def raise_together(self, problem):
-        if problem:
-            raise SharedError(problem)
-
-
-@dataclass
-class Learner:
-    comm: Comm = field(default_factory=Comm)
-    distributed: bool = True
-    samples: int = 0
-    expected: tuple | None = None
-
-    def announce(self, samples, total):
-        self.expected = samples, total
-
-    def feed(self):
-        return nullcontext(self)
-
-    def fail(self, problem):
-        raise SharedError(problem)
 
 
 def ranks(size, samples=0, distributed=True):
@@ -89,12 +51,6 @@ def deal(iterators, learners):
         for learner, own in zip(learners, labels, strict=True):
             assert learner.expected == (len(own), count)
             learner.samples += count
-
-
-def numbered(samples):
-    """Samples that are their own index, x and y alike."""
-    y = np.arange(samples)
-    return np.stack([y, -y], 1).astype(np.float64).reshape(samples, 2), y
 
 
 def run(samples, size, minibatch_size, position=0, **options):
