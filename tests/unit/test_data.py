@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import weakref
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,16 +89,6 @@ def test_every_sample_once_an_epoch_and_the_serial_minibatches(
         assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize(("samples", "size", "minibatch_size"), [(2, 5, 3), (9, 4, 2), (1, 3, 9)])
-def test_ranks_without_a_sample_keep_step(samples, size, minibatch_size):
-    dealt = run(samples, size, minibatch_size, shuffle=False)
-    assert joined(dealt) == [
-        list(range(begin, min(begin + minibatch_size, samples)))
-        for begin in range(0, samples, minibatch_size)
-    ]
-    assert any(part == [] for parts in dealt for part in parts)
-
-
 def test_the_order_is_seeded_and_differs_by_epoch():
     def epochs(seed):
         return joined(run(50, 1, 50, epochs=2, seed=seed))
@@ -110,7 +97,7 @@ def test_the_order_is_seeded_and_differs_by_epoch():
     assert first != second and sorted(first) == sorted(second)
     assert epochs(0) == [first, second]
     assert epochs(1)[0] not in (first, second)
-    assert joined(run(5, 1, 5, epochs=2, shuffle=False)) == [[0, 1, 2, 3, 4]] * 2
+    assert joined(run(5, 1, 2, epochs=2, shuffle=False)) == [[0, 1], [2, 3], [4]] * 2
 
 
 @repeatable
@@ -364,10 +351,3 @@ def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
     monkeypatch.setattr(bundled, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'parallel-sgd\[train\]'"):
         data.digits()
-
-
-def test_importing_the_room_needs_only_numpy():
-    root = Path(data.__file__).parents[2]
-    code = "import sys, parallel_sgd.data; print('sklearn' in sys.modules, 'mpi4py' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert done.stdout.split() == ["False", "False"], done.stderr
