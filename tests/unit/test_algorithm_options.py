@@ -23,22 +23,16 @@ ROWS = [Embedding(name="ids", width=width) for width in (2, 3)]
 REFUSED = {
     "DataParallelSGD": """
         gradient_bits=3 must be one of 1, 2, 4, 8, 16, 32
-        gradient_bits=0 must be one of 1, 2, 4, 8, 16, 32
         gradient_bits=None must be one of 1, 2, 4, 8, 16, 32
         gradient_bits=[1] must be one of 1, 2, 4, 8, 16, 32
         gradient_bits[10]=5 must be one of 1, 2, 4, 8, 16, 32 <- gradient_bits={0: 32, 10: 5}
         gradient_bits[0]=True must be one of 1, 2, 4, 8, 16, 32 <- gradient_bits={0: True}
         gradient_bits={10: 1} must begin at 0 samples
         gradient_bits={} must begin at 0 samples
-        gradient_bits: samples=1.5 must be a whole number <- gradient_bits={0: 1, 1.5: 2}
-        gradient_bits: samples=nan must be a whole number <- gradient_bits={0: 1, nan: 2}
-        gradient_bits: samples=None must be a whole number <- gradient_bits={0: 1, None: 2}
         gradient_bits: samples=-1 must be a whole number <- gradient_bits={0: 1, -1: 2}
         threshold='max' must be 'zero' or 'mean' <- gradient_bits=1
         block_size=0 must be a whole number from 1 to 1048576 <- gradient_bits=2
-        block_size=True must be a whole number from 1 to 1048576
         half_format='f8' must be 'float16' or 'bfloat16' <- gradient_bits=16
-        half_format=None must be 'float16' or 'bfloat16'
         distributed_after=-1 must be a whole number, at least 0
         distributed_after=1.5 must be a whole number, at least 0
         distributed_after=nan must be a whole number, at least 0
@@ -56,7 +50,6 @@ REFUSED = {
         overlap_samples=-1 must be a whole number
         merge_weight=1.5 must be a finite number, at least 0 and at most 1
         merge_weight=0.5 has no effect without overlap_samples
-        merge_weight=nan must be a finite number
         inner_state='reset' must be one of
         gradient_bits=3 must be one of 1, 2, 4, 8, 16
     """,
@@ -64,7 +57,6 @@ REFUSED = {
         sync_period=5 and block_samples=10: at most one of <- sync_period=5, block_samples=10
         block_momentum=1 must be a finite number, at least 0 and less than 1
         block_momentum=-0.1 must be a finite number, at least 0
-        block_momentum=nan must be a finite number
         block_momentum=0.9 and block_momentum_as_time_constant=1000: at most one \
 <- block_momentum=0.9, block_momentum_as_time_constant=1000
         block_learning_rate=-1 must be a finite number
@@ -82,17 +74,12 @@ REFUSED = {
     """,
     "DataParallelASGD": """
         servers=-1 must be a whole number, at least 0
-        servers=1.0 must be a whole number, at least 0
-        servers=True must be a whole number, at least 0
         mode='ssp' must be one of 'async', 'bounded', 'sync', 'geo'
         currency='models' must be 'gradients' or 'deltas'
-        currency='' must be 'gradients' or 'deltas'
         currency='gradients' must be 'deltas' with mode='geo' <- mode='geo'
         merge='max' must be 'sum' or 'mean'
-        merge='' must be 'sum' or 'mean'
         role='boss' must be one of 'auto', 'worker', 'server'
         placement='random' must be 'round-robin' or 'hash'
-        placement=None must be 'round-robin' or 'hash'
         staleness=-1 must be a whole number, at least 0
         staleness=2 has no effect without mode='bounded'
         sync_period=0 must be a whole number, at least 1
@@ -116,7 +103,6 @@ REFUSED = {
         replay=12 must be the path of a folder
         record='a' and replay='b': at most one of record, replay <- record='a', replay='b'
         delay_compensation=-0.1 must be a finite number, at least 0
-        delay_compensation=nan must be a finite number, at least 0
         delay_compensation=0.5 needs pushed gradients that are stale; here mode <- mode='sync'
         delay_compensation=0.5 needs pushed gradients that are stale <- currency='deltas'
         tables='rows' must be a sequence of Embedding
@@ -124,20 +110,14 @@ REFUSED = {
     """,
     "SGD": """
         SGD: lr=None and lr_per_sample=None: exactly one of them must be given
-        lr=-0.1 must be a finite number, at least 0
-        lr=nan must be a finite number
         lr=1e-50 must be a finite number, at least 0, also in float32
         lr_per_sample=inf must be a finite number
     """,
     "MomentumSGD": """
         momentum=1.0 must be a finite number, at least 0 and less than 1
-        momentum=nan must be a finite number
-        momentum='0.9' must be a finite number
         momentum=0.999999999 must be a finite number, at least 0 and less than 1, also in float32
         unit_gain='yes' must be False or True
-        unit_gain=1 must be False or True
         momentum_time_constant=-1 must be a finite number, at least 0
-        momentum_time_constant=inf must be a finite number, at least 0
     """,
     "NesterovSGD": """
         momentum=0.9 and momentum_time_constant=5: at most one \
@@ -148,18 +128,12 @@ REFUSED = {
         beta1=1.0 must be a finite number, at least 0 and less than 1
         beta1=0.999999999 must be a finite number, at least 0 and less than 1, also in float32
         beta2=-0.1 must be a finite number, at least 0 and less than 1
-        beta2=None must be a finite number
         epsilon=-1e-08 must be a finite number, at least 1e-30
-        epsilon=0 must be a finite number, at least 1e-30
-        epsilon=inf must be a finite number, at least
         weight_decay=inf must be a finite number
-        weight_decay=nan must be a finite number, at least 0
     """,
     "Adagrad": """
         epsilon=1e-50 must be a finite number, at least 1e-30
-        epsilon=-1 must be a finite number, at least 1e-30
         initial_accumulator=1e-50 must be a finite number, at least 0, also in float32
-        initial_accumulator=nan must be a finite number, at least 0
     """,
 }
 

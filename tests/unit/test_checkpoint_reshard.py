@@ -13,7 +13,7 @@ from cases import BLOCK_SIZE, gradient_of, samples_of, zeros
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError, simulate
-from parallel_sgd.exchange import state as exchange_state
+from parallel_sgd.algorithms import exchange_state
 from parallel_sgd.state import across, weight_of
 from parallel_sgd.training import reshard
 

@@ -1,13 +1,10 @@
-"""The model of text: gradients against finite differences, look-up, and what is refused."""
+"""The model of text: look-up of embeddings, and what is no byte; see `test_models` too."""
 
 from __future__ import annotations
-
-import tracemalloc
 
 import numpy as np
 import pytest
 
-from parallel_sgd.data import library_source
 from parallel_sgd.errors import UserError
 from parallel_sgd.models import MLP, ByteLanguageModel
 from parallel_sgd.models.language import add_rows, multiply_rows
@@ -32,27 +29,6 @@ def gradient(model, x, y):
     out = model.parameters.like()
     out.flat[...] = np.nan
     return out, model.gradient(x, y, out)
-
-
-def test_gradient_is_the_slope_of_the_summed_loss(make):
-    model = make(seed=1, dtype="float64")
-    x, y = samples(5)
-    flat = model.parameters.flat
-    flat += 0.1 * np.random.default_rng(2).standard_normal(flat.size)  # biases too
-    found = gradient(model, x, y)[0].flat
-    used = np.zeros(model.parameters["E"].shape, bool)
-    used[np.unique(x)] = True
-    expected = np.zeros_like(flat)
-    for i, value in enumerate(flat.copy()):
-        if i < used.size and not used.flat[i]:
-            continue  # the loss does not know bytes that do not occur
-        flat[i] = value + 1e-6
-        above = gradient(model, x, y)[1]
-        flat[i] = value - 1e-6
-        expected[i] = (above - gradient(model, x, y)[1]) / 2e-6
-        flat[i] = value
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
-    assert (np.abs(found[: used.size][used.ravel()]) > 1e-3).all()
 
 
 def test_logits_are_those_of_an_mlp_on_the_embeddings_side_by_side(make):
@@ -104,22 +80,6 @@ def test_rows_of_one_byte_are_summed_on_cpu_and_gpu_alike():
         np.testing.assert_allclose(out, expected, atol=1e-13)
 
 
-def test_a_step_allocates_little():
-    model = ByteLanguageModel(hidden=[1024])
-    random = np.random.default_rng(0)
-    x = random.integers(256, size=(64, 8)).astype(np.float32)
-    y = random.integers(256, size=64)
-    out = model.parameters.like()
-    model.gradient(x, y, out)
-    tracemalloc.start()
-    try:
-        model.gradient(x, y, out)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < out.flat.nbytes / 20
-
-
 def test_values_that_are_no_bytes_are_refused(make):
     model = make()
     good, y = samples(6)
@@ -142,49 +102,3 @@ def test_values_that_are_no_bytes_are_refused(make):
         assert str(caught.value).endswith(" must be a byte: a whole number from 0 to 255")
         with pytest.raises(UserError, match=r"^x\[4\]\[1\] = "):
             model.evaluate(x, y, batch=3)
-
-
-def test_bad_minibatches_are_refused():
-    model = ByteLanguageModel(CONTEXT, WIDTH, [4])
-    x, y = samples(6)
-    high = y.copy()
-    high[4] = 256
-    for message, arguments in [
-        (r"x must have shape \[m, 3\]: it has \[m, 2\]$", (x[:, :2], y)),
-        (r"x must have shape \[m, 3\]: it has \[m\]$", (x[:, 0], y)),
-        (r"y\[4\] = 256 is out of range: labels must be from 0 to 255", (x, high)),
-        ("x and y must have one length: 6 and 5", (x, y[:5])),
-    ]:
-        with pytest.raises(UserError, match=message):
-            model.gradient(*arguments, model.parameters.like())
-
-
-def test_bad_arguments_are_refused():
-    for message, options in [
-        ("context=0 must be a whole number, at least 1", {"context": 0}),
-        ("width=1.5 must be a whole number, at least 1", {"width": 1.5}),
-        (r"hidden\[1\]=0 must be a whole number, at least 1", {"hidden": [3, 0]}),
-        ("hidden=5 must be a sequence of whole numbers", {"hidden": 5}),
-        ("seed=-1 must be a whole number, at least 0", {"seed": -1}),
-        ("dtype must be float32 or float64: 'int8'", {"dtype": "int8"}),
-        ("device must be 'cpu' or 'cuda': 'tpu'", {"device": "tpu"}),
-    ]:
-        with pytest.raises(UserError, match="^" + message):
-            ByteLanguageModel(**options)
-
-
-def test_it_learns_the_librarys_source():
-    train, test = library_source(most_bytes=100_000)
-    model = ByteLanguageModel(seed=0)
-    x, y = test.arrays()
-    before = model.evaluate(x, y)[0]
-    out = model.parameters.like()
-    order = np.random.default_rng(0).permutation(len(train))
-    for begin in range(0, len(order), 64):
-        minibatch = order[begin : begin + 64]
-        model.gradient(*train.read(minibatch), out)
-        model.parameters.flat -= np.float32(0.3 / len(minibatch)) * out.flat
-    loss = model.evaluate(x, y)[0]
-    counts = np.bincount(train.arrays()[1], minlength=256) + 1
-    unigram = -np.log(counts / counts.sum())[y].mean()
-    assert before > 5 and loss < unigram - 0.4

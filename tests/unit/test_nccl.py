@@ -6,7 +6,6 @@ come to them, and add in another order than ours; it refuses calls that differ b
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -24,10 +23,9 @@ from parallel_sgd.communication import messages
 from parallel_sgd.communication.nccl import Nccl
 from parallel_sgd.compression import codec_for
 from parallel_sgd.errors import SharedError
-from parallel_sgd.exchange import Exchange, ExchangeOptions, Residuals, Topology, cut_buckets
+from parallel_sgd.exchange import Exchange, ExchangeOptions, Topology, cut_buckets
 from parallel_sgd.exchange.nccl import start_nccl
 
-STEPS = 3
 BLOCK = 32
 SHAPES = {"W": (20, 37), "b": (37,), "V": (300,)}
 HOSTS = "aabb"
@@ -52,7 +50,7 @@ class Meeting:
             if rank not in calls:
                 calls[rank] = call
                 if len(calls) == size:
-                    self.work([calls[each] for each in range(size)])
+                    self.work([calls[k] for k in range(size)])
             return len(calls) == size
 
     def work(self, calls: list[tuple[Any, ...]]) -> None:
@@ -163,20 +161,6 @@ def whole_numbers(rank: int, step: int, size: int, dtype: Any = np.float32) -> A
     return values.astype(dtype)
 
 
-def results(machine: Machine, comm: Any, exchange: Exchange, residuals: Residuals | None) -> Any:
-    found = []
-    for step in range(STEPS):
-        values = whole_numbers(comm.rank, step, exchange_size(exchange))
-        vector = machine.cupy.asarray(values)
-        exchange.sum(vector, residuals)
-        found.append(np.array(vector))
-    return np.array(found)
-
-
-def exchange_size(exchange: Exchange) -> int:
-    return max(each.values.stop for each in exchange._transport.reductions)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("hosts", ["aabb", "aaab", "aaaa", "a"])
 def test_full_precision_is_one_all_reduce(machine: Machine, hosts: str, dtype: Any) -> None:
@@ -210,16 +194,20 @@ def test_hosts_send_one_message(machine: Machine, hosts: str, bits: int | None) 
         parameters = machine.zeros()
         topology, nccl = start_nccl(parameters, comm, True, lossless=False)
         assert topology == Topology.over(hosts)
-        found = []
+        results = []
         for options in ({"transport": "pipelined"}, {"transport": "nccl", "nccl": nccl}):
             buckets = cut_buckets(parameters, BLOCK, 1)
             exchange = Exchange(
                 parameters, comm, codec, topology=topology, buckets=buckets, **options
             )
-            residuals = exchange.residuals(parameters) if codec else None
-            sums = results(machine, comm, exchange, residuals)
-            found.append((sums, residuals))
-        (expected, theirs), (sums, ours) = found
+            residuals, sums = exchange.residuals(parameters) if codec else None, []
+            for step in range(3):
+                values = whole_numbers(comm.rank, step, parameters.flat.size)
+                vector = machine.cupy.asarray(values)
+                exchange.sum(vector, residuals)
+                sums.append(np.array(vector))
+            results.append((sums, residuals))
+        (expected, theirs), (sums, ours) = results
         assert np.array_equal(sums, expected)
         if theirs is not None and ours is not None:
             assert np.array_equal(ours.worker_error, theirs.worker_error)
@@ -242,7 +230,7 @@ def test_non_owned_residuals_are_sent(machine: Machine) -> None:
         topology, nccl = start_nccl(parameters, comm, "auto", lossless=False)
         codec, size = codec_for(1, block_size=BLOCK), parameters.flat.size
         place = comm.rank % 2
-        found = []
+        results = []
         for options in ({"transport": "pipelined"}, {"transport": "nccl", "nccl": nccl}):
             exchange = Exchange(parameters, comm, codec, topology=topology, **options)
             residuals = exchange.residuals(parameters)
@@ -253,8 +241,8 @@ def test_non_owned_residuals_are_sent(machine: Machine) -> None:
             vector = machine.cupy.asarray(whole_numbers(comm.rank, 0, size))
             residuals.has_non_owned = True
             exchange.sum(vector, residuals)
-            found.append((np.array(vector), residuals.worker_error))
-        (expected, theirs), (total, ours) = found
+            results.append((np.array(vector), residuals.worker_error))
+        (expected, theirs), (total, ours) = results
         assert np.array_equal(total, expected)
         assert np.array_equal(ours, theirs)
 
@@ -324,40 +312,49 @@ def test_a_rank_that_never_comes_is_not_waited_for_without_end(machine: Machine)
         machine.simulate("aa", body, timeout_s=0.3)
 
 
-def refusal(
-    machine: Machine, hosts: str, parameters: Callable[[], Parameters], **given: Any
-) -> str:
-    options = {"hierarchical": "auto", "lossless": True, **given}
+def cannot_start() -> None:
+    raise NcclError("NCCL_ERROR_SYSTEM_ERROR: no interface")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "lossless", "hierarchical", "change", "message"),
+    [
+        (
+            *("aa", True, "auto", lambda machine: setattr(machine.nccl, "available", False)),
+            r"^transport='nccl' needs NCCL, which CuPy does not find",
+        ),
+        (
+            *("aa", True, "auto"),
+            lambda machine: setattr(machine.nccl, "get_unique_id", cannot_start),
+            r"NCCL, which cannot start: NCCL_ERROR_SYSTEM_ERROR: no interface \(on rank 0\)",
+        ),
+        (
+            *("aaab", True, "auto"),
+            lambda machine: machine.buses.__setitem__(2, machine.buses[0]),
+            r"^transport='nccl' needs a GPU for each rank, but on a 3 ranks have 2: ranks 0, 2 "
+            r"share 0000:00:00.0$",
+        ),
+        (
+            *("aaab", False, "auto", lambda machine: None),
+            r"as many ranks on every host .* a has 3 and b has 1",
+        ),
+        (
+            *("aabb", False, False, lambda machine: None),
+            r"^hierarchical=False must be True or 'auto' with transport='nccl'",
+        ),
+    ],
+)
+def test_what_is_refused(
+    machine: Machine, hosts: str, lossless: bool, hierarchical: Any, change: Any, message: str
+) -> None:
+    change(machine)
 
     def body(comm: Any) -> None:
-        hierarchical, lossless = options["hierarchical"], options["lossless"]
-        start_nccl(parameters(), comm, hierarchical, lossless=lossless)
+        start_nccl(machine.zeros(), comm, hierarchical, lossless=lossless)
 
-    with pytest.raises(SharedError) as found:
+    with pytest.raises(SharedError, match=message) as caught:
         machine.simulate(hosts, body)
-    text = str(found.value)
-    assert "\n" not in text
-    return text
-
-
-def test_numpy_parameters_are_refused(machine: Machine) -> None:
-    text = refusal(machine, "aa", lambda: Parameters({"x": np.zeros(5, np.float32)}))
-    assert text.startswith("transport='nccl' needs CuPy parameters, but these are NumPy's")
-
-
-def test_cupy_without_nccl_is_refused(machine: Machine) -> None:
-    machine.nccl.available = False
-    text = refusal(machine, "aa", machine.zeros)
-    assert text.startswith("transport='nccl' needs NCCL, which CuPy does not find")
-
-
-def test_two_ranks_on_one_gpu_are_refused(machine: Machine) -> None:
-    machine.buses[2] = machine.buses[0]
-    text = refusal(machine, "aaab", machine.zeros)
-    assert text == (
-        "transport='nccl' needs a GPU for each rank, but on a 3 ranks have 2: ranks 0, 2 share "
-        "0000:00:00.0"
-    )
+    assert "\n" not in str(caught.value)
 
 
 def test_gpus_of_different_hosts_may_have_one_name(machine: Machine) -> None:
@@ -367,25 +364,6 @@ def test_gpus_of_different_hosts_may_have_one_name(machine: Machine) -> None:
         return start_nccl(machine.zeros(), comm, "auto", lossless=False)[1].size
 
     assert machine.simulate("aabb", body) == [2, 2, 2, 2]
-
-
-def test_uneven_hosts_are_refused_by_name(machine: Machine) -> None:
-    text = refusal(machine, "aaab", machine.zeros, lossless=False)
-    assert re.search("as many ranks on every host .* a has 3 and b has 1", text)
-
-
-def test_fewer_bits_without_hosts_are_refused(machine: Machine) -> None:
-    text = refusal(machine, "aabb", machine.zeros, lossless=False, hierarchical=False)
-    assert text.startswith("hierarchical=False must be True or 'auto' with transport='nccl'")
-
-
-def test_nccl_that_cannot_start_is_refused(machine: Machine) -> None:
-    def get_unique_id() -> None:
-        raise NcclError("NCCL_ERROR_SYSTEM_ERROR: no interface")
-
-    machine.nccl.get_unique_id = get_unique_id
-    text = refusal(machine, "aa", machine.zeros)
-    assert "NCCL, which cannot start: NCCL_ERROR_SYSTEM_ERROR: no interface (on rank 0)" in text
 
 
 @pytest.mark.parametrize("bits", [32, 1])
@@ -404,8 +382,8 @@ def test_an_algorithm_takes_it(machine: Machine, bits: int) -> None:
             state.sum(vector)
         return np.array(vector)
 
-    found = machine.simulate(HOSTS, body)
-    assert all(np.array_equal(each, found[0]) for each in found)
+    sums = machine.simulate(HOSTS, body)
+    assert all(np.array_equal(vector, sums[0]) for vector in sums)
     assert len(machine.nccl.meetings) == (1 if bits == 32 else 2)
 
 
@@ -414,5 +392,5 @@ def test_numpy_parameters_are_refused_by_algorithms() -> None:
         parameters = Parameters({"x": np.zeros(5, np.float32)})
         ExchangeState.init(ExchangeOptions(transport="nccl"), parameters, lambda: 0, comm)
 
-    with pytest.raises(UserError, match="needs CuPy parameters"):
+    with pytest.raises(UserError, match=r"^transport='nccl' needs CuPy p.*, but these are NumPy's"):
         simulate(2, body)

@@ -209,17 +209,6 @@ def test_a_pull_creates_nothing():
     assert np.array_equal(out[77], initial(table.options, 77 * 10**6))
 
 
-def test_an_id_gets_its_row_with_the_push_that_is_its_last_to_be_counted():
-    table = RowTable(Embedding(name="t", width=1, optimizer=SGD(lr=1), entry_count=3))
-    ids, one, out = np.array([5, 8]), np.ones((2, 1), np.float32), np.empty((2, 1), np.float32)
-    start = np.concatenate([initial(table.options, i) for i in (5, 8)])
-    for rows, pending, change in ((0, 2, 0), (0, 2, 0), (2, 0, 1), (2, 0, 2)):
-        table.push(ids, one, 1)
-        table.pull(ids, out)
-        assert (len(table), table.pending) == (rows, pending)
-        np.testing.assert_allclose(out[:, 0], start - change, atol=1e-6)
-
-
 def test_counts_of_no_more_use_take_no_memory():
     table = RowTable(Embedding(name="t", width=1, entry_count=2))
     for first in range(0, 400_000, 4000):

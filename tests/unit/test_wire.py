@@ -42,19 +42,16 @@ def test_every_field_has_a_place_of_its_own():
     assert FULL.packed().dtype == np.int64
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_a_header_comes_through(kind):
-    assert unpacked(Message(kind=kind).packed()) == Message(kind=kind)
-
-
-def test_a_full_header_comes_through():
-    assert unpacked(FULL.packed()) == FULL
-    assert unpacked(FULL.packed().copy()).factor == 0.1
-
-
-@pytest.mark.parametrize("factor", [0.0, 5e-324, 1.0, 1e308])
-def test_a_factor_comes_through_in_every_bit(factor):
-    assert unpacked(Message(kind=Kind.PUSH, factor=factor).packed()).factor == factor
+@pytest.mark.parametrize(
+    "message",
+    [
+        FULL,
+        *(Message(kind=kind) for kind in Kind),
+        *(Message(kind=Kind.PUSH, factor=factor) for factor in (0.0, 5e-324, 1.0, 1e308)),
+    ],
+)
+def test_a_header_comes_through(message):
+    assert unpacked(message.packed()) == message
 
 
 @pytest.mark.parametrize("place", range(HEADER_LENGTH))
