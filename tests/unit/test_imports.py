@@ -6,6 +6,7 @@ import ast
 import doctest
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -242,3 +243,19 @@ def test_examples_in_docstrings(module):
 
 def test_there_are_examples():
     assert {"__init__", "parameters", "training.learner"} <= set(WITH_EXAMPLES)
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = {str(page.relative_to(ROOT)): page for page in [ROOT / "README.md", *ROOT.glob("*/*.md")]}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_that_a_page_names_are_there(page):
+    text = PAGES[page].read_text()
+    links = re.findall(r"\]\(([^)#:]+)[^):]*\)", text)
+    paths = re.findall(r"`((?:tests|parallel_sgd|kernels|benchmarks|examples)/[\w/]+\.\w+)`", text)
+    tests = re.findall(r"`(test_\w+\.py)`", text)
+    missing = [link for link in links if not (PAGES[page].parent / link).exists()]
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    missing += [name for name in tests if not list((ROOT / "tests").rglob(name))]
+    assert not missing
