@@ -25,6 +25,8 @@ def refused(line: str) -> str:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
+        ("--gradient 1", "unrecognized arguments: --gradient"),
+        ("--gradient-bits 0:1,0:2", "--gradient-bits: '0:1,0:2' must give each number of samples"),
         ("--keep 5", "keep=5 has no effect without --checkpoint-every N"),
         ("--cuda-aware", "cuda_aware=True has no effect without --device cuda"),
         ("--output=", "output='' must be the path of a folder"),
@@ -61,7 +63,7 @@ def refused(line: str) -> str:
         ),
     ],
 )
-def test_options_without_effect(line, message):
+def test_what_is_refused(line, message):
     assert refused(line).startswith(message)
 
 
