@@ -191,29 +191,6 @@ def test_a_link_that_is_mended_carries_again(folder: Path) -> None:
 
 
 @pytest.mark.any_mpi
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--hosts", "201"], "hosts=201 of an emulated cluster must be 1 to 200"),
-        (["--hosts", "0"], "--hosts: must be a whole number from 1 to 1048576: '0'"),
-        (["--slots", "x"], "--slots: must be a whole number from 1 to 1048576: 'x'"),
-        (["--rate", "1kbit"], "rate=1000 bit/s of emulated links must be 1mbit to 1000gbit"),
-        (["--rate", "fast"], "--rate: must be a rate such as 100mbit or 1gbit, or unlimited"),
-        (["--hostfile", "no/hosts"], "hostfile='no/hosts' must be in a folder that exists"),
-        (["--hostfile", "mine"], "hostfile='mine' must not exist, or have been left behind by"),
-    ],
-)
-def test_what_cannot_be_had_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    (folder / "mine").write_text("node1 slots=4\n")
-    assert main(["cluster", *arguments, "--", "true"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"parallel-sgd: error: {said}")
-    assert (folder / "mine").read_text() == "node1 slots=4\n"
-    assert not left_by(os.getpid())
-
-
-@pytest.mark.any_mpi
 def test_a_command_that_is_missing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cluster", "--hosts", "1", "--", "no-such-program"]) == 2
     assert "command must be a program in PATH: 'no-such-program'" in capsys.readouterr().err

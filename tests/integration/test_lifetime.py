@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from jobs import ENVIRONMENT, TIMEOUT_S, finished
+from jobs import executed, finished
 from limits import patience
 
 MANY = """
@@ -38,10 +37,10 @@ print("all of them", flush=True)
 """
 
 
-def test_more_learners_than_communicators(tmp_path: Path) -> None:
+def test_more_learners_than_communicators(folder: Path) -> None:
     """MPICH ended after 2,045 communicators."""
-    (tmp_path / "many.py").write_text(MANY)
-    code, output = finished("run", "-n", "1", "many.py", folder=tmp_path)
+    Path("many.py").write_text(MANY)
+    code, output = finished("run", "-n", "1", "many.py")
     assert code == 0 and "all of them" in output, output
 
 
@@ -70,14 +69,14 @@ checkpoints.save(learner)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_error_that_nobody_has_asked_for(ranks: int, tmp_path: Path) -> None:
+def test_an_error_that_nobody_has_asked_for(ranks: int, folder: Path) -> None:
     """The program ends with its line, and with an exit code that says so."""
-    (tmp_path / "unasked.py").write_text(UNASKED)
-    code, output = finished("run", "-n", str(ranks), "unasked.py", folder=tmp_path)
+    (folder / "unasked.py").write_text(UNASKED)
+    code, output = finished("run", "-n", str(ranks), "unasked.py")
     line = f"No space left on device (on rank {ranks - 1})"
     assert code != 0 and output.count(line) == ranks, output
     assert "Traceback" not in output, output
-    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert list((folder / "checkpoints").iterdir()) == []
 
 
 UNFINISHED = """
@@ -107,14 +106,14 @@ for _ in range(5):
 """
 
 
-def test_a_program_that_ends_while_it_saves_rows(tmp_path: Path) -> None:
+def test_a_program_that_ends_while_it_saves_rows(folder: Path) -> None:
     """Without learner.finish(): the servers beside the workers have to write them before."""
-    (tmp_path / "unfinished.py").write_text(UNFINISHED)
+    (folder / "unfinished.py").write_text(UNFINISHED)
     began = time.monotonic()
-    code, output = finished("run", "-n", "2", "unfinished.py", folder=tmp_path)
+    code, output = finished("run", "-n", "2", "unfinished.py")
     assert code == 0, output
     assert time.monotonic() - began < 30 * patience(), output
-    (path,) = (tmp_path / "checkpoints").iterdir()
+    (path,) = (folder / "checkpoints").iterdir()
     assert len(list(path.glob("tables-*.safetensors"))) == 2
 
 
@@ -173,24 +172,17 @@ assert (parameters.flat < 0.701).all()  # by the pushes of three workers, or fou
     ],
 )
 def test_ranks_that_have_done_all_may_end_before_the_others(
-    program: str, servers: str, tmp_path: Path
+    program: str, servers: str, folder: Path
 ) -> None:
     """Also where their program has let go of the communicator in which others still are."""
-    (tmp_path / "last.py").write_text(program)
-    code, output = finished("run", "-n", "4", "--servers", servers, "last.py", folder=tmp_path)
+    (folder / "last.py").write_text(program)
+    code, output = finished("run", "-n", "4", "--servers", servers, "last.py")
     assert code == 0, output
 
 
 @pytest.mark.any_mpi
-def test_the_same_without_mpiexec(tmp_path: Path) -> None:
-    (tmp_path / "unasked.py").write_text(UNASKED.replace("world(timeout_s=30)", "single()"))
-    done = subprocess.run(
-        [sys.executable, "unasked.py"],
-        env=ENVIRONMENT,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("parallel-sgd: error: no checkpoint could be written to "), done
+def test_the_same_without_mpiexec(folder: Path) -> None:
+    (folder / "unasked.py").write_text(UNASKED.replace("world(timeout_s=30)", "single()"))
+    code, output = executed([sys.executable, "unasked.py"])
+    assert code == 1
+    assert output.startswith("parallel-sgd: error: no checkpoint could be written to "), output

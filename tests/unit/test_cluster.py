@@ -187,9 +187,10 @@ def refused(count=2, rate=1e9, slots=1):
 
 def test_what_is_missing_is_said_in_one_line_before_anything_is_made(calls, monkeypatch):
     assert "hosts=0" in refused(count=0)
+    assert "hosts=201 of an emulated cluster must be 1 to 200" in refused(count=201)
     assert "slots=0" in refused(slots=0)
     assert "rate=nan" in refused(rate=math.nan)
-    assert "rate=1000 bit/s" in refused(rate=1e3)
+    assert "rate=1000 bit/s of emulated links must be 1mbit to 1000gbit" in refused(rate=1e3)
     assert not calls
     for vendor, version in ((OPEN_MPI, "4.1.6"), ("Intel MPI", "2021.11")):
         found = {"vendor": vendor, "version": version}
@@ -214,15 +215,21 @@ def test_what_is_missing_is_said_in_one_line_before_anything_is_made(calls, monk
         (["--colour", "--", "true"], "unrecognized arguments: --colour"),
         (["--hosts", "2", "--", "true"], "emulated hosts need root"),
         (["--remove"], "emulated hosts need root"),
+        (["--hosts", "0", "--", "true"], "--hosts: must be a whole number from 1 to 1048576: '0'"),
+        (["--slots", "x", "--", "true"], "--slots: must be a whole number from 1 to 1048576: 'x'"),
+        (["--hostfile", "no/hosts", "--", "true"], "hostfile='no/hosts' must be in a folder that"),
+        (["--hostfile", "mine", "--", "true"], "hostfile='mine' must not exist, or have been left"),
     ],
 )
 def test_the_command_refuses_in_one_line(calls, monkeypatch, tmp_path, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    (tmp_path / "mine").write_text("node1 slots=4\n")
     assert main(["cluster", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"parallel-sgd: error: {said}")
-    assert not calls and not list(tmp_path.iterdir())
+    assert not calls and [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert (tmp_path / "mine").read_text() == "node1 slots=4\n"
 
 
 @pytest.mark.parametrize("before", [["--"], []])

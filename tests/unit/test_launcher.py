@@ -270,6 +270,7 @@ def test_arguments_after_the_script_are_the_scripts(script: str) -> None:
         (["run", "-n", "2", "--colour", "train.py"], "unrecognized arguments: --colour"),
         (["run", "-n", "2", "--mpiexec", "/no/mpiexec", "train.py"], "'/no/mpiexec'"),
         (["fly"], "invalid choice: 'fly'"),
+        (["simulate"], "the following arguments are required: -n"),
         (["--colour"], "--colour|COMMAND"),
         (["info", "--colour"], "unrecognized arguments: --colour"),
     ],

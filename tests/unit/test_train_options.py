@@ -116,11 +116,13 @@ def test_any_command_line_is_read_or_refused_in_one_line():
     assert 100 < refused < 300
 
 
-def test_cuda_aware_says_nothing_to_threads(monkeypatch):
+def test_options_of_simulate(monkeypatch, capsys):
     for name in THREAD_VARIABLES:  # else it would start anew with them
         monkeypatch.setenv(name, "1")
     with pytest.raises(UserError, match="cuda_aware=True has no effect without MPI"):
         simulate(["-n", "2", "--device", "cuda", "--cuda-aware"])
+    assert simulate(["--help"]) == 0
+    assert re.search(r"-n N[\s\S]*--gradient-bits", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
