@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shlex
@@ -12,7 +11,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from benchmarks import on_ranks, parameter_server
+from benchmarks import on_ranks
 from benchmarks.parameter_server import links as server_links
 from parallel_sgd import UserError
 from parallel_sgd.command_line import cluster
@@ -334,37 +333,3 @@ def test_the_limit_of_the_links():
     assert server_links.limit(1, 1000, 1000, 1e9) == math.inf
     assert server_links.limit(3, pulled, pulled, math.inf) == math.inf
     assert server_links.numbers(4) == [1, 3] and server_links.numbers(2) == [1]
-
-
-def test_the_report_on_links(monkeypatch):
-    updates = {f"learner, {n}, {bits}": 9.0 for n in (1, 3) for bits in (32, 1)}
-    updates |= {name.replace("learner", "bare"): 10.0 for name in updates}
-    found = {"updates": updates, "where": {"1": {"wire": 0.07}, "3": {"wire": 0.1}}}
-    asked = []
-
-    class Hosts:
-        def __init__(self, count, rate):
-            asked.append((count, rate))
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-    def on_hosts(hosts, module, options):
-        asked.append((module, options["values"]))
-        return found
-
-    monkeypatch.setattr(parameter_server, "emulated_hosts", Hosts)
-    monkeypatch.setattr(parameter_server, "on_hosts", on_hosts)
-    parser = argparse.ArgumentParser()
-    parameter_server.add_arguments(parser)
-    report = parameter_server.main(parser.parse_args(["--rate", "1gbit"]))
-    assert asked == [(4, 1e9), ("parameter_server.links", 1 << 20)]
-    ratios = {row.name: row.ratio for row in report.rows}
-    assert len(ratios) == len(report.rows)
-    assert ratios["learner.step, 32 bit, 3 workers"] == pytest.approx(0.9)
-    assert ratios["learner.step, 1 bit, 1 worker"] == pytest.approx(0.9)
-    with pytest.raises(UserError, match="hosts=1 must be at least 2"):
-        parameter_server.main(parser.parse_args(["--rate", "1gbit", "--hosts", "1"]))
