@@ -120,22 +120,6 @@ def test_a_signal_leaves_nothing_behind(folder: Path, name: str) -> None:
 
 
 @pytest.mark.any_mpi
-def test_sigterm_ends_a_program_that_has_made_hosts_in_order(folder: Path) -> None:
-    (folder / "program.py").write_text(
-        "import math, time\nfrom pathlib import Path\n"
-        "from parallel_sgd.command_line.cluster import emulated_hosts\n"
-        "with emulated_hosts(1, math.inf):\n    Path('up').touch()\n    time.sleep(99)\n"
-    )
-    with started([sys.executable, "program.py"]) as job:
-        assert within(SECONDS, Path("up").exists)
-        assert len(left_by(job.pid)) == 3
-        job.terminate()
-        assert within(SECONDS, lambda: job.poll() is not None)
-        assert job.returncode == 128 + signal.SIGTERM
-    assert not left_by(job.pid)
-
-
-@pytest.mark.any_mpi
 def test_what_a_killed_cluster_has_left_behind_is_removed_by_the_next(folder: Path) -> None:
     script = "setsid sh -c 'echo $$ > pid.part; mv pid.part pid; exec sleep 99' & wait"
     with started(cluster("--hosts", "1", "--", "sh", "-c", script)) as job:

@@ -207,15 +207,6 @@ def test_a_world_that_not_all_ranks_enter(
     assert "in Communicator.world():" in output
 
 
-def test_run_refuses_to_start_ranks_from_a_rank(folder: Path, mpi: str) -> None:
-    (folder / "script.py").touch()
-    code, output = execute(
-        mpiexec_command(choose_mpiexec(mpi), "-m", "parallel_sgd", "run", "-n", "2", "script.py")
-    )
-    assert code == 2, output
-    assert "parallel-sgd: error: run must not be started by a launcher" in output
-
-
 def test_info(folder: Path, mpi: str) -> None:
     code, output = execute([*PARALLEL_SGD, "info", "--json"])
     assert code == 0, output

@@ -208,8 +208,6 @@ def test_a_program_may_end_while_something_runs_in_the_background(folder: Path) 
 
 
 OTHER_OPTIONS = {
-    "--seed": (1, 0, "seed"),
-    "--epochs": (2, 3, "epochs"),
     "--minibatch-size": (64, 32, "minibatch_size"),
     "--test": (0.2, 0.3, "samples"),
 }

@@ -111,20 +111,16 @@ def test_nobody_is_named_where_there_are_too_few_pipes(ranks, monkeypatch, opene
         assert roll.gone_without_a_word() is None
 
 
-def test_nobody_is_named_where_one_is_elsewhere(ranks):
+@pytest.mark.parametrize("coming", [False, True], ids=["elsewhere", "just signing on"])
+def test_nobody_is_named_where_one_is_not_there(ranks, coming):
     with Roll(RANKS) as roll:
         sign_on(roll, ranks[:3])
+        if coming:
+            pipe = os.open(Path(roll.environ[FOLDER], f"3.{PROCESS}"), os.O_WRONLY)
         kill(ranks, 1, 0)
         assert roll.gone_without_a_word() is None
-
-
-def test_nobody_is_named_where_one_is_just_signing_on(ranks):
-    with Roll(RANKS) as roll:
-        sign_on(roll, ranks[:3])
-        pipe = os.open(Path(roll.environ[FOLDER], f"3.{PROCESS}"), os.O_WRONLY)
-        kill(ranks, 1)
-        assert roll.gone_without_a_word() is None
-        os.close(pipe)
+        if coming:
+            os.close(pipe)
 
 
 def test_more_ranks_than_descriptors_are_not_watched():
