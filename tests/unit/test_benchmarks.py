@@ -40,13 +40,6 @@ def test_the_intervals_of_equal_values_and_of_two_are_known():
     assert bootstrap_interval([0, 1], 0.40) == (0.5, 0.5)
 
 
-def test_the_interval_agrees_with_the_normal_one_for_many_values():
-    values = np.random.default_rng(0).normal(3, 2, 400)
-    low, high = bootstrap_interval(values, 0.95)
-    half = 1.96 * values.std() / math.sqrt(len(values))
-    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.02)
-
-
 def test_intervals_cover_the_mean_as_often_as_the_docstring_says():
     random = np.random.default_rng(1)
     spans = [bootstrap_interval(random.standard_normal(10), 0.9) for _ in range(400)]

@@ -32,36 +32,31 @@ SRUN = ALLOCATION | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_P
 
 
 @pytest.mark.parametrize(
-    ("environ", "size", "rank", "local_size", "name"),
+    ("environ", "told"),  # size, rank, local size and name
     [
-        ({}, None, None, None, None),
-        (OPEN_MPI, 4, 2, 3, "Open MPI's mpiexec"),
-        (MPICH, 4, 2, 3, "MPICH's mpiexec"),
-        ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"}, 2, 1, None, "MVAPICH's mpiexec"),
-        (SRUN, 4, 2, None, "srun"),
-        (SRUN | {"PMI_SIZE": "4", "PMI_RANK": "2"}, 4, 2, None, "srun"),
+        ({}, [None, None, None, None]),
+        (OPEN_MPI, [4, 2, 3, "Open MPI's mpiexec"]),
+        (MPICH, [4, 2, 3, "MPICH's mpiexec"]),
+        (
+            {"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"},
+            [2, 1, None, "MVAPICH's mpiexec"],
+        ),
+        (SRUN, [4, 2, None, "srun"]),
+        (SRUN | {"PMI_SIZE": "4", "PMI_RANK": "2"}, [4, 2, None, "srun"]),
         # salloc, sbatch, and Slurm's own steps: an allocation, but no ranks yet
-        (ALLOCATION, None, None, None, None),
-        (ALLOCATION | {"SLURM_STEP_ID": "4294967290"}, None, None, None, None),
+        (ALLOCATION, [None, None, None, None]),
+        (ALLOCATION | {"SLURM_STEP_ID": "4294967290"}, [None, None, None, None]),
         # mpiexec under Slurm starts its daemons through srun
-        (ALLOCATION | {"SLURM_STEP_ID": "1"} | OPEN_MPI, 4, 2, 3, "Open MPI's mpiexec"),
-        (ALLOCATION | {"SLURM_STEP_ID": "1"} | MPICH, 4, 2, 3, "MPICH's mpiexec"),
-        ({"PMIX_RANK": "1"}, None, 1, None, "a PMIx launcher"),
-        ({"PMIX_RANK": "1", "PARALLEL_SGD_RANKS": "2"}, 2, 1, None, "parallel-sgd run"),
-        ({"PMI_SIZE": "", "OMPI_COMM_WORLD_SIZE": "four"}, None, None, None, None),
+        (ALLOCATION | {"SLURM_STEP_ID": "1"} | OPEN_MPI, [4, 2, 3, "Open MPI's mpiexec"]),
+        (ALLOCATION | {"SLURM_STEP_ID": "1"} | MPICH, [4, 2, 3, "MPICH's mpiexec"]),
+        ({"PMIX_RANK": "1"}, [None, 1, None, "a PMIx launcher"]),
+        ({"PMIX_RANK": "1", "PARALLEL_SGD_RANKS": "2"}, [2, 1, None, "parallel-sgd run"]),
+        ({"PMI_SIZE": "", "OMPI_COMM_WORLD_SIZE": "four"}, [None, None, None, None]),
     ],
 )
-def test_what_the_launcher_says(
-    environ: dict[str, str],
-    size: int | None,
-    rank: int | None,
-    local_size: int | None,
-    name: str | None,
-) -> None:
-    assert launched_size(environ) == size
-    assert launched_rank(environ) == rank
-    assert launched_local_size(environ) == local_size
-    assert launcher_name(environ) == name
+def test_what_the_launcher_says(environ: dict[str, str], told: list[int | str | None]) -> None:
+    ask = (launched_size, launched_rank, launched_local_size, launcher_name)
+    assert [question(environ) for question in ask] == told
 
 
 def test_without_launcher() -> None:

@@ -157,6 +157,11 @@ def test_all_watchdogs_share_a_thread():
     assert [thread.name for thread in threading.enumerate()].count("watchdog") == 1
 
 
+def executed(script):
+    command, most = [sys.executable, "-c", script], 60 * patience()
+    return subprocess.run(command, capture_output=True, text=True, timeout=most)
+
+
 @pytest.mark.parametrize(("abort", "code"), [("lambda: os._exit(7)", 7), ("lambda: None", 1)])
 def test_the_process_ends(abort, code):
     """By the abort of the job, or where that does nothing, some seconds later by itself."""
@@ -170,9 +175,7 @@ watchdog.threading.Timer = SoonerTimer
 with watchdog.Watchdog(0.2, 1, {abort})("broadcast"):
     time.sleep(50)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60 * patience()
-    )
+    done = executed(script)
     assert done.returncode == code
     assert "[rank 1] parallel_sgd: waited more than timeout_s=0.2 s" in done.stderr
     assert "in broadcast" in done.stderr
@@ -190,9 +193,7 @@ with ended_if_longer_than(1.0, 2, "Communicator.world()"):
     {HOLDS_THE_LOCK.format(seconds)}
 """
     started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60 * patience()
-    )
+    done = executed(script)
     assert time.monotonic() - started < 20 * patience()
     assert done.returncode == code
     if code:
