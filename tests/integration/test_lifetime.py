@@ -42,10 +42,7 @@ each = {
 }
 for algorithm, count in each.items():
     for number in range(count):
-        with (
-            learner_of(algorithm) as learner,
-            psgd.Checkpoints("checkpoints", keep=1) as checkpoints,
-        ):
+        with learner_of(algorithm) as learner, psgd.Checkpoints("all", keep=1) as checkpoints:
             if number % 100 == 0:
                 learner.step(samples=1)
                 checkpoints.save(learner)

@@ -298,13 +298,6 @@ def test_results_are_read_as_they_were_written(results, tmp_path, capsys):
     assert lines[4].startswith(f"| {PLAIN} | 0.300 s |")
 
 
-def test_something_else_is_no_result(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text('{"rows": []}')
-    with pytest.raises(UserError, match="not the results of this benchmark"):
-        summary.read(str(path))
-
-
 def test_figures(results, tmp_path):
     pytest.importorskip("matplotlib")
     summary.Summary(results).draw(tmp_path / "training.png")

@@ -197,11 +197,15 @@ def spied(drawing, drawn):
     return draw
 
 
-def test_a_file_of_something_else_is_refused(tmp_path):
-    path = tmp_path / "runs.json"
-    path.write_text('{"a": 1}')
-    with pytest.raises(UserError, match="not the runs"):
-        read(path)
+@pytest.mark.parametrize(
+    ("reads", "wrong"),
+    [(read, "not the runs"), (training.summary.read, "not the results of this benchmark")],
+)
+def test_a_file_of_something_else_is_refused(tmp_path, reads, wrong):
+    path = tmp_path / "a.json"
+    path.write_text('{"rows": []}')
+    with pytest.raises(UserError, match=wrong):
+        reads(path)
 
 
 def test_options_become_a_plan():
@@ -434,12 +438,8 @@ def test_cases_have_their_turns_one_after_the_other():
     links.measured(playing, 2_500_000, 2)
     names = playing.turns[:10]
     assert len(set(names)) == 10 and playing.turns == 3 * names
-    assert [links.times(values) for values in (1000, 250_000, 2_500_000, 25_000_000)] == [
-        8,
-        8,
-        4,
-        1,
-    ]
+    sizes = (1000, 250_000, 2_500_000, 25_000_000)
+    assert [links.times(values) for values in sizes] == [8, 8, 4, 1]
 
 
 @pytest.mark.parametrize(

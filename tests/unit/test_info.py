@@ -61,9 +61,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_a_table_of_servers_with_one_slice_or_none_and_of_many_names(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_table_of_one_slice_and_of_many_names(capsys: pytest.CaptureFixture[str]) -> None:
     shown = told(capsys, "--servers", "2", "--shapes", "a-long-name=10")
     assert "  server 0              1 slice, 10 values (0.00 MB in float32), 100.0%\n" in shown
     assert "  server 1              0 slices, 0 values (0.00 MB in float32), 0.0%\n" in shown

@@ -66,22 +66,16 @@ def kill(processes: list[subprocess.Popen[str]], *ranks: int) -> None:
         processes[rank].wait()
 
 
-def test_the_first_one_that_is_gone_is_named(ranks):
-    with Roll(RANKS) as roll:
-        sign_on(roll, ranks)
-        kill(ranks, 2, 0, 1, 3)
-        said = roll.gone_without_a_word()
-    assert said is not None and said.startswith(f"rank 2 (pid {ranks[2].pid}) was gone first")
-
-
-def test_one_that_was_gone_at_an_earlier_look_is_named(ranks):
+@pytest.mark.parametrize("looks", [0, 1], ids=["all at once", "at an earlier look"])
+def test_the_first_one_that_is_gone_is_named(ranks, looks):
     with Roll(RANKS) as roll:
         sign_on(roll, ranks)
         kill(ranks, 2)
-        roll.look()
-        kill(ranks, 0)
+        for _ in range(looks):
+            roll.look()
+        kill(ranks, 0, 1, 3)
         said = roll.gone_without_a_word()
-    assert said is not None and said.startswith("rank 2 (pid")
+    assert said is not None and said.startswith(f"rank 2 (pid {ranks[2].pid}) was gone first")
 
 
 @pytest.mark.parametrize("why", [LEFT, FAILED])
