@@ -27,6 +27,7 @@ OPEN_MPI = {
     "PMIX_RANK": "2",
 }
 MPICH = {"PMI_SIZE": "4", "PMI_RANK": "2", "MPI_LOCALNRANKS": "3", "PMI_FD": "9"}
+MVAPICH = {"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"}
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
 SRUN = ALLOCATION | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}
 
@@ -37,10 +38,7 @@ SRUN = ALLOCATION | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_P
         ({}, [None, None, None, None]),
         (OPEN_MPI, [4, 2, 3, "Open MPI's mpiexec"]),
         (MPICH, [4, 2, 3, "MPICH's mpiexec"]),
-        (
-            {"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"},
-            [2, 1, None, "MVAPICH's mpiexec"],
-        ),
+        (MVAPICH, [2, 1, None, "MVAPICH's mpiexec"]),
         (SRUN, [4, 2, None, "srun"]),
         (SRUN | {"PMI_SIZE": "4", "PMI_RANK": "2"}, [4, 2, None, "srun"]),
         # salloc, sbatch, and Slurm's own steps: an allocation, but no ranks yet

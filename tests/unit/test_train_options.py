@@ -40,8 +40,8 @@ def test_what_is_refused(line, message):
     assert refused(line).startswith(message)
 
 
-OF_A_STATE = "an --optimizer that has a state"
-OF_CLASSES = "a --model whose classes"
+STATE = "an --optimizer that has a state"
+CLASSES = "a --model whose classes"
 
 
 @pytest.mark.parametrize(
@@ -49,17 +49,13 @@ OF_CLASSES = "a --model whose classes"
     [
         ("--keep 5", "keep=5", "--checkpoint-every N"),
         ("--cuda-aware", "cuda_aware=True", "--device cuda"),
-        ("--data library --classes 9", "classes=9", OF_CLASSES),
-        ("--model bytes --classes 256", "classes=256", OF_CLASSES),
+        ("--data library --classes 9", "classes=9", CLASSES),
+        ("--model bytes --classes 256", "classes=256", CLASSES),
         ("--threshold mean", "threshold='mean'", "gradient_bits=1"),
         ("--gradient-bits 1 --half-format bfloat16", "half_format='bfloat16'", ""),
         ("--no-error-feedback", "error_feedback=False", "gradient_bits of less"),
-        ("--algorithm model-averaging --inner-state zero", "inner_state='zero'", OF_A_STATE),
-        (
-            "--algorithm block-momentum --no-reset-sgd-momentum",
-            "reset_sgd_momentum=False",
-            OF_A_STATE,
-        ),
+        ("--algorithm model-averaging --inner-state zero", "inner_state='zero'", STATE),
+        ("--algorithm block-momentum --no-reset-sgd-momentum", "reset_sgd_momentum=False", STATE),
         ("--algorithm diloco --merge-weight 0.5", "merge_weight=0.5", "overlap"),
         ("--algorithm async --staleness 9", "staleness=9", "mode='bounded'"),
         ("--algorithm async --block-size 64", "block_size=64", "gradient_bits of"),

@@ -61,9 +61,8 @@ def test_a_long_wait_ends_the_job(last_resort, capfd):
     assert "in alltoall" in text
     assert "[rank 3] where it waits:\n[rank 3]   File " in text
     assert "in test_a_long_wait_ends_the_job\n" in text
-    assert "watchdog.py" not in text.replace("test_watchdog.py", ""), (
-        "only the thread that waits is shown"
-    )
+    # only the thread that waits is shown
+    assert "watchdog.py" not in text.replace("test_watchdog.py", "")
     assert all(line.startswith("[rank 3] ") for line in text.splitlines())
     assert last_resort == [(5.0, os._exit, (1,))]
 
