@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from limits import patience
 
@@ -114,6 +115,14 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def data_files(folder: Path) -> None:
+    """Data of three features: sound, with a label beyond four classes, and with a NaN."""
+    x, y = np.ones((40, 3), np.float32), np.arange(40) % 4
+    np.savez(folder / "good.npz", x=x, y=y)
+    np.savez(folder / "labels.npz", x=x, y=np.where(y == 3, 17, y))
+    np.savez(folder / "nan.npz", x=np.where(np.arange(40)[:, None] == 30, np.nan, x), y=y)
 
 
 PROGRAMS = """

@@ -40,7 +40,6 @@ from jobs import (
 from parallel_sgd.command_line.launcher import THREAD_VARIABLES
 from parallel_sgd.command_line.mpi_runtime import bound_mpi
 
-ROOT = Path(__file__).parents[2]
 RANKS = 3
 MPIS = ("MPICH", "Open MPI")
 HEAD = ["misuse", "command or program", "what is printed", "by rank", "within", "exit code"]
@@ -55,10 +54,9 @@ import parallel_sgd as psgd
 comm = psgd.Communicator.world()
 
 
-def learner_of(algorithm=None, optimizer=None, shape=(4, 3), comm=comm, dtype=np.float32):
-    parameters = psgd.Parameters({"w": np.zeros(shape, dtype)})
-    algorithm, optimizer = algorithm or psgd.DataParallelSGD(), optimizer or psgd.SGD(lr=0.1)
-    return psgd.Learner(parameters, optimizer, algorithm, comm)
+def learner_of(algorithm=None, shape=(4, 3), comm=comm):
+    parameters = psgd.Parameters({"w": np.zeros(shape, np.float32)})
+    return psgd.Learner(parameters, psgd.SGD(lr=0.1), algorithm or psgd.DataParallelSGD(), comm)
 
 
 def saved(folder, **options):
@@ -137,33 +135,25 @@ def command(name: str, line: str) -> Misuse:
     return Misuse(name, f"parallel-sgd {line}", 2, command=tuple(shlex.split(line)))
 
 
-def train(name: str, *lines: str, ranks: int = RANKS) -> Misuse:
+def train(name: str, *lines: str) -> Misuse:
     """Options of train.py, on all ranks, or those of each."""
     shown = [f"train.py {lines[0]}"]
     if len(lines) > 1:
         shown = [f"on rank {k}: train.py {line}" for k, line in enumerate(lines) if line]
-    each = lines if len(lines) > 1 else lines * ranks
+    each = lines if len(lines) > 1 else lines * RANKS
     texts = tuple(training([*shlex.split(line), "--no-plot"]) for line in each)
     return Misuse(name, "\n".join(shown), 5, texts=texts)
 
 
-def program(name: str, text: str, ranks: int = RANKS) -> Misuse:
+def program(name: str, text: str) -> Misuse:
     """A program whose error comes to all ranks."""
-    return Misuse(name, text, 2, texts=(f"from beside import *\n{text}",) * ranks)
+    return Misuse(name, text, 2, texts=(f"from beside import *\n{text}",) * RANKS)
 
 
-def job(
-    name: str,
-    text: str,
-    options: str = "",
-    *,
-    ranks: int = RANKS,
-    within_s: int = 10,
-    **how: str,
-) -> Misuse:
+def job(name: str, text: str, options: str = "", *, within_s: int = 10, **how: str) -> Misuse:
     """A program that ends the job, for real."""
-    line = (*PARALLEL_SGD, "run", "-n", str(ranks), *shlex.split(options), "script.py")
-    shown = f"parallel-sgd run -n {ranks} {options} script.py\n{text}" if options else text
+    line = (*PARALLEL_SGD, "run", "-n", str(RANKS), *shlex.split(options), "script.py")
+    shown = f"parallel-sgd run -n {RANKS} {options} script.py\n{text}" if options else text
     text = f"from beside import *\n{text}"
     return Misuse(name, shown, within_s, job=line, program=text, **how)
 
@@ -208,12 +198,8 @@ def of_commands(misuses: Sequence[Misuse], folder: Path) -> dict[str, Outcome]:
 
 
 def of_programs(misuses: Sequence[Misuse], folder: Path) -> dict[str, Outcome]:
-    found = {}
-    for ranks in {len(each.texts) for each in misuses}:
-        those = [each for each in misuses if len(each.texts) == ranks]
-        ends = programs(folder, [each.texts for each in those], ranks=ranks)
-        found |= {e.name: of_ends(by, folder) for e, by in zip(those, ends, strict=True)}
-    return found
+    ends = programs(folder, [misuse.texts for misuse in misuses], ranks=RANKS)
+    return {m.name: of_ends(by, folder) for m, by in zip(misuses, ends, strict=True)}
 
 
 def of_ends(by_rank: Sequence[End], folder: Path) -> Outcome:

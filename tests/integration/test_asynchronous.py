@@ -15,6 +15,8 @@ from limits import patience
 
 from parallel_sgd.command_line.mpi_runtime import bound_mpi
 
+MPICH = bound_mpi(initialize=False)["vendor"].startswith("MPICH")
+survivable = pytest.mark.skipif(MPICH, reason="--survive needs Open MPI")
 USUAL = ["--algorithm", "async", "--sync-steps", "1", "--no-plot", "--hidden", "32"]
 
 
@@ -74,71 +76,14 @@ def test_it_goes_on_with_other_servers_and_workers() -> None:
         assert rows[2]["test_loss"] < rows[0]["test_loss"]
 
 
-BAD: list[tuple[str, str]] = [
-    ("--servers 3", "servers=3 must be less than the number of ranks, 3"),
-    ("--servers -1", "servers=-1 must be a whole number, at least 0"),
-    ("--mode fast", "mode='fast' must be one of 'async', 'bounded', 'sync', 'geo'"),
-    ("--mode geo --currency gradients", "currency='gradients' must be 'deltas' with mode='geo'"),
-    ("--merge product", "merge='product' must be 'sum' or 'mean'"),
-    ("--placement modulo", "placement='modulo' must be 'round-robin' or 'hash'"),
-    ("--mode bounded --staleness -1", "staleness=-1 must be a whole number, at least 0"),
-    ("--mode sync --delay-compensation 0.1", "delay_compensation=0.1 needs pushed gradients"),
-    ("--ramp-coefficient 0", "ramp_coefficient=0.0 must be more than 0"),
-    ("--gradient-bits 0:32,100:1", "gradient_bits='0:32,100:1' must be one of 1, 2, 4, 8, 16"),
-    (
-        "--sync-period 3",
-        "sync_period=3 and sync_steps=1: at most one of sync_period, sync_steps may be given",
-    ),
-    ("--role worker", "role='worker' on all ranks: there must be workers and servers"),
-    ("--replay nothing", "replay='nothing': no order of server 0"),
-    (
-        "--record a --replay b",
-        "record='a' and replay='b': at most one of record, replay may be given",
-    ),
-    ("--record /proc/nothing", "record='/proc/nothing' must be a folder to write to"),
-]
-
-
 @pytest.mark.any_mpi
-def test_bad_options_are_refused_by_all_ranks(folder: Path) -> None:
-    lines = [[*USUAL, "--servers", "1", *line.split()] for line, _ in BAD]
-    ends = trainings(folder, *lines, ranks=3)
-    for (line, problem), by_rank in zip(BAD, ends, strict=True):
-        said = [end.said for end in by_rank]
-        assert any(problem in text for text in said), (line, said)
-        assert all(end.code != 0 for end in by_rank if end.said), line
-
-
-#: What each of three ranks is started with.
-OF_EACH_RANK: list[tuple[list[str], str]] = [
-    (["--servers 1", "--servers 1", ""], "servers must be the same on all ranks, but differs"),
-    (
-        ["--role worker", "--role worker", "--role server --servers 2"],
-        "servers=2, but 1 ranks have role='server'",
-    ),
-    (["--role worker", "", "--role server"], "role='auto' on rank 1: where some ranks say"),
-]
-
-
-@pytest.mark.any_mpi
-def test_ranks_that_do_not_fit_together_are_named(folder: Path) -> None:
-    lines = [
-        [[*USUAL, "--output", "none", *line.split()] for line in by_rank]
-        for by_rank, _ in OF_EACH_RANK
-    ]
-    ends = trainings(folder, *lines, ranks=3)
-    for (_, problem), by_rank in zip(OF_EACH_RANK, ends, strict=True):
-        said = [end.said for end in by_rank]
-        assert any(problem in text for text in said), said
-        assert all(end.code != 0 for end in by_rank if end.said)
+def test_numbers_of_servers_that_differ_are_named(folder: Path) -> None:
+    usual, one = [*USUAL, "--output", "none"], ["--servers", "1"]
+    (by_rank,) = trainings(folder, [[*usual, *one], [*usual, *one], usual], ranks=3)
+    for end in by_rank:
+        assert "servers must be the same on all ranks, but differs" in end.said
+        assert end.code != 0
     assert not Path("none").exists()
-
-
-@pytest.mark.any_mpi
-def test_servers_that_nothing_needs_are_refused() -> None:
-    code, output = finished("run", "-n", "2", "--servers", "1", TRAIN, "--no-plot")
-    assert code != 0
-    assert "servers=1 of `parallel-sgd run` needs --algorithm async" in output
     code, output = finished("run", "-n", "2", "--servers", "1", TRAIN, *USUAL, "--servers", "0")
     assert code != 0
     assert "servers=0 of train.py must be that of `parallel-sgd run`, 1" in output
@@ -196,12 +141,9 @@ def lose(folder: Path, how: str, timeout_s: float, *options: str) -> tuple[int, 
     return finished("run", "-n", "4", *options, "losing.py", str(timeout_s), how)
 
 
+@survivable
 def test_a_worker_that_is_killed_leaves_the_others_at_work_where_mpi_allows(folder: Path) -> None:
-    code, output = lose(folder, "SIGKILL", 30, "--survive")
-    if bound_mpi(initialize=False)["vendor"].startswith("MPICH"):
-        assert code != 0
-        assert "--survive needs Open MPI" in output
-        return
+    _, output = lose(folder, "SIGKILL", 30, "--survive")
     assert "the worker on rank 1 has died: 2 of 3 workers are left" in output
     assert output.count("final -90.0 [40, 10, 40]") == 2
 
@@ -231,22 +173,17 @@ endpoint.leave_lost()
 """
 
 
+@survivable
 def test_messages_to_and_from_a_rank_that_has_died(folder: Path) -> None:
     """Whatever a server was about to do with one it learns of its death, and goes on."""
     (folder / "dead_peer.py").write_text(DEAD_PEER)
-    code, output = finished("run", "-n", "2", "--survive", "dead_peer.py")
-    if bound_mpi(initialize=False)["vendor"].startswith("MPICH"):
-        assert code != 0
-        assert "--survive needs Open MPI" in output
-        return
+    _, output = finished("run", "-n", "2", "--survive", "dead_peer.py")
     assert output.count("noticed: rank 1 is lost") == 2, output
     assert "goes on" in output, output
 
 
 @pytest.mark.any_mpi
-def test_a_worker_that_is_killed_or_silent_ends_the_job(folder: Path) -> None:
-    code, _ = lose(folder, "SIGKILL", 30)
-    assert code != 0
+def test_a_worker_that_is_silent_ends_the_job(folder: Path) -> None:
     code, output = lose(folder, "SIGSTOP", 2)
     assert code != 0
     assert "a server has not heard of the worker on rank 1 for timeout_s=2 s" in output

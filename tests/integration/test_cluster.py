@@ -120,22 +120,6 @@ def test_a_signal_leaves_nothing_behind(folder: Path, name: str) -> None:
 
 
 @pytest.mark.any_mpi
-def test_sigterm_ends_a_program_that_has_made_hosts_in_order(folder: Path) -> None:
-    (folder / "program.py").write_text(
-        "import math, time\nfrom pathlib import Path\n"
-        "from parallel_sgd.command_line.cluster import emulated_hosts\n"
-        "with emulated_hosts(1, math.inf):\n    Path('up').touch()\n    time.sleep(99)\n"
-    )
-    with started([sys.executable, "program.py"]) as job:
-        assert within(SECONDS, Path("up").exists)
-        assert len(left_by(job.pid)) == 3
-        job.terminate()
-        assert within(SECONDS, lambda: job.poll() is not None)
-        assert job.returncode == 128 + signal.SIGTERM
-    assert not left_by(job.pid)
-
-
-@pytest.mark.any_mpi
 def test_what_a_killed_cluster_has_left_behind_is_removed_by_the_next(folder: Path) -> None:
     script = "setsid sh -c 'echo $$ > pid.part; mv pid.part pid; exec sleep 99' & wait"
     with started(cluster("--hosts", "1", "--", "sh", "-c", script)) as job:
@@ -188,29 +172,6 @@ def test_a_link_that_is_mended_carries_again(folder: Path) -> None:
             assert within(SECONDS, answers)
             named = subprocess.check_output([*hosts.on(1), "hostname"], text=True)
             assert named.strip() == hosts.names[1] != os.uname().nodename
-
-
-@pytest.mark.any_mpi
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--hosts", "201"], "hosts=201 of an emulated cluster must be 1 to 200"),
-        (["--hosts", "0"], "--hosts: must be a whole number from 1 to 1048576: '0'"),
-        (["--slots", "x"], "--slots: must be a whole number from 1 to 1048576: 'x'"),
-        (["--rate", "1kbit"], "rate=1000 bit/s of emulated links must be 1mbit to 1000gbit"),
-        (["--rate", "fast"], "--rate: must be a rate such as 100mbit or 1gbit, or unlimited"),
-        (["--hostfile", "no/hosts"], "hostfile='no/hosts' must be in a folder that exists"),
-        (["--hostfile", "mine"], "hostfile='mine' must not exist, or have been left behind by"),
-    ],
-)
-def test_what_cannot_be_had_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    (folder / "mine").write_text("node1 slots=4\n")
-    assert main(["cluster", *arguments, "--", "true"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"parallel-sgd: error: {said}")
-    assert (folder / "mine").read_text() == "node1 slots=4\n"
-    assert not left_by(os.getpid())
 
 
 @pytest.mark.any_mpi

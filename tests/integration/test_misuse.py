@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from jobs import ROOT
 from limits import patience
 from misuse_table import MISUSES, SECTIONS, prepared
-from misuses import HEAD, ROOT, Cells, Misuse, Outcome, cells_of, quoted, seen, table, this_mpi
+from misuses import HEAD, Cells, Misuse, Outcome, cells_of, quoted, seen, table, this_mpi
 
 DOCUMENT = ROOT / "docs" / "misuse.md"
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
+from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from benchmarks import convergence, exchange, figures, parameter_server
+from benchmarks import convergence, exchange, figures, parameter_server, plan, training
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.convergence.contenders import CONTENDERS, gain
 from benchmarks.convergence.runs import Runs, read
@@ -24,26 +27,17 @@ from benchmarks.report import Report
 from benchmarks.statistics import bootstrap_interval, compare
 from parallel_sgd import Parameters, UserError, simulate
 from parallel_sgd.command_line.cluster import payload_rate
-from parallel_sgd.compression import OneBit
+from parallel_sgd.compression import OneBit, registered_bits
+from parallel_sgd.costs import KernelSpeeds, Link, exchange_s
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
-def test_the_interval_of_equal_values_is_that_value():
+def test_the_intervals_of_equal_values_and_of_two_are_known():
     assert bootstrap_interval([0.25] * 10, 0.9) == (0.25, 0.25)
-
-
-def test_the_interval_of_two_values_is_known():
     # the mean of two draws is 0, 1/2 or 1, with probabilities 1/4, 1/2 and 1/4
     assert bootstrap_interval([0, 1], 0.90) == (0, 1)
     assert bootstrap_interval([0, 1], 0.40) == (0.5, 0.5)
-
-
-def test_the_interval_agrees_with_the_normal_one_for_many_values():
-    values = np.random.default_rng(0).normal(3, 2, 400)
-    low, high = bootstrap_interval(values, 0.95)
-    half = 1.96 * values.std() / math.sqrt(len(values))
-    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.02)
 
 
 def test_intervals_cover_the_mean_as_often_as_the_docstring_says():
@@ -77,22 +71,20 @@ def test_verdicts(differences, verdict):
     assert found.equivalent == (found.reach <= 1)
 
 
-def test_a_climb_ends_where_both_neighbours_are_worse():
-    climb = Climb("digits", "serial", 1, (), RATES)
-    losses = {i: (i - 8) ** 2 for i in range(len(RATES))}
-    rounds = 0
-    while wanted := climb.next_points():
-        climb.scores |= {i: losses[i] for i in wanted}
-        rounds += 1
-    assert climb.best == 8 and rounds == 4 and sorted(climb.scores) == [4, 5, 6, 7, 8, 9]
-    assert climb.setting(8).lr == RATES[8] and not climb.setting(8).at_edge
-
-
-def test_a_climb_stops_at_the_edge_and_says_so():
+@pytest.mark.parametrize(
+    ("loss", "best", "rounds", "tried"),
+    [
+        (lambda i: (i - 8) ** 2, 8, 4, [4, 5, 6, 7, 8, 9]),  # both neighbours are worse
+        (lambda i: float(i), 0, 5, [0, 1, 2, 3, 4, 5, 6]),  # at the edge, and says so
+    ],
+)
+def test_a_climb_ends_at_the_best(loss, best, rounds, tried):
     climb = Climb("digits", "serial", 1, (), RATES)
     while wanted := climb.next_points():
-        climb.scores |= {i: float(i) for i in wanted}
-    assert climb.best == 0 and climb.setting(0).at_edge
+        climb.scores |= {i: loss(i) for i in wanted}
+        rounds -= 1
+    assert climb.best == best and rounds == 0 and sorted(climb.scores) == tried
+    assert climb.setting(best).lr == RATES[best] and climb.setting(best).at_edge == (best == 0)
 
 
 def test_gains():
@@ -205,19 +197,21 @@ def spied(drawing, drawn):
     return draw
 
 
-def test_a_file_of_something_else_is_refused(tmp_path):
-    path = tmp_path / "runs.json"
-    path.write_text('{"a": 1}')
-    with pytest.raises(UserError, match="not the runs"):
-        read(path)
+@pytest.mark.parametrize(
+    ("reads", "wrong"),
+    [(read, "not the runs"), (training.summary.read, "not the results of this benchmark")],
+)
+def test_a_file_of_something_else_is_refused(tmp_path, reads, wrong):
+    path = tmp_path / "a.json"
+    path.write_text('{"rows": []}')
+    with pytest.raises(UserError, match=wrong):
+        reads(path)
 
 
 def test_options_become_a_plan():
-    parser = argparse.ArgumentParser()
-    convergence.add_arguments(parser)
-    options = parser.parse_args(["--quick", "--task", "bytes", "--ranks", "8", "16"])
+    options = options_of(convergence, "--quick --task bytes --ranks 8 16")
     assert convergence.plan_of(options) == Plan(["bytes"], 3, 1, [8, 16], 8)
-    assert convergence.plan_of(parser.parse_args([])) == Plan(["digits", "bytes"])
+    assert convergence.plan_of(options_of(convergence, "")) == Plan(["digits", "bytes"])
 
 
 def test_a_push_in_1_bit_has_the_bytes_that_the_benchmark_expects():
@@ -235,88 +229,145 @@ def test_the_benchmark_of_rows_asks_for_rows_of_the_table_in_another_order():
     assert first.tolist() != ids[:100].tolist()
 
 
-def test_the_report_on_parameter_servers(monkeypatch):
-    modes = {"alike": 40.0, "slow": 30.0, "slowest": 10.0, "staleness": 2.0}
-    cases = [f"{count} {kind}" for count in (1, 2) for kind in ("pull", "push", "both")]
-    rows = {"pull": 2e6, "push": 1e6}
-    found = {
-        "dense": {
-            "updates": {
-                "bare": 1000.0,
-                "bare, step": 800.0,
-                "bare, 1 bit": 2000.0,
-                "learner, 1": 720.0,
-                "learner, 2": 900.0,
-                "client": 760.0,
-                "learner, 1 bit": 1000.0,
-            },
-            "bytes": {"32": 4 << 20, "1": 139264},
-            "step_s": 0.00025,
-            "where": {"wire": 0.001},
-        },
-        "slow_worker": dict.fromkeys(("async", "bounded", "sync", "geo"), modes),
-        "sparse": {
-            "random": rows,
-            "table": rows,
-            "bytes": 160.0,
-            "bare": dict.fromkeys(cases, 4e6),
-            "served": dict.fromkeys(cases, 2e6),
-        },
-    }
-    sections = []
-
-    def on_ranks(ranks, module, options):
-        name = module.removeprefix("parameter_server.")
-        sections.append(name)
-        assert options["rounds"] >= 1 and options["seconds"] > 0
-        return found[name]
-
-    monkeypatch.setattr(parameter_server, "on_ranks", on_ranks)
+def options_of(benchmark, line):
     parser = argparse.ArgumentParser()
-    parameter_server.add_arguments(parser)
-    report = parameter_server.main(parser.parse_args(["--servers", "2"]))
-    assert sections == ["dense", "slow_worker", "sparse"]
-    ratios = {row.name: row.ratio for row in report.rows}
-    assert len(ratios) == len(report.rows)  # or bars of the figure would lie on each other
-    assert ratios["learner.step, 32 bit, beside sum"] == pytest.approx(0.9)
-    assert ratios["learner.step, 32 bit, 2 servers"] == pytest.approx(1.25)
-    assert ratios["memory of the server's table, a row"] == pytest.approx(1.25)
-    parameter_server.main(parser.parse_args(["--only", "slow-worker"]))
-    assert sections[3:] == ["slow_worker"]
+    benchmark.add_arguments(parser)
+    return parser.parse_args(shlex.split(line))
 
 
-def exchange_options(line: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    exchange.add_arguments(parser)
-    return parser.parse_args(line.split())
-
-
-def test_the_report_on_sums_inside_one_machine(monkeypatch):
-    bits = {str(b): 0.001 * b for b in (1, 2, 4, 8, 16, 32)}
-    found = {
+BITS = {str(bits): 0.001 * bits for bits in registered_bits()}
+SPEEDS = KernelSpeeds(*(dict.fromkeys(registered_bits(), 8e9) for _ in range(3)))
+LINK = {"latency_s": 1e-5, "message_s": 1e-5, "core_s_per_byte": 1e-9}
+PREDICTED_S = exchange_s(
+    *(250_000, 32, 2, Link(bytes_per_s=payload_rate(1e9), **LINK), SPEEDS),
+    cores_per_rank=1.0,
+    pipelined=False,
+).total_s
+CASES = [f"{count} {kind}" for count in (1, 2) for kind in ("pull", "push", "both")]
+ROWS = {"pull": 2e6, "push": 1e6}
+MODES = {"alike": 40.0, "slow": 30.0, "slowest": 10.0, "staleness": 2.0}
+MEASURED = {
+    "dense": {
+        "updates": {
+            "bare": 1000.0,
+            "bare, step": 800.0,
+            "bare, 1 bit": 2000.0,
+            "learner, 1": 720.0,
+            "learner, 2": 900.0,
+            "client": 760.0,
+            "learner, 1 bit": 1000.0,
+        },
+        "bytes": {"32": 4 << 20, "1": 139264},
+        "step_s": 0.00025,
+        "where": {"wire": 0.001},
+    },
+    "slow_worker": dict.fromkeys(("async", "bounded", "sync", "geo"), MODES),
+    "sparse": {
+        "random": ROWS,
+        "table": ROWS,
+        "bytes": 160.0,
+        "bare": dict.fromkeys(CASES, 4e6),
+        "served": dict.fromkeys(CASES, 2e6),
+    },
+    "links": {
+        "updates": {
+            f"{who}, {n}, {bits}": updates
+            for who, updates in (("learner", 9.0), ("bare", 10.0))
+            for n in (1, 3)
+            for bits in (32, 1)
+        },
+        "where": {"1": {"wire": 0.07}, "3": {"wire": 0.1}},
+    },
+    "one_machine": {
         "allreduce": 0.064,
-        "seconds": bits,
-        "pipelined": {name: 0.5 * seconds for name, seconds in bits.items()},
-        "bytes": {**bits, "1": 2000 * (1 / 8 + 8 / 1024)},
+        "seconds": BITS,
+        "pipelined": {bits: 0.5 * seconds for bits, seconds in BITS.items()},
+        "bytes": {**BITS, "1": 2000 * (1 / 8 + 8 / 1024)},
         "memory_per_parameter": {"1000000": 7.0},
         "tiny_step": {"1": 2e-5, "32": 3e-5},
         "tiny_allreduce": 1e-5,
         "alone": 1e-5,
-    }
+    },
+    "plan_link": LINK,
+    "plan_ranks": [{"values": 250_000, "bits": 32, "seconds": 2 * PREDICTED_S, "pipelined": False}],
+}
+EFFORT = {"rounds": 7, "seconds": 0.5}
+LONGER = {"rounds": 7, "seconds": 2.0}
 
-    def on_ranks(ranks, module, options):
-        assert (ranks, module) == (2, "exchange.one_machine")
-        assert options == {"values": 2000, "rounds": 3}
-        return found
 
-    monkeypatch.setattr(one_machine, "on_ranks", on_ranks)
-    report = exchange.main(exchange_options("--values 2k --rounds 3"))
-    ratios = {row.name: row.ratio for row in report.rows}
-    assert len(ratios) == len(report.rows)
-    assert ratios["32 bit, time"] == pytest.approx(0.5)
-    assert ratios["1 bit, transport pipelined, time"] == pytest.approx(0.5)
-    assert ratios["1 bit, bytes sent by a rank"] == pytest.approx(1)
-    assert ratios["step of 650 parameters, 1 bit"] == pytest.approx(2)
+@pytest.mark.parametrize(
+    ("benchmark", "line", "expected", "ratios"),
+    [
+        (
+            parameter_server,
+            "--servers 2",
+            [
+                (5, "parameter_server.dense", {"values": 1 << 20, "servers": 2, **EFFORT}),
+                (4, "parameter_server.slow_worker", {**LONGER, "rounds": 3}),
+                (3, "parameter_server.sparse", {"touched": 10**7, "batch": 1 << 16, **EFFORT}),
+            ],
+            {
+                "learner.step, 32 bit, beside sum": 0.9,
+                "learner.step, 32 bit, 2 servers": 1.25,
+                "memory of the server's table, a row": 1.25,
+            },
+        ),
+        (
+            parameter_server,
+            "--only slow-worker",
+            [(4, "parameter_server.slow_worker", {**LONGER, "rounds": 3})],
+            {"a worker's steps beside one that is 3 times as slow, async": 0.75},
+        ),
+        (
+            parameter_server,
+            "--rate 1gbit",
+            [((4, 1e9), "parameter_server.links", {"values": 1 << 20, **LONGER})],
+            {"learner.step, 32 bit, 3 workers": 0.9, "learner.step, 1 bit, 1 worker": 0.9},
+        ),
+        (
+            exchange,
+            "--values 2k --rounds 3",
+            [(2, "exchange.one_machine", {"values": 2000, "rounds": 3})],
+            {
+                "32 bit, time": 0.5,
+                "1 bit, transport pipelined, time": 0.5,
+                "1 bit, bytes sent by a rank": 1,
+                "step of 650 parameters, 1 bit": 2,
+            },
+        ),
+        (
+            plan,
+            "--hosts 2 --megabytes 1 --bits 32",
+            [
+                ((2, math.inf), "plan_link", {}),
+                ((2, 1e9), "plan_ranks", {"sizes": [250_000], "bits": [32], "transport": "auto"}),
+            ],
+            {"2 hosts, 1 MB, 32 bit": 2, "largest error": 0.5 / 0.15},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_reports_compare_what_was_measured(monkeypatch, benchmark, line, expected, ratios):
+    """On ranks and hosts that know the answers."""
+    asked = []
+
+    def answer(where, module, options):
+        asked.append((where, module, options))
+        return MEASURED[module.rpartition(".")[2]]
+
+    @contextmanager
+    def hosts(count, rate):
+        yield count, rate
+
+    fakes = {"on_ranks": answer, "on_hosts": answer, "emulated_hosts": hosts}
+    fakes |= {"measure_kernel_speeds": lambda: SPEEDS, "usable_cores": lambda: 2}
+    for module, name in product((parameter_server, one_machine, plan), fakes):
+        monkeypatch.setattr(module, name, fakes[name], raising=False)
+    report = benchmark.main(options_of(benchmark, line))
+    assert asked == expected
+    found = {row.name: row.ratio for row in report.rows}
+    assert len(found) == len(report.rows)  # or bars of the figure would lie on each other
+    assert {name: found[name] for name in ratios} == pytest.approx(ratios)
 
 
 SECONDS = {"gloo": 8.0, "1 bit, pipelined": 0.25, "32 bit, pipelined": 4.0, "auto": 0.5}
@@ -387,12 +438,8 @@ def test_cases_have_their_turns_one_after_the_other():
     links.measured(playing, 2_500_000, 2)
     names = playing.turns[:10]
     assert len(set(names)) == 10 and playing.turns == 3 * names
-    assert [links.times(values) for values in (1000, 250_000, 2_500_000, 25_000_000)] == [
-        8,
-        8,
-        4,
-        1,
-    ]
+    sizes = (1000, 250_000, 2_500_000, 25_000_000)
+    assert [links.times(values) for values in sizes] == [8, 8, 4, 1]
 
 
 @pytest.mark.parametrize(
@@ -425,14 +472,18 @@ def test_a_turn_checks_the_sum_and_compares_the_ranks():
 
 
 @pytest.mark.parametrize(
-    ("line", "wrong"),
+    ("benchmark", "line", "wrong"),
     [
-        ("--rate 1gbit", r"rate=1e\+09 bit/s needs --hosts"),
-        ("--values 1 2", r"values=\[1, 2\] must be one number without --hosts"),
-        ("--hosts 1", "hosts=1 must be at least 2"),
-        ("--hosts 2 -n 3", "ranks=3 must not be given with --hosts"),
+        (exchange, "--rate 1gbit", r"rate=1e\+09 bit/s needs --hosts"),
+        (exchange, "--values 1 2", r"values=\[1, 2\] must be one number without --hosts"),
+        (exchange, "--hosts 1", "hosts=1 must be at least 2"),
+        (exchange, "--hosts 2 -n 3", "ranks=3 must not be given with --hosts"),
+        (parameter_server, "--rate 1gbit --hosts 1", "hosts=1 must be at least 2"),
+        (training, "--hosts 1", "hosts=1 must be at least 2"),
+        (training, "--to-loss --only '8 bit'", "'8 bit' must be one of"),
+        (training, "--lr 0.1", "must be more than 0, and goes with --to-loss"),
     ],
 )
-def test_what_the_benchmark_of_sums_refuses(line, wrong):
+def test_what_benchmarks_refuse(benchmark, line, wrong):
     with pytest.raises(UserError, match=wrong):
-        exchange.main(exchange_options(line))
+        benchmark.main(options_of(benchmark, line))

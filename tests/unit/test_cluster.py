@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shlex
@@ -12,7 +11,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from benchmarks import on_ranks, parameter_server
+from benchmarks import on_ranks
 from benchmarks.parameter_server import links as server_links
 from parallel_sgd import UserError
 from parallel_sgd.command_line import cluster
@@ -110,9 +109,10 @@ def test_leftovers_are_removed_with_their_hostfile_and_named(calls, tmp_path, ca
     assert capsys.readouterr().out == "nothing was left behind\n"
 
 
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])
-def test_hosts_and_what_runs_in_them_are_removed_whatever_happens(calls, tmp_path, error):
-    with nullcontext() if error is None else pytest.raises(error):  # noqa: SIM117
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt, RuntimeError, signal.SIGTERM])
+def test_hosts_and_what_runs_in_them_are_removed_whatever_happens(calls, tmp_path, end):
+    known = {None: nullcontext(), signal.SIGTERM: pytest.raises(SystemExit, match="143")}
+    with known.get(end) or pytest.raises(end):  # noqa: SIM117
         with cluster.emulated_hosts(2, 1e9) as hosts:
             assert (hosts.folder / "hosts").read_text() == "".join(
                 f"{name} slots=1\n" for name in hosts.names
@@ -121,8 +121,10 @@ def test_hosts_and_what_runs_in_them_are_removed_whatever_happens(calls, tmp_pat
             made = [words[3] for words in calls if words[:3] == ["ip", "netns", "add"]]
             assert made == [hosts.switch, *hosts.names]
             calls.clear()
-            if error:
-                raise error
+            if end == signal.SIGTERM:
+                signal.raise_signal(end)
+            elif end:
+                raise end
     removed = [words[3] for words in calls if words[:3] == ["ip", "netns", "del"]]
     assert removed == made
     assert ["kill", 4242, signal.SIGKILL] in calls
@@ -146,14 +148,6 @@ def test_hosts_that_cannot_be_finished_are_removed_too(calls, monkeypatch):
     ):
         raise AssertionError
     assert sum(words[:3] == ["ip", "netns", "del"] for words in calls) == 3
-
-
-def test_sigterm_ends_the_body_in_order(calls, tmp_path):
-    with pytest.raises(SystemExit) as caught, cluster.emulated_hosts(1, math.inf):
-        signal.raise_signal(signal.SIGTERM)
-    assert caught.value.code == 128 + signal.SIGTERM
-    assert sum(words[:3] == ["ip", "netns", "del"] for words in calls) == 2
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
@@ -187,9 +181,10 @@ def refused(count=2, rate=1e9, slots=1):
 
 def test_what_is_missing_is_said_in_one_line_before_anything_is_made(calls, monkeypatch):
     assert "hosts=0" in refused(count=0)
+    assert "hosts=201 of an emulated cluster must be 1 to 200" in refused(count=201)
     assert "slots=0" in refused(slots=0)
     assert "rate=nan" in refused(rate=math.nan)
-    assert "rate=1000 bit/s" in refused(rate=1e3)
+    assert "rate=1000 bit/s of emulated links must be 1mbit to 1000gbit" in refused(rate=1e3)
     assert not calls
     for vendor, version in ((OPEN_MPI, "4.1.6"), ("Intel MPI", "2021.11")):
         found = {"vendor": vendor, "version": version}
@@ -214,15 +209,21 @@ def test_what_is_missing_is_said_in_one_line_before_anything_is_made(calls, monk
         (["--colour", "--", "true"], "unrecognized arguments: --colour"),
         (["--hosts", "2", "--", "true"], "emulated hosts need root"),
         (["--remove"], "emulated hosts need root"),
+        (["--hosts", "0", "--", "true"], "--hosts: must be a whole number from 1 to 1048576: '0'"),
+        (["--slots", "x", "--", "true"], "--slots: must be a whole number from 1 to 1048576: 'x'"),
+        (["--hostfile", "no/hosts", "--", "true"], "hostfile='no/hosts' must be in a folder that"),
+        (["--hostfile", "mine", "--", "true"], "hostfile='mine' must not exist, or have been left"),
     ],
 )
 def test_the_command_refuses_in_one_line(calls, monkeypatch, tmp_path, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    (tmp_path / "mine").write_text("node1 slots=4\n")
     assert main(["cluster", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"parallel-sgd: error: {said}")
-    assert not calls and not list(tmp_path.iterdir())
+    assert not calls and [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert (tmp_path / "mine").read_text() == "node1 slots=4\n"
 
 
 @pytest.mark.parametrize("before", [["--"], []])
@@ -327,37 +328,3 @@ def test_the_limit_of_the_links():
     assert server_links.limit(1, 1000, 1000, 1e9) == math.inf
     assert server_links.limit(3, pulled, pulled, math.inf) == math.inf
     assert server_links.numbers(4) == [1, 3] and server_links.numbers(2) == [1]
-
-
-def test_the_report_on_links(monkeypatch):
-    updates = {f"learner, {n}, {bits}": 9.0 for n in (1, 3) for bits in (32, 1)}
-    updates |= {name.replace("learner", "bare"): 10.0 for name in updates}
-    found = {"updates": updates, "where": {"1": {"wire": 0.07}, "3": {"wire": 0.1}}}
-    asked = []
-
-    class Hosts:
-        def __init__(self, count, rate):
-            asked.append((count, rate))
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-    def on_hosts(hosts, module, options):
-        asked.append((module, options["values"]))
-        return found
-
-    monkeypatch.setattr(parameter_server, "emulated_hosts", Hosts)
-    monkeypatch.setattr(parameter_server, "on_hosts", on_hosts)
-    parser = argparse.ArgumentParser()
-    parameter_server.add_arguments(parser)
-    report = parameter_server.main(parser.parse_args(["--rate", "1gbit"]))
-    assert asked == [(4, 1e9), ("parameter_server.links", 1 << 20)]
-    ratios = {row.name: row.ratio for row in report.rows}
-    assert len(ratios) == len(report.rows)
-    assert ratios["learner.step, 32 bit, 3 workers"] == pytest.approx(0.9)
-    assert ratios["learner.step, 1 bit, 1 worker"] == pytest.approx(0.9)
-    with pytest.raises(UserError, match="hosts=1 must be at least 2"):
-        parameter_server.main(parser.parse_args(["--rate", "1gbit", "--hosts", "1"]))

@@ -79,9 +79,7 @@ def test_the_pipeline_hides_the_lesser_of_wire_and_kernels_but_not_all_of_it(bit
     found = exchange_s(values, bits, ranks, link, EVEN)
     hidden = apart.total_s - found.total_s
     assert 0.9 * found.kernels_s < hidden < found.kernels_s < found.wire_s
-    short = exchange_s(
-        PIECE_VALUES, 32, ranks, link, EVEN
-    )  # one piece: an owner waits for all of it
+    short = exchange_s(PIECE_VALUES, 32, ranks, link, EVEN)  # an owner waits for the one piece
     assert short.total_s == pytest.approx(short.wire_s + short.kernels_s)
 
 

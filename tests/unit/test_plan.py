@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tracemalloc
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks import plan as benchmark
 from parallel_sgd import Communicator, DataParallelASGD, DataParallelSGD, Parameters
 from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.command_line import plan, train
@@ -274,39 +271,3 @@ def test_what_is_missing_is_named(capsys):
     assert main(["plan", "--nodes", "4"]) == 2
     error = capsys.readouterr().err
     assert "--bandwidth" in error and "--step-time" in error
-
-
-def test_the_benchmark_shows_errors(monkeypatch):
-    link = {"latency_s": 1e-5, "message_s": 1e-5, "core_s_per_byte": 1e-9}
-    right = exchange_s(
-        250_000,
-        32,
-        2,
-        Link(bytes_per_s=benchmark.payload_rate(1e9), **link),
-        SPEEDS,
-        cores_per_rank=1.0,
-        pipelined=False,
-    ).total_s
-
-    def on_hosts(hosts, module, options):
-        if module == "plan_link":
-            return link
-        assert options == {"sizes": [250_000], "bits": [32], "transport": "auto"}
-        return [{"values": 250_000, "bits": 32, "seconds": 2 * right, "pipelined": False}]
-
-    @contextmanager
-    def hosts(count, rate):
-        assert count == 2 and rate in (1e9, math.inf)
-        yield None
-
-    monkeypatch.setattr(benchmark, "emulated_hosts", hosts)
-    monkeypatch.setattr(benchmark, "on_hosts", on_hosts)
-    monkeypatch.setattr(benchmark, "measure_kernel_speeds", lambda: SPEEDS)
-    monkeypatch.setattr(benchmark, "usable_cores", lambda: 2)
-    parser = argparse.ArgumentParser()
-    benchmark.add_arguments(parser)
-    words = ["--hosts", "2", "--megabytes", "1", "--bits", "32"]
-    rows = {row.name: row for row in benchmark.main(parser.parse_args(words)).rows}
-    assert rows["2 hosts, 1 MB, 32 bit"].ratio == pytest.approx(2)
-    assert rows["2 hosts, 1 MB, 32 bit"].reference.endswith("error -50%")
-    assert rows["largest error"].value == pytest.approx(50)

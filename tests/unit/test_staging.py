@@ -134,9 +134,7 @@ def test_what_is_sent_is_what_the_stream_has_made_of_it(world: World, cuda_aware
 
 
 @both_ways
-def test_an_array_is_left_alone_until_the_stream_is_done_with_it(
-    world: World, cuda_aware: bool
-) -> None:
+def test_an_array_is_left_alone_until_its_stream_is_done(world: World, cuda_aware: bool) -> None:
     one, other = (world.messages(rank, cuda_aware=cuda_aware) for rank in range(2))
     came, found, gate = world.array(3), [], [False]
     one.send(world.array(5), 1, 7, lambda: None)
