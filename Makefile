@@ -99,6 +99,7 @@ test-python:
 # Not every test runs in every place: each mark is explained where it is made, in the conftest.py
 # beside the tests, and pytest counts what it has deselected.
 test-mpich-4 test-openmpi-4: SELECTED = -m "not few_ranks"
+test-integration-mpich: SELECTED = -m "not open_mpi"
 test-integration-openmpi: SELECTED = -m "not any_mpi"
 
 # test-openmpi-3: the tests that are about ranks, in a world of three on that MPI.

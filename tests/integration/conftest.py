@@ -17,3 +17,6 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "any_mpi: what it tests does not depend on the MPI, so `make test` runs it on MPICH alone",
     )
+    config.addinivalue_line(
+        "markers", "open_mpi: what no other MPI can do, so `make test` runs it on Open MPI alone"
+    )

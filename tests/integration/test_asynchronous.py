@@ -13,10 +13,6 @@ import pytest
 from jobs import ENVIRONMENT, ROOT, TRAIN, executed, finished, trainings
 from limits import patience
 
-from parallel_sgd.command_line.mpi_runtime import bound_mpi
-
-MPICH = bound_mpi(initialize=False)["vendor"].startswith("MPICH")
-survivable = pytest.mark.skipif(MPICH, reason="--survive needs Open MPI")
 USUAL = ["--algorithm", "async", "--sync-steps", "1", "--no-plot", "--hidden", "32"]
 
 
@@ -141,7 +137,7 @@ def lose(folder: Path, how: str, timeout_s: float, *options: str) -> tuple[int, 
     return finished("run", "-n", "4", *options, "losing.py", str(timeout_s), how)
 
 
-@survivable
+@pytest.mark.open_mpi
 def test_a_worker_that_is_killed_leaves_the_others_at_work_where_mpi_allows(folder: Path) -> None:
     _, output = lose(folder, "SIGKILL", 30, "--survive")
     assert "the worker on rank 1 has died: 2 of 3 workers are left" in output
@@ -173,7 +169,7 @@ endpoint.leave_lost()
 """
 
 
-@survivable
+@pytest.mark.open_mpi
 def test_messages_to_and_from_a_rank_that_has_died(folder: Path) -> None:
     """Whatever a server was about to do with one it learns of its death, and goes on."""
     (folder / "dead_peer.py").write_text(DEAD_PEER)

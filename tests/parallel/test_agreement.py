@@ -11,7 +11,7 @@ from few_weights import disagreement, errors_of, last, named
 
 from parallel_sgd import SGD, Adam, DataParallelSGD, Learner, Parameters
 from parallel_sgd.schedules import Schedule, Steps
-from parallel_sgd.training import learner as learner_module
+from parallel_sgd.training import arguments
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_another_version_of_the_library(on_ranks, monkeypatch):
         def __repr__(self):
             return "'0.0.1'" if here.old else "'9.9.9'"
 
-    monkeypatch.setattr(learner_module, "__version__", Version())
+    monkeypatch.setattr(arguments, "__version__", Version())
 
     def body(comm):
         here.old = last(comm) and comm.rank > 0
