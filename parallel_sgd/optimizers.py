@@ -18,7 +18,7 @@ from .errors import UserError
 from .kernels import body
 from .options import Choice, Options, Real, option, options
 from .parameters import Parameters
-from .schedules import Cosine, Linear, Schedule, Steps, value_at
+from .schedules import Cosine, Linear, Schedule, Steps
 from .state import across, workspace
 from .validation import LARGEST, number, set_validated, shown
 
@@ -156,11 +156,15 @@ class Optimizer(Options, ABC):
         Raises:
             UserError: the value of a schedule is not finite (in float32), or below 0.
         """
-        name, given = self._given
-        value = value_at(given, samples)
+        given = self.lr if self.lr_per_sample is None else self.lr_per_sample
+        if isinstance(given, float):  # checked when it was given
+            return given
+        assert given is not None
+        value = given(samples)
         if type(value) is float and 0 <= value <= LARGEST:
             return value
         try:
+            name = "lr" if self.lr_per_sample is None else "lr_per_sample"
             return number(name, value, 0, may_vanish=True)
         except UserError as error:
             raise UserError(f"{error} (the schedule's value after {samples} samples)") from None
@@ -173,14 +177,6 @@ class Optimizer(Options, ABC):
         """
         rate = self.rate_after(state.samples) * (samples if self.lr is None else 1)
         return rate * state.lr_factor
-
-    @property
-    def _given(self) -> tuple[str, float | Schedule]:
-        """The rate that was given, with its name."""
-        if self.lr is not None:
-            return "lr", self.lr
-        assert self.lr_per_sample is not None
-        return "lr_per_sample", self.lr_per_sample
 
 
 class LocalStep:

@@ -99,10 +99,5 @@ class Cosine(Schedule):
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * done)) / 2
 
 
-def value_at(value: float | Schedule, samples: int) -> float:
-    """The value after so many samples, of a constant or a schedule."""
-    return value(samples) if isinstance(value, Schedule) else value
-
-
 def _value(name: str, value: Any) -> float:
     return number(name, value, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NoReturn, TypeVar
 
 from ..algorithms import Algorithm, Minibatch, Work
@@ -11,6 +12,8 @@ from ..state import Component, External, components
 from .warm_start import train_alone
 
 Result = TypeVar("Result")
+
+minibatch_of = lru_cache(maxsize=64)(Minibatch)  #: found sooner than made: sizes repeat
 
 
 class AlgorithmAtWork:
@@ -87,7 +90,7 @@ class AlgorithmAtWork:
         else:
             total = self._together(self.group.agree, None, samples)
         if total:
-            algorithm.step(state, work, Minibatch(samples, total))
+            algorithm.step(state, work, minibatch_of(samples, total))
         return total
 
     def _together(self, wait: Callable[..., Result], *arguments: Any) -> Result:

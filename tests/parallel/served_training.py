@@ -16,7 +16,6 @@ import pytest
 from invariants import same_on_all_ranks
 
 from parallel_sgd import Communicator, DataParallelASGD, Learner, Optimizer, Parameters
-from parallel_sgd.schedules import value_at
 
 Array = np.ndarray
 
@@ -137,6 +136,9 @@ class ByHand:
         self.clocks = [0] * self.workers
         self.staleness: list[dict[int, int]] = [{} for _ in range(self.workers)]
 
+    def rate_after(self, samples: int) -> float:
+        return self.lr if isinstance(self.lr, float) else self.lr(samples)
+
     def factor(self, k: int) -> float:
         """ALGORITHMS.md: min(1, a (⌊s/m⌋ + 1)) or min(1, a + (1 - a) s/m)."""
         a, m, s = (
@@ -154,7 +156,7 @@ class ByHand:
         """A minibatch of worker k, pushed and pulled at the end of its period."""
         deltas = self.algorithm.currency == "deltas"
         if deltas:
-            rate = value_at(self.lr, self.clocks[k]) * self.factor(k)
+            rate = self.rate_after(self.clocks[k]) * self.factor(k)
             self.own[k] = self.own[k] - rate * gradient / m
         self.gathered[k] = self.gathered[k] + gradient
         self.gathered_samples[k] += m
@@ -173,7 +175,7 @@ class ByHand:
         else:
             g = self.gathered[k] / n
             g = g + self.algorithm.delay_compensation * g * g * (self.x - self.pulled[k])
-            self.x = self.x - value_at(self.lr, self.samples) * self.factor(k) * share * g
+            self.x = self.x - self.rate_after(self.samples) * self.factor(k) * share * g
         self.samples += n
         self.version += 1
         self.own[k], self.pulled[k] = self.x.copy(), self.x.copy()

@@ -12,7 +12,7 @@ import pytest
 
 from parallel_sgd import SGD, Adagrad, Adam, MomentumSGD, NesterovSGD, Parameters, UserError
 from parallel_sgd.optimizers import OPTIMIZERS
-from parallel_sgd.schedules import Cosine, Linear, Schedule, Steps, value_at
+from parallel_sgd.schedules import Cosine, Linear, Schedule, Steps
 
 N = 37
 MINIBATCHES = (8, 8, 3, 16, 1, 8, 5)
@@ -60,7 +60,8 @@ def compare(optimizer, textbook):
 @pytest.mark.parametrize("name", ["lr", "lr_per_sample"])
 def test_sgd_by_the_rate_after_the_samples_before_a_minibatch(rate, name):
     def textbook(x, g, samples, seen):
-        return x - value_at(rate, seen) * (samples if name == "lr_per_sample" else 1) * g
+        now = rate(seen) if isinstance(rate, Schedule) else rate
+        return x - now * (samples if name == "lr_per_sample" else 1) * g
 
     compare(SGD(**{name: rate}), textbook)
 
