@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from numbers import Real
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, cast
 
 from ..array_files import require_safetensors
@@ -191,12 +190,7 @@ class Checkpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, frames: object) -> None:
         if error is None:
             self.close()
         elif isinstance(error, SharedError) and not self.writing:
