@@ -66,9 +66,9 @@ def _main(module: str, options: str, result: str) -> None:
     from importlib import import_module
 
     comm = Communicator.world()
-    found = import_module(f"benchmarks.{module}").measure(comm, **json.loads(options))
+    measured = import_module(f"benchmarks.{module}").measure(comm, **json.loads(options))
     if comm.rank == 0:
-        Path(result).write_text(json.dumps(found))
+        Path(result).write_text(json.dumps(measured))
 
 
 if __name__ == "__main__":

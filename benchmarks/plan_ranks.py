@@ -30,7 +30,7 @@ def measure(
         For every size and bits, the median over rounds of the slowest rank's seconds, and whether
         the exchange is pipelined.
     """
-    return [_exchange(comm, values, each, transport) for values in sizes for each in bits]
+    return [_exchange(comm, values, width, transport) for values in sizes for width in bits]
 
 
 def _exchange(comm: Communicator, values: int, bits: int, transport: str) -> dict[str, Any]:

@@ -31,31 +31,31 @@ TINY = 650  #: parameters of a softmax regression on digits
 
 def compared(k: int, n: int, rounds: int) -> Report:
     """The table for K ranks and n values."""
-    found = on_ranks(k, "exchange.one_machine", {"values": n, "rounds": rounds})
+    measured = on_ranks(k, "exchange.one_machine", {"values": n, "rounds": rounds})
     report = Report(f"sums of {n} float32 over {k} ranks of one machine, a thread each")
-    allreduce, tiny = found["allreduce"], found["tiny_allreduce"]
+    allreduce, tiny = measured["allreduce"], measured["tiny_allreduce"]
     reference = f"MPI_Allreduce of float32, {allreduce * 1e3:.1f} ms"
     for bits in BITS:
-        seconds = found["seconds"][str(bits)]
+        seconds = measured["seconds"][str(bits)]
         report.add(f"{bits} bit, time", seconds * 1e3, "ms", reference, seconds / allreduce)
     for bits in BITS:
-        seconds, other = found["pipelined"][str(bits)], found["seconds"][str(bits)]
+        seconds, other = measured["pipelined"][str(bits)], measured["seconds"][str(bits)]
         reference = f"transport collective, {other * 1e3:.1f} ms"
         name = f"{bits} bit, transport pipelined, time"
         report.add(name, seconds * 1e3, "ms", reference, seconds / other)
     for bits in BITS:
         theory = bytes_sent(n, bits, k)
-        sent = found["bytes"][str(bits)]
+        sent = measured["bytes"][str(bits)]
         ratio = sent / theory if theory else None
         name = f"{bits} bit, bytes sent by a rank"
         report.add(name, sent, "B", f"theory, {theory:,.0f} B", ratio)
     limit = 4 + 4 / k + 1
-    for size, memory in found["memory_per_parameter"].items():
+    for size, memory in measured["memory_per_parameter"].items():
         reference = f"4 + 4/K + 1 = {limit:.2f}"
         name = f"1 bit, extra memory for {size} parameters"
         report.add(name, memory, "B/parameter", reference, memory / limit)
     for bits in (32, 1):
-        step = found["tiny_step"][str(bits)]
+        step = measured["tiny_step"][str(bits)]
         report.add(
             f"step of {TINY} parameters, {bits} bit",
             step * 1e6,
@@ -65,7 +65,7 @@ def compared(k: int, n: int, rounds: int) -> Report:
         )
     report.add(
         "the same on one rank alone, 1 bit",
-        found["alone"] * 1e6,
+        measured["alone"] * 1e6,
         "us",
         "our own part of a step: Python, encode, decode, update",
         None,

@@ -37,8 +37,8 @@ class Ours:
             for name, (bits, transport) in OURS.items()
         }
         given[AUTO] = {"gradient_bits": AUTO}
-        for name, each in given.items():
-            options = ExchangeOptions(**each)
+        for name, arguments in given.items():
+            options = ExchangeOptions(**arguments)
             exchange = ExchangeState.init(options, parameters, lambda: 0, self.comm)
             self.calls[name] = partial(exchange.sum, self.total)
         return {"auto": exchange.report()}

@@ -18,14 +18,14 @@ class Ours:
     """A model, a learner and the loop around them."""
 
     def __init__(self, comm: Communicator, contender: str, task: str, lr: float) -> None:
-        found = CONTENDERS[contender]
-        assert found.algorithm is not None
+        chosen = CONTENDERS[contender]
+        assert chosen.algorithm is not None
         self.model = TASKS[task].model()
         self.learner = Learner(
             self.model.parameters,
             MomentumSGD(lr=lr, momentum=MOMENTUM),
-            found.algorithm,
-            comm if found.period else Communicator.single(),
+            chosen.algorithm,
+            comm if chosen.period else Communicator.single(),
         )
         self.total = BATCH * self.learner.comm.size
 

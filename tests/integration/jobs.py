@@ -211,8 +211,8 @@ def trainings(
     Args:
         given: the arguments of each run, or those of each rank.
     """
-    each = [[line] * ranks if isinstance(line[0], str) else line for line in given]
-    return programs(folder, [list(map(training, lines)) for lines in each], ranks=ranks)
+    runs = [[line] * ranks if isinstance(line[0], str) else line for line in given]
+    return programs(folder, [list(map(training, lines)) for lines in runs], ranks=ranks)
 
 
 def training(arguments: Sequence[str]) -> str:

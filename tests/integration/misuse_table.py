@@ -239,7 +239,7 @@ SECTIONS = {
     "Ranks that end": GONE,
 }
 
-MISUSES = [each for section in SECTIONS.values() for each in section]
+MISUSES = [misuse for section in SECTIONS.values() for misuse in section]
 
 
 def prepared(scratch: Path) -> Path:

@@ -35,24 +35,24 @@ def test_a_run_is_recorded_and_replayed_by_threads() -> None:
     assert "2 workers and 2 servers" in output
     rows = rows_of("run")
     assert [row["epoch"] for row in rows] == [1, 2, 3]
-    assert [each["worker"] for each in rows[0]["details"]["workers"]] == [0]
+    assert [worker["worker"] for worker in rows[0]["details"]["workers"]] == [0]
     workers = rows[-1]["details"]["workers"]
-    assert [each["worker"] for each in workers] == [0, 1]
-    assert sum(each["samples"] for each in workers) == 3 * 1438
-    for each in workers:
-        assert sum(each["staleness"].values()) == each["pushes"] == 3 * 23
-        assert min(each["seconds"].values()) >= 0
-        assert re.search(rf"^ +{each['worker']} +{each['pushes']} ", output, re.MULTILINE)
+    assert [worker["worker"] for worker in workers] == [0, 1]
+    assert sum(worker["samples"] for worker in workers) == 3 * 1438
+    for worker in workers:
+        assert sum(worker["staleness"].values()) == worker["pushes"] == 3 * 23
+        assert min(worker["seconds"].values()) >= 0
+        assert re.search(rf"^ +{worker['worker']} +{worker['pushes']} ", output, re.MULTILINE)
     code, output = finished(
         *["simulate", "-n", "4", *options, "--servers", "2"],
         *["--output", "again", "--replay", "order"],
     )
     assert code == 0, output
-    found, expected = model_of("again"), model_of("run")
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    replayed, expected = model_of("again"), model_of("run")
+    assert replayed.keys() == expected.keys()
+    assert all(np.array_equal(replayed[name], expected[name]) for name in expected)
     again = rows_of("again")[-1]["details"]["workers"]
-    assert [each["staleness"] for each in again] == [each["staleness"] for each in workers]
+    assert [worker["staleness"] for worker in again] == [worker["staleness"] for worker in workers]
 
 
 @pytest.mark.any_mpi
@@ -127,7 +127,7 @@ if not learner.serves:
             time.sleep(0.1)  # while worker 0 waits in `finish`, longer than the time limit
 learner.finish()
 if not learner.serves:
-    pushes = [each["pushes"] for each in learner.report()["workers"]]
+    pushes = [worker["pushes"] for worker in learner.report()["workers"]]
     print("final", parameters.flat[0], pushes, flush=True)
 """
 
@@ -206,6 +206,6 @@ def test_workers_that_have_finished_may_wait_longer_than_the_time_limit(folder: 
 def test_the_example_learns_clicks() -> None:
     code, output = finished("run", "-n", "3", "--servers", "1", str(ROOT / "examples/clicks.py"))
     assert code == 0, output
-    found = re.search(r"^after [\d.]+ s ([\d.]+)", output, re.MULTILINE)
-    assert found
-    assert 0.4348 < float(found[1]) < 0.54
+    match = re.search(r"^after [\d.]+ s ([\d.]+)", output, re.MULTILINE)
+    assert match
+    assert 0.4348 < float(match[1]) < 0.54

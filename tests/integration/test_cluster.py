@@ -96,12 +96,12 @@ def test_ranks_of_one_host_are_neighbours_and_hosts_talk_over_limited_links(fold
     options = ["--hosts", "2", "--slots", "2", "--rate", "50mbit", "--hostfile", "two"]
     code, output = executed(cluster(*options, "--", *command))
     assert code == 0, output
-    found = json.loads((folder / "places.json").read_text())
-    names = [name for name, _ in found["places"]]
+    report = json.loads((folder / "places.json").read_text())
+    names = [name for name, _ in report["places"]]
     assert names[0] == names[1] != names[2] == names[3]
-    assert [near for _, near in found["places"]] == [2, 2, 2, 2]
+    assert [near for _, near in report["places"]] == [2, 2, 2, 2]
     least = ((1 << 20) - BURST) / payload_rate(50e6)
-    assert least * 0.9 < found["seconds"] < least + 2
+    assert least * 0.9 < report["seconds"] < least + 2
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

@@ -210,13 +210,13 @@ def test_a_world_that_not_all_ranks_enter(
 def test_info(folder: Path, mpi: str) -> None:
     code, output = execute([*PARALLEL_SGD, "info", "--json"])
     assert code == 0, output
-    found = json.loads(output)
-    assert found["mpi"]["vendor"] == mpi
-    assert found["mpi"]["thread_level"] == "multiple"
-    assert found["mpiexec"]["matches_mpi"] is True
-    assert found["cores"]["usable_by_this_process"] >= 1
-    assert found["cores"]["launcher"].startswith("none")
-    assert found["cores"]["cores_per_rank"] == found["cores"]["usable_by_this_process"]
+    report = json.loads(output)
+    assert report["mpi"]["vendor"] == mpi
+    assert report["mpi"]["thread_level"] == "multiple"
+    assert report["mpiexec"]["matches_mpi"] is True
+    assert report["cores"]["usable_by_this_process"] >= 1
+    assert report["cores"]["launcher"].startswith("none")
+    assert report["cores"]["cores_per_rank"] == report["cores"]["usable_by_this_process"]
 
 
 def test_info_under_mpiexec(folder: Path, mpi: str) -> None:

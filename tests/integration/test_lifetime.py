@@ -35,12 +35,12 @@ def run(program: str, *, ranks: int, servers: int | None = None) -> tuple[int, s
 
 MANY = """
 warnings.simplefilter("ignore")
-each = {
+learners = {
     psgd.DataParallelSGD(overlap=True): 2200,
     psgd.BlockMomentumSGD(sync_steps=1, overlap_samples=2): 50,
     psgd.DataParallelASGD(servers=0): 1100,
 }
-for algorithm, count in each.items():
+for algorithm, count in learners.items():
     for number in range(count):
         with learner_of(algorithm) as learner, psgd.Checkpoints("all", keep=1) as checkpoints:
             if number % 100 == 0:

@@ -109,8 +109,8 @@ def refuses_what_is_not_finite(
             with pytest.raises(UserError, match=rf"^{message} \(on rank {culprit}\)$"):
                 step()
             assert everything(learner) == before, "a refused gradient left a trace"
-        for each in (learner, twin):
-            each.gradient.flat[:] = gradient_of(0 if warm_start else comm.rank, number, n)
-            each.step(samples=2)
+        for trained in (learner, twin):
+            trained.gradient.flat[:] = gradient_of(0 if warm_start else comm.rank, number, n)
+            trained.step(samples=2)
         assert everything(learner) == everything(twin)
     same_on_all_ranks(comm, learner.parameters.flat)
