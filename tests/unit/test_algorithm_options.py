@@ -138,7 +138,7 @@ REFUSED = {
 }
 
 
-OPTIMIZED = {each.__name__ for each in OPTIMIZERS.values()}
+OPTIMIZED = {kind.__name__ for kind in OPTIMIZERS.values()}
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ ONE, HALF, FEW = "gradient_bits=1", "gradient_bits=16", "gradient_bits of less t
 )
 def test_options_of_codecs_that_are_not_used(kind, name, value, bits, needs):
     line = re.escape(f"{name}={value!r} has no effect without {needs}")
-    for each in bits:
+    for unused in bits:
         with pytest.raises(UserError, match=f"^{line}$"):
-            kind(gradient_bits=each, **{name: value})
+            kind(gradient_bits=unused, **{name: value})
     used = {ONE: 1, HALF: 16, FEW: 4}[needs]
     assert getattr(kind(gradient_bits=used, **{name: value}), name) == value
 

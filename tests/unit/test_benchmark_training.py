@@ -76,8 +76,8 @@ def test_our_contenders_learn_and_end_with_one_model(name):
         return member.steps(2 * PERIOD)
 
     answers = simulate(2, rank)
-    assert all(each["losses"][-1] < each["losses"][0] for each in answers)
-    assert len({each["digest"] for each in answers}) == (1 if CONTENDERS[name].period else 2)
+    assert all(answer["losses"][-1] < answer["losses"][0] for answer in answers)
+    assert len({answer["digest"] for answer in answers}) == (1 if CONTENDERS[name].period else 2)
 
 
 @pytest.mark.usefixtures("small")
@@ -91,13 +91,13 @@ def test_pytorch_takes_the_very_steps_that_ours_takes(task):
         "ours": (Ours(Communicator.single(), "no exchange", task, 0.01), "no exchange"),
         "peer": (Peer("PyTorch, no exchange", task, 0.01), "PyTorch, no exchange"),
     }
-    found = {}
+    trained = {}
     for side, (trainer, name) in sides.items():
         member = Member(0, 1, lambda *a, trainer=trainer: trainer, lambda: None)
         member.begin(name, task, 0.01)
         before = trainer.values().copy()
-        found[side] = (before, member.steps(3)["losses"], trainer.values())
-    for ours, theirs in zip(*found.values(), strict=True):
+        trained[side] = (before, member.steps(3)["losses"], trainer.values())
+    for ours, theirs in zip(*trained.values(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
@@ -166,9 +166,9 @@ def test_ours_starts_through_the_launcher_and_pytorch_once_on_every_host():
     (ours,) = conducting._commands("ours", "training", hosts, "path")
     assert ours[0] == "in" and ours[4:9] == ["run", "-n", "2", "--hostfile", "h"]
     peers = conducting._commands("peer", "training", hosts, "path")
-    assert [each[:2] for each in peers] == [["on", "0"], ["on", "1"]]
+    assert [command[:2] for command in peers] == [["on", "0"], ["on", "1"]]
     assert [ours[-2], peers[0][-5]] == ["benchmarks.training.ours", "benchmarks.training.peer"]
-    assert [each[-4:] for each in peers] == [[rank, "2", "1.1.1.1", "path"] for rank in "01"]
+    assert [command[-4:] for command in peers] == [[rank, "2", "1.1.1.1", "path"] for rank in "01"]
 
 
 class Players:
@@ -258,9 +258,9 @@ def test_both_sides_must_begin_alike():
 def results():
     seconds = {"1 bit": 0.05, "no exchange": 0.04, PLAIN: 0.3, HOOKS[0]: 0.2, HOOKS[1]: 0.15}
     times = [
-        StepTime("5M", rate, name, each, [each], 8, 256 / each, (2.7, 1.0))
+        StepTime("5M", rate, name, step_s, [step_s], 8, 256 / step_s, (2.7, 1.0))
         for rate in (GBIT, math.inf)
-        for name, each in seconds.items()
+        for name, step_s in seconds.items()
     ]
     runs = [
         ToLoss("1 bit", GBIT, 0.1, 2.0, 5.0, 64, [(2.5, 3.0), (5.0, 1.9)]),
@@ -287,7 +287,7 @@ def test_results_are_read_as_they_were_written(results, tmp_path, capsys):
     json.loads(path.read_text(), parse_constant=pytest.fail)  # no Infinity
     again = summary.read(str(path))
     assert again.times == [
-        StepTime(**{**vars(each), "losses": list(each.losses)}) for each in results.times
+        StepTime(**{**vars(time), "losses": list(time.losses)}) for time in results.times
     ]
     parser = argparse.ArgumentParser()
     training.add_arguments(parser)
@@ -301,7 +301,7 @@ def test_results_are_read_as_they_were_written(results, tmp_path, capsys):
 def test_figures(results, tmp_path):
     pytest.importorskip("matplotlib")
     summary.Summary(results).draw(tmp_path / "training.png")
-    assert sorted(each.name for each in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
         "training-5M.png",
         "training-to-loss.png",
     ]

@@ -78,33 +78,33 @@ ODD: tuple[Callable[[random.Random, Any], Any], ...] = (
 
 def places(document: Any) -> list[tuple[Any, Any]]:
     """Every container of a document with every key of it."""
-    found: list[tuple[Any, Any]] = []
+    pairs: list[tuple[Any, Any]] = []
     rest = [document]
     while rest:
-        each = rest.pop()
-        items = each.items() if isinstance(each, dict) else enumerate(each)
+        container = rest.pop()
+        items = container.items() if isinstance(container, dict) else enumerate(container)
         for key, value in items:
-            found.append((each, key))
+            pairs.append((container, key))
             if isinstance(value, dict | list):
                 rest.append(value)
-    return found
+    return pairs
 
 
 def mutated(go: random.Random, document: Any) -> str:
     """Its text, with one to three places changed."""
     document = copy.deepcopy(document)
     for _ in range(go.choice([1, 1, 1, 2, 3])):
-        found = places(document)
-        if not found:
+        pairs = places(document)
+        if not pairs:
             break
-        holder, key = go.choice(found)
+        holder, key = go.choice(pairs)
         match go.randrange(4):
             case 0 if isinstance(holder, dict):
                 del holder[key]
             case 1 if isinstance(holder, dict):
                 holder[go.choice(["x", key + "x", "parameters", "0"])] = holder.pop(key)
             case 2:
-                other, place = go.choice(found)
+                other, place = go.choice(pairs)
                 holder[key] = copy.deepcopy(other[place])
             case _:
                 holder[key] = go.choice(ODD)(go, holder[key])

@@ -75,9 +75,9 @@ class Ranks:
         return np.average(np.array(vectors, float), axis=0, weights=weights)
 
     def residuals(self) -> tuple[np.ndarray, np.ndarray]:
-        each = [state.exchange.residuals for state in self.state]
-        own = np.sum([residuals.worker_error for residuals in each], axis=0, dtype=float)
-        return own, np.concatenate([residuals.owner_error["0"] for residuals in each])
+        by_rank = [state.exchange.residuals for state in self.state]
+        own = np.sum([residuals.worker_error for residuals in by_rank], axis=0, dtype=float)
+        return own, np.concatenate([residuals.owner_error["0"] for residuals in by_rank])
 
 
 @pytest.mark.parametrize("new", [1, 2, 3, 5])
@@ -104,8 +104,8 @@ def test_what_the_ranks_have_together_is_kept(name, old, new, steps, tmp_path):
     before = Ranks.of(simulate(old, save))
     loaded = simulate(new, load)
     after = Ranks.of([learner for learner, _ in loaded])
-    assert all(found.extras == list(range(old)) and found.ranks == old for _, found in loaded)
-    assert [found.extra for _, found in loaded] == (
+    assert all(saved.extras == list(range(old)) and saved.ranks == old for _, saved in loaded)
+    assert [saved.extra for _, saved in loaded] == (
         list(range(old)) if old == new else [None] * new
     )
     assert after.sent == before.sent
@@ -115,8 +115,8 @@ def test_what_the_ranks_have_together_is_kept(name, old, new, steps, tmp_path):
     for now, then in ((after.models, before.models), (after.m, before.m)):
         np.testing.assert_allclose(after.mean(now), before.mean(then), rtol=1e-5, atol=1e-6)
         if old != new:
-            assert all(np.array_equal(now[0], each) for each in now)
-        if all(np.array_equal(then[0], each) for each in then):
+            assert all(np.array_equal(now[0], vector) for vector in now)
+        if all(np.array_equal(then[0], vector) for vector in then):
             assert np.array_equal(now[0], then[0]), "equal ones have changed"
     assert max(after.steps) == max(before.steps)
     if before.state[0].exchange.residuals:
@@ -231,8 +231,8 @@ def test_bits_that_were_chosen_go_with_the_residuals(new, tmp_path, monkeypatch)
     choose(32)
     learners = simulate(new, load)
     assert [learner.state.exchange.bits for learner in learners] == [{"0": 1}] * new
-    found = Ranks.of(learners).residuals()
-    assert np.allclose(found[0], own) and np.allclose(found[1], total)
+    after = Ranks.of(learners).residuals()
+    assert np.allclose(after[0], own) and np.allclose(after[1], total)
     assert own.any() and total.any()
 
 

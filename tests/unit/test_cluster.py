@@ -86,8 +86,8 @@ def test_only_what_a_process_that_is_gone_has_made_is_left_over():
         "psgd-hosts-11-switch (id: 0)\npsgd-hosts-11-0 (id: 1)\npsgd-hosts-12-0\n"
         "own\nmy-psgd-hosts-11-0\npsgd-other-11-0\npsgd-hosts-9x-0\n"
     )
-    found = namespaces.leftovers(listed.splitlines(), {12, 1})
-    assert found == ["psgd-hosts-11-switch", "psgd-hosts-11-0"]
+    left = namespaces.leftovers(listed.splitlines(), {12, 1})
+    assert left == ["psgd-hosts-11-switch", "psgd-hosts-11-0"]
 
 
 def test_leftovers_are_removed_with_their_hostfile_and_named(calls, tmp_path, capsys):
@@ -187,8 +187,8 @@ def test_what_is_missing_is_said_in_one_line_before_anything_is_made(calls, monk
     assert "rate=1000 bit/s of emulated links must be 1mbit to 1000gbit" in refused(rate=1e3)
     assert not calls
     for vendor, version in ((OPEN_MPI, "4.1.6"), ("Intel MPI", "2021.11")):
-        found = {"vendor": vendor, "version": version}
-        monkeypatch.setattr(hosts_module, "bound_mpi", lambda found=found: found)
+        mpi = {"vendor": vendor, "version": version}
+        monkeypatch.setattr(hosts_module, "bound_mpi", lambda mpi=mpi: mpi)
         said = f"need Open MPI 5 or MPICH, and mpi4py is bound to {vendor} {version}"
         assert said in refused()
     assert not [words for words in calls if "add" in words]
@@ -285,14 +285,14 @@ def test_the_environment_makes_a_plain_mpiexec_work(monkeypatch, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
     monkeypatch.setattr(hosts_module, "usable_cores", lambda: 13)
-    found = example(tmp_path, 3, 2).environment
-    assert found["PRTE_MCA_plm_ssh_agent"] == str(tmp_path / "agent")
-    assert found["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
-    assert found["OMPI_MCA_btl"] == "tcp,sm,self" and found["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
-    assert found["OMP_NUM_THREADS"] == "7" and found["NUMBA_NUM_THREADS"] == "2"
-    found = example(tmp_path, mpi=MPICH).environment
-    assert found["HYDRA_LAUNCHER_EXEC"] == str(tmp_path / "agent")
-    assert found["FI_PROVIDER"] == "tcp" and set(THREAD_VARIABLES) < set(found)
+    variables = example(tmp_path, 3, 2).environment
+    assert variables["PRTE_MCA_plm_ssh_agent"] == str(tmp_path / "agent")
+    assert variables["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
+    assert variables["OMPI_MCA_btl"] == "tcp,sm,self" and variables["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+    assert variables["OMP_NUM_THREADS"] == "7" and variables["NUMBA_NUM_THREADS"] == "2"
+    variables = example(tmp_path, mpi=MPICH).environment
+    assert variables["HYDRA_LAUNCHER_EXEC"] == str(tmp_path / "agent")
+    assert variables["FI_PROVIDER"] == "tcp" and set(THREAD_VARIABLES) < set(variables)
 
 
 def test_a_host_by_its_number(calls, tmp_path):

@@ -313,12 +313,12 @@ def test_what_is_learned_may_be_any_numbers(as_items):
         given = (list(zip(x, y, strict=True)), None) if as_items else (x, y)
         return np.concatenate([y for _, y in read_all(*given, shuffle=False, **options)])
 
-    found = targets(signs.astype(np.int8))
-    assert found.dtype == np.int64 and (found == signs).all()
+    labels = targets(signs.astype(np.int8))
+    assert labels.dtype == np.int64 and (labels == signs).all()
     heights = np.linspace(-1, 1, 9)
     for dtype, expected in ((np.float32, "f4"), (np.float64, "f8"), (None, "f8")):
-        found = targets(heights, dtype=dtype)
-        assert found.dtype == expected and (found == heights.astype(expected)).all()
+        values = targets(heights, dtype=dtype)
+        assert values.dtype == expected and (values == heights.astype(expected)).all()
     assert (targets(np.stack([heights, heights], 1)) == heights.astype("f4")[:, None]).all()
     assert (targets(heights > 0) == (heights > 0)).all()
 

@@ -50,8 +50,8 @@ def test_what_is_pushed_is_the_slope_of_the_summed_loss(make):
     pushed = {}
     rows.push = lambda ids, change, samples: pushed.update(rows.summed(ids, change))
     gradient(model, x, y)
-    found = dict(pushed)
-    assert found.keys() == rows.stored.keys()
+    summed = dict(pushed)
+    assert summed.keys() == rows.stored.keys()
     for i, row in rows.stored.items():
         for j, value in enumerate(row.copy()):
             row[j] = value + 1e-6
@@ -59,8 +59,8 @@ def test_what_is_pushed_is_the_slope_of_the_summed_loss(make):
             row[j] = value - 1e-6
             slope = (above - gradient(model, x, y)[1]) / 2e-6
             row[j] = value
-            assert found[i][j] == pytest.approx(slope, rel=1e-5, abs=1e-6)  # travels as float32
-        assert np.abs(found[i]).max() > 1e-3
+            assert summed[i][j] == pytest.approx(slope, rel=1e-5, abs=1e-6)  # travels as float32
+        assert np.abs(summed[i]).max() > 1e-3
 
 
 def test_logits_are_those_of_an_mlp_on_the_rows(make, combine):
@@ -72,9 +72,9 @@ def test_logits_are_those_of_an_mlp_on_the_rows(make, combine):
     inputs = rows.sum(axis=1) if combine == "sum" else rows.reshape(7, -1)
     expected, loss = gradient(mlp, inputs, y)
     assert model.evaluate(x, y) == pytest.approx(mlp.evaluate(inputs, y))
-    found, found_loss = gradient(model, x, y)
-    assert found_loss == pytest.approx(loss)
-    np.testing.assert_allclose(found.flat, expected.flat, atol=1e-12)
+    g, model_loss = gradient(model, x, y)
+    assert model_loss == pytest.approx(loss)
+    np.testing.assert_allclose(g.flat, expected.flat, atol=1e-12)
 
 
 def test_gradient_pushes_once_and_evaluate_does_not(make):
@@ -111,8 +111,8 @@ def test_the_next_rows_are_asked_for_between_this_pull_and_this_push(make):
 def test_an_empty_minibatch_gives_zeros_and_only_prefetches(make, shape):
     model = make()
     coming, _ = samples(2)
-    found, loss = gradient(model, np.empty(shape, np.int64), np.empty(0, np.int64), coming=coming)
-    assert loss == 0.0 and not found.flat.any()
+    g, loss = gradient(model, np.empty(shape, np.int64), np.empty(0, np.int64), coming=coming)
+    assert loss == 0.0 and not g.flat.any()
     assert model.rows.asked == model.rows.pushes == []
     assert [ids.tolist() for ids in model.rows.prefetched] == [coming.tolist()]
 

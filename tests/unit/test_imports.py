@@ -70,14 +70,14 @@ OWNERS = {
 
 def sources() -> dict[str, str]:
     """Dotted name below the package, with the text, of every module; `kernels` is a link."""
-    found = {}
+    texts = {}
     for folder, _, names in os.walk(PACKAGE, followlinks=True):
         for name in names:
             path = Path(folder, name)
             if path.suffix == ".py":
                 parts = path.relative_to(PACKAGE).with_suffix("").parts
-                found[".".join(parts)] = path.read_text()
-    return found
+                texts[".".join(parts)] = path.read_text()
+    return texts
 
 
 def imported(module: str, text: str) -> Iterator[str]:
@@ -102,11 +102,11 @@ def offences(module: str, text: str) -> list[str]:
     room = module.split(".")[0]
     if room not in FLOOR:
         return [f"{module}: the house has no room {room!r}: give it a floor"]
-    found = []
+    problems = []
     for name in imported(module, text):
         library, _, rest = name.partition(".")
         if library in OWNERS and room not in OWNERS[library]:
-            found.append(f"{module} imports {name}, which belongs to {OWNERS[library]}")
+            problems.append(f"{module} imports {name}, which belongs to {OWNERS[library]}")
         if library != "parallel_sgd":
             continue
         other = rest.split(".")[0]
@@ -115,10 +115,10 @@ def offences(module: str, text: str) -> list[str]:
         if other not in FLOOR:  # a name that the package's own __init__ defines
             other = "__init__"
         if FLOOR[other] >= FLOOR[room]:
-            found.append(f"{module} imports {name}, which points up")
+            problems.append(f"{module} imports {name}, which points up")
         elif room in KNOWN_ONLY and other not in KNOWN_ONLY[room]:
-            found.append(f"{module} imports {name}, and {room} may know {KNOWN_ONLY[room]}")
-    return found
+            problems.append(f"{module} imports {name}, and {room} may know {KNOWN_ONLY[room]}")
+    return problems
 
 
 @pytest.mark.parametrize(("module", "text"), sources().items(), ids=sources())

@@ -73,8 +73,8 @@ def test_the_table_of_one_slice_and_of_many_names(capsys: pytest.CaptureFixture[
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    found = placed(capsys, "--servers", "2", "--shapes", *SHAPES[:2])
-    first, second = found.pop("servers")
+    placement = placed(capsys, "--servers", "2", "--shapes", *SHAPES[:2])
+    first, second = placement.pop("servers")
     assert first == {
         "slices": 2,
         "values": 201_216,
@@ -84,13 +84,13 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert second["names"] == ["W1[392:784]"]
     amounts = {"values": 401_920, "largest": 201_216, "smallest": 200_704}
-    assert found == {"rule": "round-robin", **amounts}
+    assert placement == {"rule": "round-robin", **amounts}
 
 
 def test_options(capsys: pytest.CaptureFixture[str]) -> None:
     def names(*options: str) -> list[list[str]]:
-        found = placed(capsys, "--servers", "2", "--shapes", *SHAPES, *options)
-        return [each["names"] for each in found["servers"]]
+        placement = placed(capsys, "--servers", "2", "--shapes", *SHAPES, *options)
+        return [server["names"] for server in placement["servers"]]
 
     assert names("--whole-parameters") == [["W1", "W2"], ["b1", "b2"]]
     assert names("--min-block", "1000000") == names("--whole-parameters")
@@ -107,10 +107,10 @@ def test_a_model_as_train_leaves_it(capsys: pytest.CaptureFixture[str], tmp_path
     folder = RunFolder(tmp_path / "run", {})
     folder.create()
     folder.write_model(Parameters({name: a.astype(np.float32) for name, a in arrays.items()}))
-    found = placed(capsys, "--servers", "2", "--model", "run/model.npz")
-    names = [server["names"] for server in found["servers"]]
+    placement = placed(capsys, "--servers", "2", "--model", "run/model.npz")
+    names = [server["names"] for server in placement["servers"]]
     assert names == [["W1[0:392]", "scalar"], ["W1[392:784]", "none"]]
-    assert found["values"] == 784 * 512 + 1
+    assert placement["values"] == 784 * 512 + 1
     np.savez_compressed("small.npz", W=np.zeros((3, 4)))
     assert placed(capsys, "--servers", "1", "--model", "small.npz")["values"] == 12
 
@@ -203,8 +203,8 @@ def test_one_line_and_exit_code_2(
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing large is measured."""
     monkeypatch.setattr(links, "SIZES", (2500, 250_000))
-    each = dict.fromkeys(registered_bits(), 1e9)
-    speeds = KernelSpeeds({**each, 32: math.inf}, {**each, 32: math.inf}, each)
+    rates = dict.fromkeys(registered_bits(), 1e9)
+    speeds = KernelSpeeds({**rates, 32: math.inf}, {**rates, 32: math.inf}, rates)
     monkeypatch.setattr(measured, "measure_kernel_speeds", lambda *args, **options: speeds)
     monkeypatch.setattr(measured, "measure_link", lambda comm, hosts: Link(5e-5, 1e6))
 
@@ -226,15 +226,15 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 @pytest.mark.usefixtures("small")
 def test_links(capsys: pytest.CaptureFixture[str], started: list[list[str]]) -> None:
-    found = json.loads(told(capsys, "--links", "-n", "3", "--json"))["links"]
-    assert found["ranks"] == 3 and list(found["hosts"].values()) == [3]
-    assert found["link"] == {"latency_s": 5e-5, "bytes_per_s": 1e6}
-    few, many = found["exchanges"]
+    report = json.loads(told(capsys, "--links", "-n", "3", "--json"))["links"]
+    assert report["ranks"] == 3 and list(report["hosts"].values()) == [3]
+    assert report["link"] == {"latency_s": 5e-5, "bytes_per_s": 1e6}
+    few, many = report["exchanges"]
     assert (few["values"], many["values"]) == (2500, 250_000)
-    for each in (few, many):
-        assert each["transport"] == "collective" and each["gradient_bits"] == 1
-        assert set(each["seconds"]) == {"collective", "pipelined"}
-        assert list(each["predicted_s"]) == ["32", "16", "8", "4", "2", "1"]
+    for row in (few, many):
+        assert row["transport"] == "collective" and row["gradient_bits"] == 1
+        assert set(row["seconds"]) == {"collective", "pipelined"}
+        assert list(row["predicted_s"]) == ["32", "16", "8", "4", "2", "1"]
     # 2 (K-1)/K n values of 4 bytes at 1 MB/s
     assert many["predicted_s"]["32"] == pytest.approx(4 / 3 / CARRIED, rel=0.05)
     (command,) = started
@@ -264,11 +264,11 @@ def test_links_of_ranks_that_are_really_started(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    found = json.loads(told(capsys, "--links", "--json"))["links"]
-    assert found["ranks"] == 2
-    assert found["link"]["bytes_per_s"] > 1e7
-    assert [each["values"] for each in found["exchanges"]] == [250_000, 2_500_000, 25_000_000]
-    assert all(min(each["seconds"].values()) > 0 for each in found["exchanges"])
+    report = json.loads(told(capsys, "--links", "--json"))["links"]
+    assert report["ranks"] == 2
+    assert report["link"]["bytes_per_s"] > 1e7
+    assert [row["values"] for row in report["exchanges"]] == [250_000, 2_500_000, 25_000_000]
+    assert all(min(row["seconds"].values()) > 0 for row in report["exchanges"])
 
 
 @pytest.mark.usefixtures("small")

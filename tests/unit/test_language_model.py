@@ -39,10 +39,10 @@ def test_logits_are_those_of_an_mlp_on_the_embeddings_side_by_side(make):
     x, y = samples(7)
     embedded = np.array([np.concatenate([model.parameters["E"][b] for b in row]) for row in x])
     expected, loss = gradient(mlp, embedded, y)
-    found, found_loss = gradient(model, x, y)
-    assert found_loss == pytest.approx(loss)
+    g, model_loss = gradient(model, x, y)
+    assert model_loss == pytest.approx(loss)
     for name in mlp.parameters:
-        np.testing.assert_allclose(found[name], expected[name], atol=1e-12)
+        np.testing.assert_allclose(g[name], expected[name], atol=1e-12)
     assert model.evaluate(x, y) == pytest.approx(mlp.evaluate(embedded, y))
 
 
@@ -52,8 +52,8 @@ def test_bytes_may_come_in_any_type(make):
     expected, loss = gradient(model, x, y)
     for dtype in ("uint8", "int64", "uint64", "float16", "float32", "float64", ">f4"):
         given = x.astype(dtype)
-        found, found_loss = gradient(model, given, y.astype("uint8"))
-        assert (found.flat == expected.flat).all() and found_loss == loss
+        g, typed_loss = gradient(model, given, y.astype("uint8"))
+        assert (g.flat == expected.flat).all() and typed_loss == loss
         assert (given == x).all()
     assert gradient(model, x.tolist(), y)[1] == loss
 

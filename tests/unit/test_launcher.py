@@ -394,11 +394,11 @@ def test_info_without_mpi_and_with_and_without_gpus(
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(mpi_runtime, "_PROBE", "import no_such_mpi4py")
     monkeypatch.setattr(info, "find_mpiexecs", list)
-    found = info.collect()
-    assert found["gpus"] == gpus
-    assert "no_such_mpi4py" in found["mpi"]["error"]
-    assert found["mpiexec"] == {"error": "there is none beside python or in PATH"}
-    assert found["cores"]["cores_per_rank"] == found["cores"]["usable_by_this_process"]
+    sections = info.collect()
+    assert sections["gpus"] == gpus
+    assert "no_such_mpi4py" in sections["mpi"]["error"]
+    assert sections["mpiexec"] == {"error": "there is none beside python or in PATH"}
+    assert sections["cores"]["cores_per_rank"] == sections["cores"]["usable_by_this_process"]
     assert main(["info"]) == 0
     shown = capsys.readouterr().out
     assert "cores\n  in this machine " in shown

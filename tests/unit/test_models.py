@@ -73,7 +73,7 @@ def test_gradient_is_the_slope_of_the_summed_loss(make, samples):
     x, y = samples(6)
     flat = model.parameters.flat
     flat += 0.1 * np.random.default_rng(2).standard_normal(flat.size)  # biases too
-    found, _ = gradient(model, x, y)
+    g, _ = gradient(model, x, y)
     expected = np.empty_like(flat)
     for i, value in enumerate(flat.copy()):
         flat[i] = value + 1e-6
@@ -81,8 +81,8 @@ def test_gradient_is_the_slope_of_the_summed_loss(make, samples):
         flat[i] = value - 1e-6
         expected[i] = (above - gradient(model, x, y)[1]) / 2e-6
         flat[i] = value
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
-    assert np.abs(found).max() > 0.1
+    np.testing.assert_allclose(g, expected, rtol=1e-6, atol=1e-7)
+    assert np.abs(g).max() > 0.1
 
 
 def test_loss_is_cross_entropy_in_nats():
@@ -105,31 +105,31 @@ def test_loss_and_gradient_are_sums_over_the_minibatch(make, samples):
 def test_large_logits_do_not_overflow(make, samples):
     model = make()
     model.parameters.flat *= 1e6
-    found, loss = gradient(model, *samples(6))
-    assert np.isfinite(found).all() and np.isfinite(loss) and loss > 1e4
+    g, loss = gradient(model, *samples(6))
+    assert np.isfinite(g).all() and np.isfinite(loss) and loss > 1e4
 
 
 def test_a_model_that_has_diverged_says_so_by_its_loss(make, samples):
     model = make()
     model.parameters.flat[...] = np.inf
-    found, loss = gradient(model, *samples(6))
-    assert not np.isfinite(loss) and not np.isfinite(found).all()
+    g, loss = gradient(model, *samples(6))
+    assert not np.isfinite(loss) and not np.isfinite(g).all()
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (0,)])
 def test_an_empty_minibatch_gives_zeros(make, samples, shape):
     x, _ = samples(1)
-    found, loss = gradient(make(), np.empty(shape, x.dtype), np.empty(0, np.int64))
-    assert loss == 0.0 and isinstance(loss, float) and not found.any()
+    g, loss = gradient(make(), np.empty(shape, x.dtype), np.empty(0, np.int64))
+    assert loss == 0.0 and isinstance(loss, float) and not g.any()
 
 
 def test_a_minibatch_of_another_size_reuses_memory_and_not_values(make, samples):
     model = make(dtype="float64")
     for count in (8, 3, 1, 12, 5):
         x, y = samples(count, seed=count)
-        found, loss = gradient(model, x, y)
+        g, loss = gradient(model, x, y)
         fresh, fresh_loss = gradient(make(dtype="float64"), x, y)
-        assert (found == fresh).all() and loss == fresh_loss
+        assert (g == fresh).all() and loss == fresh_loss
 
 
 @pytest.mark.parametrize(
@@ -275,9 +275,9 @@ def test_cupy_gives_what_numpy_gives(make, samples):
     assert (device.parameters.flat.get() == host.parameters.flat).all()
     for given in ((x, y), (cupy.asarray(x), cupy.asarray(y))):
         expected, loss = gradient(host, x, y)
-        found, found_loss = gradient(device, *given)
-        np.testing.assert_allclose(found.get(), expected, atol=travels)
-        assert found_loss == pytest.approx(loss, rel=1e-6)
+        g, device_loss = gradient(device, *given)
+        np.testing.assert_allclose(g.get(), expected, atol=travels)
+        assert device_loss == pytest.approx(loss, rel=1e-6)
     assert device.evaluate(x, y) == pytest.approx(host.evaluate(x, y), rel=1e-6)
     with pytest.raises(UserError, match=r"y\[0\] = 256 is out of range"):
         device.evaluate(cupy.asarray(x), cupy.full(9, 256))

@@ -179,15 +179,15 @@ def test_without_samples_nothing_moves():
 @pytest.mark.parametrize("rate", ["lr", "lr_per_sample"])
 def test_a_factor_on_the_learning_rate(kind, rate):
     """It counts for the steps before which it is set, as the same factor on the rate would."""
-    found, expected = (Parameters({"W": np.linspace(-1, 1, N)}) for _ in range(2))
+    parameters, expected = (Parameters({"W": np.linspace(-1, 1, N)}) for _ in range(2))
     full, half = (kind(**{rate: value}).bind(expected) for value in (0.1, 0.05))
-    ramped = kind(**{rate: 0.1}).bind(found)
+    ramped = kind(**{rate: 0.1}).bind(parameters)
     half.state = full.state  # one state, two rates
     for i, (gradient, samples) in enumerate(gradients()):
         ramped.state.lr_factor = 0.5 if i < 3 else 1.0
         ramped(gradient, samples)
         (half if i < 3 else full)(gradient, samples)
-    np.testing.assert_allclose(found.flat, expected.flat, rtol=1e-13)
+    np.testing.assert_allclose(parameters.flat, expected.flat, rtol=1e-13)
     assert ramped.lr == 0.1
 
 

@@ -102,9 +102,9 @@ def test_a_class_that_is_not_decorated():
 
 def test_signature_and_documentation():
     signature = inspect.signature(Outer)
-    assert {name: each.default for name, each in signature.parameters.items()} == values_of(Outer())
-    assert all(each.kind is each.KEYWORD_ONLY for each in signature.parameters.values())
-    assert [each.path for each in all_options(Outer)] == ["inner", "inner", "", ""]
+    assert {name: p.default for name, p in signature.parameters.items()} == values_of(Outer())
+    assert all(p.kind is p.KEYWORD_ONLY for p in signature.parameters.values())
+    assert [option.path for option in all_options(Outer)] == ["inner", "inner", "", ""]
     assert inspect.getdoc(Outer) == (
         "The first line.\n\nMore.\n\nOptions:\n"
         "    bits: on the wire (default: 32)\n    size: of a block (default: 64)\n"
@@ -210,8 +210,8 @@ def built(kind, line, reserved=()):
 @pytest.mark.parametrize("kind", [Told, Typed])
 def test_plain_dataclasses_on_the_command_line(kind):
     assert built(kind, "") == kind()
-    found = built(kind, "--rate 0.5 --often 3 --loud --name=y")
-    assert found == kind(rate=0.5, often=3, loud=True, name="y")
+    made = built(kind, "--rate 0.5 --often 3 --loud --name=y")
+    assert made == kind(rate=0.5, often=3, loud=True, name="y")
 
 
 @pytest.mark.parametrize("hint", ["list[int]", "int | str", "Nowhere"])
@@ -234,8 +234,8 @@ def test_help_shows_the_options_of_what_is_chosen(algorithm, capsys):
         read(["--algorithm", algorithm, "--optimizer", "adam", "--help"])
     said = capsys.readouterr().out
     shown = {name.replace("-", "_") for name in re.findall(r"^  --([a-z0-9-]+)", said, re.M)}
-    own = {each.name for each in all_options(ALGORITHMS[algorithm])} - {"tables"}
-    others = {each.name for kind in ALGORITHMS.values() for each in all_options(kind)}
+    own = {option.name for option in all_options(ALGORITHMS[algorithm])} - {"tables"}
+    others = {option.name for kind in ALGORITHMS.values() for option in all_options(kind)}
     assert own <= shown
     assert shown.isdisjoint(others - own)
     assert "beta1" in shown and "momentum" not in shown

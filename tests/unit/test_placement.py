@@ -16,7 +16,7 @@ from parallel_sgd.parameter_server.placement import Placement, Slice, place
 repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=300)
 shape = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 models = st.lists(shape, max_size=8).map(
-    lambda shapes: {f"p{i}": each for i, each in enumerate(shapes)}
+    lambda shapes: {f"p{i}": dims for i, dims in enumerate(shapes)}
 )
 servers = st.integers(1, 6)
 min_blocks = st.integers(1, 40)
@@ -27,12 +27,12 @@ MODEL = {"W1": (784, 512), "b1": (512,), "W2": (512, 10), "b2": (10,)}
 
 def slices(placement: Placement) -> list[Slice]:
     """All of them, in the order of the flat vector."""
-    every = [each for server in placement.servers for each in server]
-    return sorted(every, key=lambda each: (each.start, each.stop))
+    every = [slice_ for server in placement.servers for slice_ in server]
+    return sorted(every, key=lambda slice_: (slice_.start, slice_.stop))
 
 
 def held(placement: Placement) -> list[list[str]]:
-    return [[each.label for each in server] for server in placement.servers]
+    return [[slice_.label for slice_ in server] for server in placement.servers]
 
 
 def test_the_cursor_is_carried_from_parameter_to_parameter() -> None:
@@ -71,7 +71,7 @@ def test_sizes_of_slices(
     dimensions: tuple[int, ...], servers: int, min_block: int, rows: list[int]
 ) -> None:
     placement = place({"W": dimensions}, servers, min_block=min_block)
-    assert [each.shape for each in slices(placement)] == [(n, *dimensions[1:]) for n in rows]
+    assert [slice_.shape for slice_ in slices(placement)] == [(n, *dimensions[1:]) for n in rows]
     if min_block == 8192:
         assert placement == place({"W": dimensions}, servers)  # as Fluid has it, unless told
 
@@ -171,36 +171,36 @@ def test_every_value_is_at_one_server(model, servers, min_block, rule, cut) -> N
     placement = place(model, servers, dispatch=rule, slice_parameters=cut, min_block=min_block)
     assert len(placement.servers) == servers
     every = slices(placement)
-    ends = np.cumsum([0, *(math.prod(each) for each in model.values())]).tolist()
-    assert [each.stop for each in every[:-1]] == [each.start for each in every[1:]]
+    ends = np.cumsum([0, *(math.prod(dims) for dims in model.values())]).tolist()
+    assert [slice_.stop for slice_ in every[:-1]] == [slice_.start for slice_ in every[1:]]
     assert (every[0].start, every[-1].stop) == (0, ends[-1]) if every else ends[-1] == 0
-    assert len({each.label for each in every}) == len(every)
+    assert len({slice_.label for slice_ in every}) == len(every)
     for (name, dimensions), (begin, end) in zip(model.items(), pairwise(ends), strict=True):
-        own = [each for each in every if each.name == name]
+        own = [slice_ for slice_ in every if slice_.name == name]
         assert (own[0].start, own[-1].stop) == (begin, end)
-        assert [math.prod(each.shape) for each in own] == [each.values for each in own]
+        assert [math.prod(slice_.shape) for slice_ in own] == [slice_.values for slice_ in own]
         assert len(own) <= (servers if cut else 1)
         if len(own) == 1:
             assert (own[0].label, own[0].shape) == (name, dimensions)
             continue
-        assert len({each.values for each in own[:-1]}) == 1  # and the last is shorter, or alike
+        assert len({slice_.values for slice_ in own[:-1]}) == 1  # and the last is shorter, or alike
         assert 0 < own[-1].values <= own[0].values
         row = math.prod(dimensions[1:])
-        for each in own:
-            assert (each.start - begin) % row == 0
-            assert each.shape[1:] == dimensions[1:]
-            first, last = (each.start - begin) // row, (each.stop - begin) // row
-            assert each.label == f"{name}[{first}:{last}]"
+        for slice_ in own:
+            assert (slice_.start - begin) % row == 0
+            assert slice_.shape[1:] == dimensions[1:]
+            first, last = (slice_.start - begin) // row, (slice_.stop - begin) // row
+            assert slice_.label == f"{name}[{first}:{last}]"
     for server, parts in enumerate(placement.servers):
-        assert list(parts) == [each for each in every if each in parts]
-        assert placement.values(server) == sum(each.values for each in parts)
+        assert list(parts) == [slice_ for slice_ in every if slice_ in parts]
+        assert placement.values(server) == sum(slice_.values for slice_ in parts)
 
 
 @repeatable
 @given(models.filter(bool), servers, min_blocks, rules)
 def test_parameters_of_a_servers_shapes_hold_its_runs(model, servers, min_block, rule) -> None:
     placement = place(model, servers, dispatch=rule, min_block=min_block)
-    whole = Parameters({name: np.zeros(each, np.float32) for name, each in model.items()})
+    whole = Parameters({name: np.zeros(dims, np.float32) for name, dims in model.items()})
     whole.flat[:] = np.arange(whole.flat.size)
     for server, parts in enumerate(placement.servers):
         if not parts:
@@ -208,22 +208,22 @@ def test_parameters_of_a_servers_shapes_hold_its_runs(model, servers, min_block,
             assert placement.runs(server) == []
             continue
         shapes = placement.shapes(server)
-        part = Parameters({name: np.zeros(each, np.float32) for name, each in shapes.items()})
+        part = Parameters({name: np.zeros(dims, np.float32) for name, dims in shapes.items()})
         runs = placement.runs(server)
         assert all(start < stop for start, stop in runs)
         assert all(one[1] < two[0] for one, two in pairwise(runs))  # else they would be merged
         part.flat[:] = np.concatenate(
             [whole.flat[start:stop] for start, stop in runs] or [np.empty(0, np.float32)]
         )
-        for each in parts:
-            assert part[each.label].shape == each.shape
-            assert part[each.label].ravel().tolist() == list(range(each.start, each.stop))
+        for slice_ in parts:
+            assert part[slice_.label].shape == slice_.shape
+            assert part[slice_.label].ravel().tolist() == list(range(slice_.start, slice_.stop))
 
 
 @repeatable
 @given(models, servers, min_blocks, rules)
 def test_equal_shapes_are_placed_alike(model, servers, min_block, rule) -> None:
-    again = {str(name): list(map(np.int64, each)) for name, each in model.items()}
+    again = {str(name): list(map(np.int64, dims)) for name, dims in model.items()}
     one = place(model, servers, dispatch=rule, min_block=min_block)
     two = place(again, np.int64(servers), dispatch=rule, min_block=np.int32(min_block))
     assert one == two

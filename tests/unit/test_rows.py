@@ -37,21 +37,21 @@ class Servers:
     def __init__(self, options, servers):
         self.tables = [RowTable(options) for _ in range(servers)]
 
-    def each(self, ids):
+    def by_table(self, ids):
         order, starts = kernels.partition(ids, len(self.tables))
         for table, first, last in zip(self.tables, starts[:-1], starts[1:], strict=True):
             yield table, order[first:last]
 
     def pull(self, ids):
         out = np.full((len(ids), self.tables[0].options.width), np.nan, np.float32)
-        for table, here in self.each(ids):
+        for table, here in self.by_table(ids):
             rows = out[here]
             table.pull(ids[here], rows)
             out[here] = rows
         return out
 
     def push(self, ids, gradient, samples, lr_factor=1.0):
-        for table, here in self.each(ids):
+        for table, here in self.by_table(ids):
             table.push(ids[here], gradient[here], samples, lr_factor)
 
     def moved(self, servers):
@@ -66,14 +66,14 @@ def contents_by_id(tables):
     """{id: (row, its optimizer's state)} of contents, and the pending ids."""
     rows, counts = {}, {}
     for table in tables:
-        found = table.contents()
-        names = [name for name in found if len(found[name]) == len(table) and name != "ids"]
+        contents = table.contents()
+        names = [name for name in contents if len(contents[name]) == len(table) and name != "ids"]
         names = [n for n in names if n not in ("samples", "swept") and "pending" not in n]
-        for at, number in enumerate(found["ids"].tolist()):
+        for at, number in enumerate(contents["ids"].tolist()):
             assert number not in rows
-            rows[number] = {name: found[name][at].tobytes() for name in names}
-        if "pending_ids" in found:
-            numbers, many = found["pending_ids"].tolist(), found["pending_counts"].tolist()
+            rows[number] = {name: contents[name][at].tobytes() for name in names}
+        if "pending_ids" in contents:
+            numbers, many = contents["pending_ids"].tolist(), contents["pending_counts"].tolist()
             counts.update(zip(numbers, many, strict=True))
             assert len(numbers) == table.pending
     return rows, counts
@@ -143,8 +143,8 @@ def test_a_table_on_any_servers_is_a_dict(
             servers.push(ids, gradient, samples, factor)
             model.push(ids.tolist(), gradient, samples, factor)
             assert np.array_equal(given, gradient)
-        found = servers.pull(ids)
-        assert found.tobytes() == model.pull(ids.tolist()).tobytes()
+        pulled = servers.pull(ids)
+        assert pulled.tobytes() == model.pull(ids.tolist()).tobytes()
     compare(servers, model)
     assert evicted + sum(table.evicted for table in servers.tables) == model.evicted
 
@@ -184,9 +184,9 @@ def test_growth_over_many_chunks(stride, monkeypatch):
     table.pull(ids, out)
     expected = np.stack([initial(options, i) for i in ids.tolist()]) - np.float32(1)
     np.testing.assert_allclose(out, expected, atol=1e-6)
-    found = table.contents()
-    assert found["ids"].tolist() == ids.tolist()
-    assert found["values"].tobytes() == out.tobytes()
+    contents = table.contents()
+    assert contents["ids"].tolist() == ids.tolist()
+    assert contents["values"].tobytes() == out.tobytes()
     # half of the rows go, and their memory with them
     kept = ids[::2].copy()
     table.push(kept, np.zeros((len(kept), 5), np.float32), 10**6)
@@ -278,8 +278,8 @@ def test_contents_without_clocks_count_as_pushed_now():
     old, new = RowTable(plain), RowTable(replace(plain, evict_after=10, entry_count=2))
     old.push(np.array([4, 9]), np.ones((2, 2), np.float32), 1000)
     new.add(old.contents(), lambda ids: ids == 9)
-    found = new.contents()
-    assert (found["ids"].tolist(), found["pushed"].tolist()) == ([9], [1000])
+    contents = new.contents()
+    assert (contents["ids"].tolist(), contents["pushed"].tolist()) == ([9], [1000])
     assert (new.samples, new.pending) == (1000, 0)
 
 

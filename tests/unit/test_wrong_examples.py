@@ -113,5 +113,5 @@ def test_what_is_wrong_is_found(monkeypatch, mutant):
     promises = {"algorithm": getattr(module, algorithm)(), **module.PROMISES}
     with pytest.raises(AssertionError) as caught:
         check_algorithm(**promises, ranks=(2,), timeout_s=5)
-    found = re.findall(r"^(\w+)(?:, on| passes)", str(caught.value), re.MULTILINE)
-    assert set(checks.split()) <= set(found), caught.value
+    failed = re.findall(r"^(\w+)(?:, on| passes)", str(caught.value), re.MULTILINE)
+    assert set(checks.split()) <= set(failed), caught.value
