@@ -5,6 +5,7 @@
 #   make train   train on scikit-learn's digits: 4 ranks, 1-bit gradients, beside serial SGD
 #   make test    every check and test, on MPICH and on Open MPI
 #   make lint    ruff and mypy
+#   make test-python PYTHON=python3.13   what needs one process, on another Python
 #   make bench   the short benchmarks that need no GPU, into benchmarks/results/
 #   make bench-links   those over emulated links; as root
 #   make bench-training   whole training beside PyTorch on emulated hosts; as root, half an hour or more
@@ -20,7 +21,8 @@ WORLDS := $(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS)))
 # The launcher prints the real mpiexec command; the tests call it the same way.
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
-.PHONY: train test lint bench bench-links bench-training convergence misuse test-unit test-threads $(WORLDS) clean
+.PHONY: train test lint bench bench-links bench-training convergence misuse clean
+.PHONY: test-unit test-threads test-python $(WORLDS)
 .DELETE_ON_ERROR:
 
 train: .venv/mpich/installed
@@ -85,9 +87,19 @@ test-unit: .venv/mpich/installed
 test-threads: .venv/mpich/installed
 	.venv/mpich/bin/python -m pytest -q tests/parallel
 
+# Beside the tests, that optimized bytecode without docstrings has every option and its help.
+test-python: OTHER = .venv/python$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+test-python:
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[mpich,test]'
+	$(OTHER)/bin/python -m pytest -q tests/unit tests/parallel
+	$(OTHER)/bin/python -OO train.py --algorithm diloco --help > $(OTHER)/help
+	$(OTHER)/bin/python train.py --algorithm diloco --help | cmp - $(OTHER)/help
+
 # Not every test runs in every place: each mark is explained where it is made, in the conftest.py
 # beside the tests, and pytest counts what it has deselected.
 test-mpich-4 test-openmpi-4: SELECTED = -m "not few_ranks"
+test-integration-mpich: SELECTED = -m "not open_mpi"
 test-integration-openmpi: SELECTED = -m "not any_mpi"
 
 # test-openmpi-3: the tests that are about ranks, in a world of three on that MPI.

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from parallel_sgd import BlockMomentumSGD, Communicator, Learner, MomentumSGD, Parameters
+from parallel_sgd.compression import codec_for
 from parallel_sgd.exchange import Exchange
 
 from .on_ranks import on_ranks
@@ -37,25 +38,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> Report:
     k, n = options.ranks, options.values
-    found = on_ranks(k, "blocks", {"values": n, "rounds": options.rounds})
+    measured = on_ranks(k, "blocks", {"values": n, "rounds": options.rounds})
     report = Report(f"block momentum, {n} parameters on {k} ranks of one machine, a thread each")
-    bare = found["optimizer"]
+    bare = measured["optimizer"]
     report.add(
         "local step",
-        found["local_step"] * 1e3,
+        measured["local_step"] * 1e3,
         "ms",
         f"the optimizer's kernel alone, {bare * 1e3:.2f} ms",
-        found["local_step"] / bare,
+        measured["local_step"] / bare,
     )
     report.add(
         "bytes allocated in a local step, after the first",
-        found["allocated"],
+        measured["allocated"],
         "B",
         f"the model, {4 * n:,} B",
-        found["allocated"] / (4 * n),
+        measured["allocated"] / (4 * n),
     )
     for bits in map(str, BITS):
-        alone, end = found["exchange"][bits], found["block_end"][bits]
+        alone, end = measured["exchange"][bits], measured["block_end"][bits]
         report.add(
             f"end of a block, {bits} bit",
             end * 1e3,
@@ -64,13 +65,13 @@ def main(options: argparse.Namespace) -> Report:
             end / alone,
         )
     for bits in map(str, BITS):
-        sent = found["bytes"][bits]
+        sent = measured["bytes"][bits]
         theory = 2 * (k - 1) / k * n * (int(bits) / 8 + (8 / 1024 if bits == "1" else 0))
         ratio = sent / theory if theory else None
         name = f"bytes a rank sends in a block, {bits} bit"
         report.add(name, sent, "B", f"one exchange in theory, {theory:,.0f} B", ratio)
     for bits in map(str, BITS):
-        waiting, hidden, compute = (found[name][bits] for name in ("waiting", "hidden", "compute"))
+        waiting, hidden, compute = (measured[key][bits] for key in ("waiting", "hidden", "compute"))
         report.add(
             f"a block's time beyond its gradients, {bits} bit, with overlap",
             (hidden - compute) * 1e3,
@@ -86,37 +87,37 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
     parameters = Parameters({"w": np.zeros(values, np.float32)})
     gradient = np.random.default_rng(comm.rank).standard_normal(values, np.float32)
     kernel = MomentumSGD(lr=0.1).bind(Parameters({"w": np.zeros(values, np.float32)}))
-    found: dict[str, Any] = {
+    measured: dict[str, Any] = {
         "optimizer": _median(comm, lambda: kernel(gradient, 1), rounds * BLOCK),
         "exchange": {},
     }
     local = _learner(comm, values, 32, block=10**6)
     local.gradient.flat[:] = gradient
     _step(local)
-    found["local_step"] = _median(comm, lambda: _step(local), rounds * BLOCK)
+    measured["local_step"] = _median(comm, lambda: _step(local), rounds * BLOCK)
     tracemalloc.start()
     _step(local)
     before, _ = tracemalloc.get_traced_memory()
     tracemalloc.reset_peak()
     _step(local)
-    found["allocated"] = tracemalloc.get_traced_memory()[1] - before
+    measured["allocated"] = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
 
     for bits in BITS:
-        found["exchange"][str(bits)] = _exchange_alone(comm, parameters, gradient, bits, rounds)
+        measured["exchange"][str(bits)] = _exchange_alone(comm, parameters, gradient, bits, rounds)
     names = ("block_end", "bytes", "waiting", "hidden", "compute")
-    found |= {name: {} for name in names}
+    measured |= {name: {} for name in names}
     for bits in BITS:
         learner = _learner(comm, values, bits)
         learner.gradient.flat[:] = gradient
-        end = _block_end(comm, learner, rounds) - found["local_step"]
-        found["block_end"][str(bits)] = end
-        found["bytes"][str(bits)] = learner.bytes_sent // (rounds + 1)
-        pause = 2 * found["exchange"][str(bits)] / BLOCK
-        found["compute"][str(bits)] = BLOCK * (pause + found["local_step"])
+        end = _block_end(comm, learner, rounds) - measured["local_step"]
+        measured["block_end"][str(bits)] = end
+        measured["bytes"][str(bits)] = learner.bytes_sent // (rounds + 1)
+        pause = 2 * measured["exchange"][str(bits)] / BLOCK
+        measured["compute"][str(bits)] = BLOCK * (pause + measured["local_step"])
         for name, overlap in (("waiting", 0), ("hidden", BLOCK * comm.size)):
-            found[name][str(bits)] = _block_time(comm, values, bits, overlap, pause, rounds)
-    return found
+            measured[name][str(bits)] = _block_time(comm, values, bits, overlap, pause, rounds)
+    return measured
 
 
 def _learner(
@@ -128,7 +129,7 @@ def _learner(
 
 
 def _step(learner: Learner) -> None:
-    learner.expect(1, learner.comm.size)
+    learner.announce(1, learner.comm.size)
     learner.step(samples=1)
 
 
@@ -139,7 +140,7 @@ def _exchange_alone(
     if bits == 32:
         full = Exchange(parameters, comm)
         return _median(comm, lambda: full.sum(vector), rounds)
-    codec = BlockMomentumSGD().codec(bits)
+    codec = codec_for(bits)
     two_stage = Exchange(parameters, comm, codec)
     residuals = two_stage.residuals(parameters)
     return _median(comm, lambda: two_stage.sum(vector, residuals), rounds)

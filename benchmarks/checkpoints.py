@@ -101,7 +101,7 @@ def _measure(folder: Path, values: int, repeats: int) -> Report:
     loads = [_timed(load) for _ in range(repeats)]
 
     megabytes = size / 1e6
-    write, save, copied, span = (min(each) for each in (writes, saves, copies, spans))
+    write, save, copied, span = (min(seconds) for seconds in (writes, saves, copies, spans))
     report = Report(f"A checkpoint of {megabytes:.0f} MB, one rank")
     report.add(
         "written before returning",

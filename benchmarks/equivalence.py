@@ -36,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> Report:
-    found = on_ranks(
+    outcomes = on_ranks(
         options.ranks, "equivalence", {"seeds": options.seeds, "bits": options.gradient_bits}
     )
-    parallel, serial = np.array(found["parallel"]), np.array(found["serial"])
+    parallel, serial = np.array(outcomes["parallel"]), np.array(outcomes["serial"])
     report = Report(
         f"{options.ranks} ranks, {options.gradient_bits} bit, against serial SGD: digits, "
         f"{options.seeds} seeds, MLP 64-{HIDDEN}-10, {EPOCHS} epochs"

@@ -42,7 +42,7 @@ def beside_references(report: Report) -> Any:
     rows = [row for row in report.rows if row.ratio]
     units = [unit for unit in dict.fromkeys(row.unit for row in rows) if unit in UNITS]
     panels = [[row for row in rows if row.unit == unit] for unit in units]
-    figure, grid = _figure(report, [len(each) for each in panels])
+    figure, grid = _figure(report, [len(panel) for panel in panels])
     for axes, unit, those in zip(grid, units, panels, strict=True):
         for y, row in enumerate(reversed(those)):
             assert row.ratio
@@ -69,18 +69,18 @@ def beside_references(report: Report) -> Any:
 def predictions(report: Report) -> Any:
     """Measured against predicted, by bits and hosts; the line of equality, and a band around it."""
     figure, axes = require_matplotlib().subplots(figsize=(7.5, 7), layout="constrained")
-    found: list[tuple[list[float], Row]] = [
+    points: list[tuple[list[float], Row]] = [
         ([float(part) for part in parts], row)
         for row in report.rows
         if (parts := _numbers(r"(\d+) hosts, ([\d.]+) MB, (\d+) bit", row.name)) and row.ratio
     ]
-    ends = [min(row.value for _, row in found) / 2, max(row.value for _, row in found) * 2]
+    ends = [min(row.value for _, row in points) / 2, max(row.value for _, row in points) * 2]
     axes.plot(ends, ends, color="black", linewidth=1, label="as predicted")
     low, high = ([x * (1 + off) for x in ends] for off in (-BAND, BAND))
     axes.fill_between(ends, low, high, color="#dddddd", label=f"within {BAND:.0%}")
-    colors = dict(zip(sorted({bits for (_, _, bits), _ in found}), _colors(), strict=False))
-    markers = dict(zip(sorted({hosts for (hosts, _, _), _ in found}), "os^Dv*", strict=False))
-    for (hosts, megabytes, bits), row in found:
+    colors = dict(zip(sorted({bits for (_, _, bits), _ in points}), _colors(), strict=False))
+    markers = dict(zip(sorted({hosts for (hosts, _, _), _ in points}), "os^Dv*", strict=False))
+    for (hosts, megabytes, bits), row in points:
         assert row.ratio
         place = (row.value / row.ratio, row.value)
         size = 5 + 2 * math.log10(max(megabytes, 1))
@@ -99,25 +99,25 @@ def predictions(report: Report) -> Any:
 
 
 def by_size(report: Report) -> Any:
-    """Time of a sum by the vector's size, for each way; and what the links allow."""
+    """Time of a sum by the vector's size, for each variant; and what the links allow."""
     figure, axes = require_matplotlib().subplots(figsize=(8.5, 6.5), layout="constrained")
-    ways: dict[str, list[tuple[float, Row]]] = {}
+    variants: dict[str, list[tuple[float, Row]]] = {}
     for row in report.rows:
         parts = re.match(r"([\d.]+) MB, (.*)", row.name)
         if parts and row.unit == "ms":
-            way = re.sub(r"auto.*", "auto", parts[2])
-            ways.setdefault(way, []).append((float(parts[1]), row))
+            variant = re.sub(r"auto.*", "auto", parts[2])
+            variants.setdefault(variant, []).append((float(parts[1]), row))
     colors = dict(zip(("32 bit", "8 bit", "4 bit", "2 bit", "1 bit"), _colors(), strict=False))
     limits = set()
-    for way, each in ways.items():
-        sizes = [size for size, _ in each]
-        bits = way.split(",")[0]
-        color = colors.get(bits, {"auto": "black", "gloo": "#8c564b"}.get(way, LIMIT))
-        style = "-o" if "pipelined" in way else "--s" if "collective" in way else ":^"
-        axes.plot(sizes, [row.value for _, row in each], style, color=color, label=way)
+    for variant, rows in variants.items():
+        sizes = [size for size, _ in rows]
+        bits = variant.split(",")[0]
+        color = colors.get(bits, {"auto": "black", "gloo": "#8c564b"}.get(variant, LIMIT))
+        style = "-o" if "pipelined" in variant else "--s" if "collective" in variant else ":^"
+        axes.plot(sizes, [row.value for _, row in rows], style, color=color, label=variant)
         if bits in colors and bits not in limits:
             limits.add(bits)
-            ideal = [row.value / (row.ratio or 1) for _, row in each]
+            ideal = [row.value / (row.ratio or 1) for _, row in rows]
             axes.plot(sizes, ideal, color=color, linewidth=6, alpha=0.2)
     axes.plot([], [], color=LIMIT, linewidth=6, alpha=0.3, label="what the links allow")
     axes.set_xscale("log")
@@ -136,8 +136,8 @@ def by_bits(report: Report) -> Any:
     figure, (times, sizes) = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     kinds = {"collective": "time", "pipelined": "transport pipelined, time"}
     for (kind, said), style in zip(kinds.items(), ("-o", "--s"), strict=True):
-        found = _by_bits(report, said)
-        times.plot(range(len(found)), [row.value for _, row in found], style, label=kind)
+        rows = _by_bits(report, said)
+        times.plot(range(len(rows)), [row.value for _, row in rows], style, label=kind)
     peers = [row.value / row.ratio for _, row in _by_bits(report, "time") if row.ratio]
     times.axhline(peers[0], color=THEIRS, label="MPI_Allreduce of float32")
     times.set_ylim(0)
@@ -193,8 +193,8 @@ def pairs(report: Report) -> Any:
 
 def _by_bits(report: Report, what: str) -> list[tuple[int, Row]]:
     names = {row.name: row for row in report.rows}
-    each = [1, 2, 4, 8, 16, 32]
-    return [(bits, names[name]) for bits in each if (name := f"{bits} bit, {what}") in names]
+    all_bits = [1, 2, 4, 8, 16, 32]
+    return [(bits, names[name]) for bits in all_bits if (name := f"{bits} bit, {what}") in names]
 
 
 def _log(axis: Any) -> None:
@@ -207,8 +207,8 @@ def _log(axis: Any) -> None:
 
 
 def _numbers(pattern: str, text: str) -> tuple[str, ...] | None:
-    found = re.search(pattern, text)
-    return found and found.groups()
+    match = re.search(pattern, text)
+    return match and match.groups()
 
 
 def _colors() -> Sequence[str]:

@@ -97,9 +97,9 @@ def measure(cupy: Any, report: Report, values: int, repeats: int) -> None:
 
 def sharing_ranks(report: Report, values: int, rounds: int = 9) -> None:
     """Add rows for MPI ranks that share the GPU; first their sums are checked."""
-    found = on_ranks(RANKS, "gpu_ranks", {"values": values, "rounds": rounds})
-    full = found["32 collective"]["seconds"]
-    for name, parts in found.items():
+    timings = on_ranks(RANKS, "gpu_ranks", {"values": values, "rounds": rounds})
+    full = timings["32 collective"]["seconds"]
+    for name, parts in timings.items():
         seconds = parts.pop("seconds")
         spans = ", ".join(f"{span} {part * 1e3:.1f}" for span, part in parts.items())
         report.add(
@@ -121,16 +121,16 @@ def alone_with_nccl(cupy: Any, report: Report, values: int, rounds: int = 9) -> 
     except UserError as error:
         print(f"benchmarks: left out: {error}", file=sys.stderr)
         return
-    for bits, (routes, nccl) in zip((32, 1), started, strict=True):
+    for bits, (topology, nccl) in zip((32, 1), started, strict=True):
         codec = codec_for(bits) if bits < 32 else None
-        exchange = Exchange(parameters, comm, codec, transport="nccl", routes=routes, nccl=nccl)
+        exchange = Exchange(parameters, comm, codec, transport="nccl", topology=topology, nccl=nccl)
         plain = Exchange(parameters, comm, codec, transport="pipelined")
         sums = [given.copy(), given.copy()]
-        for each, total in zip((exchange, plain), sums, strict=True):
-            each.sum(total, each.residuals(parameters))
+        for variant, total in zip((exchange, plain), sums, strict=True):
+            variant.sum(total, variant.residuals(parameters))
         if sums[0].tobytes() != sums[1].tobytes():
             raise AssertionError(f"a sum of one rank through NCCL differs at {bits} bits")
-        nccl.share([(sums[0], 0)])
+        nccl.broadcast_all([(sums[0], 0)])
         if sums[0].tobytes() != sums[1].tobytes():
             raise AssertionError("NCCL's broadcast of one rank to itself changes values")
         times = []

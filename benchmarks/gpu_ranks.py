@@ -47,10 +47,10 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, dict[str,
             slowest = max(comm.allgather_object(_timed(comm, cupy, exchange, vector, residuals)))
             if i > 0:
                 seconds[name].append(slowest)
-    found = {name: {"seconds": statistics.median(times)} for name, times in seconds.items()}
+    timings = {name: {"seconds": statistics.median(times)} for name, times in seconds.items()}
     for name, exchange in exchanges.items():
-        found[name].update(_parts(comm, cupy, exchange, vector, residuals))
-    return found
+        timings[name].update(_parts(comm, cupy, exchange, vector, residuals))
+    return timings
 
 
 def _timed(comm: Communicator, cupy: Any, exchange: Exchange, vector: Any, residuals: Any) -> float:
@@ -81,14 +81,16 @@ def _compare(comm: Communicator, cupy: Any, transport: str) -> None:
     device = Parameters({name: cupy.asarray(host[name]) for name in host})
     random = np.random.default_rng(comm.rank)
     for bits in (1, 2, 4, 8, 16, 32):
-        each = [Exchange(p, comm, codec_for(bits), transport=transport) for p in (host, device)]
-        residuals = [e.residuals(p) for e, p in zip(each, (host, device), strict=True)]
+        sides = [Exchange(p, comm, codec_for(bits), transport=transport) for p in (host, device)]
+        residuals = [e.residuals(p) for e, p in zip(sides, (host, device), strict=True)]
         for _ in range(STEPS):
             given = random.standard_normal(CHECKED).astype(np.float32)
             sums = [given.copy(), cupy.asarray(given)]
-            for exchange, total, kept in zip(each, sums, residuals, strict=True):
+            for exchange, total, kept in zip(sides, sums, residuals, strict=True):
                 exchange.sum(total, kept)
-            pairs = [sums, [r.own for r in residuals], [r.total["0"] for r in residuals]]
+            worker = [r.worker_error for r in residuals]
+            owner = [r.owner_error["0"] for r in residuals]
+            pairs = [sums, worker, owner]
             if any(a.tobytes() != cupy.asnumpy(b).tobytes() for a, b in pairs):
                 raise UserError(
                     f"the {transport} sum over ranks at {bits} bits differs between GPU and CPU"

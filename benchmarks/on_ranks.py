@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from parallel_sgd import Communicator, UserError
-from parallel_sgd.communication.abort import abort_on_error
+from parallel_sgd.command_line.cluster import EmulatedHosts
+from parallel_sgd.communication.entry_point import abort_on_error
 
 TIMEOUT_S = 900
 
@@ -48,13 +50,25 @@ def on_ranks(
         return json.loads(result.read_text())
 
 
+def on_hosts(hosts: EmulatedHosts, module: str, options: dict[str, Any]) -> Any:
+    """`on_ranks` with one rank on each slot of an emulated cluster."""
+    return on_ranks(
+        len(hosts.names) * hosts.slots,
+        module,
+        options,
+        inside=hosts.inside,
+        run_options=hosts.run_options,
+        environ={**os.environ, **hosts.environment},
+    )
+
+
 def _main(module: str, options: str, result: str) -> None:
     from importlib import import_module
 
     comm = Communicator.world()
-    found = import_module(f"benchmarks.{module}").measure(comm, **json.loads(options))
+    measured = import_module(f"benchmarks.{module}").measure(comm, **json.loads(options))
     if comm.rank == 0:
-        Path(result).write_text(json.dumps(found))
+        Path(result).write_text(json.dumps(measured))
 
 
 if __name__ == "__main__":

@@ -12,13 +12,13 @@ import argparse
 import math
 import statistics
 
+from parallel_sgd.command_line.cluster import emulated_hosts, payload_rate
 from parallel_sgd.command_line.cores import usable_cores
 from parallel_sgd.command_line.units import bits_per_s
-from parallel_sgd.compression import GRADIENT_BITS
-from parallel_sgd.exchange.costs import Link, exchange_s
-from parallel_sgd.exchange.kernel_speeds import measure_kernel_speeds
+from parallel_sgd.compression import registered_bits
+from parallel_sgd.costs import Link, exchange_s, measure_kernel_speeds
 
-from .cluster import emulated_hosts, payload_rate
+from .on_ranks import on_hosts
 from .report import Report, positive
 
 MEGABYTES = (1, 10, 100)
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bits",
         type=int,
         nargs="+",
-        choices=GRADIENT_BITS,
+        choices=registered_bits(),
         default=[32, 4, 1],
         metavar="B",
         help="(default: 32 4 1)",
@@ -75,25 +75,25 @@ def main(options: argparse.Namespace) -> Report:
     for count in options.hosts:
         with emulated_hosts(count, options.rate) as hosts:
             asked = {"sizes": sizes, "bits": options.bits, "transport": options.transport}
-            found = hosts.run("plan_ranks", asked)
-        for each in found:
+            measured = on_hosts(hosts, "plan_ranks", asked)
+        for exchange in measured:
             predicted = exchange_s(
-                each["values"],
-                each["bits"],
+                exchange["values"],
+                exchange["bits"],
                 count,
                 link,
                 speeds,
                 cores_per_rank=usable_cores() / count,
-                pipelined=each["pipelined"],
+                pipelined=exchange["pipelined"],
             ).total_s
-            error = predicted / each["seconds"] - 1
+            error = predicted / exchange["seconds"] - 1
             errors.append(abs(error))
             report.add(
-                f"{count} hosts, {each['values'] / 250_000:g} MB, {each['bits']} bit",
-                each["seconds"] * 1e3,
+                f"{count} hosts, {exchange['values'] / 250_000:g} MB, {exchange['bits']} bit",
+                exchange["seconds"] * 1e3,
                 "ms",
                 f"predicted, {predicted * 1e3:.2f} ms, error {error:+.0%}",
-                each["seconds"] / predicted,
+                exchange["seconds"] / predicted,
             )
     report.add("largest error", 100 * max(errors), "%", "aim: 15 %", max(errors) / 0.15)
     middle = statistics.median(errors)
@@ -104,5 +104,5 @@ def main(options: argparse.Namespace) -> Report:
 def measured_link(rate: float) -> Link:
     """What two hosts find of messages and bytes; the rate is as given."""
     with emulated_hosts(2, math.inf) as hosts:
-        found = hosts.run("plan_link", {})
-    return Link(bytes_per_s=payload_rate(rate), **found)
+        fields = on_hosts(hosts, "plan_link", {})
+    return Link(bytes_per_s=payload_rate(rate), **fields)

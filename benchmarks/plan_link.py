@@ -37,7 +37,7 @@ def measure(comm: Communicator) -> dict[str, float]:
                 world.Send(few, peer)
 
     def messages() -> None:
-        receives = [world.Irecv(each, peer) for each in into]
+        receives = [world.Irecv(buffer, peer) for buffer in into]
         MPI.Request.Waitall([*receives, *(world.Isend(few, peer) for _ in into)])
 
     def both_ways() -> None:

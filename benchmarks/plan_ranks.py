@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from parallel_sgd import Communicator, DataParallelSGD, Parameters
+from parallel_sgd import Communicator, Parameters
+from parallel_sgd.algorithms import ExchangeState
+from parallel_sgd.exchange import ExchangeOptions
 
 SECONDS = 0.6  #: of a case, about, beside the rounds that it takes at least
 LEAST, MOST = 3, 40  #: rounds of a case
@@ -23,12 +25,12 @@ def measure(
     Args:
         sizes: values of the vectors.
         bits: of the exchanges.
-        transport: how messages travel, as `DataParallelSGD` knows it.
+        transport: how messages travel, as `ExchangeOptions` knows it.
     Returns:
         For every size and bits, the median over rounds of the slowest rank's seconds, and whether
         the exchange is pipelined.
     """
-    return [_exchange(comm, values, each, transport) for values in sizes for each in bits]
+    return [_exchange(comm, values, width, transport) for values in sizes for width in bits]
 
 
 def _exchange(comm: Communicator, values: int, bits: int, transport: str) -> dict[str, Any]:
@@ -36,13 +38,12 @@ def _exchange(comm: Communicator, values: int, bits: int, transport: str) -> dic
     gradient = parameters.like().flat
     gradient[:] = np.random.default_rng(comm.rank).standard_normal(values, np.float32)
     total = np.empty_like(gradient)
-    algorithm = DataParallelSGD(gradient_bits=bits, transport=transport)
-    state = algorithm.init(parameters, comm)
-    exchange = state.exchanges[bits]
+    options = ExchangeOptions(gradient_bits=bits, transport=transport)
+    exchange = ExchangeState.init(options, parameters, lambda: 0, comm)
 
     def once() -> float:
         total[:] = gradient
-        return _slowest(comm, lambda: exchange.sum(total, state.residuals))
+        return _slowest(comm, lambda: exchange.sum(total))
 
     once()
     rounds = max(LEAST, min(MOST, round(SECONDS / once())))
@@ -50,7 +51,7 @@ def _exchange(comm: Communicator, values: int, bits: int, transport: str) -> dic
         "values": values,
         "bits": bits,
         "seconds": statistics.median(once() for _ in range(rounds)),
-        "pipelined": exchange.transport == "pipelined",
+        "pipelined": exchange.plan.transport == "pipelined",
     }
 
 

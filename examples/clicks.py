@@ -46,8 +46,8 @@ def main() -> None:
     if first:  # before `finish`: then the servers leave
         print(f"after {seconds:.1f} s {model.evaluate(x, y)[0]:.4f}", flush=True)
         counts = learner.tables["clicks"].counts()
-        each = counts["bytes"] / counts["rows"]
-        print(f"{counts['rows']:,d} rows, {each:.0f} bytes each with id and optimizer state")
+        row_bytes = counts["bytes"] / counts["rows"]
+        print(f"{counts['rows']:,d} rows, {row_bytes:.0f} bytes each with id and optimizer state")
     learner.finish()
 
 

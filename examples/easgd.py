@@ -8,17 +8,17 @@ docs/new_algorithm.md explains it.
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from on_digits import main
+
 import parallel_sgd as psgd
-from parallel_sgd.algorithms import problem_with
+from parallel_sgd.algorithms import Minibatch, Work
+from parallel_sgd.compression import problem_with
 from parallel_sgd.exchange import Exchange
-from parallel_sgd.optimizers import LocalStep
+from parallel_sgd.options import Real, Whole, option, options
 from parallel_sgd.state import across, workspace
-from parallel_sgd.testing import check_algorithm
-from parallel_sgd.validation import integer, number, settle
 
 
 @dataclass(kw_only=True)
@@ -31,11 +31,11 @@ class EASGDState:
     """
 
     center: Any = across("same")
-    steps: int = across("same", default=0)
+    steps: int = across("same", least=0, default=0)
     exchange: Exchange = workspace()
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class EASGD(psgd.Algorithm[EASGDState]):
     """Every rank trains a model x_k of its own, tied to a common center c. In every period-th step
 
@@ -43,77 +43,43 @@ class EASGD(psgd.Algorithm[EASGDState]):
         c   = c + beta * mean over the ranks of (x_k - c)
 
     at once, both with the old values, before the local step. The trained model is the center.
-
-    Args:
-        alpha: how far a rank's model moves to the center, from 0 to 1; beta / K on K ranks if not
-            given, and then both moves are alike: c moves by alpha * sum of (x_k - c).
-        beta: how far the center moves to the mean of the models, from 0 to 1.
-        period: minibatches between two such moves.
-
     Every `period` minibatches a rank sends what an exchange of 32 bits does, and nothing between.
 
     Source: Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015,
     equations 3 and 4. As there, the ranks count alike, whatever their numbers of samples.
     """
 
-    alpha: float | None = None
-    beta: float = 0.9
-    period: int = 10
+    synchronizes_every_step = False
 
-    def __post_init__(self) -> None:
-        alpha = None if self.alpha is None else number("alpha", self.alpha, 0, most=1)
-        beta = number("beta", self.beta, 0, most=1)
-        settle(self, alpha=alpha, beta=beta, period=integer("period", self.period, 1))
+    alpha: float | None = option(
+        None, Real(most=1), "how far a rank's model moves to the center; beta / K if not given"
+    )
+    beta: float = option(0.9, Real(most=1), "how far the center moves to the mean of the models")
+    period: int = option(10, Whole(1), "minibatches between two such moves")
 
-    def init(self, parameters: psgd.Parameters, comm: psgd.Communicator) -> EASGDState:
-        center = parameters.like().flat
-        center[...] = parameters.flat
-        return EASGDState(center=center, exchange=Exchange(parameters, comm))
+    def init(self, work: Work) -> EASGDState:
+        center = work.parameters.like().flat
+        center[...] = work.parameters.flat
+        return EASGDState(center=center, exchange=Exchange(work.parameters, work.comm))
 
-    def step(
-        self,
-        state: EASGDState,
-        parameters: psgd.Parameters,
-        gradient: psgd.Parameters,
-        samples: int,
-        local_step: LocalStep,
-        comm: psgd.Communicator,
-        total: int | None = None,
-    ) -> int:
-        if total is None:
-            total = comm.agree(None, samples)
-        if total == 0:
-            return 0
+    def step(self, state: EASGDState, work: Work, minibatch: Minibatch) -> None:
         if state.steps == self.period:
-            self._move(state, parameters, comm)
-        local_step(gradient.flat, samples, total)
+            self._move(state, work)
+        work.optimizer(work.gradient.flat, minibatch.samples, minibatch.total)
         state.steps += 1
-        return total
 
-    def finish(
-        self,
-        state: EASGDState,
-        parameters: psgd.Parameters,
-        local_step: LocalStep,
-        comm: psgd.Communicator,
-    ) -> None:
-        self.meet(state, comm)
+    def finish(self, state: EASGDState, work: Work) -> None:
         if state.steps:
-            self._move(state, parameters, comm)
-        parameters.flat[...] = state.center
+            self._move(state, work)
+        work.parameters.flat[...] = state.center
 
-    def shared_model(self, state: EASGDState, parameters: psgd.Parameters) -> Any:
+    def shared_model(self, state: EASGDState, work: Work) -> Any:
         return state.center
 
-    def bytes_sent(self, state: EASGDState) -> int:
-        return state.exchange.bytes_sent
-
-    def _move(
-        self, state: EASGDState, parameters: psgd.Parameters, comm: psgd.Communicator
-    ) -> None:
+    def _move(self, state: EASGDState, work: Work) -> None:
         """The two equations; an error on all ranks, where a rank's model is not finite."""
-        x, ranks = parameters.flat, comm.size
-        comm.agree(problem_with(x, name="model"))
+        x, ranks = work.parameters.flat, work.comm.size
+        work.comm.agree(problem_with(x, name="model"))
         apart = x - state.center
         x -= (self.beta / ranks if self.alpha is None else self.alpha) * apart
         state.exchange.sum(apart)
@@ -121,50 +87,17 @@ class EASGD(psgd.Algorithm[EASGDState]):
         state.steps = 0
 
 
-EXCEPTIONS = {
-    "serial": "on one rank the center follows the model at a distance",
-    "weights": "the center is drawn to all models alike, whatever their samples",
+PROMISES = {
+    "algorithm": EASGD(period=2),
+    "exceptions": {
+        "serial": "on one rank the center follows the model at a distance",
+        "weights": "the center is drawn to all models alike, whatever their samples",
+        "dry_ranks_count_nothing": "the center is drawn to the models of dry ranks, too",
+    },
+    "one_rank": lambda ranks: EASGD(period=2, alpha=0.9 / ranks),
 }
-"""What elastic averaging does not promise."""
-
-
-def conforms(comm: psgd.Communicator | None = None) -> dict[str, str]:
-    """Hold EASGD to what every algorithm must be, on threads or on these ranks. Collective."""
-    algorithm = EASGD(period=2)
-    return check_algorithm(
-        algorithm,
-        exceptions=EXCEPTIONS,
-        one_rank=lambda ranks: replace(algorithm, alpha=algorithm.beta / ranks),
-        comm=comm,
-    )
-
-
-def train(comm: psgd.Communicator, algorithm: EASGD, epochs: int = 30) -> float:
-    """Train on the digits; the share of the test digits that the center gets right. Collective."""
-    training, test = psgd.data.digits()
-    model = psgd.models.MLP([64, 128, 10], seed=0)
-    learner = psgd.Learner(model.parameters, psgd.SGD(lr=0.3), algorithm, comm)
-    source = psgd.data.Source(training, minibatch_size=64, epochs=epochs)
-    for x, y in source.minibatches(learner):
-        model.gradient(x, y, out=learner.gradient)
-        learner.step(samples=len(x))
-    learner.finish()
-    x, y = test.arrays()
-    _, accuracy = model.evaluate(x, y)
-    return accuracy
-
-
-def main() -> None:
-    comm = psgd.Communicator.world()
-    if "--check" in sys.argv[1:]:
-        outcomes = conforms(comm)
-        text = "\n".join(f"{name:14} {outcome}" for name, outcome in outcomes.items())
-    else:
-        algorithm = EASGD()
-        text = f"{algorithm} on {comm.size} ranks: accuracy {100 * train(comm, algorithm):.2f} %"
-    if comm.rank == 0:
-        print(text)
+"""For `check_algorithm`: what elastic averaging does not promise, and what it is on one rank."""
 
 
 if __name__ == "__main__":
-    main()
+    main(EASGD(), psgd.SGD(lr=0.3), **PROMISES)

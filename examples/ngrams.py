@@ -51,8 +51,8 @@ def main() -> None:
         loss, accuracy = model.evaluate(x, y)
         print(f"after {seconds:.1f} s {loss:.4f}, {100 * accuracy:.1f} % right", flush=True)
         counts = learner.tables["n-grams"].counts()
-        each = counts["bytes"] / counts["rows"]
-        print(f"{counts['rows']:,d} rows, {each:.0f} bytes each with id and optimizer state")
+        row_bytes = counts["bytes"] / counts["rows"]
+        print(f"{counts['rows']:,d} rows, {row_bytes:.0f} bytes each with id and optimizer state")
     learner.finish()
 
 

@@ -91,10 +91,10 @@ def take_rows(rows: Array, inverse: Array, out: Array) -> None:
 @compiled
 def server_of(ids: Array, servers: int) -> Array:
     """int32 [m]: the server that holds each id. Other bits than those that find its row there."""
-    found = np.empty(len(ids), np.int32)
+    owners = np.empty(len(ids), np.int32)
     for i in range(len(ids)):
-        found[i] = (mix(U64(ids[i])) & U64(0xFFFFFFFF)) % U64(servers)
-    return found
+        owners[i] = (mix(U64(ids[i])) & U64(0xFFFFFFFF)) % U64(servers)
+    return owners
 
 
 @compiled

@@ -33,9 +33,9 @@ from .algorithms import (
 )
 from .communication import Communicator, simulate
 from .communication.abort import install_excepthook_if_launched
+from .embedding import Embedding
 from .errors import UserError
 from .optimizers import SGD, Adagrad, Adam, MomentumSGD, NesterovSGD, Optimizer
-from .parameter_server import Embedding
 from .parameters import Parameters
 from .trace import Trace
 from .training import Checkpoints, Learner, load_checkpoint, traced

@@ -120,9 +120,9 @@ def flushed(path: Path) -> Fact:
     """Bring a file to the disk; its size and checksum."""
     with path.open("rb") as file:
         flushing = InBackground(f"flush {path.name}", lambda: os.fsync(file.fileno()))
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
         flushing.result()
-        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": found}
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
 def checksum(path: Path) -> str:

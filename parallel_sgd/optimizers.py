@@ -11,14 +11,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
-from typing import Any, ClassVar
+from typing import Any
 
+from .checks import read_points
 from .errors import UserError
 from .kernels import body
+from .options import Choice, Options, Real, option, options
 from .parameters import Parameters
-from .schedules import Schedule, value_at
+from .schedules import Cosine, Linear, Schedule, Steps
 from .state import across, workspace
-from .validation import LARGEST, choice, number, settle, shown
+from .validation import LARGEST, number, set_validated, shown
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -39,27 +41,65 @@ class OptimizerState:
     """
 
     buffers: dict[str, Array] = across("mean", default_factory=dict)
-    steps: int = across("most", default=0)
-    samples: int = across("same", default=0)
+    steps: int = across("most", least=0, default=0)
+    samples: int = across("same", least=0, default=0)
     lr_factor: float = workspace(default=1.0)
 
-    counts: ClassVar[tuple[str, ...]] = ("steps", "samples")
-    """Numbers that a checkpoint can have only where they are finite and at least 0."""
+
+class Rate:
+    """A learning rate: a number, or a `Schedule` by samples."""
+
+    SHAPES = ("linear", "cosine")  #: of schedules, between their points
+    COSINE = "cosine:0:0.3,50000:0.01"
+    EXAMPLE = f"0:0.3,20000:0.03 (linear:0:0,1000:0.3 goes up in between, {COSINE} down)"
+
+    metavar = "X | [linear:|cosine:]S:X,..."
+    expected = f"a number, or samples:rate pairs as {EXAMPLE}"
+
+    def __call__(self, name: str, value: Any) -> float | Schedule:
+        if not isinstance(value, Schedule):
+            try:
+                return number(name, value, 0)
+            except UserError as error:
+                raise UserError(f"{error}, or a Schedule") from None
+        if not is_dataclass(value) or " at 0x" in repr(value):
+            raise UserError(
+                f"{name}={type(value).__name__}(...) must be a dataclass whose fields are plain "
+                "values: ranks compare schedules by their repr"
+            )
+        return value
+
+    def read(self, text: str) -> float | Schedule:
+        """``0.1``, ``0:0.3,1000:0.1``, ``linear:0:0,1000:0.3`` or ``cosine:0:0.3,1000:0``."""
+        if ":" not in text:
+            return float(text)
+        shape, _, rest = text.partition(":")
+        rates = read_points(rest if shape in self.SHAPES else text, Real())
+        if shape == "linear":
+            return Linear(rates)
+        if shape != "cosine":
+            return Steps(rates)
+        if len(rates) != 2 or 0 not in rates:
+            raise UserError(
+                f"{text!r} must give two rates, at 0 samples and at the end: {self.COSINE}"
+            )
+        end = max(rates)
+        return Cosine(start=rates[0], end=rates[end], samples=end)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Optimizer(ABC):
-    """Options that all rules share.
+@options
+class Optimizer(Options, ABC):
+    """A local update rule. Give one of the two learning rates."""
 
-    Args:
-        lr: learning rate for the mean gradient of a minibatch (whatever its size); a number or a
-            `Schedule` by samples.
-        lr_per_sample: learning rate for the summed gradient, so that a minibatch twice as large
-            takes a step twice as long (CNTK's per-sample rates). Give one of the two.
-    """
-
-    lr: float | Schedule | None = None
-    lr_per_sample: float | Schedule | None = None
+    lr: float | Schedule | None = option(
+        None, Rate(), "learning rate for the mean gradient of a minibatch, whatever its size"
+    )
+    lr_per_sample: float | Schedule | None = option(
+        None,
+        Rate(),
+        "learning rate for the summed gradient, so that a minibatch twice as large takes a step "
+        "twice as long (CNTK's per-sample rates)",
+    )
 
     def __post_init__(self) -> None:
         if (self.lr is None) == (self.lr_per_sample is None):
@@ -67,8 +107,7 @@ class Optimizer(ABC):
                 f"{type(self).__name__}: lr={shown(self.lr)} and "
                 f"lr_per_sample={shown(self.lr_per_sample)}: exactly one of them must be given"
             )
-        name, given = self._given
-        settle(self, **{name: _rate(name, given)})
+        super().__post_init__()
 
     @property
     def initial_values(self) -> Mapping[str, float]:
@@ -117,11 +156,15 @@ class Optimizer(ABC):
         Raises:
             UserError: the value of a schedule is not finite (in float32), or below 0.
         """
-        name, given = self._given
-        value = value_at(given, samples)
+        given = self.lr if self.lr_per_sample is None else self.lr_per_sample
+        if isinstance(given, float):  # checked when it was given
+            return given
+        assert given is not None
+        value = given(samples)
         if type(value) is float and 0 <= value <= LARGEST:
             return value
         try:
+            name = "lr" if self.lr_per_sample is None else "lr_per_sample"
             return number(name, value, 0, may_vanish=True)
         except UserError as error:
             raise UserError(f"{error} (the schedule's value after {samples} samples)") from None
@@ -134,28 +177,6 @@ class Optimizer(ABC):
         """
         rate = self.rate_after(state.samples) * (samples if self.lr is None else 1)
         return rate * state.lr_factor
-
-    @property
-    def _given(self) -> tuple[str, float | Schedule]:
-        """The rate that was given, with its name."""
-        if self.lr is not None:
-            return "lr", self.lr
-        assert self.lr_per_sample is not None
-        return "lr_per_sample", self.lr_per_sample
-
-
-def _rate(name: str, value: Any) -> float | Schedule:
-    if not isinstance(value, Schedule):
-        try:
-            return number(name, value, 0)
-        except UserError as error:
-            raise UserError(f"{error}, or a Schedule") from None
-    if not is_dataclass(value) or " at 0x" in repr(value):
-        raise UserError(
-            f"{name}={type(value).__name__}(...) must be a dataclass whose fields are plain "
-            "values: ranks compare schedules by their repr"
-        )
-    return value
 
 
 class LocalStep:
@@ -187,7 +208,7 @@ class LocalStep:
         if samples:
             self.optimizer.step(self.state, self.parameters.flat, gradient, samples, out)
             if out is not None:
-                self.parameters.lie_over(out)
+                self.parameters.rebind(out)
             self.state.steps += 1
         self.state.samples += samples if total is None else total
 
@@ -202,7 +223,7 @@ class LocalStep:
         return self.optimizer.rate_after(self.state.samples)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class SGD(Optimizer):
     """x -= lr * mean gradient"""
 
@@ -217,36 +238,36 @@ class SGD(Optimizer):
         body(x).sgd_step(x, gradient, self.mean_lr(state, samples) / samples, out)
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class MomentumSGD(Optimizer):
     """m = momentum * m + gain * mean gradient;  x -= lr * m
 
-    Args:
-        momentum: in [0, 1), per minibatch (0.9 if no time constant is given either).
-        momentum_time_constant: instead of `momentum`, in samples: after so many samples a
-            gradient's weight has fallen to 1/e, momentum = exp(-samples / time constant).
-        unit_gain: gain = 1 - momentum (CNTK's default form), so that the momentum does not change
-            how far a constant gradient leads; otherwise gain = 1 (the plain form).
+    gain = 1 in the plain form, and 1 - momentum with `unit_gain`.
     """
 
-    momentum: float | None = None
-    momentum_time_constant: float | None = None
-    unit_gain: bool = False
+    momentum: float | None = option(
+        None,
+        Real(below=1),
+        "in [0, 1), per minibatch; 0.9 if no time constant is given either",
+    )
+    momentum_time_constant: float | None = option(
+        None,
+        Real(),
+        "instead of momentum, in samples: after so many samples a gradient's weight has fallen to "
+        "1/e, momentum = exp(-samples / time constant)",
+    )
+    unit_gain: bool = option(
+        False,
+        Choice(False, True),
+        "gain = 1 - momentum (CNTK's default form), so that the momentum does not change how far "
+        "a constant gradient leads",
+    )
 
     def __post_init__(self) -> None:
+        self.require_at_most_one("momentum", "momentum_time_constant")
         super().__post_init__()
-        momentum, tau = self.momentum, self.momentum_time_constant
-        if momentum is not None and tau is not None:
-            raise UserError(
-                f"momentum={shown(momentum)} and momentum_time_constant={shown(tau)}: "
-                "at most one of them may be given"
-            )
-        if tau is not None:
-            tau = number("momentum_time_constant", tau, 0)
-        else:
-            momentum = number("momentum", 0.9 if momentum is None else momentum, 0, below=1)
-        unit_gain = choice("unit_gain", self.unit_gain, (False, True))
-        settle(self, momentum=momentum, momentum_time_constant=tau, unit_gain=unit_gain)
+        if self.momentum is None and self.momentum_time_constant is None:
+            set_validated(self, momentum=0.9)
 
     @property
     def initial_values(self) -> Mapping[str, float]:
@@ -279,7 +300,7 @@ class MomentumSGD(Optimizer):
         return False
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class NesterovSGD(MomentumSGD):
     """m = momentum * m + gain * mean gradient;  x -= lr * (momentum * m + gain * mean gradient)
 
@@ -291,32 +312,19 @@ class NesterovSGD(MomentumSGD):
         return True
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class Adam(Optimizer):
     """Adam with bias correction, and AdamW's decay (not part of the gradient).
-
-    Args:
-        beta1, beta2: in [0, 1), weights of the old averages of gradient and squared gradient.
-        epsilon: added to the root of the average square; at least 1e-30.
-        weight_decay: x -= lr * weight_decay * x in every step.
 
     Source: Kingma & Ba, ICLR 2015, algorithm 1; Loshchilov & Hutter, ICLR 2019, algorithm 2.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        settle(
-            self,
-            beta1=number("beta1", self.beta1, 0, below=1),
-            beta2=number("beta2", self.beta2, 0, below=1),
-            epsilon=number("epsilon", self.epsilon, SMALLEST_EPSILON),
-            weight_decay=number("weight_decay", self.weight_decay, 0),
-        )
+    beta1: float = option(0.9, Real(below=1), "weight of the old average gradient, in [0, 1)")
+    beta2: float = option(0.999, Real(below=1), "the same of the squared gradient, in [0, 1)")
+    epsilon: float = option(
+        1e-8, Real(SMALLEST_EPSILON), "added to the root of the average square; at least 1e-30"
+    )
+    weight_decay: float = option(0.0, Real(), "x -= lr * weight_decay * x in every step")
 
     @property
     def initial_values(self) -> Mapping[str, float]:
@@ -348,27 +356,17 @@ class Adam(Optimizer):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@options
 class Adagrad(Optimizer):
     """g = mean gradient;  s += g * g;  x -= lr * g / (sqrt(s) + epsilon)
-
-    Args:
-        epsilon: added to the root of the sum of squares; at least 1e-30.
-        initial_accumulator: the sum of squares to begin with.
 
     Source: Duchi et al., JMLR 2011, with a diagonal matrix.
     """
 
-    epsilon: float = 1e-10
-    initial_accumulator: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        settle(
-            self,
-            epsilon=number("epsilon", self.epsilon, SMALLEST_EPSILON),
-            initial_accumulator=number("initial_accumulator", self.initial_accumulator, 0),
-        )
+    epsilon: float = option(
+        1e-10, Real(SMALLEST_EPSILON), "added to the root of the sum of squares; at least 1e-30"
+    )
+    initial_accumulator: float = option(0.0, Real(), "the sum of squares to begin with")
 
     @property
     def initial_values(self) -> Mapping[str, float]:

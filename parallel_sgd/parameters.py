@@ -66,8 +66,8 @@ class Parameters(Mapping[str, Array]):
         if values is not self._flat:  # as after `p.flat += g`
             self._flat[...] = values  # another array would leave the views behind
 
-    def lie_over(self, flat: Array) -> None:
-        """Lay all views over another vector [n] of this dtype: from now on its values count.
+    def rebind(self, flat: Array) -> None:
+        """Rebind all views to another vector [n] of this dtype: from now on its values count.
 
         Nothing is copied. The vector before stays as it is, for whoever is still reading it.
         """
@@ -151,5 +151,5 @@ def _require_arrays(arrays: Any) -> None:
 
 
 def _is_shape(value: Any) -> bool:
-    each = value if isinstance(value, tuple | list) else [value]
-    return bool(each) and all(isinstance(n, int) for n in each)
+    lengths = value if isinstance(value, tuple | list) else [value]
+    return bool(lengths) and all(isinstance(n, int) for n in lengths)

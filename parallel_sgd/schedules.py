@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .validation import integer, number, points, settle
+from .validation import integer, number, points, set_validated
 
 
 class Schedule(ABC):
@@ -44,7 +44,7 @@ class Steps(Schedule):
     values: Mapping[int, float]
 
     def __post_init__(self) -> None:
-        settle(self, values=points("Steps values", self.values, _value))
+        set_validated(self, values=points("Steps values", self.values, _value))
 
     def __call__(self, samples: int) -> float:
         starts = list(self.values)
@@ -63,7 +63,7 @@ class Linear(Schedule):
     values: Mapping[int, float]
 
     def __post_init__(self) -> None:
-        settle(self, values=points("Linear values", self.values, _value))
+        set_validated(self, values=points("Linear values", self.values, _value))
 
     def __call__(self, samples: int) -> float:
         starts = list(self.values)
@@ -87,7 +87,7 @@ class Cosine(Schedule):
     samples: int
 
     def __post_init__(self) -> None:
-        settle(
+        set_validated(
             self,
             start=_value("Cosine: start", self.start),
             end=_value("Cosine: end", self.end),
@@ -97,11 +97,6 @@ class Cosine(Schedule):
     def __call__(self, samples: int) -> float:
         done = min(samples / self.samples, 1.0)
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * done)) / 2
-
-
-def value_at(value: float | Schedule, samples: int) -> float:
-    """The value after so many samples, of a constant or a schedule."""
-    return value(samples) if isinstance(value, Schedule) else value
 
 
 def _value(name: str, value: Any) -> float:

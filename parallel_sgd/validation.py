@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,16 +40,16 @@ def integer(name: str, value: Any, least: int, most: int | None = None, *, bits:
         UserError: it is not a whole number of an integer type, or out of range.
     """
     try:
-        found = None if isinstance(value, bool) else operator.index(value)
+        whole = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        found = None
+        whole = None
     largest = (1 << bits) - 1 if most is None else most
-    if found is None or not least <= found <= largest:
+    if whole is None or not least <= whole <= largest:
         required = f", at least {least}" if most is None else f" from {least} to {most}"
-        if most is None and found is not None and found > largest:
+        if most is None and whole is not None and whole > largest:
             required += f" and less than 2**{bits}"
         raise UserError(f"{name}={shown(value)} must be a whole number{required}")
-    return found
+    return whole
 
 
 def checked_seed(value: Any) -> int:
@@ -78,22 +78,22 @@ def number(
         UserError: it is not a real number, not finite, or out of range, or it is so in float32; or
             it vanishes there.
     """
-    found = math.nan
+    real = math.nan
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
-            found = float(value) + 0.0  # -0.0 becomes 0.0
+            real = float(value) + 0.0  # -0.0 becomes 0.0
         except OverflowError:
-            found = math.inf
+            real = math.inf
     largest = LARGEST if most is None else most
-    vanishes = 0 < found < SMALLEST and not may_vanish
-    reaches = below is not None and not np.float32(min(found, LARGEST)) < below
-    if not least <= found <= largest or vanishes or reaches:
+    vanishes = 0 < real < SMALLEST and not may_vanish
+    reaches = below is not None and not np.float32(min(real, LARGEST)) < below
+    if not least <= real <= largest or vanishes or reaches:
         required = f", at least {least}" + ("" if below is None else f" and less than {below}")
         required += "" if most is None else f" and at most {most}"
-        if LARGEST < found < math.inf or (found >= least and (vanishes or reaches)):
+        if LARGEST < real < math.inf or (real >= least and (vanishes or reaches)):
             required += ", also in float32"
         raise UserError(f"{name}={shown(value)} must be a finite number{required}")
-    return found
+    return real
 
 
 def choice(name: str, value: Any, choices: Sequence[Value]) -> Value:
@@ -103,11 +103,11 @@ def choice(name: str, value: Any, choices: Sequence[Value]) -> Value:
         UserError: it is none of them.
     """
     plain = value.item() if isinstance(value, np.generic) else value
-    for each in choices:
-        alike = isinstance(plain, type(each)) and isinstance(plain, bool) == isinstance(each, bool)
-        if alike and plain == each:
-            return each
-    texts = [repr(each) for each in choices]
+    for one in choices:
+        alike = isinstance(plain, type(one)) and isinstance(plain, bool) == isinstance(one, bool)
+        if alike and plain == one:
+            return one
+    texts = [repr(one) for one in choices]
     required = " or ".join(texts) if len(texts) == 2 else "one of " + ", ".join(texts)
     raise UserError(f"{name}={shown(value)} must be {required}")
 
@@ -148,13 +148,13 @@ def points(name: str, values: Any, check: Callable[[str, Any], Value]) -> Points
     """
     if not isinstance(values, Mapping):
         raise UserError(f"{name}={shown(values)} must be a mapping from samples to values")
-    found = {
+    checked = {
         integer(f"{name}: samples", samples, 0): check(f"{name}[{shown(samples)}]", value)
         for samples, value in values.items()
     }
-    if 0 not in found:
+    if 0 not in checked:
         raise UserError(f"{name}={shown(dict(values))} must begin at 0 samples")
-    return Points(found)
+    return Points(checked)
 
 
 def require_use(name: str, value: Any, default: Any, used: bool, needs: str) -> None:
@@ -171,11 +171,6 @@ def require_use(name: str, value: Any, default: Any, used: bool, needs: str) -> 
         raise UserError(f"{name}={shown(value)} has no effect without {needs}")
 
 
-def require_use_of(options: object, name: str, used: bool, needs: str) -> None:
-    """`require_use` of a field of a dataclass that has a default."""
-    require_use(name, getattr(options, name), getattr(type(options), name), used, needs)
-
-
 def require_memory(name: str, size: int) -> None:
     """See that so many bytes could fit into this machine's memory, if nothing else were there.
 
@@ -189,8 +184,8 @@ def require_memory(name: str, size: int) -> None:
         raise UserError(f"{name} needs {size:,} bytes, but this machine's memory has {there:,}")
 
 
-def settle(options: object, **values: Any) -> None:
-    """Put checked values into a frozen dataclass, from its ``__post_init__``."""
+def set_validated(options: object, **values: Any) -> None:
+    """Set validated values in a frozen dataclass, from its ``__post_init__``."""
     for name, value in values.items():
         object.__setattr__(options, name, value)
 
@@ -232,15 +227,3 @@ def checked_path(name: str, path: Any, what: str = "folder") -> Path:
     if "\0" in os.fsdecode(path):
         raise UserError(f"{required}: it has a zero byte")
     return Path(os.fsdecode(path))
-
-
-def check_counts(saved: Mapping[str, Any], names: Iterable[str], where: str) -> None:
-    """See that some numbers of a saved state, by field, are finite and at least 0. Local.
-
-    Raises:
-        UserError: naming the one that is not.
-    """
-    for name in names:
-        value = saved[name]
-        if isinstance(value, int | float) and not 0 <= value < math.inf:
-            raise UserError(f"{where}.{name}={shown(value)} must be a finite number, at least 0")

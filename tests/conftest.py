@@ -1,5 +1,6 @@
 """Modules that tests share lie beside them: `kernel_cases`, `invariants`, `jobs`, and others."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -15,3 +16,9 @@ SHARED = [file for layer in LAYERS for file in layer.glob("*.py") if file.stem !
 pytest.register_assert_rewrite(*(f.stem for f in SHARED if not f.stem.startswith("test_")))
 
 pytest_plugins = ("limits",)
+
+
+@pytest.fixture
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pulls the plug on these tests; each flush could take the time of many."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)

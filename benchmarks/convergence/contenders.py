@@ -18,6 +18,14 @@ from parallel_sgd import (
     Optimizer,
     SlowMo,
 )
+from parallel_sgd.algorithms import LocalUpdates
+from parallel_sgd.algorithms.outer import (
+    Block,
+    BlockMomentum,
+    CNTKBlockMomentum,
+    OuterNesterov,
+    SlowMomentum,
+)
 from parallel_sgd.schedules import Schedule
 
 Options = tuple[tuple[str, Any], ...]  #: an algorithm's options by name, as a value
@@ -157,15 +165,21 @@ CONTENDERS = {
 
 
 def gain(algorithm: Algorithm[Any], ranks: int) -> float:
-    """How far a constant block gradient moves the model a block, once momentum is up to speed."""
-    match algorithm:
-        case CNTKBlockMomentumSGD():
-            nesterov = algorithm.block_momentum_for(0, ranks) * algorithm.use_nesterov_momentum
-            return (1 + nesterov) * algorithm.block_learning_rate * ranks
-        case BlockMomentumSGD():
-            return algorithm.block_learning_rate / (1 - algorithm.block_momentum_for(0, ranks))
-        case SlowMo():
-            return algorithm.slow_learning_rate / (1 - algorithm.slow_momentum)
-        case DiLoCo():
-            return algorithm.outer_learning_rate / (1 - algorithm.outer_momentum)
+    """How far a constant pseudo-gradient moves the model a block, once momentum is up to speed."""
+    if not isinstance(algorithm, LocalUpdates):
+        return 1.0
+    match outer := algorithm.outer:
+        case CNTKBlockMomentum():
+            nesterov = _momentum(outer, ranks) * outer.use_nesterov_momentum
+            return (1 + nesterov) * outer.block_learning_rate * ranks
+        case BlockMomentum():
+            return outer.block_learning_rate / (1 - _momentum(outer, ranks))
+        case SlowMomentum():
+            return outer.slow_learning_rate / (1 - outer.slow_momentum)
+        case OuterNesterov():
+            return outer.outer_learning_rate / (1 - outer.outer_momentum)
     return 1.0
+
+
+def _momentum(outer: BlockMomentum, ranks: int) -> float:
+    return outer.momentum_after(Block(samples=0, length=0, lr=0, ranks=ranks))

@@ -41,8 +41,8 @@ TICKS = [m * e for e in (0.01, 0.1, 1) for m in (1, 2, 3, 5)]
 
 def ranks_to_show(results: Results) -> int:
     """The K of the figures that show one: 8, or the largest below, or else the smallest."""
-    found = {result.setting.ranks for result in results.all.values()} - {1}
-    return max((k for k in found if k <= 8), default=min(found, default=1))
+    counts = {result.setting.ranks for result in results.all.values()} - {1}
+    return max((k for k in counts if k <= 8), default=min(counts, default=1))
 
 
 def samples(results: Results, path: Path) -> None:
@@ -90,16 +90,16 @@ def ranks(results: Results, path: Path) -> None:
         for task, axes in all:
             shown: set[int] = set()
             for i, (name, rates, style, marker) in enumerate(lines):
-                found = [
+                points = [
                     result
                     for result in results.of(task)
                     if (result.setting.contender, result.setting.rates) == (name, rates)
                 ]
-                means = np.array([result.final.mean() for result in found])
-                ends = np.array([bootstrap_interval(result.final, 0.95) for result in found])
-                x = np.array([result.setting.ranks for result in found])
+                means = np.array([result.final.mean() for result in points])
+                ends = np.array([bootstrap_interval(result.final, 0.95) for result in points])
+                x = np.array([result.setting.ranks for result in points])
                 shown |= set(x.tolist())
-                if found:
+                if points:
                     axes.errorbar(
                         x * 2 ** (0.06 * (i - 2)),  # beside each other
                         means,
@@ -164,11 +164,11 @@ class _Figure:
         )
         self.figure.suptitle(title, size=11)
         self.panels = list(zip(tasks, axes[0], strict=True))
-        for task, each in self.panels:
-            each.set_title(results.plan.task(task).title, loc="left", size=10)
-            each.grid(alpha=0.25)
+        for task, panel in self.panels:
+            panel.set_title(results.plan.task(task).title, loc="left", size=10)
+            panel.grid(alpha=0.25)
             for side in ("top", "right"):
-                each.spines[side].set_visible(False)
+                panel.spines[side].set_visible(False)
 
     def __enter__(self) -> Iterable[tuple[str, Any]]:
         return self.panels

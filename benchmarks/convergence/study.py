@@ -134,16 +134,16 @@ class Results:
 
 def study(plan: Plan, runs: Runs) -> Results:
     """Carry out the plan: tune, then run what is reported."""
-    settings = [each for task in plan.tasks for each in _settings(task, plan, runs)]
+    settings = [setting for task in plan.tasks for setting in _settings(task, plan, runs)]
     wanted = {
         setting: setting.runs(plan.task(setting.task).samples, range(plan.seeds))
         for setting in settings
     }
-    outcomes = runs(run for each in wanted.values() for run in each)
+    outcomes = runs(run for by_seed in wanted.values() for run in by_seed)
     results = Results(plan)
-    for setting, each in wanted.items():
-        losses = np.array([outcomes[run].losses for run in each])
-        sent = max(outcomes[run].bytes_sent for run in each)  # 0 where a run has broken off
+    for setting, by_seed in wanted.items():
+        losses = np.array([outcomes[run].losses for run in by_seed])
+        sent = max(outcomes[run].bytes_sent for run in by_seed)  # 0 where a run has broken off
         results.all[setting.key] = Result(setting, losses, sent)
     return results
 
@@ -186,15 +186,15 @@ def _tuned(task: str, plan: Plan, runs: Runs) -> dict[tuple[str, int], Setting]:
         ]
         if not steps:
             break
-        outcomes = runs(run for _, _, each in steps for run in each)
-        for climb, i, each in steps:
-            climb.scores[i] = float(np.mean([outcomes[run].losses[-1] for run in each]))
+        outcomes = runs(run for _, _, by_seed in steps for run in by_seed)
+        for climb, i, by_seed in steps:
+            climb.scores[i] = float(np.mean([outcomes[run].losses[-1] for run in by_seed]))
     best: dict[tuple[str, int], tuple[float, Setting]] = {}
     for climb in climbs:
         i = climb.best
-        found, key = (climb.scores[i], climb.setting(i)), (climb.contender, climb.ranks)
-        if key not in best or found[0] < best[key][0]:
-            best[key] = found
+        candidate, key = (climb.scores[i], climb.setting(i)), (climb.contender, climb.ranks)
+        if key not in best or candidate[0] < best[key][0]:
+            best[key] = candidate
     return {key: setting for key, (_, setting) in best.items()}
 
 

@@ -58,21 +58,23 @@ class Summary(Report):
             text = f"{name}, less {label(peer)}"
             self._add_comparison(text, results.compare(result, peer))
         if result.bytes_sent:
-            each = result.bytes_sent / setting.ranks
+            sent = result.bytes_sent / setting.ranks
             task = results.plan.task(setting.task)
             steps = samples / (task.minibatch * setting.ranks)
             values = task.model(0).parameters.flat.size
             whole = steps * 2 * (setting.ranks - 1) / setting.ranks * values * 4
             self.add(
                 f"{name}: sent by a rank",
-                each,
+                sent,
                 "bytes",
                 f"32 bits in every minibatch, {whole:.0f}; by all ranks {result.bytes_sent}",
-                each / whole,
+                sent / whole,
             )
 
-    def _add_comparison(self, name: str, found: Comparison) -> None:
-        self.add(name, found.mean, "nats", f"{found}: {found.verdict}", found.reach)
+    def _add_comparison(self, name: str, comparison: Comparison) -> None:
+        self.add(
+            name, comparison.mean, "nats", f"{comparison}: {comparison.verdict}", comparison.reach
+        )
 
     def print(self) -> None:
         """A line for every result; the rows are for files."""
@@ -141,8 +143,8 @@ def how(result: Result) -> str:
     return ", ".join(texts)
 
 
-def _cells(found: Comparison | None) -> tuple[str, str]:
-    if found is None:
+def _cells(comparison: Comparison | None) -> tuple[str, str]:
+    if comparison is None:
         return "", ""
-    low, high = found.interval_95
-    return f"{found.mean:+.4f} ({low:+.4f} to {high:+.4f})", found.verdict
+    low, high = comparison.interval_95
+    return f"{comparison.mean:+.4f} ({low:+.4f} to {high:+.4f})", comparison.verdict

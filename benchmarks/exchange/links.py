@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parallel_sgd import UserError
-from parallel_sgd.exchange.costs import bytes_sent
+from parallel_sgd.command_line.cluster import BURST, emulated_hosts, payload_rate
+from parallel_sgd.costs import bytes_sent
 
-from ..cluster import BURST, emulated_hosts, payload_rate
 from ..report import Report
 from ..training.conductor import Conductor, conducted
 from .cases import ALLREDUCE, AUTO, GLOO, OURS
@@ -33,7 +33,7 @@ class Size:
 
     Attributes:
         seconds: by case, of the slowest rank, the median over all sums.
-        auto: what "auto" has chosen, as `DataParallelSGD.report` says it.
+        auto: what "auto" has chosen, as `ExchangeState.report` says it.
     """
 
     values: int
@@ -50,16 +50,16 @@ def compared(count: int, rate: float, sizes: list[int], rounds: int) -> Report:
     has_torch = importlib.util.find_spec("torch") is not None
     sides = ["ours", "peer"] if has_torch else ["ours"]
     with emulated_hosts(count, rate) as hosts, conducted(hosts, sides, "exchange") as playing:
-        found = [measured(playing, values, rounds) for values in sizes]
-    return tabled(found, count, rate)
+        by_size = [measured(playing, values, rounds) for values in sizes]
+    return tabled(by_size, count, rate)
 
 
 def measured(playing: Conductor, values: int, rounds: int) -> Size:
     """All cases in turn, a first round apart."""
-    found = Size(values)
+    size = Size(values)
     for side in playing.connections:
         answers = playing.all(side, "begin", values=values)
-        found.auto |= answers[0].get("auto", {})
+        size.auto |= answers[0].get("auto", {})
     cases = dict.fromkeys((ALLREDUCE, *OURS, AUTO), "ours")
     if "peer" in playing.connections:
         cases[GLOO] = "peer"
@@ -69,10 +69,10 @@ def measured(playing: Conductor, values: int, rounds: int) -> Size:
             answers = playing.all(side, "sums", name=name, times=times(values))
             require_sum(name, answers)
             if i > 0:
-                each = zip(*(answer["seconds"] for answer in answers), strict=True)
-                seconds[name] += map(max, each)
-    found.seconds = {name: statistics.median(each) for name, each in seconds.items()}
-    return found
+                by_sum = zip(*(answer["seconds"] for answer in answers), strict=True)
+                seconds[name] += map(max, by_sum)
+    size.seconds = {name: statistics.median(of_case) for name, of_case in seconds.items()}
+    return size
 
 
 def times(values: int) -> int:
@@ -136,16 +136,16 @@ def _cases(report: Report, size: Size, hosts: int, rate: float) -> None:
 
 
 def _headlines(report: Report, size: Size, hosts: int, rate: float) -> None:
-    found, where = size.seconds, _megabytes(size)
-    full, one_bit = found[FULL], found[ONE_BIT]
-    if GLOO in found:
-        gain, goal = found[GLOO] / one_bit, f"goal at 100 MB: {GLOO_OVER_ONE_BIT}"
+    seconds, where = size.seconds, _megabytes(size)
+    full, one_bit = seconds[FULL], seconds[ONE_BIT]
+    if GLOO in seconds:
+        gain, goal = seconds[GLOO] / one_bit, f"goal at 100 MB: {GLOO_OVER_ONE_BIT}"
         name = f"{where}, {GLOO} in 32 bit over ours in 1 bit"
         report.add(name, gain, "times", goal, gain / GLOO_OVER_ONE_BIT)
     limit = limit_s(size.values, 32, hosts, rate)
     if limit and size.values >= LARGE:
         ratio, goal = full / limit, f"goal: at most {LIMIT_OF_FULL}"
         report.add(f"{where}, 32 bit over the links", ratio, "times", goal, ratio / LIMIT_OF_FULL)
-    best = min(OURS, key=lambda name: found[name])
-    ratio = found[AUTO] / found[best]
+    best = min(OURS, key=lambda name: seconds[name])
+    ratio = seconds[AUTO] / seconds[best]
     report.add(f"{where}, {AUTO} over the best", ratio, "times", f"the best: {best}", ratio)

@@ -17,42 +17,45 @@ from typing import Any
 import numpy as np
 
 from parallel_sgd import SGD, Communicator, DataParallelSGD, Learner, Parameters
-from parallel_sgd.compression import GRADIENT_BITS
-from parallel_sgd.exchange.costs import bytes_sent
+from parallel_sgd.algorithms import ExchangeState
+from parallel_sgd.compression import registered_bits
+from parallel_sgd.costs import bytes_sent
+from parallel_sgd.exchange import ExchangeOptions
 
 from ..on_ranks import on_ranks
 from ..report import Report
 
+BITS: tuple[Any, ...] = registered_bits()
 TINY = 650  #: parameters of a softmax regression on digits
 
 
 def compared(k: int, n: int, rounds: int) -> Report:
     """The table for K ranks and n values."""
-    found = on_ranks(k, "exchange.one_machine", {"values": n, "rounds": rounds})
+    measured = on_ranks(k, "exchange.one_machine", {"values": n, "rounds": rounds})
     report = Report(f"sums of {n} float32 over {k} ranks of one machine, a thread each")
-    allreduce, tiny = found["allreduce"], found["tiny_allreduce"]
+    allreduce, tiny = measured["allreduce"], measured["tiny_allreduce"]
     reference = f"MPI_Allreduce of float32, {allreduce * 1e3:.1f} ms"
-    for bits in GRADIENT_BITS:
-        seconds = found["seconds"][str(bits)]
+    for bits in BITS:
+        seconds = measured["seconds"][str(bits)]
         report.add(f"{bits} bit, time", seconds * 1e3, "ms", reference, seconds / allreduce)
-    for bits in GRADIENT_BITS:
-        seconds, other = found["pipelined"][str(bits)], found["seconds"][str(bits)]
+    for bits in BITS:
+        seconds, other = measured["pipelined"][str(bits)], measured["seconds"][str(bits)]
         reference = f"transport collective, {other * 1e3:.1f} ms"
         name = f"{bits} bit, transport pipelined, time"
         report.add(name, seconds * 1e3, "ms", reference, seconds / other)
-    for bits in GRADIENT_BITS:
+    for bits in BITS:
         theory = bytes_sent(n, bits, k)
-        sent = found["bytes"][str(bits)]
+        sent = measured["bytes"][str(bits)]
         ratio = sent / theory if theory else None
         name = f"{bits} bit, bytes sent by a rank"
         report.add(name, sent, "B", f"theory, {theory:,.0f} B", ratio)
     limit = 4 + 4 / k + 1
-    for size, memory in found["memory_per_parameter"].items():
+    for size, memory in measured["memory_per_parameter"].items():
         reference = f"4 + 4/K + 1 = {limit:.2f}"
         name = f"1 bit, extra memory for {size} parameters"
         report.add(name, memory, "B/parameter", reference, memory / limit)
     for bits in (32, 1):
-        step = found["tiny_step"][str(bits)]
+        step = measured["tiny_step"][str(bits)]
         report.add(
             f"step of {TINY} parameters, {bits} bit",
             step * 1e6,
@@ -62,7 +65,7 @@ def compared(k: int, n: int, rounds: int) -> Report:
         )
     report.add(
         "the same on one rank alone, 1 bit",
-        found["alone"] * 1e6,
+        measured["alone"] * 1e6,
         "us",
         "our own part of a step: Python, encode, decode, update",
         None,
@@ -86,15 +89,13 @@ def measure(comm: Communicator, values: int, rounds: int) -> dict[str, Any]:
 
     calls: dict[str, Callable[[], None]] = {"allreduce": allreduce}
     exchanges: dict[str, Any] = {}
-    for bits in GRADIENT_BITS:
+    for bits in BITS:
         for transport in ("collective", "pipelined"):
-            algorithm = DataParallelSGD(gradient_bits=bits, transport=transport)
-            state = algorithm.init(parameters, comm)
-            calls[f"{bits}, {transport}"] = functools.partial(
-                state.exchanges[bits].sum, total, state.residuals
-            )
+            options = ExchangeOptions(gradient_bits=bits, transport=transport)
+            exchange = ExchangeState.init(options, parameters, lambda: 0, comm)
+            calls[f"{bits}, {transport}"] = functools.partial(exchange.sum, total)
             if transport == "collective":
-                exchanges[str(bits)] = state.exchanges[bits]
+                exchanges[str(bits)] = exchange
     times: dict[str, list[float]] = {name: [] for name in calls}
     for i in range(rounds + 1):
         for name, call in calls.items():
@@ -128,12 +129,13 @@ def _together(comm: Communicator, call: Callable[[], None], repeat: int = 1) -> 
 
 
 def _extra_memory(size: int, comm: Communicator) -> float:
-    """Bytes per parameter that the algorithm allocates for 1 bit beside model and gradient."""
+    """Bytes per parameter that the exchange allocates for 1 bit beside model and gradient."""
     parameters = Parameters({"W": np.zeros(size, np.float32)})
-    DataParallelSGD(gradient_bits=1).init(parameters, comm)  # loads the kernels, which take memory
+    options = ExchangeOptions(gradient_bits=1)
+    ExchangeState.init(options, parameters, lambda: 0, comm)  # loads the kernels: they take memory
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    state = DataParallelSGD(gradient_bits=1).init(parameters, comm)
+    state = ExchangeState.init(options, parameters, lambda: 0, comm)
     after = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     del state

@@ -9,8 +9,10 @@ from typing import Any
 
 from mpi4py import MPI
 
-from parallel_sgd import Communicator, DataParallelSGD, Parameters
-from parallel_sgd.communication.abort import abort_on_error
+from parallel_sgd import Communicator, Parameters
+from parallel_sgd.algorithms import ExchangeState
+from parallel_sgd.communication.entry_point import abort_on_error
+from parallel_sgd.exchange import ExchangeOptions
 
 from ..training.member import follow
 from .cases import ALLREDUCE, AUTO, OURS, Array, turn, vector_of
@@ -30,17 +32,16 @@ class Ours:
         parameters = Parameters({"W": self.given})
         self.total: Array = parameters.like().flat
         self.calls = {ALLREDUCE: lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, self.total)}
-        options: dict[str, dict[str, Any]] = {
+        given: dict[str, dict[str, Any]] = {
             name: {"gradient_bits": bits, "transport": transport}
             for name, (bits, transport) in OURS.items()
         }
-        options[AUTO] = {"gradient_bits": AUTO}
-        for name, each in options.items():
-            algorithm = DataParallelSGD(**each)
-            state = algorithm.init(parameters, self.comm)
-            exchange = state.exchanges[each["gradient_bits"]]
-            self.calls[name] = partial(exchange.sum, self.total, state.residuals)
-        return {"auto": algorithm.report(state)}
+        given[AUTO] = {"gradient_bits": AUTO}
+        for name, arguments in given.items():
+            options = ExchangeOptions(**arguments)
+            exchange = ExchangeState.init(options, parameters, lambda: 0, self.comm)
+            self.calls[name] = partial(exchange.sum, self.total)
+        return {"auto": exchange.report()}
 
     def sums(self, name: str, times: int) -> dict[str, Any]:
         """One case's turn."""

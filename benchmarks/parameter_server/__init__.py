@@ -20,10 +20,10 @@ import math
 from typing import Any
 
 from parallel_sgd import UserError
+from parallel_sgd.command_line.cluster import emulated_hosts
 from parallel_sgd.command_line.units import bits_per_s
 
-from ..cluster import emulated_hosts
-from ..on_ranks import on_ranks
+from ..on_ranks import on_hosts, on_ranks
 from ..report import Report, positive
 from . import dense, links, slow_worker, sparse
 
@@ -72,12 +72,12 @@ def main(options: argparse.Namespace) -> Report:
 
 def _dense(report: Report, options: argparse.Namespace) -> None:
     n, servers = options.values, options.servers
-    found = on_ranks(
+    measured = on_ranks(
         dense.WORKERS + servers,
         "parameter_server.dense",
         {"values": n, "servers": servers, **_effort(options)},
     )
-    updates, step_s = found["updates"], found["step_s"]
+    updates, step_s = measured["updates"], measured["step_s"]
     peers = {
         "bare": ("Send and Recv", updates["bare"]),
         "bare, step": ("Send, Recv and the step", updates["bare, step"]),
@@ -100,7 +100,7 @@ def _dense(report: Report, options: argparse.Namespace) -> None:
     reference = f"Send and Recv of as many bytes, {bare:.0f}/s"
     report.add("learner.step, 1 bit", one_bit, "/s", reference, one_bit / bare)
     for bits, theory in (("32", 4 * n), ("1", dense.pushed_bytes(n))):
-        sent = found["bytes"][bits]
+        sent = measured["bytes"][bits]
         reference = f"theory, {theory:,.0f} B"
         report.add(f"bytes of a push, {bits} bit", sent, "B", reference, sent / theory)
     for count in range(2, servers + 1):
@@ -108,7 +108,7 @@ def _dense(report: Report, options: argparse.Namespace) -> None:
         reference = f"1 server, {updates['learner, 1']:.0f}/s"
         ratio = value / updates["learner, 1"]
         report.add(f"learner.step, 32 bit, {count} servers", value, "/s", reference, ratio)
-    for name, seconds in found["where"].items():
+    for name, seconds in measured["where"].items():
         report.add(f"of a learner.step: {name}", seconds * 1e3, "ms", "1 server, 32 bit", None)
 
 
@@ -120,7 +120,7 @@ def _links(options: argparse.Namespace) -> Report:
     effort = _effort(options)
     effort["seconds"] *= links.LONGER
     with emulated_hosts(hosts, rate) as emulated:
-        found = emulated.run("parameter_server.links", {"values": n, **effort})
+        measured = on_hosts(emulated, "parameter_server.links", {"values": n, **effort})
     report = Report(
         f"parameter servers: workers that push and pull {n} float32, and a server, on {hosts} "
         f"emulated hosts of this machine, links of {rate / 1e9:g} Gbit/s"
@@ -128,8 +128,8 @@ def _links(options: argparse.Namespace) -> Report:
     for workers in links.numbers(hosts):
         who = f"{workers} worker{'s' * (workers > 1)}"
         for bits, pushed in ((32, 4 * n), (1, dense.pushed_bytes(n))):
-            value = found["updates"][f"learner, {workers}, {bits}"]
-            bare = found["updates"][f"bare, {workers}, {bits}"]
+            value = measured["updates"][f"learner, {workers}, {bits}"]
+            bare = measured["updates"][f"bare, {workers}, {bits}"]
             limit = links.limit(workers, pushed, 4 * n, rate)
             name = f"learner.step, {bits} bit, {who}"
             report.add(name, value, "/s", f"Send and Recv, {bare:.3g}/s", value / bare)
@@ -138,7 +138,7 @@ def _links(options: argparse.Namespace) -> Report:
             reference = f"the links, {limit:.3g}/s"
             report.add(f"{name}, beside the limit", value, "/s", reference, value / limit)
             report.add(f"Send and Recv, {bits} bit, {who}", bare, "/s", reference, bare / limit)
-        for name, seconds in found["where"][str(workers)].items():
+        for name, seconds in measured["where"][str(workers)].items():
             report.add(f"of a learner.step: {name}, {who}", seconds * 1e3, "ms", "32 bit", None)
     return report
 
@@ -146,23 +146,23 @@ def _links(options: argparse.Namespace) -> Report:
 def _slow_worker(report: Report, options: argparse.Namespace) -> None:
     effort = _effort(options)
     effort = {"rounds": -(-effort["rounds"] // 3), "seconds": 4 * effort["seconds"]}
-    found = on_ranks(slow_worker.WORKERS + 1, "parameter_server.slow_worker", effort)
+    measured = on_ranks(slow_worker.WORKERS + 1, "parameter_server.slow_worker", effort)
     for mode in slow_worker.MODES:
-        each = found[mode]
+        speeds = measured[mode]
         report.add(
             f"a worker's steps beside one that is {slow_worker.SLOWER} times as slow, {mode}",
-            each["slow"],
+            speeds["slow"],
             "/s",
-            f"all alike, {each['alike']:.1f}/s; the slow one has {each['slowest']:.1f}/s",
-            each["slow"] / each["alike"],
+            f"all alike, {speeds['alike']:.1f}/s; the slow one has {speeds['slowest']:.1f}/s",
+            speeds["slow"] / speeds["alike"],
         )
     for mode in slow_worker.MODES:
         name = f"mean staleness beside a slow worker, {mode}"
-        report.add(name, found[mode]["staleness"], "updates", "all pushes", None)
+        report.add(name, measured[mode]["staleness"], "updates", "all pushes", None)
 
 
 def _rows(report: Report, options: argparse.Namespace) -> None:
-    found = on_ranks(
+    measured = on_ranks(
         sparse.WORKERS + 1,
         "parameter_server.sparse",
         {"touched": options.rows, "batch": options.batch, **_effort(options)},
@@ -170,12 +170,12 @@ def _rows(report: Report, options: argparse.Namespace) -> None:
     words = {"pull": "pulled", "push": "pushed", "both": "pulled and pushed"}
     rows = f"of {options.rows / 1e6:g} million, width {sparse.WIDTH}"
     for kind, access in (("pull", "read"), ("push", "read, changed and written")):
-        alone, memory = found["table"][kind] / 1e6, found["random"][kind] / 1e6
+        alone, memory = measured["table"][kind] / 1e6, measured["random"][kind] / 1e6
         reference = f"rows {access} at random in one array, {memory:.1f} M/s"
         report.add(f"rows {words[kind]} {rows}, no server", alone, "M/s", reference, alone / memory)
-    for case, value in found["served"].items():
+    for case, value in measured["served"].items():
         count, kind = case.split()
-        served, bare = value / 1e6, found["bare"][case] / 1e6
+        served, bare = value / 1e6, measured["bare"][case] / 1e6
         report.add(
             f"rows {words[kind]}, 1 server, {count} worker{'s' * (count != '1')}",
             served,
@@ -185,7 +185,7 @@ def _rows(report: Report, options: argparse.Namespace) -> None:
         )
     least = 2 * sparse.ROW
     reference = f"rows and state of Adagrad, {least} B"
-    nbytes = found["bytes"]
+    nbytes = measured["bytes"]
     report.add("memory of the server's table, a row", nbytes, "B", reference, nbytes / least)
 
 

@@ -39,7 +39,7 @@ def median_rates(
 
     A rank without a part in a case waits quietly: in an allgather it would spin beside the others.
     """
-    found: dict[str, list[float]] = defaultdict(list)
+    totals: dict[str, list[float]] = defaultdict(list)
     for i in range(rounds + 1):
         for name, case in cases.items():
             quiet_barrier()
@@ -47,8 +47,8 @@ def median_rates(
             quiet_barrier()
             rates = comm.allgather_object(own)
             if i > 0:
-                found[name].append(sum(rates))
-    return {name: statistics.median(each) for name, each in found.items()}
+                totals[name].append(sum(rates))
+    return {name: statistics.median(of_case) for name, of_case in totals.items()}
 
 
 def rate(
@@ -95,13 +95,13 @@ def bare_worker(
     world = MPI.COMM_WORLD
 
     def step() -> None:
-        for tag, each in enumerate(exchanges):
-            world.Send(each.sent, server, tag)
-            world.Recv(each.answered, server, tag)
+        for tag, exchange in enumerate(exchanges):
+            world.Send(exchange.sent, server, tag)
+            world.Recv(exchange.answered, server, tag)
 
-    found = rate(workers, step, seconds)
+    steps_per_s = rate(workers, step, seconds)
     world.Send(np.empty(0, np.uint8), server, END)
-    return found
+    return steps_per_s
 
 
 def bare_server(workers: int, exchanges: Sequence[Exchange]) -> None:
@@ -109,7 +109,7 @@ def bare_server(workers: int, exchanges: Sequence[Exchange]) -> None:
     from mpi4py import MPI
 
     world, status = MPI.COMM_WORLD, MPI.Status()
-    incoming = max((each.sent for each in exchanges), key=len)
+    incoming = max((exchange.sent for exchange in exchanges), key=len)
     while workers:
         world.Recv(incoming, MPI.ANY_SOURCE, MPI.ANY_TAG, status)
         tag = status.Get_tag()

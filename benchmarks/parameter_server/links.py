@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from parallel_sgd import Communicator
+from parallel_sgd.command_line.cluster import BURST, payload_rate
 from parallel_sgd.communication.watchdog import ended_if_longer_than
 
-from ..cluster import BURST, payload_rate
 from .bare import median_rates
 from .dense import bare, ours
 
@@ -53,8 +53,8 @@ def limit(workers: int, pushed: int, pulled: int, rate: float) -> float:
     Returns:
         Infinity where the links are not the limit.
     """
-    each = [pushed, pulled]
+    sizes = [pushed, pulled]
     if workers == 1:
-        beyond = sum(max(0, nbytes - BURST) for nbytes in each)
+        beyond = sum(max(0, nbytes - BURST) for nbytes in sizes)
         return payload_rate(rate) / beyond if beyond else math.inf
-    return payload_rate(rate) / max(each)
+    return payload_rate(rate) / max(sizes)

@@ -35,7 +35,7 @@ def measure(comm: Communicator, rounds: int, seconds: float) -> dict[str, Any]:
         all are as fast and where the first is slow; "slowest": those of the first one then;
         "staleness": mean over all pushes. Medians over the rounds.
     """
-    found: dict[str, dict[str, list[float]]] = {mode: defaultdict(list) for mode in MODES}
+    measured: dict[str, dict[str, list[float]]] = {mode: defaultdict(list) for mode in MODES}
     limit = 60 + 5 * rounds * 2 * len(MODES) * (seconds + 1)
     with ended_if_longer_than(limit, comm.rank, "the benchmark of a slow worker"):
         for _ in range(rounds):
@@ -44,14 +44,14 @@ def measure(comm: Communicator, rounds: int, seconds: float) -> dict[str, Any]:
                     quiet_barrier()
                     worked = comm.allgather_object(_train(comm, mode, slower, seconds))
                     (first, _), *others = worked[:WORKERS]
-                    found[mode][name].append(statistics.mean(steps for steps, _ in others))
+                    measured[mode][name].append(statistics.mean(steps for steps, _ in others))
                     if name == "slow":
-                        found[mode]["slowest"].append(first)
-                        pushes = [each for _, each in worked[:WORKERS]]
-                        found[mode]["staleness"].append(_mean_staleness(pushes))
+                        measured[mode]["slowest"].append(first)
+                        pushes = [pushed for _, pushed in worked[:WORKERS]]
+                        measured[mode]["staleness"].append(_mean_staleness(pushes))
     return {
-        mode: {name: statistics.median(each) for name, each in lists.items()}
-        for mode, lists in found.items()
+        mode: {name: statistics.median(values) for name, values in lists.items()}
+        for mode, lists in measured.items()
     }
 
 
@@ -75,8 +75,8 @@ def _train(
             learner.step(samples=MINIBATCH)
 
         steps = rate(learner.comm, step, seconds, WARM_UP)
-        found = learner.state.client.statistics
-        staleness, pushes = found.mean_staleness, found.pushes
+        client_statistics = learner.state.client.statistics
+        staleness, pushes = client_statistics.mean_staleness, client_statistics.pushes
     learner.finish()
     return steps, (staleness, pushes)
 

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameters
 from parallel_sgd.communication.watchdog import ended_if_longer_than
-from parallel_sgd.parameter_server import Embedding
-from parallel_sgd.parameter_server.rows import RowTable
+from parallel_sgd.embedding import Embedding
+from parallel_sgd.embedding.rows import RowTable
 
 from .bare import Exchange, bare_server, bare_worker, quiet_barrier, rate
 
@@ -52,18 +52,16 @@ def measure(
     """
     limit = 300 + touched / 1e5 + 5 * 20 * (rounds + 1) * (seconds + 1)
     with ended_if_longer_than(limit, comm.rank, "the benchmark of rows"):
-        found: dict[str, Any] = {}
+        own: dict[str, Any] = {}
         if comm.rank == WORKERS:
-            found["random"] = _random_access(touched, batch, rounds)
-            found["table"] = _table(touched, batch, rounds)
+            own["random"] = _random_access(touched, batch, rounds)
+            own["table"] = _table(touched, batch, rounds)
         quiet_barrier()
-        found["bare"] = _medians(
-            rounds, lambda count, kind: _bare(comm, count, kind, batch, seconds)
-        )
+        own["bare"] = _medians(rounds, lambda count, kind: _bare(comm, count, kind, batch, seconds))
         served, nbytes = _served(comm, touched, batch, rounds, seconds)
-        everyone = comm.allgather_object(found | {"served": served, "bytes": nbytes})
+        everyone = comm.allgather_object(own | {"served": served, "bytes": nbytes})
     rates = {
-        name: {case: sum(each[name][case] for each in everyone[:WORKERS]) for case in found["bare"]}
+        name: {case: sum(rank[name][case] for rank in everyone[:WORKERS]) for case in own["bare"]}
         for name in ("bare", "served")
     }
     rows = {name: rate * batch for name, rate in rates["bare"].items()}
@@ -141,12 +139,12 @@ def _resident() -> int:
 
 def _medians(rounds: int, case: Callable[[int, str], float]) -> dict[str, float]:
     """This rank's rates by "workers kind", interleaved over the rounds."""
-    found: dict[str, list[float]] = defaultdict(list)
+    rates: dict[str, list[float]] = defaultdict(list)
     for _ in range(rounds):
         for count in range(1, WORKERS + 1):
             for kind in KINDS:
-                found[f"{count} {kind}"].append(case(count, kind))
-    return {name: statistics.median(each) for name, each in found.items()}
+                rates[f"{count} {kind}"].append(case(count, kind))
+    return {name: statistics.median(of_case) for name, of_case in rates.items()}
 
 
 def _bare(comm: Communicator, count: int, kind: str, batch: int, seconds: float) -> float:

@@ -11,7 +11,7 @@ Block momentum and post-local SGD synchronize every 16 minibatches, so a step is
 `--to-loss` times a byte-level language model until it has reached a test loss.
 `--table FILE` measures nothing, and prints Markdown tables from an earlier run's JSON.
 
-Needs root, Open MPI or MPICH as `benchmarks.cluster` does, and PyTorch (`make bench-training`).
+Needs root, Open MPI or MPICH as `parallel-sgd cluster` does, and PyTorch (`make bench-training`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import argparse
 import importlib.metadata
 
 from parallel_sgd import UserError
+from parallel_sgd.command_line.cluster import emulated_hosts
 from parallel_sgd.command_line.units import bits_per_s
 
-from ..cluster import emulated_hosts
 from ..report import positive
 from .conductor import conducted
 from .contenders import CONTENDERS, TIMED, TO_LOSS, side

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from parallel_sgd import UserError
-
-from ..cluster import EmulatedHosts
+from parallel_sgd.command_line.cluster import EmulatedHosts
 
 START_S = 120  #: for all ranks of a side to be up
 ANSWER_S = 900  #: for a command to be done
@@ -59,10 +58,10 @@ class Conductor:
         self, side: str, connections: list[Any], command: str, options: dict[str, Any]
     ) -> list[dict[str, Any]]:
         try:
-            for each in connections:
-                each.write(json.dumps([command, options]) + "\n")
-                each.flush()
-            answers = [each.readline() for each in connections]
+            for connection in connections:
+                connection.write(json.dumps([command, options]) + "\n")
+                connection.flush()
+            answers = [connection.readline() for connection in connections]
         except TimeoutError:
             raise UserError(f"{SIDES[side]} took longer than {ANSWER_S} s: {command}") from None
         except OSError:
@@ -133,10 +132,10 @@ def _met(
     count: int,
 ) -> list[Any]:
     """The connections of a side's ranks, when all have come."""
-    found: dict[int, Any] = {}
+    by_rank: dict[int, Any] = {}
     until = time.monotonic() + START_S
-    while len(found) < count:
-        if any(each.poll() is not None for each in processes) or time.monotonic() > until:
+    while len(by_rank) < count:
+        if any(process.poll() is not None for process in processes) or time.monotonic() > until:
             raise UserError(f"{SIDES[side]} did not start; what they said is above")
         try:
             connection, _ = listener.accept()
@@ -145,5 +144,5 @@ def _met(
         stack.enter_context(connection)
         connection.settimeout(ANSWER_S)
         lines = stack.enter_context(connection.makefile("rw"))
-        found[json.loads(lines.readline())["rank"]] = lines
-    return [found[rank] for rank in range(count)]
+        by_rank[json.loads(lines.readline())["rank"]] = lines
+    return [by_rank[rank] for rank in range(count)]

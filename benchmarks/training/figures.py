@@ -32,7 +32,7 @@ def draw_times(panels: Mapping[str, Mapping[str, StepTime]], title: str, path: P
     )
     for axes, (rate, times) in zip(grid.flat, panels.items(), strict=False):
         plain = times.get(PLAIN)
-        longest = max(each.seconds for each in times.values())
+        longest = max(time.seconds for time in times.values())
         axes.set_xlim(0, 1.3 * longest)
         axes.set_yticks(range(len(names)), names)
         for y, name in enumerate(names):

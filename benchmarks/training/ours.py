@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from parallel_sgd import Communicator, Learner, MomentumSGD
-from parallel_sgd.communication.abort import abort_on_error
+from parallel_sgd.communication.entry_point import abort_on_error
 
 from .contenders import CONTENDERS
 from .member import Member
@@ -18,20 +18,20 @@ class Ours:
     """A model, a learner and the loop around them."""
 
     def __init__(self, comm: Communicator, contender: str, task: str, lr: float) -> None:
-        found = CONTENDERS[contender]
-        assert found.algorithm is not None
+        chosen = CONTENDERS[contender]
+        assert chosen.algorithm is not None
         self.model = TASKS[task].model()
         self.learner = Learner(
             self.model.parameters,
             MomentumSGD(lr=lr, momentum=MOMENTUM),
-            found.algorithm,
-            comm if found.period else Communicator.single(),
+            chosen.algorithm,
+            comm if chosen.period else Communicator.single(),
         )
         self.total = BATCH * self.learner.comm.size
 
     def step(self, x: Array, y: Array) -> float:
         learner = self.learner
-        learner.expect(len(x), self.total)  # as sources do
+        learner.announce(len(x), self.total)  # as sources do
         loss = self.model.gradient(x, y, out=learner.gradient, ready=learner.ready)
         learner.step(samples=len(x))
         return loss / len(x)

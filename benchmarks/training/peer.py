@@ -42,25 +42,25 @@ class Peer:
     """A model, DDP with a hook, and an optimizer."""
 
     def __init__(self, contender: str, task: str, lr: float) -> None:
-        found = CONTENDERS[contender]
+        chosen = CONTENDERS[contender]
         self.names, self.module = module_of(TASKS[task].model())
         optimizer: Any = torch.optim.SGD(
             self.module.parameters(), lr=lr, momentum=MOMENTUM, fused=True
         )
         self.forward = self.module
-        if found.period:
+        if chosen.period:
             self.forward = DistributedDataParallel(
                 self.module,
                 gradient_as_bucket_view=True,
                 init_sync=False,
-                bucket_cap_mb=ONE_BUCKET_MB if found.hook == "power" else None,
+                bucket_cap_mb=ONE_BUCKET_MB if chosen.hook == "power" else None,
             )
-            optimizer = HOOKS[found.hook](self.forward, optimizer, **found.options)
+            optimizer = HOOKS[chosen.hook](self.forward, optimizer, **chosen.options)
         self.optimizer = optimizer
 
     def step(self, x: Array, y: Array) -> float:
         kind = np.float32 if x.dtype.kind == "f" else np.int64
-        inputs, labels = (torch.from_numpy(each) for each in (x.astype(kind, copy=False), y))
+        inputs, labels = (torch.from_numpy(array) for array in (x.astype(kind, copy=False), y))
         self.optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(self.forward(inputs), labels)
         loss.backward()

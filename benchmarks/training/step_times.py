@@ -51,20 +51,20 @@ def measure_steps(
     Raises:
         UserError: one does not learn, or its ranks do not have one model where they should.
     """
-    found: dict[str, list[tuple[float, int, tuple[float, float]]]] = {name: [] for name in names}
+    outcomes: dict[str, list[tuple[float, int, tuple[float, float]]]] = {name: [] for name in names}
     for _ in range(rounds):
         for name in names:
-            found[name].append(_once(conductor, model, name))
-    firsts = {name: each[-1][2][0] for name, each in found.items()}
+            outcomes[name].append(_once(conductor, model, name))
+    firsts = {name: turns[-1][2][0] for name, turns in outcomes.items()}
     if max(firsts.values()) > min(firsts.values()) * (1 + SAME_LOSS):
         raise UserError(f"all must begin with the same loss of the {model} model: {firsts}")
     ranks = len(conductor.connections[side(names[0])])
     times = []
-    for name, each in found.items():
-        seconds = statistics.median(s for s, _, _ in each)
+    for name, turns in outcomes.items():
+        seconds = statistics.median(s for s, _, _ in turns)
         samples = ranks * BATCH / seconds
-        rounds_s = [s for s, _, _ in each]
-        steps, losses = each[-1][1:]
+        rounds_s = [s for s, _, _ in turns]
+        steps, losses = turns[-1][1:]
         times.append(StepTime(model, rate, name, seconds, rounds_s, steps, samples, losses))
     return times
 
@@ -77,10 +77,10 @@ def _once(conductor: Conductor, model: str, name: str) -> tuple[float, int, tupl
     estimate = _seconds(conductor.all(who, "steps", count=period)) / period
     count = steps_for(estimate, period)
     measured = conductor.all(who, "steps", count=count)
-    first, last = (_mean(each, i) for each, i in ((warm, 0), (measured, -1)))
+    first, last = (_mean(answers, i) for answers, i in ((warm, 0), (measured, -1)))
     if not last < first:
         raise UserError(f"{name} does not learn: loss {first:.4f}, then {last:.4f}")
-    if CONTENDERS[name].period and len({each["digest"] for each in measured}) > 1:
+    if CONTENDERS[name].period and len({answer["digest"] for answer in measured}) > 1:
         raise UserError(f"{name}: all ranks must have the same model after {count} steps")
     conductor.all(who, "end")
     return _seconds(measured) / count, count, (first, last)
@@ -98,8 +98,8 @@ def _whole(steps: float, period: int) -> int:
 
 def _seconds(answers: Sequence[dict[str, Any]]) -> float:
     """Until the last rank had taken its steps."""
-    return max(float(each["seconds"]) for each in answers)
+    return max(float(answer["seconds"]) for answer in answers)
 
 
 def _mean(answers: Sequence[dict[str, Any]], step: int) -> float:
-    return statistics.fmean(each["losses"][step] for each in answers)
+    return statistics.fmean(answer["losses"][step] for answer in answers)

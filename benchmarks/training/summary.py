@@ -38,12 +38,12 @@ class Results:
 
     def cases(self) -> list[tuple[str, float]]:
         """Models and rates that were measured, in order."""
-        return list(dict.fromkeys((each.model, each.rate) for each in self.times))
+        return list(dict.fromkeys((time.model, time.rate) for time in self.times))
 
     def of(self, model: str, rate: float) -> dict[str, StepTime]:
         """Step times by contender, in the order of tables."""
-        found = {t.contender: t for t in self.times if (t.model, t.rate) == (model, rate)}
-        return {name: found[name] for name in CONTENDERS if name in found}
+        times = {t.contender: t for t in self.times if (t.model, t.rate) == (model, rate)}
+        return {name: times[name] for name in CONTENDERS if name in times}
 
 
 class Summary(Report):
@@ -67,23 +67,23 @@ class Summary(Report):
     def _add_times(self, case: str, times: dict[str, StepTime]) -> None:
         plain = times.get(PLAIN)
         hooks = [times[name] for name in HOOKS if name in times]
-        best = min(hooks, key=lambda each: each.seconds, default=None)
-        for name, each in times.items():
+        best = min(hooks, key=lambda time: time.seconds, default=None)
+        for name, time in times.items():
             reference = f"{PLAIN}, {plain.seconds:.3g} s" if plain else "not measured"
             self.add(
                 f"{case}, {name}",
-                each.seconds,
+                time.seconds,
                 "s",
-                f"{reference}; {each.samples_per_s:,.0f} samples/s",
-                plain.seconds / each.seconds if plain else None,
+                f"{reference}; {time.samples_per_s:,.0f} samples/s",
+                plain.seconds / time.seconds if plain else None,
             )
             if best and CONTENDERS[name].ours and CONTENDERS[name].period:
                 self.add(
                     f"{case}, {name}, beside the best hook",
-                    each.seconds,
+                    time.seconds,
                     "s",
                     f"{best.contender}, {best.seconds:.3g} s",
-                    best.seconds / each.seconds,
+                    best.seconds / time.seconds,
                 )
 
     def _add_runs(self, runs: Sequence[ToLoss]) -> None:
@@ -106,8 +106,8 @@ class Summary(Report):
     def write(self, path: str | os.PathLike[str]) -> None:
         """The form of all benchmarks, and everything that was measured."""
         content = {**asdict(self.results), "rows": [asdict(row) for row in self.rows]}
-        for each in (*content["times"], *content["runs"]):
-            each["rate"] = words(each["rate"])  # JSON knows no infinity
+        for entry in (*content["times"], *content["runs"]):
+            entry["rate"] = words(entry["rate"])  # JSON knows no infinity
         text = json.dumps(content, indent=2) + "\n"
         write_whole("--json", path, lambda aside: aside.write_text(text))
 
@@ -117,8 +117,8 @@ class Summary(Report):
         for model in dict.fromkeys(model for model, _ in self.results.cases()):
             panels = {
                 words(rate): self.results.of(model, rate)
-                for found, rate in self.results.cases()
-                if found == model
+                for case_model, rate in self.results.cases()
+                if case_model == model
             }
             title = f"{self.title}; {model} parameters, seconds a step"
             draw_times(panels, title, path.with_name(f"{path.stem}-{model}{path.suffix}"))
@@ -135,10 +135,10 @@ def read(path: str) -> Results:
     """
     try:
         content = json.loads(Path(path).read_text())
-        for each in (*content["times"], *content["runs"]):
-            each["rate"] = bits_per_s(each["rate"])
-        times = [StepTime(**each) for each in content["times"]]
-        runs = [ToLoss(**each) for each in content["runs"]]
+        for entry in (*content["times"], *content["runs"]):
+            entry["rate"] = bits_per_s(entry["rate"])
+        times = [StepTime(**entry) for entry in content["times"]]
+        runs = [ToLoss(**entry) for entry in content["runs"]]
         return Results(content["hosts"], content["machine"], times, runs)
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not the results of this benchmark: {error!r}") from None
@@ -146,7 +146,7 @@ def read(path: str) -> Results:
 
 def markdown_table(results: Results, model: str) -> list[str]:
     """Contenders by rates: seconds a step, and how many times as fast as plain DDP."""
-    rates = [rate for found, rate in results.cases() if found == model]
+    rates = [rate for case_model, rate in results.cases() if case_model == model]
     by_rate = [results.of(model, rate) for rate in rates]
     lines = [_line([f"{model} parameters", *map(spoken, rates)]), _line(["---"] * (len(rates) + 1))]
     for name in CONTENDERS:

@@ -62,7 +62,7 @@ def train_to_loss(
     seconds, steps, curve = 0.0, 0, []
     while steps < most_steps:
         answers = conductor.all(who, "steps", count=EVERY)
-        seconds += max(each["seconds"] for each in answers)
+        seconds += max(answer["seconds"] for answer in answers)
         steps += EVERY
         loss = conductor.first(who, "evaluate")["loss"]
         curve.append((seconds, loss))
@@ -79,12 +79,12 @@ def require_same_step(conductor: Conductor) -> None:
     Raises:
         UserError: they are not the same to rounding.
     """
-    found = []
+    losses = []
     for name in ("32 bit", PLAIN):
         conductor.all(side(name), "begin", contender=name, task=BYTES, lr=RATES[PLAIN])
-        found.append(conductor.all(side(name), "steps", count=2)[0]["losses"])
+        losses.append(conductor.all(side(name), "steps", count=2)[0]["losses"])
         conductor.all(side(name), "end")
-    ours, theirs = found
+    ours, theirs = losses
     if not np.allclose(ours, theirs, rtol=SAME, atol=0):
         raise UserError(
             "both sides must have the same losses before and after a step in full precision: "

@@ -1,18 +1,16 @@
-"""The algorithms: one file each, and one line here."""
+"""The algorithms: `init`, `step`, `finish`; by name one line here."""
 
 from typing import Any
 
-from .algorithm import Algorithm
+from .algorithm import Algorithm, Minibatch, Work
 from .asynchronous import DataParallelASGD
 from .asynchronous_state import DataParallelASGDState
-from .block_momentum import BlockMomentumSGD, CNTKBlockMomentumSGD
-from .compressed import CompressedAlgorithm, problem_with
 from .data_parallel import DataParallelSGD, DataParallelState
-from .diloco import DiLoCo
+from .exchange_state import ExchangeState
 from .local_updates import LocalUpdates, LocalUpdateState
-from .model_averaging import ModelAveragingSGD
-from .slow_momentum import SlowMo
-from .synchronous import SynchronousAlgorithm, SynchronousState
+from .outer import OuterStep
+from .period import BlockPeriod, Period
+from .presets import BlockMomentumSGD, CNTKBlockMomentumSGD, DiLoCo, ModelAveragingSGD, SlowMo
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "data-parallel": DataParallelSGD,
@@ -29,18 +27,20 @@ __all__ = [
     "ALGORITHMS",
     "Algorithm",
     "BlockMomentumSGD",
+    "BlockPeriod",
     "CNTKBlockMomentumSGD",
-    "CompressedAlgorithm",
     "DataParallelASGD",
     "DataParallelASGDState",
     "DataParallelSGD",
     "DataParallelState",
     "DiLoCo",
+    "ExchangeState",
     "LocalUpdateState",
     "LocalUpdates",
+    "Minibatch",
     "ModelAveragingSGD",
+    "OuterStep",
+    "Period",
     "SlowMo",
-    "SynchronousAlgorithm",
-    "SynchronousState",
-    "problem_with",
+    "Work",
 ]

@@ -1,14 +1,15 @@
-"""The one interface of all algorithms."""
+"""The one interface of all algorithms: `init`, `step`, `finish`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from ..communication import Communicator
+from ..communication import Communicator, Group, Roles, Together
+from ..compression import problem_with
 from ..optimizers import LocalStep
+from ..options import Options
 from ..parameters import Parameters
 
 Array = Any  #: a NumPy or CuPy array
@@ -16,218 +17,105 @@ Array = Any  #: a NumPy or CuPy array
 StateT = TypeVar("StateT")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Algorithm(ABC, Generic[StateT]):
-    """How ranks train one model together.
+@dataclass(frozen=True)
+class Work:
+    """What an algorithm works with, the same objects from `Algorithm.init` to the end.
 
-    An algorithm is a frozen dataclass: its fields are the hyperparameters, and the command line,
-    validation and `repr` come from them. What changes in training is the state that `init`
-    returns: see `parallel_sgd.state`. The clock of every option is samples seen by all ranks,
-    `local_step.samples`.
+    Attributes:
+        parameters: the model, one flat vector [n] with named views.
+        gradient: of the same layout: summed over this rank's samples of a minibatch.
+        optimizer: the local update rule at work on the model. Called with a summed gradient and its
+            number of samples it takes a step; it holds the clock, which goes on by the samples of
+            all ranks.
+        comm: the ranks that do what this one does: all, or where some only serve, the workers or
+            the servers.
+        group: who trains, and how they wait for each other.
+        minibatch_size: samples of all ranks in a minibatch, where that is known before training.
     """
 
-    agrees: ClassVar[bool] = True
-    """Whether ranks wait for each other in `Communicator.agree`, and see there that they do the
-    same."""
+    parameters: Parameters
+    gradient: Parameters
+    optimizer: LocalStep
+    comm: Communicator
+    group: Group
+    minibatch_size: int | None = None
 
-    def check_minibatch(self, samples: int, ranks: int) -> None:
-        """See that minibatches of so many samples of all ranks can be trained on. Local.
+    @property
+    def samples(self) -> int:
+        """Seen by all ranks so far: the clock of every option."""
+        return self.optimizer.samples
 
-        Raises:
-            SharedError: they cannot, with these options; alike on all ranks.
-        """
+
+class Minibatch(NamedTuple):
+    """
+    Attributes:
+        samples: of this rank in it, 0 or more.
+        total: of all ranks in it, as far as this one knows; more than 0 unless they train
+            asynchronously.
+    """
+
+    samples: int
+    total: int
+
+
+class Algorithm(Options, ABC, Generic[StateT]):
+    """How ranks train one model together.
+
+    An algorithm is a frozen set of `options`. What changes in training is the state that `init`
+    returns: see `parallel_sgd.state`. The learner does what all algorithms need: before `step` it
+    sees that all ranks have come to the same minibatch and that none of them has a `problem`, and
+    tells how many samples all have; where none has any, there is no step.
+
+    Attributes:
+        roles: who trains and who serves.
+        distributed_after: the learner trains on the whole minibatch on every rank, without this
+            algorithm, until so many samples have been seen (a warm start).
+        synchronizes_every_step: whether ranks wait for each other in every step. Else they do so,
+            before `step`, only where no source has announced how many samples all have, and nobody
+            looks at the gradients.
+        asynchronous: whether ranks go through the data each at its own pace, and know nothing of
+            each other's samples.
+    """
+
+    roles: Roles = Together()
+    distributed_after: int = 0
+    synchronizes_every_step: bool = True
+    asynchronous: bool = False
 
     @abstractmethod
-    def init(self, parameters: Parameters, comm: Communicator) -> StateT:
+    def init(self, work: Work) -> StateT:
         """The state before the first minibatch. Collective."""
 
     @abstractmethod
-    def step(
-        self,
-        state: StateT,
-        parameters: Parameters,
-        gradient: Parameters,
-        samples: int,
-        local_step: LocalStep,
-        comm: Communicator,
-        total: int | None = None,
-    ) -> int:
+    def step(self, state: StateT, work: Work, minibatch: Minibatch) -> None:
         """Train on one minibatch, in place.
 
         Args:
             state: from `init`; changed.
-            parameters: the model, changed.
-            gradient: summed over this rank's samples of the minibatch (zeros where it has none);
-                what it holds afterwards is the algorithm's affair.
-            samples: how many samples this rank put in, 0 or more.
-            local_step: the optimizer, called with a summed gradient and its number of samples. It
-                holds the clock, which must go on by the samples of all ranks.
-            comm: the ranks.
-            total: the samples of all ranks in this minibatch, the same on all, where a source has
-                told; None: only communication can tell. For algorithms that do not communicate in
-                every step; the others may find out for themselves.
-        Returns:
-            The samples of all ranks in this minibatch, as far as this one knows; 0 says that every
-            rank has run dry, or where they train apart that this one has.
+            work: with the gradient of the minibatch (zeros where this rank has no samples); what
+                the gradient holds afterwards is the algorithm's affair. The clock of its optimizer
+                must go on by the samples of all ranks.
+            minibatch: the numbers of samples.
 
-        Every rank calls it for every minibatch.
+        Every rank calls it for every minibatch in which any rank has samples.
         """
 
-    def ready(
-        self,
-        state: StateT,
-        parameters: Parameters,
-        gradient: Parameters,
-        name: str,
-        local_step: LocalStep,
-    ) -> None:
+    def finish(self, state: StateT, work: Work) -> None:
+        """Complete what is under way, so that all ranks hold the final model. Collective; all ranks
+        have come to their end."""
+
+    def shared_model(self, state: StateT, work: Work) -> Array:
+        """The model [n] that all ranks have in common: for evaluation. Local, no copy."""
+        return work.parameters.flat
+
+    def ready(self, state: StateT, work: Work, name: str) -> None:
         """A parameter's gradient is complete on this rank, while others are still being computed.
 
-        For algorithms that can make use of it before `step`. What `gradient` holds of it belongs to
-        the algorithm from here on. Local.
+        For algorithms that can make use of it before `step`. What the gradient holds of it belongs
+        to the algorithm from here on. Local.
         """
 
-    @property
-    def apart(self) -> bool:
-        """Whether ranks go through the data each at its own pace, and meet at the end only."""
-        return False
-
-    def workers(self, comm: Communicator) -> list[int]:
-        """The ranks that train; others only serve them. Collective."""
-        return list(range(comm.size))
-
-    def tables_of(self, state: StateT) -> Mapping[str, Any]:
-        """Embedding tables that are distributed over servers, by name. Local."""
-        return {}
-
-    def write_elsewhere(self, state: StateT, folder: str) -> dict[str, Any]:
-        """Have others write what they hold of the state that was collected, in a folder.
-
-        Returns:
-            Size and checksum of every file, by name.
-
-        Called by the first rank, in the background of its training.
-        """
-        return {}
-
-    def check_elsewhere(self, state: StateT, folder: str) -> None:
-        """See that what others have written can be read. Called by the first rank, before anything
-        of a learner has changed.
-
-        Raises:
-            UserError: it cannot.
-        """
-
-    def check_saved(
-        self,
-        state: StateT,
-        saved: Mapping[str, Any],
-        parameters: Parameters,
-        local_step: LocalStep,
-        ranks: int,
-    ) -> None:
-        """See that a saved state means something, before anything of a learner has changed. Local.
-
-        Args:
-            saved: its fields by name, of the types, dtypes and numbers of axes of the present ones;
-                states in it are mappings too. On another number of ranks, what they make of it.
-            ranks: that wrote it.
-        Raises:
-            UserError: naming what is not possible.
-        """
-
-    def read_elsewhere(self, state: StateT, folder: str) -> None:
-        """Have others read what they have written. Called by the first rank."""
-
-    def report(self, state: StateT) -> dict[str, Any] | None:
-        """What else this rank can tell of its training so far, as JSON can hold it. Local."""
-        return None
-
-    def group(self, state: StateT, comm: Communicator) -> Communicator:
-        """The ranks that do what this one does: all, or where some only serve, the workers or the
-        servers. `step` and the rest get these. Local."""
-        return comm
-
-    def serves(self, state: StateT) -> bool:
-        """Whether this rank calls `serve` instead of `step` and `finish`. Local."""
-        return False
-
-    def bind(self, state: StateT, local_step: LocalStep) -> None:
-        """Get to know the optimizer, before anything is asked of the algorithm. Local."""
-
-    def serve(
-        self, state: StateT, parameters: Parameters, local_step: LocalStep, comm: Communicator
-    ) -> None:
-        """Serve the ranks that train until they all have finished, and take the final model."""
-        raise NotImplementedError(f"{type(self).__name__} has no servers")
-
-    def finish(
-        self, state: StateT, parameters: Parameters, local_step: LocalStep, comm: Communicator
-    ) -> None:
-        """Complete what is under way, so that all ranks hold the final model. Collective."""
-        self.meet(state, comm)
-
-    def shared_model(self, state: StateT, parameters: Parameters) -> Array:
-        """The model [n] that all ranks have in common: for evaluation. Local, no copy."""
-        return parameters.flat
-
-    def wait(self, state: StateT) -> None:
-        """Wait for what runs in the background, so that the state is whole; training is not
-        affected. Local."""
-
-    def close(self, state: StateT, comm: Communicator, *, failed: bool = False) -> None:
-        """Give back what `init` has taken beside memory: communicators, threads.
-
-        Args:
-            failed: training has ended with an error that all ranks share: only what all of them
-                have begun is waited for.
-
-        Called once; then there is nothing more but questions about what was (`report`). Collective.
-        """
-        self.wait(state)
-
-    def collect(
-        self, state: StateT, parameters: Parameters, local_step: LocalStep, comm: Communicator
-    ) -> None:
-        """Bring into the state what of it is elsewhere, with servers, so that a checkpoint can
-        hold it; training is not affected. Collective where there is such."""
-        self.wait(state)
-
-    def restored(
-        self, state: StateT, parameters: Parameters, local_step: LocalStep, comm: Communicator
-    ) -> None:
-        """Go on from a state that has been put back. Collective where servers must know."""
-
-    def meet(self, state: StateT, comm: Communicator) -> None:
-        """Find out whether a rank has called `fail`. Collective.
-
-        Raises:
-            SharedError: on all ranks, if one has.
-        """
-        comm.agree(None)
-
-    def fail(self, state: StateT, problem: str, comm: Communicator) -> NoReturn:
-        """End training for a problem of this rank, in place of the `step` that others call.
-
-        For algorithms whose ranks wait for each other first in `Communicator.agree`.
-
-        Raises:
-            SharedError: here, and where the others next wait for all ranks, on all of them.
-        """
-        comm.agree(problem)
-        raise AssertionError("unreachable")
-
-    def distributed(self, samples: int) -> bool:
-        """Whether ranks train on parts of each minibatch, or all on the whole, after so many
-        samples. Local."""
-        return True
-
-    def weight(self, state: StateT) -> int:
-        """What this rank's `parameters` count beside the others' where a checkpoint is taken up by
-        another number of ranks: 1 where all are the same, else the samples in them. Local."""
-        return 1
-
-    def bytes_sent(self, state: StateT) -> int:
-        """Bytes that this rank has sent to others for training so far (and has got from parameter
-        servers, whose own are 0). Local."""
-        return 0
+    def problem(self, state: StateT, work: Work, samples: int) -> str | None:
+        """Why this rank's gradient, of so many samples, cannot be trained on, in one line; None
+        where it can. Asked before the ranks agree on a minibatch. Local."""
+        return problem_with(work.gradient.flat)

@@ -1,22 +1,35 @@
-"""What a worker of asynchronous SGD remembers from one step to the next."""
+"""What a worker of asynchronous SGD remembers, and what of it servers hold."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any
 
-from ..parameter_server import Client, Connection, RemoteTables, WorkerStatistics
-from ..state import across, workspace
-from .algorithm import Array
-from .served_state import ServedState
+from ..embedding import Embedding, check_tables
+from ..errors import UserError
+from ..parameter_server import (
+    Client,
+    Connection,
+    RemoteTables,
+    Rules,
+    ServedState,
+    WorkerStatistics,
+    load_tables,
+    write_tables,
+)
+from ..state import External, across, workspace
+from .algorithm import Array, Work
+from .ramp import Ramp
 
 
 @dataclass(kw_only=True)
-class DataParallelASGDState:
+class DataParallelASGDState(External):
     """
     Attributes:
-        base: [n], of the currency "deltas": the model that the local steps began from; else None.
+        base: [n], of pushed model updates: the model that the local steps began from; else None.
         gathered: [n], the summed gradients since the last push, where there are several; else None.
         gathered_samples: of this worker since its last push.
         period_samples, period_steps: since then, of all workers as far as this one knows.
@@ -25,24 +38,29 @@ class DataParallelASGDState:
         arrived: [n], the model that a push in the background has brought, or is to bring, back;
             None where there is none.
         served: what the servers hold, for checkpoints.
+        work, rules, ramp, embeddings: what the algorithm works with, and its options.
         connection: to the servers; or this rank as one of them.
         tables: this worker's side of the embedding tables.
         sending: the push under way, in the background.
         sent, incoming: [n], what it pushes, and where the model comes in.
         since, blocked: when this worker's last exchange ended, and how long it had been in
             exchanges by then, in seconds.
-        finished: whether it has left; then `table` has the statistics of all workers.
+        table: once this worker has left, the statistics of all workers.
     """
 
     base: Array | None = across("mean", default=None)
     gathered: Array | None = across("sum", default=None)
-    gathered_samples: int = across("share", default=0)
-    period_samples: int = across("same", default=0)
-    period_steps: int = across("same", default=0)
-    minibatches: int = across("most", default=0)
+    gathered_samples: int = across("share", least=0, default=0)
+    period_samples: int = across("same", least=0, default=0)
+    period_steps: int = across("same", least=0, default=0)
+    minibatches: int = across("most", least=0, default=0)
     residual: Array | None = across("sum", default=None)
     arrived: Array | None = across("same", default=None)
     served: ServedState = field(default_factory=ServedState)
+    work: Work = workspace()
+    rules: Rules = workspace()
+    ramp: Ramp = workspace()
+    embeddings: tuple[Embedding, ...] = workspace()
     connection: Connection = workspace()
     tables: RemoteTables = workspace()
     sending: Future[None] | None = workspace(default=None)
@@ -50,15 +68,119 @@ class DataParallelASGDState:
     incoming: Array | None = workspace(default=None)
     since: float = workspace(default=0.0)
     blocked: float = workspace(default=0.0)
-    finished: bool = workspace(default=False)
     table: list[WorkerStatistics] | None = workspace(default=None)
-
-    counts: ClassVar[tuple[str, ...]] = (
-        *("gathered_samples", "period_samples", "period_steps"),
-        "minibatches",
-    )
 
     @property
     def client(self) -> Client:
         """This worker's side of the messages."""
         return self.connection.client
+
+    @property
+    def weight(self) -> int:
+        """What this rank's model counts in a mean of the ranks' models."""
+        return 1 if self.base is None else self.gathered_samples
+
+    def gather(self, gradient: Array) -> Array:
+        """Add to the summed gradients of a period with several minibatches; the sum so far."""
+        if self.gathered is None:
+            self.gathered = gradient.copy()
+        else:
+            self.gathered += gradient
+        return self.gathered
+
+    def leave(self) -> None:
+        """Say that no push will come, wait until all workers have said so, take the last model."""
+        self.wait()
+        x, client, comm = self.work.parameters.flat, self.client, self.work.comm
+        self.table = client.in_turn(lambda: client.leave(out=x))
+        living = [worker for worker, its in enumerate(self.table) if not its.lost]
+        if living[0] == comm.rank != 0:
+            print(
+                "parallel_sgd: the first worker is lost: what it alone does, such as to write "
+                "results, is not done",
+                file=sys.stderr,
+                flush=True,
+            )
+        self.connection.end()
+        if self.base is not None:
+            self.base[...] = x
+        self.arrived = None
+
+    @property
+    def bytes_sent(self) -> int:
+        if self.connection.group.serves:
+            return 0
+        counted = self.client.statistics
+        return counted.bytes_sent + counted.bytes_received
+
+    def report(self) -> dict[str, Any] | None:
+        """This worker's statistics; those of all, once they have finished."""
+        if self.connection.group.serves:
+            return None
+        if self.table:
+            workers = dict(enumerate(self.table))
+        else:
+            workers = {self.work.comm.rank: self.client.statistics}
+        return {"workers": [{"worker": k, **its.as_dict()} for k, its in workers.items()]}
+
+    def wait(self) -> None:
+        sending, self.sending = self.sending, None
+        if sending is not None:
+            with self.work.comm.trace.span("wait"):
+                sending.result()
+
+    def close(self, *, failed: bool = False) -> None:
+        if not failed:
+            self.wait()
+        self.connection.close(failed=failed)
+
+    def check(self, saved: Mapping[str, Any], ranks: int) -> None:
+        x = self.work.parameters.flat
+        for name in ("gathered", "arrived"):
+            array = saved[name]
+            if array is not None and (array.shape, array.dtype) != (x.shape, x.dtype):
+                raise UserError(f"has algorithm.{name} that is no {x.dtype} [{x.size}]")
+        first = self.work.comm.rank == 0
+        ServedState.check(saved["served"], x, self._buffers, ranks, first=first)
+
+    @property
+    def _buffers(self) -> int:
+        """How many the servers' optimizer has."""
+        return len(self.work.optimizer.state.buffers) if self.base is None else 0
+
+    def collect(self) -> None:
+        self.wait()
+        if self.connection.finished:  # there are no servers any more
+            return
+        client, x, comm = self.client, self.work.parameters.flat, self.work.comm
+        client.in_turn(lambda: self.served.collect(client, x, self._buffers, comm))
+
+    def restored(self) -> None:
+        client, comm, x = self.client, self.work.comm, self.work.parameters.flat
+        client.factor = self.ramp.factor(self.minibatches)
+        for table in self.tables.values():
+            table.forget_prefetched()
+        if not self.served.fits(comm):  # of another number of workers: all begin from the servers'
+            workers, model = self.served.take_over(comm)
+            self.arrived = None
+            if self.base is None:
+                x[...] = model
+            else:  # with what they had gone on from theirs, as far as it counts
+                share = workers / comm.size if self.rules.merge == "sum" else 1.0
+                self.base[...] = model + share * (x - self.base)
+                x[...], self.base[...] = self.base, model
+        models: list[Array] = []
+        if self.rules.delay_compensation:
+            latest = x if self.arrived is None else self.arrived
+            models = [x, latest] if self.rules.pipeline else [latest]
+        client.in_turn(lambda: self.served.put_back(client, models, comm))
+
+    def write(self, folder: str) -> dict[str, Any]:
+        return write_tables(self.client, folder) if self.tables else {}
+
+    def check_files(self, folder: str) -> None:
+        check_tables(self.embeddings, folder)
+
+    def read(self, folder: str) -> None:
+        if self.tables:
+            load_tables(self.client, folder)

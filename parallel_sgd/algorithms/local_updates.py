@@ -3,8 +3,8 @@
 With Φ the model at the beginning of a block, every rank takes local steps from it to x_k on n_k
 samples of its own; at the end of the block the ranks synchronize:
 
-    reduce   G = sum_k n_k / N (Φ - x_k)        the block gradient, N = sum_k n_k
-    outer    Φ <- outer step (Φ, G)             what each preset is
+    reduce   G = sum_k n_k / N (Φ - x_k)        the pseudo-gradient, N = sum_k n_k
+    outer    Φ <- outer step (Φ, G)             see `outer`
     merge    x_k <- Φ
     inner    the local optimizer's state is kept, zeroed, or averaged
 
@@ -13,80 +13,68 @@ Between two synchronizations nothing is communicated.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar
 
-from ..communication import Communicator, InBackground
+from ..communication import Communicator
+from ..compression import problem_with
 from ..errors import SharedError, UserError
-from ..exchange import Exchange
-from ..kernels import array_module, finish_on_device
-from ..optimizers import LocalStep
-from ..parameters import Parameters
+from ..exchange import Exchange, ExchangeOptions
+from ..kernels import array_module
+from ..options import Real, Whole, group, option, options
 from ..state import across, workspace
-from ..validation import choice, integer, number, require_use, settle
-from .algorithm import Array
-from .compressed import problem_with
-from .synchronous import SynchronousAlgorithm, SynchronousState
-
-InnerState = Literal["keep", "zero", "average"]
-INNER_STATES: tuple[InnerState, ...] = ("keep", "zero", "average")
+from ..validation import set_validated
+from .algorithm import Algorithm, Array, Minibatch, Work
+from .data_parallel import WARM_START
+from .exchange_state import ExchangeState
+from .outer import Averaging, Block, OuterStep
+from .period import BlockPeriod
 
 
 @dataclass(kw_only=True)
-class LocalUpdateState(SynchronousState):
+class LocalUpdateState:
     """
     Attributes:
+        exchange: of pseudo-gradients.
         start: [n], Φ: the model that all ranks had in common at the latest synchronization.
         momentum: [n], of the outer step; None where that has none.
-        sent: [n], with overlap: the block gradient under way, or this rank's part of it; else None.
+        sent: [n], with overlap: the pseudo-gradient under way, or this rank's part of it; else
+            None.
         sent_samples: of all ranks, in the block under way; 0 where none is.
         block_samples: of all ranks, in the present block so far.
         own_samples: of this rank, in the present block so far.
         block_steps: minibatches in the present block so far.
         lr, sent_lr: the local learning rate of the latest step, and of the last one of the block
             under way.
-        warm: whether the warm start goes on, in which all ranks train the same model.
+        warm: whether there has been no step yet: during a warm start all ranks train one model.
         averaging: for inner states that are averaged.
-        sending: the exchange under way, in the background.
     """
 
+    exchange: ExchangeState
     start: Array = across("same")
     momentum: Array | None = across("same")
     sent: Array | None = across("same")
-    sent_samples: int = across("same", default=0)
-    block_samples: int = across("same", default=0)
-    own_samples: int = across("share", default=0)
-    block_steps: int = across("same", default=0)
-    lr: float = across("same", default=0.0)
-    sent_lr: float = across("same", default=0.0)
-    warm: bool = across("same", default=False)
+    sent_samples: int = across("same", least=0, default=0)
+    block_samples: int = across("same", least=0, default=0)
+    own_samples: int = across("share", least=0, default=0)
+    block_steps: int = across("same", least=0, default=0)
+    lr: float = across("same", least=0, default=0.0)
+    sent_lr: float = across("same", least=0, default=0.0)
+    warm: bool = across("same", default=True)
     averaging: Exchange | None = workspace()
-    sending: InBackground[None] | None = workspace(default=None)
 
-    counts: ClassVar[tuple[str, ...]] = (
-        *("sent_samples", "block_samples", "own_samples", "block_steps"),
-        *("lr", "sent_lr"),
-    )
+    @property
+    def weight(self) -> int:
+        """What this rank's model counts in a mean of the ranks' models."""
+        return self.own_samples
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
-    """Options of every algorithm of this family.
+@options
+class LocalUpdates(Algorithm[LocalUpdateState]):
+    """Local steps, and an outer step at the end of every block.
 
-    Args:
-        block_samples: samples of all ranks in a block. Give at most one of these three.
-        sync_period: samples of each rank in a block (on average, where they are uneven).
-        sync_steps: minibatches in a block.
-        overlap_samples: let the exchange run while the ranks train on so many further samples (of
-            all ranks, at most until the next block ends), and merge its result then; 0: wait.
-        merge_weight: only with overlap, and 0.5 if not given: the weight of the local model as it
-            merges with the common one: x = merge_weight * x + (1 - merge_weight) * Φ. 0 forgets the
-            steps taken meanwhile.
-
-    A block ends with the minibatch that fills it. The exchange has the options of every exchange,
-    error feedback included: what `gradient_bits` loses of one block gradient is sent with the next.
+    The exchange has the options of every exchange, error feedback included: what `gradient_bits`
+    loses of one pseudo-gradient is sent with the next.
 
     A step in which a block ends is collective: one sum of four integers and one exchange (a rank
     sends 2·(K-1)/K models in 32 bits), and about 14 passes over the model. With overlap the merge
@@ -101,251 +89,131 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
     that was about to synchronize then holds Φ in `parameters`.
     """
 
-    block_samples: int | None = None
-    sync_period: int | None = None
-    sync_steps: int | None = None
-    overlap_samples: int = 0
-    merge_weight: float | None = None
+    synchronizes_every_step = False
+    default_period: ClassVar[BlockPeriod] = BlockPeriod()
+    """What holds where none is given."""
 
-    default_period: ClassVar[dict[str, int]]
-    """What holds where none of the three periods is given."""
+    outer: OuterStep = group(Averaging)
+    period: BlockPeriod = group(BlockPeriod)
+    exchange: ExchangeOptions = group(ExchangeOptions)
+    distributed_after: int = option(0, Whole(), WARM_START)
+    overlap_samples: int = option(
+        0,
+        Whole(),
+        "let the exchange run while the ranks train on so many further samples (of all ranks, at "
+        "most until the next block ends), and merge its result then; 0: wait",
+    )
+    merge_weight: float | None = option(
+        None,
+        Real(most=1),
+        "only with overlap, and 0.5 if not given: the weight of the local model as it merges with "
+        "the common one, x = merge_weight * x + (1 - merge_weight) * common; 0 forgets the steps "
+        "taken meanwhile",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = ("block_samples", "sync_period", "sync_steps")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if len(given) > 1:
-            texts = " and ".join(f"{name}={value}" for name, value in given.items())
-            raise UserError(f"{texts}: at most one of {', '.join(names)} may be given")
-        period = {n: integer(n, v, 1) for n, v in (given or self.default_period).items()}
-        overlap, weight = integer("overlap_samples", self.overlap_samples, 0), self.merge_weight
-        if weight is not None:
-            weight = number("merge_weight", weight, 0, most=1)
-        require_use("merge_weight", weight, None, overlap > 0, "overlap_samples of more than 0")
-        settle(self, **period, overlap_samples=overlap, merge_weight=weight)
+        self.require_use("merge_weight", self.overlap_samples > 0, "overlap_samples of more than 0")
+        if not self.period.given:
+            set_validated(self, period=self.default_period)
+        if not self.period.given:
+            raise UserError("one of block_samples, sync_period, sync_steps must be given")
 
-    @abstractmethod
-    def outer_step(
-        self, state: LocalUpdateState, block_gradient: Array, samples: int, lr: float, ranks: int
-    ) -> None:
-        """Change `state.start` (Φ) and `state.momentum` by a block gradient. Local.
-
-        Args:
-            block_gradient: [n], G; may be changed.
-            samples: of all ranks, in the block.
-            lr: the local optimizer's learning rate in the block's last step.
-            ranks: how many there are.
-        """
-
-    @property
-    @abstractmethod
-    def inner_policy(self) -> InnerState:
-        """What becomes of the local optimizer's state at a synchronization."""
-
-    @property
-    def has_momentum(self) -> bool:
-        """Whether the outer step uses `state.momentum`."""
-        return True
-
-    def share(self, own_samples: int, samples: int) -> float:
-        """The weight of a rank's model in the reduction."""
-        return own_samples / samples
-
-    def block_size_on(self, ranks: int) -> int | None:
-        """Samples of all ranks in a block; None where it is counted in minibatches."""
-        return self.sync_period * ranks if self.sync_period is not None else self.block_samples
-
-    def check_minibatch(self, samples: int, ranks: int) -> None:
-        size = self.block_size_on(ranks)
-        if size is None or samples <= size:
-            return
-        if self.sync_period is None:
-            raise SharedError(
-                f"block_samples={self.block_samples} must be at least a minibatch of all ranks, "
-                f"{samples} samples"
-            )
-        raise SharedError(
-            f"sync_period={self.sync_period} must be at least a rank's part of a minibatch: "
-            f"{samples} samples on {ranks} ranks"
+    def init(self, work: Work) -> LocalUpdateState:
+        x, comm = work.parameters, work.comm
+        self.period.require_sample_of_each(comm.size)
+        if work.minibatch_size is not None:
+            self.period.require_minibatch(work.minibatch_size, comm.size)
+        exchange = ExchangeState.init(
+            self.exchange, x, lambda: work.samples, comm, background=self.overlap_samples > 0
         )
-
-    def check_block(self, ranks: int) -> None:
-        """See that every rank can have a sample in a block. Local.
-
-        Raises:
-            SharedError: it cannot, with these options; alike on all ranks.
-        """
-        if self.block_samples is not None and self.block_samples < ranks:
-            raise SharedError(
-                f"block_samples={self.block_samples} must be at least the number of ranks, "
-                f"{ranks}: they are samples of all ranks"
-            )
-
-    def init(self, parameters: Parameters, comm: Communicator) -> LocalUpdateState:
-        self.check_block(comm.size)
-        averages = self.inner_policy == "average"
-        with self.ranks_apart(comm, apart=self.overlap_samples > 0) as ranks:
-            first = self.first_exchange(parameters, ranks)
-        return LocalUpdateState(
-            **first,
-            start=_copy(parameters),
-            momentum=parameters.like().flat if self.has_momentum else None,
-            sent=parameters.like().flat if self.overlap_samples else None,
-            averaging=Exchange(parameters, comm) if averages else None,
-            warm=self.distributed_after > 0,
+        state = LocalUpdateState(
+            exchange=exchange,
+            start=x.like().flat,
+            momentum=self.outer.init(x),
+            sent=x.like().flat if self.overlap_samples else None,
+            averaging=Exchange(x, comm) if self.outer.inner_state == "average" else None,
         )
+        state.start[...] = x.flat
+        return state
 
-    def step(
-        self,
-        state: LocalUpdateState,
-        parameters: Parameters,
-        gradient: Parameters,
-        samples: int,
-        local_step: LocalStep,
-        comm: Communicator,
-        total: int | None = None,
-    ) -> int:
-        if not self.distributed(local_step.samples):
-            total = self.train_alone(parameters, gradient, samples, local_step, comm)
-            if self.distributed(local_step.samples):
-                state.start[...] = parameters.flat
-                state.warm = False
-            return total
-        if total is None:
-            total = comm.agree(None, samples)
-        if total == 0:
-            return 0
-        self.check_minibatch(total, comm.size)
-        state.lr = local_step.lr
-        with comm.trace.span("update"):
-            local_step(gradient.flat, samples, total)
+    def step(self, state: LocalUpdateState, work: Work, minibatch: Minibatch) -> None:
+        samples, total = minibatch
+        ranks = work.comm.size
+        if state.warm:
+            state.start[...], state.warm = work.parameters.flat, False
+        self.period.require_minibatch(total, ranks)
+        state.lr = work.optimizer.lr
+        with work.comm.trace.span("update"):
+            work.optimizer(work.gradient.flat, samples, total)
         state.own_samples += samples
         state.block_samples += total
         state.block_steps += 1
         if state.sent_samples and state.block_samples >= self.overlap_samples:
-            self._merge(state, parameters, local_step, comm)
-        if self._block_is_full(state, comm.size):
-            overlap = self.overlap_samples > 0
-            self._synchronize(state, parameters, local_step, comm, overlap=overlap)
-        return total
+            self._merge(state, work)
+        if self.period.ends(state.block_steps, state.block_samples, ranks):
+            self._synchronize(state, work, overlap=self.overlap_samples > 0)
 
-    def finish(
-        self,
-        state: LocalUpdateState,
-        parameters: Parameters,
-        local_step: LocalStep,
-        comm: Communicator,
-    ) -> None:
-        self._meet_at_end(state, parameters, comm)
+    def finish(self, state: LocalUpdateState, work: Work) -> None:
         if state.sent_samples:
-            self._merge(state, parameters, local_step, comm)
+            self._merge(state, work)
         if state.block_samples:
-            self._synchronize(state, parameters, local_step, comm, overlap=False)
+            self._synchronize(state, work, overlap=False)
         if not state.warm:
-            parameters.flat[...] = state.start
+            work.parameters.flat[...] = state.start
 
-    def shared_model(self, state: LocalUpdateState, parameters: Parameters) -> Array:
-        return parameters.flat if state.warm else state.start
+    def shared_model(self, state: LocalUpdateState, work: Work) -> Array:
+        return work.parameters.flat if state.warm else state.start
 
-    def wait(self, state: LocalUpdateState) -> None:
-        if state.sending is not None:
-            state.sending.result()
-            state.sending = None
-
-    def close(self, state: LocalUpdateState, comm: Communicator, *, failed: bool = False) -> None:
-        super().close(state, comm, failed=failed)
-        if state.averaging is not None:
-            state.averaging.close()
-
-    def weight(self, state: LocalUpdateState) -> int:
-        return state.own_samples
-
-    def bytes_sent(self, state: LocalUpdateState) -> int:
-        self.wait(state)  # what is counted does not depend on how far it has come
-        averaging = state.averaging.bytes_sent if state.averaging else 0
-        return super().bytes_sent(state) + averaging
-
-    def _block_is_full(self, state: LocalUpdateState, ranks: int) -> bool:
-        size = self.block_size_on(ranks)
-        if size is None:
-            assert self.sync_steps is not None
-            return state.block_steps >= self.sync_steps
-        return state.block_samples >= size
-
-    def _synchronize(
-        self,
-        state: LocalUpdateState,
-        parameters: Parameters,
-        local_step: LocalStep,
-        comm: Communicator,
-        *,
-        overlap: bool,
-    ) -> None:
+    def _synchronize(self, state: LocalUpdateState, work: Work, *, overlap: bool) -> None:
         """The end of a block: the whole of it, or with overlap its beginning."""
         if state.sent_samples:  # the block was shorter than the overlap
-            self._merge(state, parameters, local_step, comm)
-        x, clock = parameters.flat, local_step.samples
-        difference = x  # which is about to become Φ
+            self._merge(state, work)
+        x = work.parameters.flat
+        difference: Any = x  # which is about to become Φ
         if overlap:
-            assert state.sent is not None
             difference = state.sent
             difference[...] = x
         try:
-            self._weigh(state, difference, clock, comm)
+            self._weigh(state, difference, work.comm)
         except SharedError:
             x[...] = state.start  # a model again
             raise
-        exchange = self.exchange_after(state, clock, parameters)
         samples = state.block_samples
-        state.block_samples = state.own_samples = state.block_steps = 0
-
         if overlap:
-            finish_on_device(difference)
-            reduce = partial(exchange.sum_aside, difference, state.residuals)
-            state.sending = InBackground(f"block exchange of rank {comm.rank}", reduce)
+            state.exchange.begin_sum(difference, "block exchange")
             state.sent_samples, state.sent_lr = samples, state.lr
-            return
-        exchange.sum(difference, state.residuals)
-        self._close(state, difference, samples, state.lr, local_step, comm)
-        x[...] = state.start
+        else:
+            state.exchange.sum(difference)
+        state.block_samples = state.own_samples = state.block_steps = 0
+        if not overlap:
+            self._outer_step(state, difference, samples, state.lr, work)
+            x[...] = state.start
 
-    def _merge(
-        self,
-        state: LocalUpdateState,
-        parameters: Parameters,
-        local_step: LocalStep,
-        comm: Communicator,
-    ) -> None:
+    def _merge(self, state: LocalUpdateState, work: Work) -> None:
         """With overlap: take the outer step of the block under way, and mix Φ into the model."""
-        x = parameters.flat
-        self._meet_at_end(state, parameters, comm)
-        with comm.trace.span("wait"):
-            self.wait(state)
-        self._close(state, state.sent, state.sent_samples, state.sent_lr, local_step, comm)
+        x = work.parameters.flat
+        try:
+            work.group.meet()  # a rank may have failed in place of this step
+        except SharedError:
+            x[...] = state.start  # this rank's own model may not be finite
+            raise
+        with work.comm.trace.span("wait"):
+            state.exchange.wait()
+        self._outer_step(state, state.sent, state.sent_samples, state.sent_lr, work)
         state.sent_samples = 0
         x -= state.start
         x *= 0.5 if self.merge_weight is None else self.merge_weight
         x += state.start
 
-    def _meet_at_end(
-        self, state: LocalUpdateState, parameters: Parameters, comm: Communicator
-    ) -> None:
-        """Before ranks synchronize: one may have failed in place of this step. Collective."""
-        try:
-            self.meet(state, comm)
-        except SharedError:
-            if not state.warm:
-                parameters.flat[...] = state.start  # this rank's own model may not be finite
-            raise
-
-    def _weigh(self, state: LocalUpdateState, x: Array, clock: int, comm: Communicator) -> None:
+    def _weigh(self, state: LocalUpdateState, x: Array, comm: Communicator) -> None:
         """Turn a copy of this rank's model into its term of G: x = n_k / N * (Φ - x).
 
         Raises:
             SharedError: on all ranks, where a model is not finite, or a rank has failed.
         """
         array_module(x).subtract(state.start, x, out=x)
-        problem = problem_with(x, self.fewest_bits(state, clock), "model's change over the block")
+        problem = problem_with(x, state.exchange.fewest_bits, "model's change over the block")
         block = {
             "steps in the block": state.block_steps,
             "samples of all ranks in the block": state.block_samples,
@@ -358,51 +226,20 @@ class LocalUpdates(SynchronousAlgorithm[LocalUpdateState], ABC):
                 f"but were to get {state.block_samples}: every rank must take a step with all of "
                 "each minibatch"
             )
-        x *= self.share(state.own_samples, samples)
+        x *= self.outer.weight(state.own_samples, samples)
 
-    def _close(
-        self,
-        state: LocalUpdateState,
-        block_gradient: Array,
-        samples: int,
-        lr: float,
-        local_step: LocalStep,
-        comm: Communicator,
+    def _outer_step(
+        self, state: LocalUpdateState, gradient: Array, samples: int, lr: float, work: Work
     ) -> None:
         """The outer step, and what becomes of the inner state."""
-        self.outer_step(state, block_gradient, samples, lr, comm.size)
-        local = local_step.state
-        match self.inner_policy:
+        ranks, inner = work.comm.size, work.optimizer.state
+        block = Block(samples, self.period.length(samples, ranks), lr, ranks)
+        self.outer.step(state.start, state.momentum, gradient, block)
+        match self.outer.inner_state:
             case "zero":
-                local_step.optimizer.reset(local)
+                work.optimizer.optimizer.reset(inner)
             case "average":
                 assert state.averaging is not None
-                for buffer in local.buffers.values():
-                    buffer *= 1 / comm.size
+                for buffer in inner.buffers.values():
+                    buffer *= 1 / ranks
                     state.averaging.sum(buffer)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalUpdatesWithInnerState(LocalUpdates, ABC):
-    """Local updates that leave it to the user what becomes of the local optimizer's state.
-
-    Args:
-        inner_state: at a synchronization: "keep", "zero", or "average" (one more 32-bit exchange
-            for each of its vectors).
-    """
-
-    inner_state: str = "keep"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        settle(self, inner_state=choice("inner_state", self.inner_state, INNER_STATES))
-
-    @property
-    def inner_policy(self) -> InnerState:
-        return cast(InnerState, self.inner_state)
-
-
-def _copy(parameters: Parameters) -> Array:
-    copy = parameters.like().flat
-    copy[...] = parameters.flat
-    return copy

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["all_cores", "usable_cores"]
-
 
 def all_cores() -> int:
     """How many cores (hardware threads) this machine has."""

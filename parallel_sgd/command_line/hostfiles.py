@@ -23,8 +23,6 @@ from ..errors import UserError
 from ..files import opened
 from ..validation import shown
 
-__all__ = ["Host", "Hostfile", "read_hostfile"]
-
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _OPEN_MPI_OPTIONS = ("max_slots", "max-slots")
 _MPICH_OPTIONS = ("binding", "ifname", "user")

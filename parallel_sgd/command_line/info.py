@@ -20,7 +20,7 @@ from typing import Any
 
 from numpy.lib import format as npy
 
-from ..communication.abort import abort_on_error
+from ..communication.entry_point import abort_on_error
 from ..communication.launched import (
     launched_local_size,
     launched_rank,
@@ -39,8 +39,6 @@ from .links import add_link_options, link_lines, measured_links, require_use_of_
 from .mpi_runtime import bound_mpi, find_mpiexecs, identify
 from .parser import Parser
 
-__all__ = ["collect", "main", "package_version"]
-
 
 def main(argv: Sequence[str]) -> int:
     """`parallel-sgd info`: returns 0; under mpiexec rank 0 speaks for all."""
@@ -55,8 +53,8 @@ def main(argv: Sequence[str]) -> int:
     if launched_rank():
         return 0
     asked = {"placement": placement, "links": links}
-    found = collect() | {name: each for name, each in asked.items() if each is not None}
-    print(json.dumps(found, indent=2) if given.json else _table(found), flush=True)
+    sections = collect() | {name: section for name, section in asked.items() if section is not None}
+    print(json.dumps(sections, indent=2) if given.json else _table(sections), flush=True)
     return 0
 
 
@@ -122,17 +120,17 @@ def _version(name: str) -> str:
 
 def _mpi() -> dict[str, Any]:
     try:
-        found = bound_mpi(initialize=True)
+        mpi = bound_mpi(initialize=True)
     except UserError as error:
         return {"error": str(error)}
-    aware = found.get("cuda_aware")
+    aware = mpi.get("cuda_aware")
     why = {True: "yes", False: "no (this library was built without)", None: "unknown"}
     return {
-        "vendor": found["vendor"],
-        "version": found["version"],
-        "standard": found["standard"],
-        "library": found["library"] or "unknown",
-        "thread_level": found.get("thread_level", "unknown (MPI did not start)"),
+        "vendor": mpi["vendor"],
+        "version": mpi["version"],
+        "standard": mpi["standard"],
+        "library": mpi["library"] or "unknown",
+        "thread_level": mpi.get("thread_level", "unknown (MPI did not start)"),
         "cuda_aware": why[aware],
     }
 
@@ -147,39 +145,39 @@ def _mpiexec(vendor: str | None) -> dict[str, Any]:
             return {"path": path, "error": str(error)}
     if not every:
         return {"error": "there is none beside python or in PATH"}
-    fits = [each for each in every if vendor and same_mpi_family(each.vendor or "", vendor)]
+    fits = [m for m in every if vendor and same_mpi_family(m.vendor or "", vendor)]
     chosen = (fits or every)[0]
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "path": chosen.path,
         "vendor": chosen.vendor or "unknown",
         "version": chosen.version or "unknown",
         "matches_mpi": bool(fits),
     }
     if fits and every[0] not in fits:
-        found["passed_over"] = f"{every[0].path} ({every[0].vendor or 'unknown vendor'})"
-    return found
+        facts["passed_over"] = f"{every[0].path} ({every[0].vendor or 'unknown vendor'})"
+    return facts
 
 
 def _cores(vendor: str | None) -> dict[str, Any]:
     usable, size, local = usable_cores(), launched_size(), launched_local_size()
-    found: dict[str, Any] = {"in_this_machine": all_cores(), "usable_by_this_process": usable}
+    facts: dict[str, Any] = {"in_this_machine": all_cores(), "usable_by_this_process": usable}
     if size is None:
-        found |= {
+        facts |= {
             "launcher": "none: one rank has all cores; mpiexec shares them among its ranks",
             "ranks": 1,
             "cores_per_rank": usable,
         }
     else:
         name = launcher_name()
-        found |= {"launcher": name, "ranks": size}
+        facts |= {"launcher": name, "ranks": size}
         if vendor and name and not launcher_starts(name, vendor):
-            found["launcher_matches_mpi"] = False
+            facts["launcher_matches_mpi"] = False
         if local:
-            found |= {
+            facts |= {
                 "ranks_on_this_node": local,
                 "cores_per_rank": min(usable, max(1, all_cores() // local)),
             }
-    return found
+    return facts
 
 
 def _gpus() -> dict[str, Any]:
@@ -189,19 +187,19 @@ def _gpus() -> dict[str, Any]:
         return {"found": "unknown (cupy is not installed)"}
     except Exception as error:  # whatever a broken CUDA installation brings
         return {"found": f"unknown (cupy cannot be imported: {line_of(error)})"}
-    found: dict[str, Any] = {"cupy": cupy.__version__}
+    facts: dict[str, Any] = {"cupy": cupy.__version__}
     runtime = cupy.cuda.runtime
     try:
         count = runtime.getDeviceCount()
         for index in range(count):
             properties = runtime.getDeviceProperties(index)
-            found[str(index)] = (
+            facts[str(index)] = (
                 f"{properties['name'].decode()}, {properties['totalGlobalMem'] / 2**30:.0f} GiB, "
                 f"sm_{properties['major']}{properties['minor']}"
             )
     except Exception as error:  # no driver, no device, no permission: each its own class
-        return found | {"found": f"none ({line_of(error)})"}
-    return found if count else found | {"found": "none"}
+        return facts | {"found": f"none ({line_of(error)})"}
+    return facts if count else facts | {"found": "none"}
 
 
 def _placement(given: argparse.Namespace) -> dict[str, Any] | None:
@@ -239,7 +237,7 @@ def _placement(given: argparse.Namespace) -> dict[str, Any] | None:
                 "values": own,
                 "float32_mb": own * 4 / 1e6,
                 "share": own / max(1, sum(values)),
-                "names": [each.label for each in slices],
+                "names": [slice_.label for slice_ in slices],
             }
             for own, slices in zip(values, placement.servers, strict=True)
         ],
@@ -300,17 +298,17 @@ def _table(sections: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _placement_lines(found: dict[str, Any]) -> dict[str, str]:
+def _placement_lines(placement: dict[str, Any]) -> dict[str, str]:
     """The section on placement, in words."""
-    lines = {"rule": found["rule"], "all servers": _amount(found["values"])}
-    for server, held in enumerate(found["servers"]):
+    lines = {"rule": placement["rule"], "all servers": _amount(placement["values"])}
+    for server, held in enumerate(placement["servers"]):
         count, names = len(held["names"]), ", ".join(held["names"])
         wrapped = textwrap.wrap(names, 76, break_long_words=False, break_on_hyphens=False)
         slices = (
             f"{count} slice{'s' * (count != 1)}, {_amount(held['values'])}, {held['share']:.1%}"
         )
         lines[f"server {server}"] = "\n".join([slices, *wrapped])
-    largest, smallest = found["largest"], found["smallest"]
+    largest, smallest = placement["largest"], placement["smallest"]
     ratio = f" ({largest / smallest:.2f} times as many)" if smallest else ""
     lines["largest and smallest"] = f"{largest:,} and {smallest:,} values{ratio}"
     return lines

@@ -15,8 +15,6 @@ from types import FrameType
 from ..errors import UserError
 from .roll import Roll
 
-__all__ = ["TIMED_OUT", "run_job"]
-
 #: Exit code of a job that outran its time, as of timeout(1).
 TIMED_OUT = 124
 

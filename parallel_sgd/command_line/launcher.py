@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ..communication.launched import (
@@ -32,8 +33,6 @@ from .job import run_job
 from .mpi_runtime import Mpiexec, bound_mpi, choose_mpiexec
 from .parser import Parser
 from .roll import Roll
-
-__all__ = ["Launch", "Request", "main", "plan", "rank_count"]
 
 #: Each says how many threads one library starts in a rank, unless the user has set it.
 THREAD_VARIABLES = (
@@ -89,11 +88,7 @@ class Launch:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`parallel-sgd run`: returns the job's exit code.
-
-    Raises:
-        UserError: anything is wrong with the arguments, or no fitting mpiexec is there.
-    """
+    """`parallel-sgd run`: returns the job's exit code, or raises a UserError before it starts."""
     request = parse(argv)
     name = launcher_name()
     if name is not None:
@@ -169,11 +164,7 @@ def batch_system(environ: Mapping[str, str]) -> str | None:
 
 
 def parse(argv: Sequence[str]) -> Request:
-    """The arguments of `parallel-sgd run`, checked.
-
-    Raises:
-        UserError: one of them is not as required.
-    """
+    """Read the arguments of `parallel-sgd run`; raises a UserError where one is wrong."""
     given = _parser().parse_args(argv)
     command = ("-m", *given.module) if given.module is not None else tuple(given.command)
     if given.ranks is None:
@@ -208,9 +199,9 @@ def parse(argv: Sequence[str]) -> Request:
 def _require_survival(mpiexec: Mpiexec) -> None:
     major = (mpiexec.version or "").partition(".")[0]
     if mpiexec.vendor != OPEN_MPI or (major.isdecimal() and int(major) < 5):
-        found = f"{mpiexec.vendor or 'of an unknown vendor'} {mpiexec.version or ''}".strip()
+        mpi = f"{mpiexec.vendor or 'of an unknown vendor'} {mpiexec.version or ''}".strip()
         raise UserError(
-            f"--survive needs Open MPI 5 or later: {mpiexec.path} is {found}, which ends the job "
+            f"--survive needs Open MPI 5 or later: {mpiexec.path} is {mpi}, which ends the job "
             "with the first rank that dies"
         )
 
@@ -252,7 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--servers",
-        type=_server_count,
+        type=partial(rank_count, least=0),
         metavar="N",
         help="the last N of the ranks are parameter servers, for an algorithm that has them; 0: "
         "every rank serves a part beside training",
@@ -289,22 +280,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def rank_count(text: str) -> int:
+def rank_count(text: str, least: int = 1) -> int:
     """The type of the option -n."""
-    return _count(text, 1)
-
-
-def _server_count(text: str) -> int:
-    return _count(text, 0)
-
-
-def _count(text: str, least: int) -> int:
-    found = decimal(text)
-    if found is None or not least <= found <= MOST_RANKS:
+    number = decimal(text)
+    if number is None or not least <= number <= MOST_RANKS:
         raise argparse.ArgumentTypeError(
             f"must be a whole number from {least} to {MOST_RANKS}: {shown(text)}"
         )
-    return found
+    return number
 
 
 def _seconds(text: str) -> float:

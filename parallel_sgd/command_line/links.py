@@ -16,17 +16,16 @@ from typing import Any
 import numpy as np
 
 from ..communication import Communicator
-from ..communication.abort import abort_on_error
+from ..communication.entry_point import abort_on_error
 from ..communication.launched import launched_size, launcher_name
-from ..compression import GRADIENT_BITS
+from ..compression import registered_bits
+from ..costs import measure
 from ..errors import UserError
-from ..exchange import choose_way, routes_for
-from ..exchange.ways import measure, try_transports
+from ..exchange import choose_plan, topology_for
+from ..exchange.plan import try_transports
 from ..parameters import Parameters
 from .hostfiles import read_hostfile
 from .launcher import rank_count
-
-__all__ = ["add_link_options", "link_lines", "measured_links", "require_use_of_links"]
 
 SIZES = (250_000, 2_500_000, 25_000_000)  #: values: 1, 10 and 100 MB of float32
 LONGEST_S = 5.0  #: an exchange that should take longer is not tried
@@ -55,11 +54,7 @@ def add_link_options(parser: argparse.ArgumentParser) -> None:
 
 
 def require_use_of_links(given: argparse.Namespace) -> None:
-    """See that the options go together. Local.
-
-    Raises:
-        UserError: one of them has no use, or there are too few ranks.
-    """
+    """Raise a UserError where one of the options has no use, or there are too few ranks. Local."""
     launched = launched_size()
     for flag, value in (("-n", given.ranks), ("--hostfile", given.hostfile)):
         if value is not None and not given.links:
@@ -95,8 +90,8 @@ def measured_links(given: argparse.Namespace) -> dict[str, Any]:
         raise UserError(
             f"--links: {ranks} ranks ended with exit code {job.returncode}; what they said is above"
         )
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    measured: dict[str, Any] = json.loads(lines[-1])
+    return measured
 
 
 def measured_on(comm: Communicator) -> dict[str, Any]:
@@ -104,21 +99,21 @@ def measured_on(comm: Communicator) -> dict[str, Any]:
 
     Collective. Cost: some seconds; every exchange is tried four times, which takes the most.
     """
-    routes = routes_for(comm.hosts, "auto")
-    measured = measure(comm, routes)
+    topology = topology_for(comm.hosts, "auto")
+    measured = measure(comm, topology.hosts)
     exchanges = []
     for values in SIZES:
-        predicted = {str(b): measured.seconds(values, b) for b in reversed(GRADIENT_BITS)}
+        predicted = {str(b): measured.seconds(values, b) for b in reversed(registered_bits())}
         tried = None
         if predicted["32"] < LONGEST_S:
-            tried = try_transports(comm, values, rounds=1, routes=routes)
+            tried = try_transports(comm, values, rounds=1, topology=topology)
         parameters = Parameters({"W": np.zeros(values, np.float32)})
-        way = choose_way(parameters, comm, "auto", "auto")
+        plan = choose_plan(parameters, comm, "auto", "auto")
         exchanges.append(
             {
                 "values": values,
-                "transport": way.transport,
-                "hierarchical": way.routes.hierarchical,
+                "transport": plan.transport,
+                "hierarchical": plan.topology.hierarchical,
                 "seconds": tried,
                 "gradient_bits": measured.best_bits(values),
                 "predicted_s": predicted,
@@ -132,31 +127,31 @@ def measured_on(comm: Communicator) -> dict[str, Any]:
     }
 
 
-def link_lines(found: dict[str, Any]) -> dict[str, str]:
+def link_lines(measured: dict[str, Any]) -> dict[str, str]:
     """The section on links, in words."""
-    hosts = [f"{name} ({n})" if n > 1 else name for name, n in found["hosts"].items()]
-    rate, latency = found["link"]["bytes_per_s"], found["link"]["latency_s"]
+    hosts = [f"{name} ({n})" if n > 1 else name for name, n in measured["hosts"].items()]
+    rate, latency = measured["link"]["bytes_per_s"], measured["link"]["latency_s"]
     where = "slowest link" if len(hosts) > 1 else "memory between ranks"
-    speeds = found["values_per_s"]
+    speeds = measured["values_per_s"]
     kernels = [
         f"{bits} bit {encode / 1e9:.2g}, {speeds['decode'][bits] / 1e9:.2g}"
         for bits, encode in speeds["encode"].items()
     ]
     lines = {
-        "ranks": f"{found['ranks']} on {len(hosts)} host{'s' * (len(hosts) > 1)}: "
+        "ranks": f"{measured['ranks']} on {len(hosts)} host{'s' * (len(hosts) > 1)}: "
         + ", ".join(hosts),
         where: f"{rate / 1e6:,.4g} MB/s each way, {latency * 1e6:,.3g} us",
         "encode, decode": f"G values/s of the first rank: {'; '.join(kernels)}",
     }
-    for each in found["exchanges"]:
-        among = ", ranks of a host first among themselves" if each["hierarchical"] else ""
+    for exchange in measured["exchanges"]:
+        among = ", ranks of a host first among themselves" if exchange["hierarchical"] else ""
         tried = f"not tried, as it should take longer than {LONGEST_S:g} s"
-        if each["seconds"]:
-            tried = ", ".join(f"{name} {_ms(s)}" for name, s in each["seconds"].items())
-        predicted = [f"{bits} bit {_ms(s)}" for bits, s in each["predicted_s"].items()]
-        lines[f"{each['values'] / 250_000:g} MB of float32"] = (
-            f"transport auto: {each['transport']}{among}; 32 bit, {tried}\n"
-            f"gradient bits auto: {each['gradient_bits']}\n"
+        if exchange["seconds"]:
+            tried = ", ".join(f"{name} {_ms(s)}" for name, s in exchange["seconds"].items())
+        predicted = [f"{bits} bit {_ms(s)}" for bits, s in exchange["predicted_s"].items()]
+        lines[f"{exchange['values'] / 250_000:g} MB of float32"] = (
+            f"transport auto: {exchange['transport']}{among}; 32 bit, {tried}\n"
+            f"gradient bits auto: {exchange['gradient_bits']}\n"
             f"predicted: {', '.join(predicted)}"
         )
     return lines
@@ -166,13 +161,9 @@ def _ms(duration_s: float) -> str:
     return f"{duration_s * 1e3:,.3g} ms"
 
 
-def _main() -> None:
-    comm = Communicator.world()
-    found = measured_on(comm)
-    if comm.rank == 0:
-        print(json.dumps(found, allow_nan=False), flush=True)
-
-
 if __name__ == "__main__":
     with abort_on_error():
-        _main()
+        world = Communicator.world()
+        answer = json.dumps(measured_on(world), allow_nan=False)
+        if world.rank == 0:
+            print(answer, flush=True)

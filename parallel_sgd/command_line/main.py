@@ -7,12 +7,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from ..communication.abort import INTERRUPTED, abort_on_error, leave_stdout, user_line
+from ..communication.abort import INTERRUPTED, leave_stdout, user_line
+from ..communication.entry_point import abort_on_error
 from ..starting import started
 from .info import package_version
 from .parser import Parser
-
-__all__ = ["main"]
 
 #: Command: the module of this package whose `main(argv)` returns the exit code, and what it does.
 COMMANDS = {
@@ -20,6 +19,7 @@ COMMANDS = {
     "train": ("train", "train a model on data, on one rank or many"),
     "simulate": ("simulate", "the same on N ranks that are threads of one process, without MPI"),
     "plan": ("plan", "price every algorithm for a model on a cluster, and recommend one"),
+    "cluster": ("cluster.command", "run a command on hosts that this machine emulates (root)"),
     "info": ("info", "show MPI, mpiexec, cores and GPUs"),
 }
 

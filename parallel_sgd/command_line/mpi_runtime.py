@@ -9,14 +9,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..communication.launched import same_mpi_family, without_launcher
 from ..errors import UserError
-
-__all__ = ["Mpiexec", "bound_mpi", "choose_mpiexec", "find_mpiexecs", "identify"]
 
 #: Run in a process of its own: a library that cannot be loaded, or that ends the process, ends only
 #: that one. Prints one JSON object a line; the second needs MPI_Init.
@@ -51,6 +50,15 @@ if "init" in sys.argv:
 """
 
 
+#: What --version says, and whose mpiexec says it.
+_MARKS = {
+    "Open MPI": "Open MPI",
+    "OpenRTE": "Open MPI",
+    "Intel(R) MPI": "Intel MPI",
+    "HYDRA": "MPICH",
+}
+
+
 @dataclass(frozen=True)
 class Mpiexec:
     """An mpiexec, and whose it is (None where its --version says nothing that is known)."""
@@ -75,67 +83,40 @@ def bound_mpi(*, initialize: bool = False) -> dict[str, Any]:
     """
     command = [sys.executable, "-c", _PROBE] + ["init"] * initialize
     try:
-        done = subprocess.run(
-            command,
-            env=without_launcher(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = _run(command, timeout_s=60)
         output, complaint = done.stdout, done.stderr
     except subprocess.TimeoutExpired as error:
         output, complaint = _text(error.stdout), "MPI did not answer within 60 s"
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for line in output.splitlines():
         if line.startswith("{"):
-            found.update(json.loads(line))
-    if not found:
+            facts.update(json.loads(line))
+    if not facts:
         lines = [line for line in complaint.splitlines() if line.strip()]
         raise UserError(
             "mpi4py must find an MPI library (pip install 'parallel_sgd[mpich]', or load your "
             f"system's): {lines[-1].strip() if lines else 'no answer'}"
         )
-    return found
+    return facts
 
 
 def find_mpiexecs() -> list[str]:
     """Every mpiexec in reach, this environment's own first, then along PATH."""
     folders = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
     folders += os.environ.get("PATH", "").split(os.pathsep)
-    found = (shutil.which("mpiexec", path=folder) for folder in folders if folder)
-    return list(dict.fromkeys(path for path in found if path))
+    paths = (shutil.which("mpiexec", path=folder) for folder in folders if folder)
+    return list(dict.fromkeys(path for path in paths if path))
 
 
 def identify(path: str) -> Mpiexec:
-    """Whose mpiexec this is, as its --version says.
-
-    Raises:
-        UserError: it cannot be run.
-    """
+    """Whose mpiexec this is, as its --version says; raises a UserError where it cannot be run."""
     try:
-        done = subprocess.run(
-            [path, "--version"],
-            env=without_launcher(os.environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
+        done = _run([path, "--version"], timeout_s=30)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"mpiexec must be a program that runs: {path!r} ({error})") from None
     text = done.stdout + done.stderr
     version = re.search(r"\d+(\.\d+)+\S*", text)
-    vendor = None
-    for mark, name in (
-        ("Open MPI", "Open MPI"),
-        ("OpenRTE", "Open MPI"),
-        ("Intel(R) MPI", "Intel MPI"),
-        ("HYDRA", "MPICH"),
-    ):
-        if mark in text:
-            vendor = name
-            break
+    vendor = next((name for mark, name in _MARKS.items() if mark in text), None)
     return Mpiexec(path, vendor, version.group() if version else None)
 
 
@@ -156,17 +137,25 @@ def choose_mpiexec(vendor: str, path: str | None = None) -> Mpiexec:
         paths = [given]
     else:
         paths = find_mpiexecs()
-    found = [identify(path) for path in paths]
-    for mpiexec in found:
+    mpiexecs = [identify(path) for path in paths]
+    for mpiexec in mpiexecs:
         if mpiexec.vendor is not None and same_mpi_family(mpiexec.vendor, vendor):
             return mpiexec
-    if not found:
+    if not mpiexecs:
         raise UserError(
             f"mpiexec of {vendor}, to which mpi4py is bound, must be beside {sys.executable} or "
             "in PATH: there is none"
         )
-    there = ", ".join(f"{each.path} ({each.vendor or 'of unknown vendor'})" for each in found)
+    there = ", ".join(f"{m.path} ({m.vendor or 'of unknown vendor'})" for m in mpiexecs)
     raise UserError(f"mpiexec must be of {vendor}, to which mpi4py is bound: {there}")
+
+
+def _run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a command as if no launcher had started this process."""
+    environ, nothing = without_launcher(os.environ), subprocess.DEVNULL
+    return subprocess.run(
+        command, env=environ, stdin=nothing, capture_output=True, text=True, timeout=timeout_s
+    )
 
 
 def _text(output: str | bytes | None) -> str:

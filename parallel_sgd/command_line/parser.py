@@ -7,8 +7,6 @@ from typing import NoReturn
 
 from ..errors import UserError
 
-__all__ = ["Parser"]
-
 LONGEST = 500  #: characters of an error: arguments may be of any length
 
 

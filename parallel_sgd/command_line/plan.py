@@ -12,15 +12,13 @@ import json
 import math
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..compression import GRADIENT_BITS
+from ..compression import registered_bits
+from ..costs import KernelSpeeds, Link, measure_kernel_speeds
 from ..errors import UserError
-from ..exchange.costs import KernelSpeeds, Link
-from ..exchange.kernel_speeds import measure_kernel_speeds
 from ..files import write_whole
 from ..optimizers import OPTIMIZERS
 from ..parameters import Parameters
@@ -32,8 +30,7 @@ from ..validation import checked_path
 from .parser import Parser
 from .units import bits_per_s, count, seconds
 
-__all__ = ["main"]
-
+TERMS = ("compute", "kernels", "wire", "startup", "hidden")  #: of a step
 NODES = [2**i for i in range(11)]  #: 1 to 1,024, to which a plan is drawn
 MOST = {"nodes": 1 << 20, "ranks_per_node": 1024, "parameters": 10**13, "minibatch": 10**9}
 
@@ -54,13 +51,16 @@ def main(argv: Sequence[str]) -> int:
     every = candidates(job)
     print(f"{_described(job)}\n{_constants(job)}\n")
     print(_table(every, job) + _servers(every, job))
-    found = recommend(job)
-    print(f"\n{found.reason}\ntrain.py {found.options}")
+    recommended = recommend(job)
+    print(f"\n{recommended.reason}\ntrain.py {recommended.options}")
     if given.json is not None:
         text = json.dumps(_content(given, job), indent=2, allow_nan=False)
         write_whole("--json", given.json, lambda path: path.write_text(text + "\n"))
     if given.figure is not None:
-        write_whole("--figure", given.figure, lambda path: _draw(path, form, job, pyplot))
+        described = _described(job)
+        write_whole(
+            "--figure", given.figure, lambda path: draw(path, form, NODES, job, described, pyplot)
+        )
     return 0
 
 
@@ -124,11 +124,11 @@ def _job(given: argparse.Namespace, speeds: KernelSpeeds) -> Job:
 
 
 def _described(job: Job) -> str:
-    each = f" of {job.ranks_per_node:,} ranks" if job.ranks_per_node > 1 else ""
+    ranks = f" of {job.ranks_per_node:,} ranks" if job.ranks_per_node > 1 else ""
     link = job.link
     rate = "unlimited" if link.bytes_per_s == math.inf else f"{link.bytes_per_s / 1e6:,.0f} MB/s"
     return (
-        f"{job.nodes:,} nodes{each}, links of {rate} (payload) and {link.latency_s * 1e6:g} us; "
+        f"{job.nodes:,} nodes{ranks}, links of {rate} (payload) and {link.latency_s * 1e6:g} us; "
         f"{job.parameters:,} parameters, {job.step_s * 1e3:g} ms a step of {job.minibatch:,} "
         "samples a rank"
     )
@@ -137,37 +137,36 @@ def _described(job: Job) -> str:
 def _constants(job: Job) -> str:
     """The speeds that were measured here."""
     speeds = job.speeds
-    found = [
+    kernels = [
         f"{bits} bit {speeds.encode[bits] / 1e9:.1f}, {speeds.decode_add[bits] / 1e9:.1f}, "
         f"{speeds.decode[bits] / 1e9:.1f}"
-        for bits in sorted(GRADIENT_BITS, reverse=True)
+        for bits in sorted(registered_bits(), reverse=True)
         if bits < 32
     ]
     return (
         f"kernels here, G values/s: plain sum {speeds.decode_add[32] / 1e9:.1f}; encode, decode "
-        f"and add, decode: {'; '.join(found)}"
+        f"and add, decode: {'; '.join(kernels)}"
     )
 
 
 def _table(every: Sequence[Candidate], job: Job) -> str:
     """A line for each algorithm; times in milliseconds."""
     most = NODES[-1]
-    head = ["ms a step", "bits", "compute", "kernels", "wire", "startup", "hidden", "all"]
-    head += ["speed-up", "efficiency", "samples/s", "MB/rank", f"on {most:,}"]
-    rows = [head]
-    for each in every:
-        cost = each.cost(job)
+    head = ["ms a step", "bits", *TERMS, "all"]
+    rows = [[*head, "speed-up", "efficiency", "samples/s", "MB/rank", f"on {most:,}"]]
+    for candidate in every:
+        cost = candidate.cost(job)
         terms = (cost.compute_s, cost.kernels_s, cost.wire_s, cost.startup_s, -cost.hidden_s)
         rows.append(
             [
-                each.name,
-                str(each.bits),
+                candidate.name,
+                str(candidate.bits),
                 *(_ms(term) for term in (*terms, cost.total_s)),
                 f"{cost.efficiency * job.nodes:,.1f}",
                 f"{cost.efficiency:.1%}",
-                f"{_samples_per_s(each, job):,.0f}",
-                f"{sum(each.memory(job).values()) / 1e6:,.0f}",
-                f"{sum(each.memory(job.on(most)).values()) / 1e6:,.0f}",
+                f"{_samples_per_s(candidate, job):,.0f}",
+                f"{sum(candidate.memory(job).values()) / 1e6:,.0f}",
+                f"{sum(candidate.memory(job.on(most)).values()) / 1e6:,.0f}",
             ]
         )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -177,42 +176,41 @@ def _table(every: Sequence[Candidate], job: Job) -> str:
 
 def _servers(every: Sequence[Candidate], job: Job) -> str:
     """How many servers were taken, and what they hold."""
-    for each in every:
-        if isinstance(each, Servers):
-            here, most = (each.server_memory(job.on(n)) / 1e6 for n in (job.nodes, NODES[-1]))
+    for candidate in every:
+        if isinstance(candidate, Servers):
+            here, most = (candidate.server_memory(job.on(n)) / 1e6 for n in (job.nodes, NODES[-1]))
             return (
-                f"\nparameter servers: {each.servers(job):,}, on nodes of their own, each with "
-                f"{here:,.0f} MB (on {NODES[-1]:,} nodes {most:,.0f})"
+                f"\nparameter servers: {candidate.servers(job):,}, on nodes of their own, each "
+                f"with {here:,.0f} MB (on {NODES[-1]:,} nodes {most:,.0f})"
             )
     return ""
 
 
-def _row(each: Candidate, job: Job) -> dict[str, Any]:
-    cost = each.cost(job)
-    found = {
-        "algorithm": each.name,
-        "bits": each.bits,
+def _row(candidate: Candidate, job: Job) -> dict[str, Any]:
+    cost = candidate.cost(job)
+    row = {
+        "algorithm": candidate.name,
+        "bits": candidate.bits,
         "seconds": {
-            "compute": cost.compute_s,
-            "kernels": cost.kernels_s,
-            "wire": cost.wire_s,
-            "startup": cost.startup_s,
-            "hidden": cost.hidden_s,
+            **{name: getattr(cost, f"{name}_s") for name in TERMS},
             "step": cost.total_s,
         },
         "speed_up": cost.efficiency * job.nodes,
         "efficiency": cost.efficiency,
-        "samples_per_s": _samples_per_s(each, job),
-        "memory_bytes": each.memory(job),
+        "samples_per_s": _samples_per_s(candidate, job),
+        "memory_bytes": candidate.memory(job),
     }
-    if isinstance(each, Servers):
-        found |= {"servers": each.servers(job), "server_memory_bytes": each.server_memory(job)}
-    return found
+    if isinstance(candidate, Servers):
+        row |= {
+            "servers": candidate.servers(job),
+            "server_memory_bytes": candidate.server_memory(job),
+        }
+    return row
 
 
 def _content(given: argparse.Namespace, job: Job) -> dict[str, Any]:
     """All of it, as JSON can hold it; an unlimited rate is null."""
-    speeds, found = job.speeds, recommend(job)
+    speeds, recommended = job.speeds, recommend(job)
     here = given.nodes
     return {
         "job": {
@@ -221,17 +219,17 @@ def _content(given: argparse.Namespace, job: Job) -> dict[str, Any]:
             if name not in ("json", "figure")
         },
         "values_per_s": {
-            name: {str(bits): None if v == math.inf else v for bits, v in each.items()}
-            for name, each in vars(speeds).items()
+            name: {str(bits): None if v == math.inf else v for bits, v in by_bits.items()}
+            for name, by_bits in vars(speeds).items()
         },
         "recommended": {
-            "algorithm": found.choice.name,
-            "bits": found.choice.bits,
-            "options": found.options,
-            "reason": found.reason,
+            "algorithm": recommended.choice.name,
+            "bits": recommended.choice.bits,
+            "options": recommended.options,
+            "reason": recommended.reason,
         },
         "plan": [
-            {"nodes": nodes, "algorithms": [_row(each, on) for each in candidates(on)]}
+            {"nodes": nodes, "algorithms": [_row(candidate, on) for candidate in candidates(on)]}
             for nodes in sorted({here, *NODES})
             for on in [job.on(nodes)]
         ],
@@ -255,23 +253,6 @@ def _form(path: str) -> str:
     return form
 
 
-def _draw(path: Path, form: str, job: Job, pyplot: Any) -> None:
-    on = [job.on(nodes) for nodes in NODES]
-    every = candidates(job.on(NODES[-1]))
-    draw(
-        path,
-        form,
-        NODES,
-        {
-            each: [each.cost(j).efficiency if each.is_possible(j) else None for j in on]
-            for each in every
-        },
-        job.nodes,
-        _described(job),
-        pyplot,
-    )
-
-
 def _pyplot() -> Any:
     try:
         return require_matplotlib()
@@ -279,8 +260,8 @@ def _pyplot() -> Any:
         raise UserError("--figure needs matplotlib: pip install 'parallel_sgd[train]'") from error
 
 
-def _samples_per_s(each: Candidate, job: Job) -> float:
-    return job.ranks * job.minibatch * each.cost(job).efficiency / job.step_s
+def _samples_per_s(candidate: Candidate, job: Job) -> float:
+    return job.ranks * job.minibatch * candidate.cost(job).efficiency / job.step_s
 
 
 def _ms(duration_s: float) -> str:

@@ -1,7 +1,7 @@
 """What every rank of `parallel-sgd run` executes: a script or module, as `python` would run it.
 
 ``python -m parallel_sgd.command_line.rank script.py [argument …]``, or ``-m module``. Unlike plain
-`python`, an error on one rank ends the job on all of them: see `communication.abort`.
+`python`, an error on one rank ends the job on all of them: see `communication.entry_point`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import runpy
 import socket
 import sys
 
-from ..communication.abort import abort_on_error
 from ..communication.attendance import sign_on
+from ..communication.entry_point import abort_on_error
 from ..communication.launched import send_without_asking
 from ..errors import UserError
-
-__all__ = ["main"]
 
 
 def main(argv: list[str] | None = None) -> None:

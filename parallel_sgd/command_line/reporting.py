@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..algorithms import DataParallelASGD, DataParallelSGD, LocalUpdates, SynchronousState
+from ..algorithms import Algorithm, BlockPeriod, ExchangeState
+from ..options import values_of
 from ..training import Learner, Progress, RunFolder, Session
 
 
-def blocks(algorithm: LocalUpdates, samples: int, minibatch_size: int, ranks: int) -> str:
-    """How often the ranks will synchronize: a default block is long for little data."""
-    steps = algorithm.sync_steps or -(-(algorithm.block_size_on(ranks) or 1) // minibatch_size)
-    block, samples = steps * minibatch_size, max(samples - algorithm.distributed_after, 0)
+def blocks(period: BlockPeriod, samples: int, minibatch_size: int, ranks: int) -> str:
+    """How often the ranks will synchronize: a default block is long for little data.
+
+    Args:
+        samples: of the run, without its warm start.
+    """
+    steps = period.sync_steps or -(-(period.samples_on(ranks) or 1) // minibatch_size)
+    block = steps * minibatch_size
     line = f"a block is {block:,} samples of all ranks, the run {samples / block:.1f} blocks"
     return line if samples >= block else f"{line}: they synchronize only at its end"
 
@@ -20,14 +25,14 @@ def blocks(algorithm: LocalUpdates, samples: int, minibatch_size: int, ranks: in
 def print_choices(learner: Learner) -> None:
     """What was chosen before training, and by what: a line for the way of messages, and one for the
     bits where they are "auto"; nothing on one rank, and with parameter servers."""
-    state = learner.state
-    if not isinstance(state, SynchronousState) or learner.comm.size == 1:
-        return
-    print(state.way, flush=True)
-    if state.bits is not None:
-        each = [f"{bits} for {n:,} values" for bits, n in state.values_by_bits().items()]
-        why = f" ({state.measured})" if state.measured else ""
-        print(f"gradient bits: {', '.join(each)}{why}", flush=True)
+    for component in learner.at_work.components:
+        if not isinstance(component, ExchangeState) or learner.comm.size == 1:
+            continue
+        print(component.plan, flush=True)
+        if component.bits is not None:
+            bits = [f"{bits} for {n:,} values" for bits, n in component.values_by_bits().items()]
+            why = f" ({component.measured})" if component.measured else ""
+            print(f"gradient bits: {', '.join(bits)}{why}", flush=True)
 
 
 def print_progress(progress: Progress, epochs: int) -> None:
@@ -51,14 +56,7 @@ def finish(
 ) -> None:
     """Write the summary and the picture, and print what a reader wants to know."""
     last, ranks = history[-1], session.comm.size
-    if not isinstance(session.algorithm, DataParallelSGD):
-        name += f", {type(session.algorithm).__name__}"
-    if isinstance(session.algorithm, DataParallelASGD):
-        name += f" ({session.algorithm.mode})"
-    bits = getattr(session.algorithm, "gradient_bits", None)
-    if bits is not None:
-        each = dict(bits) if isinstance(bits, Mapping) else bits
-        name += f", {bits} bit" if isinstance(bits, int) else f", bits {each}"
+    name += _described(session.algorithm)
     rows = {name: last} | ({"serial SGD, same seed": serial[-1]} if serial else {})
     width = max(24, *map(len, rows))
     print()
@@ -73,7 +71,7 @@ def finish(
         print()
     minibatches = -(-len(session.train) // session.minibatch_size) * session.epochs
     full = minibatches * 2 * (ranks - 1) * session.model.parameters.flat.nbytes
-    if isinstance(session.algorithm, DataParallelASGD):
+    if "workers" in details:
         print(f"bytes between workers and servers {last.bytes_sent:,d}")
     elif last.bytes_sent and session.resume is None:  # else other ranks may have sent some of it
         print(
@@ -93,6 +91,20 @@ def finish(
     print(f"run folder                {folder.path}")
 
 
+def _described(algorithm: Algorithm[Any]) -> str:
+    """What a run is called by, beside its ranks: the algorithm, if not the usual one, its mode, and
+    the bits."""
+    options, text = values_of(algorithm), ""
+    if not algorithm.synchronizes_every_step:
+        text += f", {type(algorithm).__name__}"
+    if "mode" in options:
+        text += f" ({options['mode']})"
+    bits = options.get("gradient_bits")
+    if isinstance(bits, Mapping):
+        return f"{text}, bits {dict(bits)}"
+    return text if bits is None else f"{text}, {bits} bit"
+
+
 def ranks_in_words(size: int, workers: int) -> str:
     """ "4 ranks", or "4 workers and 1 server" """
     if workers == size:
@@ -110,12 +122,12 @@ def _print_workers(workers: list[dict[str, Any]]) -> None:
         "\nworker   pushes  staleness: mean  most    seconds: compute     wait     wire    apply"
         "       MB sent, received"
     )
-    for each in workers:
-        seconds = each["seconds"]
+    for worker in workers:
+        seconds = worker["seconds"]
         print(
-            f"{each['worker']:6d} {each['pushes']:8d} {each['mean_staleness']:16.2f} "
-            f"{each['largest_staleness']:5d} {seconds['compute']:19.2f} {seconds['wait']:8.2f} "
+            f"{worker['worker']:6d} {worker['pushes']:8d} {worker['mean_staleness']:16.2f} "
+            f"{worker['largest_staleness']:5d} {seconds['compute']:19.2f} {seconds['wait']:8.2f} "
             f"{seconds['wire']:8.2f} {seconds['apply']:8.2f} "
-            f"{each['bytes_sent'] / 1e6:13.2f}, {each['bytes_received'] / 1e6:.2f}"
-            f"{'   lost' if each['lost'] else ''}"
+            f"{worker['bytes_sent'] / 1e6:13.2f}, {worker['bytes_received'] / 1e6:.2f}"
+            f"{'   lost' if worker['lost'] else ''}"
         )

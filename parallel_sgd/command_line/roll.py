@@ -8,12 +8,9 @@ import select
 import shutil
 import tempfile
 from pathlib import Path
-from types import TracebackType
 
 from ..communication.attendance import END, FAILED, MEMORY, PROCESS
 from ..communication.launched import FOLDER
-
-__all__ = ["Roll"]
 
 #: How many descriptors the launcher needs besides one for each rank.
 _SPARE = 64
@@ -78,12 +75,7 @@ class Roll:
             "MPI_Abort"
         )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         for path in self._folder.glob(f"*.{MEMORY}"):
             for name in path.read_text().splitlines():
                 with contextlib.suppress(FileNotFoundError):  # the job has removed it itself

@@ -9,32 +9,26 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ..communication import simulate
 from ..validation import require_use
 from .launcher import THREAD_VARIABLES, rank_count
 from .parser import Parser
-from .train import parser as train_parser
 from .train import read, train_on
-
-__all__ = ["main"]
+from .train_options import parser as train_parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """`parallel-sgd simulate`: returns the exit code.
-
-    Raises:
-        UserError: anything is wrong with the arguments, the data or the training.
-    """
+    """`parallel-sgd simulate`: returns 0, or raises a UserError of arguments, data or training."""
     if "-h" in argv or "--help" in argv:
         _parser().print_help()
         print()
         train_parser().print_help()
         return 0
     given, rest = _parser().parse_known_args(argv)
-    missing = _one_thread_each(os.environ)
-    if missing:  # BLAS reads them as it is loaded, which it is by now
+    missing = {name: "1" for name in THREAD_VARIABLES if name not in os.environ}
+    if missing:  # the ranks share the cores; BLAS reads these as it is loaded, which it is by now
         command = [sys.executable, "-m", "parallel_sgd", "simulate", *argv]
         os.execve(sys.executable, command, {**os.environ, **missing})
     options, algorithm, optimizer = read(rest)
@@ -45,11 +39,6 @@ def main(argv: Sequence[str]) -> int:
         timeout_s=options.timeout_s,
     )
     return 0
-
-
-def _one_thread_each(environ: Mapping[str, str]) -> dict[str, str]:
-    """What is to be added to the environment: the ranks share the cores already."""
-    return {name: "1" for name in THREAD_VARIABLES if name not in environ}
 
 
 def _parser() -> Parser:

@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..algorithms import ALGORITHMS, Algorithm, DataParallelASGD, LocalUpdates
-from ..communication import TIMEOUT_S, Communicator, checked_timeout
-from ..communication.abort import abort_on_error
+from ..algorithms import ALGORITHMS, Algorithm, BlockPeriod, OuterStep
+from ..communication import Communicator, checked_timeout
+from ..communication.entry_point import abort_on_error
 from ..communication.launched import requested_servers
-from ..data import (
-    DIGITS_CLASSES,
-    Dataset,
-    count_classes,
-    digits,
-    flattened,
-    library_source,
-    load,
-)
+from ..data import DIGITS_CLASSES, Dataset, count_classes, digits, flattened, library_source, load
 from ..errors import UserError
 from ..models import MLP, ByteLanguageModel, Classifier, SoftmaxRegression, use_gpu
-from ..optimizers import OPTIMIZERS, SGD, Optimizer
+from ..optimizers import OPTIMIZERS, Optimizer
+from ..options import all_options, values_of
+from ..parameter_server import ParameterServers
 from ..training import CHECKPOINTS, RunFolder, Session, require_matplotlib
-from ..validation import checked_path, require_use, require_use_of, shown
+from ..validation import checked_path, require_use, shown
 from ..version import __version__
-from .measuring import add_measuring_options
-from .options import add_fields, build, describe
-from .parser import Parser
+from .options import build, describe
 from .reporting import blocks, finish, print_choices, print_progress, ranks_in_words
-from .saving import KEEP, add_saving_options, resumed_run
-
-#: Options that belong to an algorithm or optimizer.
-KINDS: tuple[Any, ...] = (*ALGORITHMS.values(), *OPTIMIZERS.values())
-FIELDS = {field.name for kind in KINDS for field in fields(kind)}
+from .train_options import DEFAULT_LR, KEEP, add_choices, parser
 
 #: Data that need no file: the number of classes, and who reads them.
 BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
@@ -50,115 +38,6 @@ BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
 
 #: Options that are paths, and of what.
 PATHS = {"data": "file", "labels": "file", "output": "folder", "resume": "folder", "trace": "file"}
-
-DEFAULT_LR = {"sgd": 0.3, "momentum": 0.03, "nesterov": 0.03, "adam": 0.001, "adagrad": 0.03}
-
-EXAMPLES = """\
-examples:
-  parallel-sgd run -n 4 train.py --gradient-bits 1 --compare-serial
-  mpiexec -hostfile hosts python train.py --optimizer momentum --lr 0:0.1,50000:0.01
-  mpiexec -n 4 python train.py --lr cosine:0:0.3,40000:0.001
-  parallel-sgd run -n 5 --servers 1 train.py --algorithm async --sync-period 64 --lr 0.1
-  parallel-sgd run -n 4 train.py --checkpoint-every 10000 --output run
-  parallel-sgd run -n 2 train.py --checkpoint-every 10000 --resume run
-  mpiexec -n 8 python train.py --data train.npz --hidden 512 512 --gradient-bits 0:32,20000:1
-"""
-
-
-def parser() -> argparse.ArgumentParser:
-    """All options of a training run; those of optimizer and algorithm come from their fields."""
-    p = Parser(
-        prog="train.py",
-        description="Train a softmax classifier on all ranks that mpiexec started.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    p.add_argument("--version", action="version", version=f"parallel_sgd {__version__}")
-    data = p.add_argument_group("data")
-    data.add_argument(
-        "--data",
-        default="digits",
-        metavar="FILE",
-        help="digits (scikit-learn's), library (the source of Python's standard library, byte by "
-        "byte), a .npz with arrays x and y, or a .npy (default: digits)",
-    )
-    data.add_argument("--labels", metavar="FILE", help="the labels, where --data is a .npy")
-    data.add_argument(
-        "--classes",
-        type=int,
-        metavar="N",
-        help="labels are from 0 to N - 1 (default: as many as the labels show)",
-    )
-    data.add_argument(
-        "--test",
-        type=float,
-        default=0.2,
-        metavar="X",
-        help="fraction of the samples that is kept for testing (default: 0.2)",
-    )
-    model = p.add_argument_group("model")
-    model.add_argument(
-        "--model",
-        choices=("mlp", "softmax", "bytes"),
-        help="bytes: a language model of the bytes before (default: mlp, or for --data library "
-        "bytes)",
-    )
-    model.add_argument(
-        "--hidden",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="units of each hidden layer of mlp or bytes (default: 128)",
-    )
-    model.add_argument(
-        "--device",
-        choices=("cpu", "cuda"),
-        default="cpu",
-        help="where the model and its gradients live (cuda needs CuPy)",
-    )
-    run = p.add_argument_group("run")
-    run.add_argument("--epochs", type=int, default=30, metavar="N", help="(default: 30)")
-    run.add_argument(
-        "--minibatch-size",
-        type=int,
-        default=64,
-        metavar="N",
-        help="samples of all ranks together in a minibatch (default: 64)",
-    )
-    run.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of split, model and order (default: 0)"
-    )
-    run.add_argument(
-        "--output", metavar="FOLDER", help="new folder for the results (default: runs/<time>)"
-    )
-    run.add_argument("--no-plot", action="store_true", help="do not draw the loss curve")
-    run.add_argument(
-        "--compare-serial",
-        action="store_true",
-        help="afterwards train on rank 0 alone, in full precision, and show both",
-    )
-    run.add_argument(
-        "--timeout-s",
-        type=float,
-        default=TIMEOUT_S,
-        metavar="S",
-        help=f"longest wait for other ranks, in seconds (default: {TIMEOUT_S:g})",
-    )
-    run.add_argument(
-        "--cuda-aware",
-        action="store_true",
-        help="pass GPU arrays to MPI directly: only where your MPI is CUDA-aware",
-    )
-    add_measuring_options(p)
-    add_saving_options(p)
-    choose = p.add_argument_group("method")
-    choose.add_argument("--algorithm", choices=ALGORITHMS, default="data-parallel")
-    choose.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd")
-    add_fields(p, "algorithm", ALGORITHMS)
-    rates = ", ".join(f"{name} {lr}" for name, lr in DEFAULT_LR.items())
-    add_fields(p, f"optimizer (where neither lr is given: {rates})", OPTIMIZERS)
-    return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -175,12 +54,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any], Optimizer]:
-    """The options, with the algorithm and the optimizer that they describe. Local.
-
-    Raises:
-        UserError: an option or its value is wrong.
-    """
-    options = parser().parse_args(argv)
+    """Read options, algorithm and optimizer; raises a UserError where one is wrong. Local."""
+    choices = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    add_choices(choices)
+    try:
+        chosen, _ = choices.parse_known_args(argv)
+        full = parser(chosen.algorithm, chosen.optimizer)
+    except argparse.ArgumentError:  # of which the whole parser tells
+        full = parser()
+    options = full.parse_args(argv)
     if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
         options.lr = DEFAULT_LR[options.optimizer]
     for name, what in PATHS.items():
@@ -190,10 +72,11 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
     _require_use(options)
     algorithm = build(options.algorithm, ALGORITHMS, options)
     optimizer = build(options.optimizer, OPTIMIZERS, options)
-    for name in ("inner_state", "reset_sgd_momentum"):
-        if hasattr(algorithm, name):
-            has_state = not isinstance(optimizer, SGD)
-            require_use_of(algorithm, name, has_state, "an --optimizer that has a state")
+    outer = getattr(algorithm, "outer", None)
+    if isinstance(outer, OuterStep):
+        for name in {"inner_state", "reset_sgd_momentum"} & values_of(outer).keys():
+            has_state = bool(optimizer.initial_values)
+            outer.require_use(name, has_state, "an --optimizer that has a state")
     return options, algorithm, optimizer
 
 
@@ -204,7 +87,7 @@ def train_on(
     comm.require_agreement({"algorithm": options.algorithm})
     comm.together(lambda: _require_use_of_servers(algorithm))
     local_rank = comm.local_rank
-    workers = algorithm.workers(comm)
+    workers = algorithm.roles.workers(comm)
     first = comm.rank == workers[0]  # which writes and reports
 
     def prepare() -> tuple[Dataset, Dataset]:
@@ -217,17 +100,18 @@ def train_on(
         return data
 
     train, test = comm.together(prepare)
-    algorithm.check_minibatch(options.minibatch_size, len(workers))
+    kinds: list[Any] = [*ALGORITHMS.values(), *OPTIMIZERS.values()]
+    described_below = {option.name for kind in kinds for option in all_options(kind)}
     described = {
         "parallel_sgd": __version__,
         "ranks": comm.size,
         "workers": len(workers),
         "host": platform.node(),
-        **{name: value for name, value in vars(options).items() if name not in FIELDS},
+        **{name: value for name, value in vars(options).items() if name not in described_below},
         "algorithm": describe(algorithm),
         "optimizer": describe(optimizer),
     }
-    resumed = comm.together(lambda: resumed_run(options))
+    resumed = comm.together(lambda: _resumed_run(options))
     output = options.output or resumed or time.strftime("runs/%Y-%m-%d-%H%M%S")
     output = comm.allgather_object(output)[workers[0]]  # one time for all
     folder = RunFolder(output, described, resumed=bool(resumed)) if first else None
@@ -253,9 +137,10 @@ def train_on(
     if first:
         ranks = ranks_in_words(comm.size, len(workers))
         print(f"{ranks}, {len(train)} samples\n{algorithm}\n{optimizer}", flush=True)
-        if isinstance(algorithm, LocalUpdates):
-            samples = len(train) * options.epochs
-            print(blocks(algorithm, samples, options.minibatch_size, comm.size), flush=True)
+        period = getattr(algorithm, "period", None)
+        if isinstance(period, BlockPeriod):
+            samples = max(len(train) * options.epochs - algorithm.distributed_after, 0)
+            print(blocks(period, samples, options.minibatch_size, comm.size), flush=True)
     parallel = session(
         comm,
         algorithm,
@@ -280,6 +165,17 @@ def train_on(
             print(f"trace                     {options.trace}, for https://ui.perfetto.dev")
 
 
+def _resumed_run(options: argparse.Namespace) -> str | None:
+    """The run's folder that --resume means, without --output; raises a UserError for none."""
+    if options.resume is None or options.output:
+        return None
+    path = Path(options.resume)
+    for folder in (path, path.parent, path.parent.parent):
+        if os.path.isfile(folder / "options.json"):
+            return str(folder)
+    raise UserError(f"resume={shown(options.resume)} is in no run's folder: give --output too")
+
+
 def _require_use(options: argparse.Namespace) -> None:
     """See that no option was given in vain; those of algorithm and optimizer see to theirs."""
     saves, cuda = options.checkpoint_every > 0, options.device == "cuda"
@@ -298,11 +194,11 @@ def _require_use_of_servers(algorithm: Algorithm[Any]) -> None:
     requested = requested_servers()
     if requested is None:
         return
-    if not isinstance(algorithm, DataParallelASGD):
+    if not isinstance(algorithm.roles, ParameterServers):
         raise UserError(f"servers={requested} of `parallel-sgd run` needs --algorithm async")
-    if algorithm.servers not in (None, requested):
+    if algorithm.roles.servers not in (None, requested):
         raise UserError(
-            f"servers={algorithm.servers} of train.py must be that of `parallel-sgd run`, "
+            f"servers={algorithm.roles.servers} of train.py must be that of `parallel-sgd run`, "
             f"{requested}: give one of them"
         )
 

@@ -7,8 +7,6 @@ import math
 import re
 from collections.abc import Mapping
 
-__all__ = ["UNLIMITED", "bits_per_s", "count", "seconds"]
-
 UNLIMITED = "unlimited"
 
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*([a-z]*)", re.IGNORECASE)
@@ -31,18 +29,18 @@ def seconds(text: str) -> float:
 
 def count(text: str) -> int:
     """A whole number, ``60M`` or ``1024``."""
-    found = _read(text, _COUNTS, "a number such as 60M, 250k or 1024", 1, 1e15)
-    if found != int(found):
+    number = _read(text, _COUNTS, "a number such as 60M, 250k or 1024", 1, 1e15)
+    if number != int(number):
         raise argparse.ArgumentTypeError(f"must be a whole number: {text!r}")
-    return int(found)
+    return int(number)
 
 
 def _read(text: str, units: Mapping[str, float], what: str, least: float, most: float) -> float:
-    found = _NUMBER.fullmatch(text.strip())
-    factor = units.get(found.group(2).lower()) if found else None
-    if found is None or factor is None or not float(found.group(1)) > 0:
+    match = _NUMBER.fullmatch(text.strip())
+    factor = units.get(match.group(2).lower()) if match else None
+    if match is None or factor is None or not float(match.group(1)) > 0:
         raise argparse.ArgumentTypeError(f"must be {what}: {text!r}")
-    value = float(found.group(1)) * factor
+    value = float(match.group(1)) * factor
     if not least <= value <= most:
         unit = "" if units is _COUNTS else " bit/s" if units is _RATES else " s"
         raise argparse.ArgumentTypeError(f"must be from {least:g} to {most:g}{unit}: {text!r}")

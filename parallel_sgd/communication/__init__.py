@@ -3,19 +3,27 @@
 from .background import InBackground, ProgramEnds, program_ends
 from .communicator import SIGN_FACTOR, TIMEOUT_S, Communicator, checked_timeout
 from .endpoint import Endpoint, PeerLost
+from .roles import Everybody, Group, Roles, Together
 from .thread_endpoint import RankFailed
 from .threads import simulate
+from .worlds import single, world
 
 __all__ = [
     "SIGN_FACTOR",
     "TIMEOUT_S",
     "Communicator",
     "Endpoint",
+    "Everybody",
+    "Group",
     "InBackground",
     "PeerLost",
     "ProgramEnds",
     "RankFailed",
+    "Roles",
+    "Together",
     "checked_timeout",
     "program_ends",
     "simulate",
 ]
+
+Communicator._make_world, Communicator._make_single = world, single

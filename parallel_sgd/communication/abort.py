@@ -1,10 +1,10 @@
 """An error on one rank ends the whole job, at once and with a non-zero exit code.
 
 Left alone, a rank that fails waits in MPI_Finalize for the others, which wait for it in their next
-collective: the job hangs, on Open MPI and on MPICH. Entry points run inside `abort_on_error`; a
-plain `mpiexec python train.py` is covered by `install_excepthook`: from `import parallel_sgd` on
-where the launcher is known, else from `Communicator.world()` on. Neither imports MPI: both work
-before it is up, after it is down, and without it.
+collective: the job hangs, on Open MPI and on MPICH. Our own programs run inside `abort_on_error`
+(`entry_point`); a plain `mpiexec python train.py` is covered by `install_excepthook`: from
+`import parallel_sgd` on where the launcher is known, else from `Communicator.world()` on. Nothing
+here imports MPI: it works before MPI is up, after it is down, and without it.
 """
 
 from __future__ import annotations
@@ -18,26 +18,15 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 from ..errors import SharedError, UserError
-from ..starting import started
 from ..validation import line_of
 from .attendance import FAILED, sign_off
 from .launched import is_hydra, launched_rank, launched_size
-
-__all__ = [
-    "abort_on_error",
-    "end_at_exit",
-    "end_job",
-    "install_excepthook",
-    "install_excepthook_if_launched",
-    "rank_label",
-    "users_line",
-]
 
 #: Before it ends the job a rank waits so long: others with the same error can print it too, and
 #: mpiexec reads what was printed; MPICH's drops what is still on its way when a rank aborts.
@@ -49,8 +38,6 @@ _PRINT_S = 5.0
 #: How long Hydra may take to end a job that asks for it over its own wire.
 _HYDRA_S = 2.0
 
-LONGEST_S = 1e8  #: three years, about what clocks and locks still take
-
 INTERRUPTED = 128 + signal.SIGINT
 
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -58,47 +45,13 @@ DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _COMMAND_LINE = _PACKAGE + "command_line" + os.sep
 
-#: Frames that only lead to the user's script, and would hide it.
+#: Leading frames of a traceback that only lead to the user's script, and would hide it.
 _SCAFFOLD = {
-    __file__,
+    str(Path(__file__).with_name("entry_point.py")),
     contextlib.__file__,
     "<frozen runpy>",
     _COMMAND_LINE + "rank.py",
 }
-
-
-@contextlib.contextmanager
-def abort_on_error() -> Iterator[None]:
-    """Run an entry point: whatever ends it other than success ends the job on every rank.
-
-    What the user can mend (a UserError, a full disk) prints one line, any other exception its
-    traceback, each line led by
-    ``[rank k]``; `sys.exit` with a code other than 0 keeps its code. The rank then waits until the
-    others have printed a SharedError, or else `GRACE_S`, in case they have the same error, and
-    calls MPI_Abort. With one rank there is no one to stop: it prints the same and exits.
-
-    Local. Example::
-
-        with abort_on_error():
-            main()
-    """
-    started()
-    try:
-        yield
-    except SystemExit as error:
-        code = _exit_code(error)
-        if code == 0:
-            _join_others()
-            raise
-        if isinstance(error.code, str):
-            _print(error.code)
-        elif _others():
-            _print(f"parallel-sgd: error: sys.exit({code}) on this rank ends the job on all")
-        end_job(code)
-    except BaseException as error:
-        end_job(_report(error), shared=isinstance(error, SharedError))
-    else:
-        _join_others()
 
 
 def install_excepthook() -> None:
@@ -115,10 +68,10 @@ def install_excepthook() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-        if hasattr(sys, "ps1") or sys.flags.interactive or not _others():
+        if hasattr(sys, "ps1") or sys.flags.interactive or not has_others():
             previous(kind, error, frames)
             return
-        end_job(_report(error), shared=isinstance(error, SharedError))
+        end_job(report(error), shared=isinstance(error, SharedError))
 
     hook.ends_the_job = True  # type: ignore[attr-defined]
     sys.excepthook = hook
@@ -154,14 +107,14 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
         leave_stdout()
     except (ValueError, AttributeError):  # it is closed, or there is none
         pass
-    if _others():
-        mpi = _mpi_that_is_up()
+    if has_others():
+        mpi = mpi_that_is_up()
         if mpi is not None and shared:
             _wait_for_all(mpi)
         time.sleep(GRACE_S)
         if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
             mpi.COMM_WORLD.Abort(code)
-        if not _mpi_is_down():
+        if not mpi_is_down():
             _tell_hydra(code)
     raise SystemExit(code)
 
@@ -172,7 +125,7 @@ def end_at_exit(errors: Sequence[BaseException]) -> NoReturn:
     For an exit handler, where no exception changes the exit code any more. Local.
     """
     for error in errors:
-        _report(error)
+        report(error)
     with contextlib.suppress(SystemExit):
         end_job(1, shared=all(isinstance(error, SharedError) for error in errors))
     os._exit(1)
@@ -180,7 +133,7 @@ def end_at_exit(errors: Sequence[BaseException]) -> NoReturn:
 
 def rank_label() -> str:
     """How this rank's messages begin: ``[rank 2] ``, or nothing where there are no ranks."""
-    mpi = _mpi_that_is_up()
+    mpi = mpi_that_is_up()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         return f"[rank {mpi.COMM_WORLD.Get_rank()}] "
     rank = launched_rank()
@@ -194,24 +147,26 @@ def _wait_for_all(mpi: Any) -> None:
         time.sleep(0.01)
 
 
-def _report(error: BaseException) -> int:
+def report(error: BaseException) -> int:
     """Print what the user needs to know of an error; returns the exit code that goes with it."""
-    frames = _without_scaffold(error.__traceback__)
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in _SCAFFOLD:
+        frames = frames.tb_next
     line = user_line(error)
     if isinstance(error, KeyboardInterrupt):
         places = traceback.extract_tb(frames)[-1:]
         where = [f" in {place.name}, {place.filename}:{place.lineno}" for place in places]
-        _print("".join(["interrupted", *where]))
+        print_labelled("".join(["interrupted", *where]))
         return INTERRUPTED
     if line is not None:
-        _print(f"{line}{users_line(traceback.extract_tb(frames))}")
+        print_labelled(f"{line}{users_line(traceback.extract_tb(frames))}")
     elif _tells_of_a_dead_rank(error):
-        _print(
+        print_labelled(
             "parallel-sgd: error: a rank has died, and the others cannot go on with what needs "
             "all of them"
         )
     else:
-        _print("".join(traceback.format_exception(type(error), error, frames)))
+        print_labelled("".join(traceback.format_exception(type(error), error, frames)))
     return 1
 
 
@@ -262,7 +217,7 @@ def dead_rank_errors(mpi: Any) -> set[int]:
     return {getattr(mpi, name) for name in names if hasattr(mpi, name)}
 
 
-def _print(text: str) -> None:
+def print_labelled(text: str) -> None:
     """Write lines to stderr in one piece, each led by the rank: ranks share one terminal."""
     label = rank_label()
     lines = [f"{label}{line}\n" for line in text.splitlines()]
@@ -287,49 +242,22 @@ def users_line(stack: traceback.StackSummary) -> str:
     return ""
 
 
-def _without_scaffold(frames: TracebackType | None) -> TracebackType | None:
-    """A traceback without its leading frames of `rank.py`, this file and runpy."""
-    while frames is not None and frames.tb_frame.f_code.co_filename in _SCAFFOLD:
-        frames = frames.tb_next
-    return frames
-
-
-def _exit_code(error: SystemExit) -> int:
-    """The exit code that `python` would end with, in 0 … 255."""
-    if error.code is None:
-        return 0
-    if not isinstance(error.code, int):
-        return 1
-    return error.code & 0xFF or int(error.code != 0)
-
-
-def _others() -> bool:
+def has_others() -> bool:
     """Whether other ranks may be waiting for this one."""
-    mpi = _mpi_that_is_up()
+    mpi = mpi_that_is_up()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         return True
     return (launched_size() or 1) > 1
 
 
-def _join_others() -> None:
-    """This rank ends well. If MPI is not up, the others may wait for it there: start MPI, so that
-    they find out as from any rank that has left (`departures`)."""
-    if not _others() or _mpi_that_is_up() is not None or _mpi_is_down():
-        return
-    with contextlib.suppress(ImportError, RuntimeError, UserError):  # there is no MPI to wait in
-        from .mpi import mpi_world
-
-        mpi_world(timeout_s=LONGEST_S, cuda_aware=False)
-
-
-def _mpi_that_is_up() -> Any:
+def mpi_that_is_up() -> Any:
     """The module mpi4py.MPI if it is imported, initialized and not finalized; else None."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     ready = mpi is not None and hasattr(mpi, "COMM_WORLD")
     return mpi if ready and mpi.Is_initialized() and not mpi.Is_finalized() else None
 
 
-def _mpi_is_down() -> bool:
+def mpi_is_down() -> bool:
     """Whether MPI was up and is finalized: no rank waits for another any more."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     return mpi is not None and hasattr(mpi, "COMM_WORLD") and bool(mpi.Is_finalized())

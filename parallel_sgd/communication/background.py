@@ -39,14 +39,14 @@ def rank_ends(then: Callable[[], object]) -> None:
 
     Local.
     """
-    own = [each for each in _running.copy() if each._begun_in == threading.get_ident()]
-    waited_for = [each for each in own if each._stop is None]
+    own = [task for task in _running.copy() if task._begun_in == threading.get_ident()]
+    waited_for = [task for task in own if task._stop is None]
 
     def end() -> None:
-        for each in waited_for:
-            each.wait()
+        for task in waited_for:
+            task.wait()
         _stop(own)
-        if all(each.done for each in own):
+        if all(task.done for task in own):
             then()
 
     if waited_for:
@@ -57,12 +57,12 @@ def rank_ends(then: Callable[[], object]) -> None:
 
 def _stop(running: Iterable[InBackground[Any]]) -> None:
     """All of these that can be, and wait a little for that."""
-    stopped = [each for each in running if each._stop is not None]
-    for each in stopped:
-        each.stop()
+    stopped = [task for task in running if task._stop is not None]
+    for task in stopped:
+        task.stop()
     latest = time.monotonic() + ENDED_AFTER_S
-    for each in stopped:
-        each._ended.wait(max(0.0, latest - time.monotonic()))
+    for task in stopped:
+        task._ended.wait(max(0.0, latest - time.monotonic()))
 
 
 class InBackground(Generic[Result]):
@@ -156,10 +156,10 @@ class InBackground(Generic[Result]):
 def _wait_for_all() -> None:
     """Python's own exit handlers run before MPI_Finalize, in which no thread may still be."""
     _ending.set()
-    while waited_for := [each for each in _running.copy() if each._stop is None]:
-        for each in waited_for:  # one may begin another
-            each.wait()
+    while waited_for := [task for task in _running.copy() if task._stop is None]:
+        for task in waited_for:  # one may begin another
+            task.wait()
     _stop(_running.copy())
-    errors = {str(each._error): each._error for each in _failed if each._error is not None}
+    errors = {str(task._error): task._error for task in _failed if task._error is not None}
     if errors:  # threads that are ranks may have the same
         end_at_exit(list(errors.values()))

@@ -44,10 +44,10 @@ def compare_clocks(
     broadcast.
     """
     times, nothing = np.empty((ROUNDS, 2)), np.zeros(1, np.int64)
-    for each in times:
-        each[0] = now()
+    for interval in times:
+        interval[0] = now()
         comm.sum_integers(nothing)
-        each[1] = now()
+        interval[1] = now()
     firsts = times.copy()
     comm.broadcast(firsts.reshape(-1))
     at_s = float(times[-1, 1])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,19 +12,17 @@ import numpy.typing as npt
 from ..errors import SharedError, SharedProblem, UserError
 from ..trace import NO_TRACE, Trace
 from ..validation import number
-from .abort import LONGEST_S
 from .endpoint import Endpoint
-from .launched import launched_size, launcher_name
-from .messages import Messages
+from .messages import Array, Messages
 from .phrases import different_calls, in_words
 
-Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
 Counts = Sequence[int]
 Result = TypeVar("Result")
 
 TIMEOUT_S = 600.0
 """Longest wait for the other ranks before a rank gives up and ends the job."""
 
+LONGEST_S = 1e8  #: three years, about what clocks and locks still take
 
 PROBLEM = "raise_together"
 
@@ -46,11 +42,9 @@ class InCommon(Protocol):
         Args:
             steps: taken since the ranks have agreed, the same on all.
         """
-        ...
 
     def facts(self) -> dict[str, Any]:
         """The facts behind the latest sign, by name, for the error where they differ. Local."""
-        ...
 
 
 class Communicator(ABC):
@@ -59,6 +53,7 @@ class Communicator(ABC):
     Attributes:
         rank: this process's (or thread's) number, 0 to ``size - 1``.
         size: how many ranks train together.
+        timeout_s: longest wait of this rank for others, in seconds.
         trace: where this rank says what its time goes into; duplicates and parts made later share
             it. Nothing is kept unless it is set to a `Trace`.
         in_common: what `agree` compares between the ranks beside its arguments.
@@ -70,9 +65,13 @@ class Communicator(ABC):
 
     rank: int
     size: int
+    timeout_s: float
     trace: Trace = NO_TRACE
     in_common: InCommon | None = None
     learners: int = 0
+    # `worlds` makes the first ones, of the kinds that are known above this file.
+    _make_world: ClassVar[Callable[[float, bool], Communicator]]
+    _make_single: ClassVar[Callable[[], Communicator]]
     _hosts: list[str] | None = None
     _problem: str | None = None
     # Of this rank, which the others are about to hear of. If they do not come soon, it is printed:
@@ -94,30 +93,12 @@ class Communicator(ABC):
         `import parallel_sgd` on. `sys.exit` on one rank, or its program's end, does so within
         seconds where another rank waits for it.
         """
-        timeout_s = checked_timeout(timeout_s)
-        launched = launched_size()
-        try:
-            from .mpi import mpi_world
-        except (ImportError, RuntimeError) as error:
-            if launched is not None and launched > 1:
-                raise UserError(
-                    f"{launcher_name()} started {launched} ranks, but mpi4py finds no MPI "
-                    "library: install one beside it (pip install 'parallel_sgd[mpich]')"
-                ) from error
-            warnings.warn(
-                "mpi4py finds no MPI library (pip install 'parallel_sgd[mpich]'): "
-                "training on one rank",
-                stacklevel=2,
-            )
-            return Communicator.single()
-        return mpi_world(timeout_s=timeout_s, cuda_aware=cuda_aware)
+        return Communicator._make_world(checked_timeout(timeout_s), cuda_aware)
 
     @staticmethod
     def single() -> Communicator:
         """A world of one rank, without MPI. Local."""
-        from .threads import ThreadWorld
-
-        return ThreadWorld(1).communicator(0)
+        return Communicator._make_single()
 
     @abstractmethod
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
@@ -209,12 +190,7 @@ class Communicator(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, frames: object) -> None:
         """Closed, unless an error may have kept other ranks from coming here."""
         if error is None or isinstance(error, SharedError):
             self.close()
@@ -223,11 +199,6 @@ class Communicator(ABC):
     def world_ranks(self) -> Sequence[int]:
         """What these ranks are called in the whole world, in their order: errors do so. Local."""
         return range(self.size)
-
-    @property
-    @abstractmethod
-    def timeout_s(self) -> float:
-        """Longest wait of this rank for others, in seconds. Local."""
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -273,12 +244,12 @@ class Communicator(ABC):
         """Every rank's item, where no rank has come with a problem instead."""
         everywhere = self._allgather_object((kind, item))
         problems = [theirs if kind == PROBLEM else None for kind, theirs in everywhere]
-        found = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
-        if found:
+        where = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
+        if where:
             raise SharedError(
                 "; ".join(
                     text if isinstance(text, SharedProblem) else f"{text} (on {self._name(ranks)})"
-                    for text, ranks in found.items()
+                    for text, ranks in where.items()
                 )
             )
         different = different_calls([kind for kind, _ in everywhere], self.world_ranks)
@@ -366,11 +337,7 @@ class Communicator(ABC):
 
 
 def checked_timeout(timeout_s: float) -> float:
-    """A number of seconds to wait at most.
-
-    Raises:
-        UserError: it is none.
-    """
+    """A number of seconds to wait at most; raises a UserError where it is none. Local."""
     timeout_s = number("timeout_s", timeout_s, 0, most=LONGEST_S)
     if timeout_s == 0:
         raise UserError("timeout_s=0 must be more than 0 seconds")

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .attendance import LEFT, sign_off
+from .backoff import Backoff
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -76,8 +77,8 @@ class Departures:
         # For good: others may yet wait in a communicator that is closed here, or forgotten.
         self._calls: dict[str, Calls] = {}
         self._left: dict[int, Entered] = {}
-        self._told: set[int] = set()  # of whom rank 0 has told the rest
-        self._told_s = 0.0
+        self._forwarded: set[int] = set()  # of whom rank 0 has told the rest
+        self._forwarded_s = 0.0
         self._released = False
         self._sending: list[tuple[MPI.Request, Any]] = []
         self._using = threading.RLock()
@@ -94,25 +95,25 @@ class Departures:
             if self._over:
                 return
             while self._comm.iprobe(tag=_TAG):
-                told = self._comm.recv(tag=_TAG)
-                self._released |= told is None
-                self._left |= told or {}
-            if self._rank == 0 and time.monotonic() - self._told_s > _FORWARDED_EVERY_S:
+                news = self._comm.recv(tag=_TAG)
+                self._released |= news is None
+                self._left |= news or {}
+            if self._rank == 0 and time.monotonic() - self._forwarded_s > _FORWARDED_EVERY_S:
                 self._forward()
 
     def _forward(self) -> None:
         """Let the ranks that are still there know who is not."""
-        self._told_s = time.monotonic()
-        new = {rank: self._left[rank] for rank in self._left.keys() - self._told}
+        self._forwarded_s = time.monotonic()
+        new = {rank: self._left[rank] for rank in self._left.keys() - self._forwarded}
         if not new:
             return
-        self._told |= new.keys()
+        self._forwarded |= new.keys()
         for rank in range(1, self._size):
             if rank not in self._left:
                 self._send(rank, new)
 
-    def _send(self, rank: int, told: Mapping[int, Entered] | None) -> None:
-        self._sending.append((self._comm.isend(told, rank, _TAG), told))
+    def _send(self, rank: int, news: Mapping[int, Entered] | None) -> None:
+        self._sending.append((self._comm.isend(news, rank, _TAG), news))
 
     def has_left(self, rank: int) -> bool:
         """Whether a rank of the world is known to have left."""
@@ -137,10 +138,9 @@ class Departures:
             self._left[self._rank] = own
             if self._rank:
                 self._send(0, {self._rank: own})
-        sleep_s = 1e-4
+        backoff = Backoff(time.sleep, first_s=1e-4, growth=2, longest_s=_LONGEST_SLEEP_S)
         while not (len(self._left) == self._size if self._rank == 0 else self._released):
-            time.sleep(sleep_s)
-            sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
+            backoff.pause()
             self.look()
         with self._using:
             for rank in range(1, self._size) if self._rank == 0 else ():

@@ -6,7 +6,6 @@ from whom it comes, and sleeps when nothing does.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -14,6 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from .backoff import Backoff
 
 HEADER_LENGTH = 16
 
@@ -29,8 +30,7 @@ class Transfer(Protocol):
         peer: to or from whom.
     """
 
-    @property
-    def peer(self) -> int: ...
+    peer: int
 
     def done(self) -> bool:
         """Whether it has ended; moves it on.
@@ -39,7 +39,6 @@ class Transfer(Protocol):
             PeerLost: it never will.
             OtherLength: it has, and what was received is something else.
         """
-        ...
 
 
 class PeerLost(Exception):
@@ -140,53 +139,35 @@ class Endpoint(ABC):
         with the job; between threads by a UserError of `arrivals`.
         """
 
+    def backoff(self, *, moving: bool = False) -> Backoff:
+        """Between two questions whether something has come.
+
+        Args:
+            moving: bodies are under way, which some MPIs move on only when they are asked: ask more
+                often, for some milliseconds without a sleep.
+        """
+        if moving:
+            return Backoff(self.idle, at_once=400, first_s=2e-5, growth=1.1, longest_s=5e-5)
+        return Backoff(self.idle, at_once=40, first_s=2e-5, growth=1.1)
+
     def until(self, ready: Callable[[], Result | None]) -> Result:
         """What `ready` returns, as soon as that is something; meanwhile the core is left to others.
 
         The first tenth of a millisecond is spent asking, since answers often come at once; then
         this rank sleeps between two questions, longer and longer, to a millisecond at most.
         """
-        patience = Patience()
+        backoff = self.backoff()
         while (result := ready()) is None:
-            patience.pause(self)
+            backoff.pause()
         return result
 
     def finish(self, transfers: Iterable[Transfer], name: str = "messages") -> None:
         """Until all have ended; each is a wait of this name. Raises as their `done`."""
-        patience = Patience(moving=True)
+        backoff = self.backoff(moving=True)
         for transfer in transfers:
             with self.watched(name, transfer.peer):
                 while not transfer.done():
-                    patience.pause(self)
-
-
-class Patience:
-    """How long to leave the core to others before asking again whether something has come.
-
-    Args:
-        moving: bodies are under way, which some MPIs move on only when they are asked: ask more
-            often, for some milliseconds without a sleep.
-    """
-
-    FIRST_S, LONGER, LONGEST_S = 2e-5, 1.1, 1e-3
-    MOVING_S = 5e-5
-
-    def __init__(self, *, moving: bool = False) -> None:
-        self._longest_s = self.MOVING_S if moving else self.LONGEST_S
-        self._at_once = 400 if moving else 40  # times before the first sleep
-        self._asked, self._sleep_s = 0, self.FIRST_S
-
-    def reset(self) -> None:
-        """Something has come."""
-        self._asked, self._sleep_s = 0, self.FIRST_S
-
-    def pause(self, endpoint: Endpoint) -> None:
-        if self._asked < self._at_once:
-            self._asked += 1
-            os.sched_yield()
-            return
-        endpoint.idle(self._sleep_s)
-        self._sleep_s = min(self.LONGER * self._sleep_s, self._longest_s)
+                    backoff.pause()
 
 
 def as_bytes(array: npt.NDArray[Any]) -> Bytes:

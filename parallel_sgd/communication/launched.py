@@ -12,29 +12,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import UserError
-
-__all__ = [
-    "EAGER_BYTES",
-    "FOLDER",
-    "REQUESTED_RANKS",
-    "SERVERS",
-    "SURVIVE",
-    "is_hydra",
-    "launched_local_size",
-    "launched_rank",
-    "launched_size",
-    "launcher_name",
-    "launcher_starts",
-    "requested_servers",
-    "same_mpi_family",
-    "send_without_asking",
-    "survives",
-    "without_launcher",
-    "world_mismatch",
-]
 
 #: Set by `parallel-sgd run`: the number of ranks that the user asked for.
 REQUESTED_RANKS = "PARALLEL_SGD_RANKS"
@@ -59,38 +39,30 @@ _MPICH_FAMILY = ("mpich", "intel", "mvapich", "cray")
 _SLURM_OWN_STEPS = 0xFFFFFFF0
 
 
-@dataclass(frozen=True)
-class _Launcher:
+class _Launcher(NamedTuple):
     """The names of one launcher's environment variables."""
 
     name: str
     size: tuple[str, ...]
-    rank: tuple[str, ...]
-    local_size: tuple[str, ...] = ()
+    rank: str
+    local_size: str = ""
+
+
+def _names_from(name: str, prefix: str) -> _Launcher:
+    """A launcher whose variables are named alike."""
+    return _Launcher(name, (f"{prefix}_SIZE",), f"{prefix}_RANK", f"{prefix}_LOCAL_SIZE")
 
 
 # The innermost launcher first: Open MPI and MPICH start their daemons through srun, so Slurm's
 # variables are there too, and count the daemons.
 _LAUNCHERS = (
-    _Launcher(
-        "Open MPI's mpiexec",
-        ("OMPI_COMM_WORLD_SIZE",),
-        ("OMPI_COMM_WORLD_RANK",),
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    ),
-    _Launcher(
-        "MVAPICH's mpiexec",
-        ("MV2_COMM_WORLD_SIZE",),
-        ("MV2_COMM_WORLD_RANK",),
-        ("MV2_COMM_WORLD_LOCAL_SIZE",),
-    ),
-    _Launcher("MPICH's mpiexec", ("PMI_SIZE",), ("PMI_RANK",), ("MPI_LOCALNRANKS",)),
-    _Launcher(
-        "jsrun", ("JSM_NAMESPACE_SIZE",), ("JSM_NAMESPACE_RANK",), ("JSM_NAMESPACE_LOCAL_SIZE",)
-    ),
-    _Launcher("flux run", ("FLUX_JOB_SIZE",), ("FLUX_TASK_RANK",)),
-    _Launcher("srun", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_PROCID",)),
-    _Launcher("parallel-sgd run", (REQUESTED_RANKS,), ("PMIX_RANK",)),
+    _names_from("Open MPI's mpiexec", "OMPI_COMM_WORLD"),
+    _names_from("MVAPICH's mpiexec", "MV2_COMM_WORLD"),
+    _Launcher("MPICH's mpiexec", ("PMI_SIZE",), "PMI_RANK", "MPI_LOCALNRANKS"),
+    _names_from("jsrun", "JSM_NAMESPACE"),
+    _Launcher("flux run", ("FLUX_JOB_SIZE",), "FLUX_TASK_RANK"),
+    _Launcher("srun", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "SLURM_PROCID"),
+    _Launcher("parallel-sgd run", (REQUESTED_RANKS,), "PMIX_RANK"),
 )
 
 _LAUNCHER_PREFIXES = (
@@ -115,14 +87,14 @@ def launched_size(environ: Mapping[str, str] | None = None) -> int | None:
         The number of ranks; None where no launcher started this process (plain `python`).
     """
     launcher, environ = _launcher(environ)
-    return _number(environ, launcher.size) if launcher else None
+    return _number(environ, *launcher.size) if launcher else None
 
 
 def launched_rank(environ: Mapping[str, str] | None = None) -> int | None:
     """This process's rank according to its launcher; None where none started it or none says."""
     launcher, environ = _launcher(environ)
     if launcher is None:
-        return _number(environ, ("PMIX_RANK",))
+        return _number(environ, "PMIX_RANK")
     return _number(environ, launcher.rank)
 
 
@@ -159,7 +131,7 @@ def requested_servers(environ: Mapping[str, str] | None = None) -> int | None:
     environ = os.environ if environ is None else environ
     if SERVERS not in environ:
         return None
-    servers = _number(environ, (SERVERS,))
+    servers = _number(environ, SERVERS)
     if servers is None:
         raise UserError(f"{SERVERS}={environ[SERVERS]!r} must be a whole number, at least 0")
     return servers
@@ -186,7 +158,7 @@ def world_mismatch(
         else:
             line += f": mpi4py is bound to {vendor}, and the two do not find each other"
         return f"{line}. `parallel-sgd run` picks the right one, `parallel-sgd info` shows both"
-    requested = _number(environ, (REQUESTED_RANKS,))
+    requested = _number(environ, REQUESTED_RANKS)
     if requested is not None and requested != world_size:
         return f"{_ranks(requested)} were asked for, but this MPI world has {_ranks(world_size)}"
     return None
@@ -220,26 +192,24 @@ def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _launcher(
-    environ: Mapping[str, str] | None,
-) -> tuple[_Launcher | None, Mapping[str, str]]:
+def _launcher(environ: Mapping[str, str] | None) -> tuple[_Launcher | None, Mapping[str, str]]:
     """The innermost launcher that left its variables, and the environment that was read."""
     environ = os.environ if environ is None else environ
     for launcher in _LAUNCHERS:
         if launcher.name == "srun" and not _inside_srun(environ):
             continue
-        if _number(environ, launcher.size) is not None:
+        if _number(environ, *launcher.size) is not None:
             return launcher, environ
     return None, environ
 
 
 def _inside_srun(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process: salloc and sbatch set SLURM_NTASKS, but no such step."""
-    step = _number(environ, ("SLURM_STEP_ID", "SLURM_STEPID"))
+    step = _number(environ, "SLURM_STEP_ID", "SLURM_STEPID")
     return step is not None and step < _SLURM_OWN_STEPS and "SLURM_PROCID" in environ
 
 
-def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+def _number(environ: Mapping[str, str], *names: str) -> int | None:
     """The first of these variables that holds a whole number, at least 0."""
     for name in names:
         value = environ.get(name, "")

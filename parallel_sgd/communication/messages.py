@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from .backoff import Backoff
+
 Array = Any  #: a NumPy or CuPy array, contiguous and one-dimensional
 Then = Callable[[], object]  #: what to do when a message has been sent, or is here
 
 MOST_VALUES = 1 << 30  #: in one message: some MPIs count no further than twice this
+
+PIECE_VALUES = 1 << 18  #: at most, of a piece of a long vector, which travels by itself
+PIECE_BYTES = 1 << 18  #: at most, of a piece as it is sent
+
+
+def piece_values(value_bytes: float) -> int:
+    """How many values of so many bytes on the wire make a piece.
+
+    More values make fewer messages; more bytes would make some MPIs agree on each with its receiver
+    before they send it (see `launched.EAGER_BYTES`).
+    """
+    return max(1, int(min(PIECE_VALUES, PIECE_BYTES / value_bytes)))
 
 
 class Messages(ABC):
@@ -58,38 +71,20 @@ class Messages(ABC):
         """Leave the core to others for so long, or until something comes."""
         time.sleep(seconds)
 
+    def backoff(self, *, computing: bool = False) -> Backoff:
+        """Between two calls of `progress`.
+
+        Args:
+            computing: another thread of this rank does, which is what the wait is for: leave the
+                core to it at once, and for longer and longer.
+        """
+        if computing:
+            return Backoff(self.idle, first_s=5e-5, growth=1.5)
+        return Backoff(self.idle, at_once=50, first_s=5e-5)
+
 
 def pieces_of(array: Array, most_values: int) -> list[Array]:
     """An array as it is sent in messages of so many values at most; one of none is one message."""
     if array.size <= most_values:
         return [array]
     return [array[at : at + most_values] for at in range(0, array.size, most_values)]
-
-
-class Naps:
-    """Waiting for messages: first by giving way to other threads and processes, then asleep.
-
-    Args:
-        computing: another thread of this rank does, which is what the wait is for: leave the core
-            to it at once, and for longer and longer.
-    """
-
-    AT_ONCE = 50  #: questions before the first sleep
-    SLEEP_S, LONGER, LONGEST_S = 5e-5, 1.5, 1e-3
-
-    def __init__(self, *, computing: bool = False) -> None:
-        self._computing = computing
-        self.reset()
-
-    def reset(self) -> None:
-        """Something has come."""
-        self._asked, self._sleep_s = 0, self.SLEEP_S
-
-    def pause(self, messages: Messages) -> None:
-        self._asked += 1
-        if self._asked <= self.AT_ONCE and not self._computing:
-            os.sched_yield()
-            return
-        messages.idle(self._sleep_s)
-        if self._computing:
-            self._sleep_s = min(self.LONGER * self._sleep_s, self.LONGEST_S)

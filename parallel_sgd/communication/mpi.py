@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..kernels import array_module
 from .abort import install_excepthook
 from .attendance import note_memory
-from .communicator import Array, Closed, Communicator, Counts
+from .communicator import Closed, Communicator, Counts
 from .departures import Calls, departures
 from .endpoint import Endpoint
 from .launched import (
@@ -30,7 +30,7 @@ from .launched import (
     survives,
     world_mismatch,
 )
-from .messages import MOST_VALUES, Messages, pieces_of
+from .messages import MOST_VALUES, Array, Messages, pieces_of
 from .staging import pinned_like
 from .watchdog import Watchdog, ended_if_longer_than
 
@@ -59,10 +59,10 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
         raise UserError(problem)
     world = MPI.COMM_WORLD
     # Ranks that survive others cannot wait for all at their end.
-    told = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not survives()
+    tells = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not survives()
     watched = Watchdog(timeout_s, world.rank, _end_job_from_another_thread)
     with watched("Communicator.world()"):
-        own, watched.departures = world.Dup(), departures(world) if told else None
+        own, watched.departures = world.Dup(), departures(world) if tells else None
     calls = Calls(str(next(_worlds)), tuple(range(world.size)))
     return MpiCommunicator(own, watched, calls, cuda_aware=cuda_aware)
 
@@ -88,7 +88,7 @@ class MpiCommunicator(Communicator):
         self, comm: MPI.Intracomm, watched: Watchdog, calls: Calls, *, cuda_aware: bool = False
     ) -> None:
         self.rank, self.size, self._comm = comm.rank, comm.size, comm
-        self._cuda_aware, self._watched = cuda_aware, watched
+        self._cuda_aware, self._watched, self.timeout_s = cuda_aware, watched, watched.timeout_s
         self._calls = watched.know(calls)
         self._wait = watched("", self._calls)  # one for all collectives, of which one is at a time
 
@@ -137,7 +137,7 @@ class MpiCommunicator(Communicator):
             if len(values) <= self.most_values:
                 self._comm.Allreduce(values, total)
             else:
-                pieces = (pieces_of(each, self.most_values) for each in (values, total))
+                pieces = (pieces_of(whole, self.most_values) for whole in (values, total))
                 for sent, summed in zip(*pieces, strict=True):
                     self._comm.Allreduce(sent, summed)
         return total
@@ -212,10 +212,6 @@ class MpiCommunicator(Communicator):
     @property
     def world_ranks(self) -> tuple[int, ...]:
         return self._calls.ranks
-
-    @property
-    def timeout_s(self) -> float:
-        return self._watched.timeout_s
 
     @property
     def host(self) -> str:

@@ -58,8 +58,7 @@ class MpiEndpoint(Endpoint):
         self.peers, self.timeout_s, self._watched = tuple(peers), watched.timeout_s, watched
         self._in_world = {peer: world_ranks[peer] for peer in self.peers}
         self._comm, self.rank = comm, comm.rank
-        self._out, tag = tags_of(serving)
-        self._in = tag
+        self._out, self._in = tags_of(serving)
         self._listening: set[int] = set()
         self._lost: set[int] = set()
         self._failed: list[int] = []  # those of them that nobody has been told of
@@ -67,7 +66,7 @@ class MpiEndpoint(Endpoint):
         self._headers = np.zeros((len(self.peers), 4 * HEADER_LENGTH), np.int64)
         self._places = {peer: i for i, peer in enumerate(self.peers)}
         self._requests: list[MPI.Request] = [
-            comm.Recv_init(header, peer, tag)
+            comm.Recv_init(header, peer, self._in)
             for peer, header in zip(self.peers, self._headers, strict=True)
         ]
         for peer in self.peers:
@@ -82,7 +81,7 @@ class MpiEndpoint(Endpoint):
         self._listening.add(peer)
 
     def arrivals(self) -> list[tuple[int, Header]]:
-        found: list[tuple[int, Header]] = []
+        arrived: list[tuple[int, Header]] = []
         status = MPI.Status()
         try:
             while True:
@@ -90,13 +89,13 @@ class MpiEndpoint(Endpoint):
                 if not came or place == MPI.UNDEFINED:
                     break
                 length = status.Get_count(MPI.INT64_T)
-                found.append((self.peers[place], self._headers[place, :length].copy()))
+                arrived.append((self.peers[place], self._headers[place, :length].copy()))
                 self._listening.discard(self.peers[place])
         except MPI.Exception as error:
             self._note_failed(error)
-        if not found and self._failed:
+        if not arrived and self._failed:
             raise PeerLost(self._failed.pop())
-        return found
+        return arrived
 
     def _note_failed(self, error: MPI.Exception) -> None:
         """Find out who has died, and stop listening to them."""

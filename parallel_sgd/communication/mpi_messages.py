@@ -47,7 +47,7 @@ class MpiMessages(Messages):
 
     def send(self, array: Array, peer: int, tag: int, then: Then) -> None:
         if array_module(array) is np:
-            self._isend(array, peer, tag, then)
+            self._begin(self._comm.Isend, array, peer, tag, then)
             return
         staging = self._staging_of(array)
         buffer, event = staging.leave(array)
@@ -56,11 +56,12 @@ class MpiMessages(Messages):
             staging.left(array)
             then()
 
-        self._waiting.append((event, partial(self._isend, buffer, peer, tag, sent)))
+        begin = partial(self._begin, self._comm.Isend, buffer, peer, tag, sent)
+        self._waiting.append((event, begin))
 
     def receive(self, array: Array, peer: int, tag: int, then: Then) -> None:
         if array_module(array) is np:
-            self._irecv(array, peer, tag, then)
+            self._begin(self._comm.Irecv, array, peer, tag, then)
             return
         buffer, event, land = self._staging_of(array).expect(array)
 
@@ -69,9 +70,10 @@ class MpiMessages(Messages):
             then()
 
         if event is None:
-            self._irecv(buffer, peer, tag, received)
+            self._begin(self._comm.Irecv, buffer, peer, tag, received)
         else:
-            self._waiting.append((event, partial(self._irecv, buffer, peer, tag, received)))
+            begin = partial(self._begin, self._comm.Irecv, buffer, peer, tag, received)
+            self._waiting.append((event, begin))
 
     def progress(self) -> bool:
         while self._waiting and is_done(self._xp, self._waiting[0][0]):
@@ -96,24 +98,15 @@ class MpiMessages(Messages):
     def watched(self, name: str) -> AbstractContextManager[object]:
         return self._watched(name, self._calls)
 
-    def _isend(self, array: Array, peer: int, tag: int, then: Then) -> None:
-        if array.size > self.most_values:
-            self._begin_pieces(self._comm.Isend, array, peer, tag, then)
-            return
-        self._requests.append(self._comm.Isend(array, peer, tag))
-        self._then.append(then)
-
-    def _irecv(self, array: Array, peer: int, tag: int, then: Then) -> None:
-        if array.size > self.most_values:
-            self._begin_pieces(self._comm.Irecv, array, peer, tag, then)
-            return
-        self._requests.append(self._comm.Irecv(array, peer, tag))
-        self._then.append(then)
-
-    def _begin_pieces(
+    def _begin(
         self, begin: Callable[..., MPI.Request], array: Array, peer: int, tag: int, then: Then
     ) -> None:
-        """In messages that MPI can count, which come in the order in which they are sent."""
+        """Long arrays in messages that MPI can count, which come in the order in which they are
+        sent."""
+        if array.size <= self.most_values:
+            self._requests.append(begin(array, peer, tag))
+            self._then.append(then)
+            return
         pieces = pieces_of(array, self.most_values)
         left = len(pieces)
 

@@ -29,5 +29,5 @@ def different_calls(called: Sequence[str], ranks: Sequence[int]) -> str | None:
     if len(set(called)) == 1:
         return None
     who = {one: [k for k, c in zip(ranks, called, strict=True) if c == one] for one in called}
-    each = "; ".join(f"{in_words(some)}: {one}" for one, some in who.items())
-    return f"the ranks have called different things, and would wait for each other: {each}"
+    calls = "; ".join(f"{in_words(some)}: {one}" for one, some in who.items())
+    return f"the ranks have called different things, and would wait for each other: {calls}"

@@ -13,6 +13,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -47,19 +48,37 @@ def recorded(xp: Any, stream: Any) -> Event:
     return stream.record(xp.cuda.Event(disable_timing=True))
 
 
-def pinned_like(array: Array) -> HostArray:
-    """Uninitialised pinned memory for the values of an array, given back when nobody has it.
+def pinned(like: Array, values: int, dtype: npt.DTypeLike) -> HostArray:
+    """Uninitialised pinned memory for so many values, given back when nobody has it.
+
+    Args:
+        like: an array on the GPU that copies it.
 
     It comes from CuPy's own pool, which keeps what is given back by its size. The messages of one
     layout have the same sizes in every exchange, so after the first one nothing is allocated (which
     would wait for the GPU), and the pool holds no more than was ever under way at once. Local.
     """
-    memory = array_module(array).cuda.alloc_pinned_memory(max(array.nbytes, 1))
-    return np.frombuffer(memory, array.dtype, array.size)
+    nbytes = values * np.dtype(dtype).itemsize
+    return np.frombuffer(array_module(like).cuda.alloc_pinned_memory(max(nbytes, 1)), dtype, values)
+
+
+def pinned_like(array: Array) -> HostArray:
+    """`pinned` for the values of an array. Local."""
+    return pinned(array, array.size, array.dtype)
 
 
 class Staging(ABC):
-    """What MPI is given in place of the arrays of one GPU."""
+    """What MPI is given in place of the arrays of one GPU.
+
+    Args:
+        like: an array on the GPU.
+    """
+
+    def __init__(self, like: Array) -> None:
+        self._xp = array_module(like)
+
+    def _now(self) -> Event:
+        return recorded(self._xp, self._xp.cuda.get_current_stream())
 
     @abstractmethod
     def leave(self, array: Array) -> tuple[Array, Event]:
@@ -76,14 +95,7 @@ class Staging(ABC):
 
 
 class Direct(Staging):
-    """The arrays themselves, for an MPI that takes them: when the GPU is done with them.
-
-    Args:
-        like: an array on the GPU.
-    """
-
-    def __init__(self, like: Array) -> None:
-        self._xp = array_module(like)
+    """The arrays themselves, for an MPI that takes them: when the GPU is done with them."""
 
     def leave(self, array: Array) -> tuple[Array, Event]:
         return array, self._now()
@@ -94,22 +106,16 @@ class Direct(Staging):
     def expect(self, array: Array) -> tuple[Array, Event | None, Callable[[], object]]:
         return array, self._now(), lambda: None
 
-    def _now(self) -> Event:
-        return recorded(self._xp, self._xp.cuda.get_current_stream())
-
 
 class Staged(Staging):
     """Through pinned host memory, by a stream for each way that nothing else waits for.
-
-    Args:
-        like: an array on the GPU.
 
     An array that goes to several ranks is copied once. Memory: pinned, of the size (to the next
     power of two) of the messages under way.
     """
 
     def __init__(self, like: Array) -> None:
-        self._xp = array_module(like)
+        super().__init__(like)
         with on_device(like):
             self._out = self._xp.cuda.Stream(non_blocking=True)
             self._in = self._xp.cuda.Stream(non_blocking=True)
@@ -156,17 +162,15 @@ class Staged(Staging):
         while self._landing and is_done(self._xp, self._landing[0][0]):
             self._landing.popleft()
 
-    def _now(self) -> Event:
-        return recorded(self._xp, self._xp.cuda.get_current_stream())
 
-
+@dataclass(slots=True)
 class _Copy:
     """Of an array (kept alive) in the host's memory, there when the event is done."""
 
-    __slots__ = ("array", "event", "host", "uses")
-
-    def __init__(self, array: Array, host: HostArray, event: Event) -> None:
-        self.array, self.host, self.event, self.uses = array, host, event, 0
+    array: Array
+    host: HostArray
+    event: Event
+    uses: int = 0
 
 
 def _place(array: Array) -> tuple[int, int, Any]:

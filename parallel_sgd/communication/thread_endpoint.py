@@ -21,7 +21,7 @@ class RankFailed(RuntimeError):
     """Another rank of this world of threads has ended with an error."""
 
 
-class Mail:
+class Mailbox:
     """What the ranks of one process have sent and not yet received, by sender, receiver and tag.
 
     Args:
@@ -69,18 +69,18 @@ class Mail:
             self.changed.notify_all()
 
 
-class MailWaits:
-    """How one thread waits for mail, at most `timeout_s` at a time."""
+class MailboxWaits:
+    """How one thread waits for messages, at most `timeout_s` at a time."""
 
-    def __init__(self, mail: Mail, rank: int, timeout_s: float) -> None:
-        self._mail, self.rank, self.timeout_s = mail, rank, timeout_s
+    def __init__(self, mailbox: Mailbox, rank: int, timeout_s: float) -> None:
+        self._mailbox, self.rank, self.timeout_s = mailbox, rank, timeout_s
         self._waits_since: tuple[str, float] | None = None
         self._gone_since: float | None = None
 
     def idle(self, seconds: float) -> None:
-        with self._mail.changed:
-            if not self._mail.aborted:
-                self._mail.changed.wait(seconds)
+        with self._mailbox.changed:
+            if not self._mailbox.aborted:
+                self._mailbox.changed.wait(seconds)
 
     @contextmanager
     def _waiting(self, name: str) -> Iterator[None]:
@@ -92,31 +92,29 @@ class MailWaits:
             self._waits_since = None
 
     def _check_patience(self, peers: Iterable[int]) -> None:
-        """Raise where this rank has waited long enough, as it asks in vain for something of these.
-
-        Raises:
-            UserError: they let it wait for too long, or one of them has left.
-        """
+        """Raise a UserError where these ranks let this one wait too long, or one of them has left;
+        asked where nothing of them is here."""
         if self._waits_since is None:
             return
         name, since = self._waits_since
         now = time.monotonic()
-        waits, gone = f"rank {self._mail.ranks[self.rank]} waits in {name}", self._mail.left(peers)
+        waits = f"rank {self._mailbox.ranks[self.rank]} waits in {name}"
+        gone = self._mailbox.left(peers)
         if now - since > self.timeout_s:
             raise UserError(f"{waits} for more than timeout_s={self.timeout_s:g} s")
         if gone and self._gone_since is None:
             self._gone_since = now
         if gone and now - cast(float, self._gone_since) > ON_ITS_WAY_S:
-            raise UserError(left_in_vain([self._mail.ranks[peer] for peer in gone], waits))
+            raise UserError(left_in_vain([self._mailbox.ranks[peer] for peer in gone], waits))
 
 
-class ThreadEndpoint(MailWaits, Endpoint):
+class ThreadEndpoint(MailboxWaits, Endpoint):
     """One thread's side; what it sends is copied, so that a transfer has ended as it begins."""
 
     def __init__(
-        self, mail: Mail, rank: int, peers: Sequence[int], serving: bool, timeout_s: float
+        self, mailbox: Mailbox, rank: int, peers: Sequence[int], serving: bool, timeout_s: float
     ) -> None:
-        super().__init__(mail, rank, timeout_s)
+        super().__init__(mailbox, rank, timeout_s)
         self.peers = tuple(peers)
         self._out, self._in = tags_of(serving)
         self._listening = set(self.peers)
@@ -126,38 +124,38 @@ class ThreadEndpoint(MailWaits, Endpoint):
         self._listening.add(peer)
 
     def arrivals(self) -> list[tuple[int, Header]]:
-        found: list[tuple[int, Header]] = []
+        arrived: list[tuple[int, Header]] = []
         for peer in sorted(self._listening):
-            header = self._mail.take((peer, self.rank, self._in))
+            header = self._mailbox.take((peer, self.rank, self._in))
             if header is not None:
                 self._listening.discard(peer)
-                found.append((peer, header))
-        if not found:
+                arrived.append((peer, header))
+        if not arrived:
             self._check_patience(self._awaited)
-        return found
+        return arrived
 
     def watched(self, name: str, peer: int) -> AbstractContextManager[None]:
         self._awaited = (peer,)
         return self._waiting(name)
 
     def receive(self, peer: int, body: Bytes) -> Transfer:
-        return _Received(peer, self._mail, (peer, self.rank, self._in + 1), body)
+        return _Received(peer, self._mailbox, (peer, self.rank, self._in + 1), body)
 
     def body_here(self, peer: int) -> int:
-        return self._mail.length_of_next((peer, self.rank, self._in + 1))
+        return self._mailbox.length_of_next((peer, self.rank, self._in + 1))
 
     def discard(self, peer: int) -> None:
-        while self._mail.take((peer, self.rank, self._in + 1)) is not None:
+        while self._mailbox.take((peer, self.rank, self._in + 1)) is not None:
             pass
 
     def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
         if body is not None and len(body):
-            self._mail.put((self.rank, peer, self._out + 1), body)
-        self._mail.put((self.rank, peer, self._out), header)
+            self._mailbox.put((self.rank, peer, self._out + 1), body)
+        self._mailbox.put((self.rank, peer, self._out), header)
         return _Sent(peer)
 
     def left(self) -> list[int]:
-        return self._mail.left(self.peers)
+        return self._mailbox.left(self.peers)
 
     def close(self) -> None:
         self._listening.clear()
@@ -172,13 +170,13 @@ class _Sent:
 
 
 class _Received:
-    def __init__(self, peer: int, mail: Mail, key: Key, body: Bytes) -> None:
-        self.peer, self._mail, self._key, self._body = peer, mail, key, body
+    def __init__(self, peer: int, mailbox: Mailbox, key: Key, body: Bytes) -> None:
+        self.peer, self._mailbox, self._key, self._body = peer, mailbox, key, body
         self._ended = False
 
     def done(self) -> bool:
         if not self._ended:
-            sent = self._mail.take(self._key)
+            sent = self._mailbox.take(self._key)
             if sent is not None:
                 self._ended = True
                 if sent.size != self._body.size:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from .messages import Array, Messages, Then
-from .thread_endpoint import Key, Mail, MailWaits
+from .thread_endpoint import Key, Mailbox, MailboxWaits
 
 FIRST_TAG = 100  #: those of endpoints are smaller
 
 
-class ThreadMessages(MailWaits, Messages):
+class ThreadMessages(MailboxWaits, Messages):
     """One thread's messages; what it sends is copied, so that it has been sent at once."""
 
-    def __init__(self, mail: Mail, rank: int, timeout_s: float) -> None:
-        super().__init__(mail, rank, timeout_s)
+    def __init__(self, mailbox: Mailbox, rank: int, timeout_s: float) -> None:
+        super().__init__(mailbox, rank, timeout_s)
         self._sent: list[Then] = []
         self._receives: list[tuple[Key, Array, Then]] = []
 
@@ -22,7 +22,7 @@ class ThreadMessages(MailWaits, Messages):
         return self._waiting(name)
 
     def send(self, array: Array, peer: int, tag: int, then: Then) -> None:
-        self._mail.put((self.rank, peer, FIRST_TAG + tag), array)
+        self._mailbox.put((self.rank, peer, FIRST_TAG + tag), array)
         self._sent.append(then)
 
     def receive(self, array: Array, peer: int, tag: int, then: Then) -> None:
@@ -32,7 +32,7 @@ class ThreadMessages(MailWaits, Messages):
         ended, self._sent = self._sent, []
         waiting = []
         for key, array, then in self._receives:
-            sent = self._mail.take(key)
+            sent = self._mailbox.take(key)
             if sent is None:
                 waiting.append((key, array, then))
                 continue

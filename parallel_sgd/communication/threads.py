@@ -16,11 +16,11 @@ import numpy.typing as npt
 from ..errors import SharedError, UserError
 from ..validation import integer, line_of
 from .background import rank_ends
-from .communicator import TIMEOUT_S, Array, Closed, Communicator, Counts, checked_timeout
+from .communicator import TIMEOUT_S, Closed, Communicator, Counts, checked_timeout
 from .endpoint import Endpoint
-from .messages import Messages
+from .messages import Array, Messages
 from .phrases import different_calls, in_words, left_in_vain
-from .thread_endpoint import Mail, RankFailed, ThreadEndpoint
+from .thread_endpoint import Mailbox, RankFailed, ThreadEndpoint
 from .thread_messages import ThreadMessages
 from .watchdog import TELLS_AFTER_S
 
@@ -36,7 +36,7 @@ class ThreadWorld:
     Args:
         size: how many there are.
         timeout_s: longest wait for the others.
-        whole: the world that this one is a part of, and its ranks there.
+        whole: the world that this one is a subworld of, and its ranks there.
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class ThreadWorld:
         self.ranks = tuple(range(size) if whole is None else whole[1])  #: of the whole world
         self.left: set[int] = set() if whole is None else whole[0].left  #: of those
         self.offers: list[Any] = [None] * size
-        self.mail = Mail(self.ranks, self.left)
+        self.mailbox = Mailbox(self.ranks, self.left)
         self._changed = threading.Condition()
         self._meetings = 0  # that have ended
         self._came = [0] * size  # how often each rank has
         self._here = 0  # ranks at the present one
         self._aborted = False
-        self._parts: dict[tuple[int, int], ThreadWorld] = {}
+        self._subworlds: dict[tuple[int, int], ThreadWorld] = {}
         self._closed = 0  # ranks that have closed their communicator
         self._lock = threading.Lock()
 
     def communicator(self, rank: int) -> Communicator:
         return ThreadCommunicator(self, rank)
 
-    def part(self, number: int, group: int, members: Sequence[int]) -> ThreadWorld:
+    def subworld(self, number: int, group: int, members: Sequence[int]) -> ThreadWorld:
         """The world of some of these ranks, the same one for all of them.
 
         Args:
@@ -72,13 +72,13 @@ class ThreadWorld:
             members: its ranks in this world.
         """
         with self._lock:
-            if (number, group) not in self._parts:
+            if (number, group) not in self._subworlds:
                 ranks = [self.ranks[member] for member in members]
-                part = ThreadWorld(len(members), self.timeout_s, (self, ranks))
-                self._parts[number, group] = part
+                subworld = ThreadWorld(len(members), self.timeout_s, (self, ranks))
+                self._subworlds[number, group] = subworld
                 if self._aborted:
-                    part.abort()
-            return self._parts[number, group]
+                    subworld.abort()
+            return self._subworlds[number, group]
 
     def meet(self, rank: int, name: str, problem: str | None) -> None:
         """Wait until all ranks have come so far.
@@ -136,7 +136,7 @@ class ThreadWorld:
         for world in self._all():
             with world._changed:
                 world._changed.notify_all()
-            world.mail.wake()
+            world.mailbox.wake()
 
     def close(self) -> bool:
         """A rank has closed its communicator; whether it was the last one."""
@@ -145,23 +145,23 @@ class ThreadWorld:
             return self._closed == self.size
 
     def forget(self, number: int, group: int) -> None:
-        """All ranks have left a part."""
+        """All ranks have left a subworld."""
         with self._lock:
-            del self._parts[number, group]
+            del self._subworlds[number, group]
 
     def abort(self) -> None:
-        """Let every rank that waits, here or in a part of this world, fail."""
+        """Let every rank that waits, here or in a subworld of this one, fail."""
         for world in self._all():
             with world._changed:
                 world._aborted = True
                 world._changed.notify_all()
-            world.mail.abort()
+            world.mailbox.abort()
 
     def _all(self) -> list[ThreadWorld]:
-        """This world, and all parts of it."""
+        """This world, and all its subworlds."""
         with self._lock:
-            parts = list(self._parts.values())
-        return [self, *(each for part in parts for each in part._all())]
+            subworlds = list(self._subworlds.values())
+        return [self, *(world for subworld in subworlds for world in subworld._all())]
 
 
 class ThreadCommunicator(Communicator):
@@ -175,16 +175,16 @@ class ThreadCommunicator(Communicator):
             forget: called when the last rank has closed its communicator.
         """
         self._world, self.rank, self.size = world, rank, world.size
-        self._partings, self._forget = 0, forget
+        self._subworlds_made, self._forget, self.timeout_s = 0, forget, world.timeout_s
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
-        def take(offers: list[Array]) -> None:
+        def combine(offers: list[Array]) -> None:
             ends = np.cumsum(counts)
-            for part, begin, end in zip(offers, ends - counts, ends, strict=True):
-                receive[begin:end] = part
+            for theirs, begin, end in zip(offers, ends - counts, ends, strict=True):
+                receive[begin:end] = theirs
 
         with self.trace.collective():
-            self._share("allgather", send, take)
+            self._collective("allgather", send, combine)
 
     def alltoall(
         self,
@@ -195,7 +195,7 @@ class ThreadCommunicator(Communicator):
         *,
         most: int | None = None,
     ) -> None:
-        def take(offers: list[tuple[Array, Counts]]) -> None:
+        def combine(offers: list[tuple[Array, Counts]]) -> None:
             at = 0
             for (theirs, counts), n in zip(offers, receive_counts, strict=True):
                 begin = sum(counts[: self.rank])
@@ -203,35 +203,37 @@ class ThreadCommunicator(Communicator):
                 at += n
 
         with self.trace.collective():
-            self._share("alltoall", (send, send_counts), take)
+            self._collective("alltoall", (send, send_counts), combine)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
-        def take(offers: list[Array]) -> None:
+        def combine(offers: list[Array]) -> None:
             if self.rank != root:
                 array[...] = offers[root]
 
         with self.trace.collective():
-            self._share("broadcast", array, take)
+            self._collective("broadcast", array, combine)
 
     def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        total: npt.NDArray[np.int64] = self._share("sum_integers", values, np.sum, axis=0)
+        total: npt.NDArray[np.int64] = self._collective("sum_integers", values, np.sum, axis=0)
         return total
 
     def _allgather_object(self, item: Any) -> list[Any]:
-        items: list[Any] = self._share("allgather_object", item, copy.deepcopy)
+        items: list[Any] = self._collective("allgather_object", item, copy.deepcopy)
         return items
 
     def duplicate(self) -> Communicator:
-        return self._part(0, range(self.size))
+        return self._subcommunicator(0, range(self.size))
 
     def split(self, group: int) -> Communicator:
         groups = self.allgather_object(group)
-        return self._part(group, [k for k, theirs in enumerate(groups) if theirs == group])
+        return self._subcommunicator(
+            group, [k for k, theirs in enumerate(groups) if theirs == group]
+        )
 
-    def _part(self, group: int, members: Sequence[int]) -> Communicator:
-        key = self._partings, group
-        world = self._world.part(*key, members)
-        self._partings += 1
+    def _subcommunicator(self, group: int, members: Sequence[int]) -> Communicator:
+        key = self._subworlds_made, group
+        world = self._world.subworld(*key, members)
+        self._subworlds_made += 1
         forget = partial(self._world.forget, *key)
         made = ThreadCommunicator(world, members.index(self.rank), forget)
         made.trace = self.trace
@@ -243,35 +245,31 @@ class ThreadCommunicator(Communicator):
             self._forget()
 
     def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
-        return ThreadEndpoint(self._world.mail, self.rank, peers, serving, self.timeout_s)
+        return ThreadEndpoint(self._world.mailbox, self.rank, peers, serving, self.timeout_s)
 
     def messages(self) -> Messages:
-        return ThreadMessages(self._world.mail, self.rank, self.timeout_s)
+        return ThreadMessages(self._world.mailbox, self.rank, self.timeout_s)
 
     @property
     def world_ranks(self) -> tuple[int, ...]:
         return self._world.ranks
 
     @property
-    def timeout_s(self) -> float:
-        return self._world.timeout_s
-
-    @property
     def host(self) -> str:
         return platform.node()
 
-    def _share(self, name: str, item: Any, take: Callable[..., Any], **options: Any) -> Any:
-        """Offer `item`, and when all ranks have, `take` from the list of offers."""
+    def _collective(self, name: str, item: Any, combine: Callable[..., Any], **options: Any) -> Any:
+        """Offer `item`, and when all ranks have, `combine` the list of offers."""
         world = self._world
         if world.size == 1:
-            return take([item], **options)
+            return combine([item], **options)
         world.offers[self.rank] = (name, item)
         try:
             world.meet(self.rank, name, self._problem)
             different = different_calls([called for called, _ in world.offers], world.ranks)
             if different:
                 raise SharedError(different)
-            result = take([theirs for _, theirs in world.offers], **options)
+            result = combine([theirs for _, theirs in world.offers], **options)
             world.meet(self.rank, name, None)
         except RankFailed:
             raise

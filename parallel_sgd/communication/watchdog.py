@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
+from dataclasses import dataclass, field
 
 from .abort import GRACE_S, users_line
 from .attendance import END, FAILED, place_of, sign_off
@@ -145,32 +145,23 @@ class Watchdog:
         self._abort()
 
 
+@dataclass(eq=False, slots=True)
 class Wait:
     """The wait of one thread, while it is in this `with` block."""
 
-    __slots__ = ("calls", "name", "peer", "problem", "since", "thread", "watchdog")
-
-    def __init__(
-        self,
-        watchdog: Watchdog,
-        name: str,
-        calls: Calls | None,
-        peer: int | None,
-        problem: str | None,
-    ) -> None:
-        self.watchdog, self.name, self.calls, self.peer = watchdog, name, calls, peer
-        self.problem = problem
+    watchdog: Watchdog
+    name: str
+    calls: Calls | None
+    peer: int | None
+    problem: str | None
+    thread: int = field(init=False)
+    since: float = field(init=False)
 
     def __enter__(self) -> None:
         self.thread, self.since = threading.get_ident(), time.monotonic()
         _waits.add(self)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
         _waits.discard(self)
 
 

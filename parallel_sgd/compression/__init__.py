@@ -1,23 +1,26 @@
 """Codecs from 32 bits to 1, all with the same error feedback. No communication here."""
 
-from .codecs import (
-    GRADIENT_BITS,
-    Codec,
-    FullPrecision,
-    HalfPrecision,
-    OneBit,
-    UniformLevels,
-    codec_for,
-    codec_from_dict,
-)
+from .codec import Codec, codec_for, codec_from_dict, register, registered_bits, unregister
+from .full_precision import FullPrecision
+from .half_precision import HalfPrecision
+from .one_bit import OneBit
+from .options import AUTO, LARGEST, CompressionOptions, GradientBits, problem_with
+from .uniform_levels import UniformLevels
 
 __all__ = [
-    "GRADIENT_BITS",
+    "AUTO",
+    "LARGEST",
     "Codec",
+    "CompressionOptions",
     "FullPrecision",
+    "GradientBits",
     "HalfPrecision",
     "OneBit",
     "UniformLevels",
     "codec_for",
     "codec_from_dict",
+    "problem_with",
+    "register",
+    "registered_bits",
+    "unregister",
 ]

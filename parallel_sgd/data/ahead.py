@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from itertools import chain, pairwise
+from typing import TypeVar, cast
 
 Item = TypeVar("Item")
 
@@ -16,9 +17,4 @@ def with_next(items: Iterable[Item]) -> Iterator[tuple[Item, Item | None]]:
     >>> list(with_next("abc"))
     [('a', 'b'), ('b', 'c'), ('c', None)]
     """
-    rest = iter(items)
-    for item in rest:
-        for following in rest:
-            yield item, following
-            item = following
-        yield item, None
+    yield from cast(Iterator[tuple[Item, Item | None]], pairwise(chain(items, [None])))

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..validation import checked_seed, integer, number
-from .dataset import Dataset
+from .dataset import Dataset, samples_to_test
 from .hashing import LARGEST_ID, STEP, fractions, mixed
 from .validation import Array, DType, checked_labels, float_dtype
 
@@ -137,8 +137,8 @@ class Clicks(Dataset):
 
 
 def _probabilities(scores: Array) -> Array:
-    found: Array = np.exp(-np.logaddexp(0, -scores))
-    return found
+    probabilities: Array = np.exp(-np.logaddexp(0, -scores))
+    return probabilities
 
 
 def clicks(
@@ -161,13 +161,6 @@ def clicks(
     next one.
     """
     samples = integer("samples", samples, 2)
-    if isinstance(test, float):
-        wanted = round(test * samples) if 0 < test < 1 else 0
-    else:
-        wanted = integer("test", test, 0)
-    if not 0 < wanted < samples:
-        raise UserError(
-            f"test={test!r} must leave at least one of {samples} samples on either side"
-        )
+    wanted = samples_to_test(test, samples)
     training = Clicks(samples - wanted, fields, seed=seed)
     return training, Clicks(wanted, fields, seed=seed, first=len(training))

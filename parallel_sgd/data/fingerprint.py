@@ -40,22 +40,22 @@ def require_same_data(
 
     Labels that a rank reads otherwise each time cannot be compared. Collective.
     """
-    found, problem = "", None
+    own, problem = "", None
     try:
-        found = fingerprint(dataset, dtype=dtype, classes=classes)
+        own = fingerprint(dataset, dtype=dtype, classes=classes)
     except UserError as error:
         problem = str(error)
-    if len(set(comm.allgather_object(problem or found))) > 1:
+    if len(set(comm.allgather_object(problem or own))) > 1:
         comm.raise_together(problem)
         try:
             again = [fingerprint(dataset, dtype=dtype, classes=classes) for _ in range(READINGS)]
         except UserError as error:
             again, problem = [], str(error)
         comm.raise_together(problem)
-        if all(comm.allgather_object({found, *again} == {found} - {UNLIKE})):
-            comm.require_agreement({name: found})
+        if all(comm.allgather_object({own, *again} == {own} - {UNLIKE})):
+            comm.require_agreement({name: own})
         return UNLIKE
-    return problem or found
+    return problem or own
 
 
 def fingerprint(dataset: Dataset, *, dtype: DType = np.float32, classes: int | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sysconfig
 from collections.abc import Iterable, Mapping
@@ -103,21 +104,19 @@ def library_files(
 ) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """The content of the library's files by path, as (training, test): see `library_source`."""
     fraction = number("test", test, 0, 1)
-    room = None if most_bytes is None else integer("most_bytes", most_bytes, 1)
+    room = math.inf if most_bytes is None else integer("most_bytes", most_bytes, 1)
     random = np.random.default_rng((checked_seed(seed), *SPLIT_STREAM))
     folder = Path(sysconfig.get_path("stdlib"))
     try:
-        found = sorted(_files(folder))
-        if not found:
+        names = sorted(_files(folder))
+        if not names:
             raise UserError(f"{folder}: Python's library has no source there")
-        files = [found[i] for i in random.permutation(len(found))]
-        if room is not None:
-            files, _ = _fitting(files, room)
+        files, _ = _fitting((names[i] for i in random.permutation(len(names))), room)
         testing, training = _fitting(files, fraction * sum(size for _, size in files))
         if not sum(size for _, size in testing) or not sum(size for _, size in training):
             raise UserError(
                 f"test={test!r}, most_bytes={most_bytes!r} must leave at least one of "
-                f"{len(found)} files on either side"
+                f"{len(names)} files on either side"
             )
         train, held_out = (
             {path: (folder / path).read_bytes() for path, _ in part} for part in (training, testing)

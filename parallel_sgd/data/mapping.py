@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,30 +10,14 @@ import numpy as np
 from ..errors import UserError
 
 
-@dataclass(frozen=True)
-class Mapping:
-    """A file's pages in memory.
+def mapping_of(array: Any) -> tuple[mmap.mmap, int] | None:
+    """The pages that an array, or the one of which it is a view, lies in; None where it does not.
 
-    Attributes:
-        pages: which keep the file open.
-        end: so many bytes of the file must be there.
+    Returns:
+        The pages, which keep their file open, and how many bytes of that must be there.
+
+    Local.
     """
-
-    pages: mmap.mmap
-    end: int
-
-    def require_whole(self, name: str) -> None:
-        """Raise a UserError where the file has become shorter. Local; one system call."""
-        size = self.pages.size()
-        if size < self.end:
-            raise UserError(
-                f"{name} has been cut while it is read: its file has {size} bytes left of the "
-                f"{self.end} that it had"
-            )
-
-
-def mapping_of(array: Any) -> Mapping | None:
-    """The mapping that an array lies in, or the one of which it is a view; else None. Local."""
     while array is not None and not isinstance(getattr(array, "base", None), mmap.mmap):
         array = getattr(array, "base", None)
     if not isinstance(array, np.memmap):
@@ -42,4 +25,14 @@ def mapping_of(array: Any) -> Mapping | None:
     pages = array.base
     assert isinstance(pages, mmap.mmap)
     begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
-    return Mapping(pages, begin + len(pages))
+    return pages, begin + len(pages)
+
+
+def require_whole(name: str, pages: mmap.mmap, end: int) -> None:
+    """Raise a UserError where a mapped file has become shorter. Local; one system call."""
+    size = pages.size()
+    if size < end:
+        raise UserError(
+            f"{name} has been cut while it is read: its file has {size} bytes left of the "
+            f"{end} that it had"
+        )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any
 from weakref import ref
+
+import numpy as np
 
 from ..errors import SharedError, UserError
 from ..validation import LARGEST_INTEGER, checked_seed, choice, integer
@@ -12,26 +16,23 @@ from .validation import Array, DType, float_dtype
 from .view import FeedView, LearnerView
 
 
-def without_data(learner: LearnerView) -> bool:
-    """Whether a learner's rank only serves the others."""
-    return bool(getattr(learner, "serves", False))
-
-
-class MinibatchSource:
+class MinibatchSource(ABC):
     """Base of the sources; each says in its own docstring what the arguments are."""
+
+    _may_be_empty = True
 
     def __init__(
         self,
         x: Any,
-        y: Any,
-        minibatch_size: int,
+        y: Any = None,
+        minibatch_size: int = 64,
         *,
-        epochs: int,
-        seed: int,
-        shuffle: bool,
-        dtype: DType,
-        classes: int | None,
-        start: int,
+        epochs: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        dtype: DType = np.float32,
+        classes: int | None = None,
+        start: int = 0,
     ) -> None:
         self.dataset = as_dataset(x, y)
         self.minibatch_size = integer("minibatch_size", minibatch_size, 1)
@@ -45,8 +46,59 @@ class MinibatchSource:
             raise UserError(
                 f"epochs={self.epochs} of {len(self.dataset)} samples: must be less than 2**63"
             )
+        if len(self.dataset) == 0 and not self._may_be_empty:
+            raise UserError(f"a source needs at least one sample: {self.dataset!r} is empty")
         # Threads that share a source have a learner each; ids, as a learner need not be hashable.
         self._met: dict[int, tuple[ref[Any], ref[Any], Any]] = {}
+
+    def minibatches(self, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
+        """Yield this rank's part of each minibatch, from where the learner stands to the end.
+
+        Args:
+            learner: where it stands is read at the beginning and between epochs. Minibatches that
+                have been fetched ahead count as if they had been trained on. It must take a step
+                for every minibatch, an empty one too.
+        Yields:
+            x [m, …] in `dtype` and y [m, …], int64 or in `dtype`: NumPy arrays, the caller's own. m
+                may be 0.
+        Raises:
+            SharedError: on all ranks, if they disagree on an argument; if the learner stands before
+                `start`, or where no minibatch begins; if the source refuses the ranks or their data
+                (see its class); or if a sample that any rank reads is not as required (see
+                `Dataset.read`), on the others as they next wait for it.
+
+        Collective at the first minibatch for a learner, when the ranks see that they agree; from
+        then on local: the ranks keep step by what they do with the minibatches.
+        """
+        if getattr(learner, "serves", False):  # this rank has no part in the data
+            return
+        self.meet(learner)
+        with learner.feed() as feed:
+            for number in self._epochs_left(self._samples_of_epoch(learner), feed, learner):
+                yield from self._epoch(number, feed, learner)
+
+    def epoch(self, number: int, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
+        """Yield what `minibatches` does, of one epoch: all that the learner has not seen of it.
+
+        Args:
+            number: of the epoch, from 0; one after the other, to evaluate in between.
+            learner: as for `minibatches`.
+        """
+        if getattr(learner, "serves", False):
+            return
+        self.meet(learner)
+        with learner.feed() as feed:
+            yield from self._epoch(number, feed, learner)
+
+    @abstractmethod
+    def _epoch(
+        self, number: int, feed: FeedView, learner: LearnerView
+    ) -> Iterator[tuple[Array, Array]]:
+        """What the learner has not seen of an epoch."""
+
+    @abstractmethod
+    def _samples_of_epoch(self, learner: LearnerView) -> int:
+        """Samples of all ranks in an epoch."""
 
     def _facts(self) -> dict[str, Any]:
         """What must be the same on all ranks, by the names that the user knows."""

@@ -97,9 +97,9 @@ def library_ngrams(
 
 def _checked(orders: Sequence[int]) -> tuple[int, ...]:
     try:
-        found = tuple(integer(f"orders[{i}]", n, 1) for i, n in enumerate(orders))
+        lengths = tuple(integer(f"orders[{i}]", n, 1) for i, n in enumerate(orders))
     except TypeError:
-        found = ()
-    if not found or len(set(found)) < len(found):
+        lengths = ()
+    if not lengths or len(set(lengths)) < len(lengths):
         raise UserError(f"orders={shown(orders)} must be whole numbers, each of them once")
-    return found
+    return lengths

@@ -27,15 +27,15 @@ def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> IndexArra
     return np.random.default_rng((seed, epoch)).permutation(samples)
 
 
-def share(samples: int, rank: int, size: int) -> slice:
+def rank_slice(samples: int, rank: int, size: int) -> slice:
     """Return the contiguous part of a minibatch that belongs to one rank.
 
     The parts of all ranks, in rank order, are the minibatch; their sizes differ by one at most,
     the larger ones first, so that ranks beyond the number of samples get nothing. Local.
 
-    >>> [share(5, rank, 3) for rank in range(3)]
+    >>> [rank_slice(5, rank, 3) for rank in range(3)]
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    each, more = divmod(samples, size)
-    begin = rank * each + min(rank, more)
-    return slice(begin, begin + each + (rank < more))
+    least, more = divmod(samples, size)
+    begin = rank * least + min(rank, more)
+    return slice(begin, begin + least + (rank < more))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from .minibatches import MinibatchSource, without_data
-from .order import IndexArray, epoch_order, share
-from .validation import Array, DType
+from .minibatches import MinibatchSource
+from .order import IndexArray, epoch_order, rank_slice
+from .validation import Array
 from .view import FeedView, LearnerView
 
 
@@ -33,78 +32,15 @@ class RankSource(MinibatchSource):
         y: what this rank's samples are to teach [n, …]: labels, or values of any sign.
         minibatch_size: samples of all ranks together in a minibatch while none is dry; at least
             the number of ranks.
-        epochs: passes over the data, at least 1.
-        seed: an integer of at least 0, the same on all ranks.
-        shuffle: False takes the samples in their own order in every epoch.
-        dtype, classes, start: as for `Source`.
+        epochs, seed, shuffle, dtype, classes, start: as for `Source`.
     Raises:
         UserError: an argument is not as required.
 
     Local.
     """
 
-    def __init__(
-        self,
-        x: Any,
-        y: Any = None,
-        minibatch_size: int = 64,
-        *,
-        epochs: int = 1,
-        seed: int = 0,
-        shuffle: bool = True,
-        dtype: DType = np.float32,
-        classes: int | None = None,
-        start: int = 0,
-    ) -> None:
-        super().__init__(
-            x,
-            y,
-            minibatch_size,
-            epochs=epochs,
-            seed=seed,
-            shuffle=shuffle,
-            dtype=dtype,
-            classes=classes,
-            start=start,
-        )
-
-    def minibatches(self, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
-        """Yield this rank's part of each minibatch, from where the learner stands to the end.
-
-        Args:
-            learner: must take a step for every minibatch, an empty one too; where it stands is
-                read at the beginning and between epochs.
-        Yields:
-            x [m, …] in `dtype` and y [m, …], int64 or in `dtype`: NumPy arrays, the caller's own. m
-                may be 0.
-        Raises:
-            SharedError: on all ranks, if they disagree on an argument; if a sample that any rank
-                reads is not as required (see `Dataset.read`), on the others as they next wait for
-                it; if `minibatch_size` does not fit the ranks, the learner is in its warm start,
-                or it stands where no minibatch of this source begins.
-
-        Collective at the first minibatch for a learner, when the ranks see that they agree; from
-        then on local: the ranks keep step by what they do with the minibatches.
-        """
-        if without_data(learner):
-            return
-        self.meet(learner)
-        with learner.feed() as feed:
-            for number in self._epochs_left(int(sum(self._known(learner))), feed, learner):
-                yield from self._epoch(number, feed, learner)
-
-    def epoch(self, number: int, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
-        """Yield what `minibatches` does, of one epoch: all that the learner has not seen of it.
-
-        Args:
-            number: of the epoch, from 0; one after the other, to evaluate in between.
-            learner: as for `minibatches`.
-        """
-        if without_data(learner):
-            return
-        self.meet(learner)
-        with learner.feed() as feed:
-            yield from self._epoch(number, feed, learner)
+    def _samples_of_epoch(self, learner: LearnerView) -> int:
+        return int(sum(self._known(learner)))
 
     def _epoch(
         self, number: int, feed: FeedView, learner: LearnerView
@@ -120,21 +56,21 @@ class RankSource(MinibatchSource):
                 f"{feed.samples} samples"
             )
         order = epoch_order(len(self.dataset), self.seed, number, self.shuffle)
-        part = share(self.minibatch_size, learner.comm.rank, learner.comm.size)
-        each = part.stop - part.start
+        positions = rank_slice(self.minibatch_size, learner.comm.rank, learner.comm.size)
+        own = positions.stop - positions.start
         for step in range(first, len(totals)):
-            minibatch = order[step * each : (step + 1) * each]
-            feed.expect(len(minibatch), int(totals[step]))
+            minibatch = order[step * own : (step + 1) * own]
+            feed.announce(len(minibatch), int(totals[step]))
             yield self._read(minibatch, learner)
 
     def _get_to_know(self, learner: LearnerView) -> IndexArray:
         """The samples of all ranks in each minibatch of an epoch."""
         lengths, size = learner.comm.allgather_object(len(self.dataset)), learner.comm.size
-        parts = [share(self.minibatch_size, rank, size) for rank in range(size)]
-        shares = [part.stop - part.start for part in parts]
-        steps = np.arange(max(-(-n // m) for n, m in zip(lengths, shares, strict=True)))
+        slices = [rank_slice(self.minibatch_size, rank, size) for rank in range(size)]
+        counts = [positions.stop - positions.start for positions in slices]
+        steps = np.arange(max(-(-n // m) for n, m in zip(lengths, counts, strict=True)))
         totals = np.zeros_like(steps)
-        for n, m in zip(lengths, shares, strict=True):
+        for n, m in zip(lengths, counts, strict=True):
             totals += np.clip(n - steps * m, 0, m)
         return totals
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
-from ..errors import UserError
 from .fingerprint import require_same_data
-from .minibatches import MinibatchSource, without_data
-from .order import epoch_order, share
-from .validation import Array, DType
+from .minibatches import MinibatchSource
+from .order import epoch_order, rank_slice
+from .validation import Array
 from .view import FeedView, LearnerView
 
 
@@ -45,78 +42,21 @@ class Source(MinibatchSource):
     Raises:
         UserError: an argument is not as required, or there are no samples.
 
+    The ranks compare a few of their samples as they meet, and raise a SharedError where these
+    differ. Minibatches that begin in a warm start are whole on every rank.
+
     Local. In memory: 8 bytes a sample for the order of the current epoch, and one minibatch.
     """
 
-    def __init__(
-        self,
-        x: Any,
-        y: Any = None,
-        minibatch_size: int = 64,
-        *,
-        epochs: int = 1,
-        seed: int = 0,
-        shuffle: bool = True,
-        dtype: DType = np.float32,
-        classes: int | None = None,
-        start: int = 0,
-    ) -> None:
-        super().__init__(
-            x,
-            y,
-            minibatch_size,
-            epochs=epochs,
-            seed=seed,
-            shuffle=shuffle,
-            dtype=dtype,
-            classes=classes,
-            start=start,
-        )
-        if len(self.dataset) == 0:
-            raise UserError(f"a source needs at least one sample: {self.dataset!r} is empty")
+    _may_be_empty = False
 
     @property
     def samples_per_epoch(self) -> int:
         """Samples of all ranks in an epoch."""
         return len(self.dataset)
 
-    def minibatches(self, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
-        """Yield this rank's part of each minibatch, from where the learner stands to the end.
-
-        Args:
-            learner: where it stands is read at the beginning and between epochs. Minibatches that
-                have been fetched ahead count as if they had been trained on. Those that begin in
-                the warm start are whole on every rank.
-        Yields:
-            x [m, …] in `dtype` and y [m, …], int64 or in `dtype`: NumPy arrays, the caller's own. m
-                may be 0.
-        Raises:
-            SharedError: on all ranks, if they disagree on an argument or have other data;
-                if a sample that any rank reads is not as required (see `Dataset.read`), on the
-                others as they `step`; or if the learner stands before `start`.
-
-        Collective at the first minibatch for a learner, when the ranks see that they agree; from
-        then on local: the ranks keep step by what they do with the minibatches.
-        """
-        if without_data(learner):
-            return
-        self.meet(learner)
-        with learner.feed() as feed:
-            for number in self._epochs_left(self.samples_per_epoch, feed, learner):
-                yield from self._epoch(number, feed, learner)
-
-    def epoch(self, number: int, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
-        """Yield what `minibatches` does, of one epoch: all that the learner has not seen of it.
-
-        Args:
-            number: of the epoch, from 0; one after the other, to evaluate in between.
-            learner: as for `minibatches`.
-        """
-        if without_data(learner):
-            return
-        self.meet(learner)
-        with learner.feed() as feed:
-            yield from self._epoch(number, feed, learner)
+    def _samples_of_epoch(self, learner: LearnerView) -> int:
+        return self.samples_per_epoch
 
     def _epoch(
         self, number: int, feed: FeedView, learner: LearnerView
@@ -126,22 +66,19 @@ class Source(MinibatchSource):
         seen = self._seen_of_epoch(number, samples, feed, learner)
         for begin in range(seen, samples, self.minibatch_size):
             minibatch = order[begin : begin + self.minibatch_size]
-            part = minibatch
+            own = minibatch
             if feed.distributed:
-                part = minibatch[share(len(minibatch), learner.comm.rank, learner.comm.size)]
-            feed.expect(len(part), len(minibatch))
-            yield self._read(part, learner)
+                own = minibatch[rank_slice(len(minibatch), learner.comm.rank, learner.comm.size)]
+            feed.announce(len(own), len(minibatch))
+            yield self._read(own, learner)
 
     def _facts(self) -> dict[str, Any]:
-        return {
-            **super()._facts(),
-            "number of samples": len(self.dataset),
-        }
+        return super()._facts() | {"number of samples": len(self.dataset)}
 
     def fingerprint(self, learner: LearnerView) -> str:
         """What tells the data from others, once it has met the learner. Local."""
-        found: str = self._known(learner)
-        return found
+        known: str = self._known(learner)
+        return known
 
     def _get_to_know(self, learner: LearnerView) -> str:
         return require_same_data(

@@ -14,8 +14,6 @@ from ..validation import LARGEST_INTEGER, NUMBERS
 Array = npt.NDArray[Any]
 DType = npt.DTypeLike | None
 
-INTEGERS = "iu"
-
 
 def float_dtype(dtype: DType) -> np.dtype[Any] | None:
     """Return the float type that x is converted to, None where it stays as stored.
@@ -26,32 +24,18 @@ def float_dtype(dtype: DType) -> np.dtype[Any] | None:
     if dtype is None:
         return None
     try:
-        found = np.dtype(dtype)
+        real = np.dtype(dtype)
     except TypeError:
-        found = np.dtype(object)
-    if found.kind != "f":
+        real = np.dtype(object)
+    if real.kind != "f":
         raise UserError(f"dtype={dtype!r} must be a float type, or None to keep the data's own")
-    return found
+    return real
 
 
 def check_numbers(name: str, x: Array) -> None:
-    """Refuse data that are not plain real numbers; Python objects could execute code.
-
-    Raises:
-        UserError: the array's dtype is not bool, integer or float.
-    """
+    """Raise a UserError where data are not bool, integers or floats: objects could execute code."""
     if x.dtype.kind not in NUMBERS:
         raise UserError(f"{name} must hold plain numbers: it has dtype {x.dtype}")
-
-
-def check_integers(name: str, y: Array) -> None:
-    """Refuse labels that are not integers.
-
-    Raises:
-        UserError: the array's dtype is not an integer type.
-    """
-    if y.dtype.kind not in INTEGERS:
-        raise UserError(f"{name} must hold integer labels: it has dtype {y.dtype}")
 
 
 def place_name(indexes: Array, place: Sequence[Any]) -> str:
@@ -93,9 +77,7 @@ def checked_targets(
     """Convert what a minibatch is to be trained on, labels or other numbers, and check it.
 
     Args:
-        name: what to call them in an error.
-        stored: [m, …], as they were read.
-        indexes: int [m], their places in the data set, for the error.
+        name, stored, indexes: as for `checked_inputs`.
         dtype: the float type that floats are converted to; None keeps the stored one.
         classes: they are labels below this; None: any numbers.
     Returns:
@@ -123,16 +105,15 @@ def checked_labels(
     """Convert the labels of a minibatch to int64, and see that all are in range.
 
     Args:
-        name: what to call the labels in an error.
-        stored: [m, …], the labels as they were read.
-        indexes: int [m], their places in the data set, for the error.
+        name, stored, indexes: as for `checked_inputs`.
         classes: labels must be below this.
     Returns:
-        int64 [m, …]: the labels.
+        int64 [m, …].
     Raises:
         UserError: the labels are not integers, or one is out of range.
     """
-    check_integers(name, stored)
+    if stored.dtype.kind not in "iu":
+        raise UserError(f"{name} must hold integer labels: it has dtype {stored.dtype}")
     y = stored.astype(np.int64, copy=False)
     bad = (y < 0) | (y >= classes)
     if bad.any():

@@ -17,15 +17,12 @@ class CommunicatorView(Protocol):
 
     def allgather_object(self, item: Any) -> list[Any]:
         """Every rank's `item`, in rank order. Collective."""
-        ...
 
     def require_agreement(self, facts: dict[str, Any]) -> None:
         """Raise a SharedError on all ranks if any fact differs between them. Collective."""
-        ...
 
     def raise_together(self, problem: str | None) -> None:
         """Raise a SharedError on all ranks if any of them has a problem. Collective."""
-        ...
 
 
 class FeedView(Protocol):
@@ -35,16 +32,13 @@ class FeedView(Protocol):
     def samples(self) -> int:
         """Of all ranks, up to where the next minibatch begins, whether they have been trained on or
         wait for their step."""
-        ...
 
     @property
     def distributed(self) -> bool:
         """False where the next minibatch is of the warm start: every rank gets it whole."""
-        ...
 
-    def expect(self, samples: int, total: int) -> None:
-        """Be told what is given next: samples of this rank, and of all ranks."""
-        ...
+    def announce(self, samples: int, total: int) -> None:
+        """Announce what is given next: samples of this rank, and of all ranks."""
 
 
 class LearnerView(Protocol):
@@ -60,17 +54,13 @@ class LearnerView(Protocol):
     @property
     def distributed(self) -> bool:
         """False during the warm start, when every rank gets the same full minibatch."""
-        ...
 
     @property
     def samples(self) -> int:
         """Samples seen by all ranks so far."""
-        ...
 
     def feed(self) -> AbstractContextManager[FeedView]:
         """A `with` block around a pass over minibatches; an exception says that it was left."""
-        ...
 
     def fail(self, problem: str) -> NoReturn:
         """Raise a SharedError on all ranks: they are in `step`, or fail at the same time."""
-        ...

@@ -1,22 +1,24 @@
-"""Sums over all ranks: in full precision, or compressed in two stages with error feedback."""
+"""Sums over all ranks: a compressed reduce-scatter and all-gather with error feedback."""
 
 from .exchange import TRANSPORTS, Exchange, require_float32
-from .pieces import Bucket, cut_buckets
+from .layout import Bucket, Topology, cut_buckets, topology_for
+from .options import ExchangeOptions
+from .overlap import OverlappedExchange
+from .plan import ExchangePlan, choose_bits, choose_plan
 from .residuals import Residuals
-from .routes import Routes, routes_for
-from .ways import Measured, Way, choose_bits, choose_way
 
 __all__ = [
     "TRANSPORTS",
     "Bucket",
     "Exchange",
-    "Measured",
+    "ExchangeOptions",
+    "ExchangePlan",
+    "OverlappedExchange",
     "Residuals",
-    "Routes",
-    "Way",
+    "Topology",
     "choose_bits",
-    "choose_way",
+    "choose_plan",
     "cut_buckets",
     "require_float32",
-    "routes_for",
+    "topology_for",
 ]

@@ -2,75 +2,99 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from ..communication import Communicator
 from ..kernels import empty_like
+from .layout import Topology
+from .reduction import PlainReduction, Reduction, add_in_order
 from .residuals import Residuals
-from .stages import PlainStages, Stages, add_in_order
+from .transport import IsReady, ReductionsOver, Transport
 
 Array = Any  #: a NumPy or CuPy array
 
 ONE_MESSAGE = 1 << 15  #: up to so many bytes everybody gets everything: one collective, not two
+NAP_S = 5e-4  #: between two looks at whether values are ready
 
 
-class Collectives:
-    """Sums one bucket; every rank sends to the owners itself.
+class Collective(Transport):
+    """Sums one bucket after the other; every rank sends to the owners itself.
 
-    Args:
-        stages: of the bucket, with every rank on a host of its own.
-        comm: the ranks.
-
-    Local.
+    The topology must be flat. Creation is local.
     """
 
-    def __init__(self, stages: Stages, like: Array, comm: Communicator) -> None:
-        self.stages, self.comm = stages, comm
-        size, values = comm.size, stages.bucket.values
-        counts = stages.counts
-        self._own = slice(sum(counts[: comm.rank]), sum(counts[: comm.rank + 1]))
-        self._most = max(sum(counts), size * max(counts))
-        self._all: Array = None  # every rank's values, where they are few
-        nbytes = (values.stop - values.start) * like.itemsize
-        if isinstance(stages, PlainStages) and nbytes <= ONE_MESSAGE:
-            self._all = empty_like(like, size * (values.stop - values.start))
-        self.bytes_sent = 0  #: by this rank to others, over all exchanges so far
+    def __init__(self, reductions: ReductionsOver, topology: Topology, comm: Communicator) -> None:
+        assert not topology.hierarchical
+        self.reductions, self._comm = reductions(topology), comm
+        self._everything = [self._room(reduction) for reduction in self.reductions]
+        #: Of every bucket: this rank's part of the wire, and the most that any rank sends at once.
+        self._parts = [
+            (
+                slice(begin := sum(counts[: comm.rank]), begin + counts[comm.rank]),
+                max(sum(counts), comm.size * max(counts)),
+            )
+            for counts in (reduction.counts for reduction in self.reductions)
+        ]
 
-    def sum(self, vector: Array, residuals: Residuals | None) -> None:
-        """Replace the bucket of `vector` by its sum over all ranks, the same bits on all.
+    def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
+        """See `Transport`: two calls for each bucket, or one."""
+        bytes_sent = 0
+        for number, reduction in enumerate(self.reductions):
+            while is_ready is not None and not is_ready(number):
+                time.sleep(NAP_S)
+            everything = self._everything[number]
+            if everything is None:
+                bytes_sent += self._sum(reduction, vector, residuals, *self._parts[number])
+            else:
+                bytes_sent += self._sum_short(vector[reduction.values], everything)
+        return bytes_sent
 
-        Collective: two calls, or one.
-        """
-        stages, comm, own = self.stages, self.comm, self._own
-        trace, counts, rank = comm.trace, stages.counts, comm.rank
-        if self._all is not None:
-            self._sum_short(vector[stages.bucket.values])
-            return
+    def _room(self, reduction: Reduction) -> Array | None:
+        """For every rank's values, where they are few, and travel as they are."""
+        like, bucket = reduction.received, reduction.values
+        size = bucket.stop - bucket.start
+        if isinstance(reduction, PlainReduction) and size * like.itemsize <= ONE_MESSAGE:
+            return empty_like(like, self._comm.size * size)
+        return None
+
+    def _sum(
+        self,
+        reduction: Reduction,
+        vector: Array,
+        residuals: Residuals | None,
+        part: slice,
+        most: int,
+    ) -> int:
+        """A reduce-scatter and an all-gather."""
+        comm, trace, counts = self._comm, self._comm.trace, reduction.counts
+        own = counts[comm.rank]
         with trace.span("encode"):
-            for piece in stages.pieces:
-                stages.contribute(piece, vector, residuals)
-        wire = stages.wire(vector)
+            for piece in reduction.pieces:
+                reduction.encode(piece, vector, residuals)
+        wire = reduction.wire(vector)
         with trace.span("wire"):
-            received = [counts[rank]] * comm.size
-            comm.alltoall(wire, counts, stages.received, received, most=self._most)
+            comm.alltoall(wire, counts, reduction.received, [own] * comm.size, most=most)
         with trace.span("sum"):
-            for piece in stages.pieces:
-                if piece.owner == rank:
-                    stages.total(piece, vector, residuals)
+            for piece in reduction.pieces:
+                if piece.owner == comm.rank:
+                    reduction.reduce(piece, vector, residuals)
         with trace.span("wire"):
-            comm.allgather(wire[own], wire, counts)
+            comm.allgather(wire[part], wire, counts)
         with trace.span("decode"):
-            for piece in stages.pieces:
-                stages.take(piece, vector)
-        sent = sum(counts) - counts[rank] + (comm.size - 1) * counts[rank]
-        self.bytes_sent += sent * wire.itemsize
+            for piece in reduction.pieces:
+                reduction.decode(piece, vector)
+        sent: int = (wire.size - own + (comm.size - 1) * own) * wire.itemsize
+        return sent
 
-    def _sum_short(self, values: Array) -> None:
-        comm = self.comm
+    def _sum_short(self, values: Array, everything: Array) -> int:
+        """Everybody gets everything, and adds it up."""
+        comm = self._comm
         with comm.trace.span("wire"):
-            comm.allgather(values, self._all, [values.size] * comm.size)
-        rows = self._all.reshape(comm.size, -1)
+            comm.allgather(values, everything, [values.size] * comm.size)
+        rows = everything.reshape(comm.size, -1)
         with comm.trace.span("sum"):
-            each = [*rows[: comm.rank], values, *rows[comm.rank + 1 :]]
-            add_in_order(each, comm.rank, max(1, len(values)))
-        self.bytes_sent += (comm.size - 1) * values.nbytes
+            terms = [*rows[: comm.rank], values, *rows[comm.rank + 1 :]]
+            add_in_order(terms, comm.rank, max(1, len(values)))
+        sent: int = (comm.size - 1) * values.nbytes
+        return sent

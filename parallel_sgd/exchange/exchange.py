@@ -1,40 +1,46 @@
-"""Sums of all ranks' vectors, the same bits on all: by buckets, with a codec for each.
+"""Sums of all ranks' vectors: a compressed reduce-scatter and all-gather with error feedback.
 
-Every rank owns a stripe of each bucket, adds up what all ranks have of it, in rank order (with
-`routes` within each host, and then by hosts), and sends the sum to all: a run repeats bit for bit
+Every rank owns a stripe of each bucket, adds up what all ranks have of it, in rank order (with a
+`topology` within each host, and then by hosts), and sends the sum to all: a run repeats bit for bit
 on the same ranks and hosts, on any MPI, by either transport. The order of an all-reduce is the MPI
 library's affair; so is NCCL's, see `nccl`.
+
+`layout` says who owns what, `reduction` what is done to it between messages, `residuals` what
+messages have lost, and a `transport` when all of that is done.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..communication import Communicator
+from ..communication.nccl import Nccl
 from ..compression import Codec, FullPrecision
 from ..errors import UserError
-from ..kernels import empty_like, finish_on_device, on_device
+from ..kernels import finish_on_device, on_device
 from ..parameters import Parameters
-from .collective import Collectives
-from .nccl import Nccl, NcclExchange, PlaceRoutes
-from .pieces import Bucket, blocks_of
-from .pipeline import Pipeline
+from ..state import Component
+from .collective import Collective
+from .layout import Bucket, CutBucket, Topology, cut_bucket
+from .nccl import WithNccl
+from .pipeline import Pipelined
+from .reduction import CompressedReduction, PlainReduction, Reduction
 from .residuals import Residuals
-from .routes import Routes
-from .stages import CompressedStages, Part, PlainStages, Stages
+from .transport import IsReady, Transport
 
 Array = Any  #: a NumPy or CuPy array
 
-TRANSPORTS = ("collective", "pipelined", "nccl")
+TRANSPORTS: dict[str, Callable[..., Transport]] = {
+    "collective": Collective,
+    "pipelined": Pipelined,
+    "nccl": WithNccl,
+}
 
-NAP_S = 5e-4  #: between two looks at whether values are ready
 
-
-class Exchange:
+class Exchange(Component):
     """Sums vectors of one layout over all ranks.
 
     Args:
@@ -46,23 +52,17 @@ class Exchange:
         transport: "collective" calls the MPI library's all-to-all and all-gather, one bucket after
             the other; "pipelined" sends pieces, so that kernels and wire overlap. The sums have the
             same bits. "nccl" lets NCCL sum over the ranks of each host, or all: see `nccl`.
-        routes: which ranks add up among themselves before they send, in full precision; not with
+        topology: which ranks add up among themselves before they send, in full precision; not with
             "collective". Every rank by itself if not given.
         error_feedback: False forgets what is lost: the residuals are zero after every sum.
         block_size: by which buckets without a codec are cut among the ranks; as the codecs' where
             `buckets` were made for it.
-        nccl: for "nccl", over all ranks, or over those of this rank's host in `routes`.
+        nccl: for "nccl", over all ranks, or over those of this rank's host in `topology`.
     Raises:
         UserError: a lossy codec for parameters that are not float32.
 
-    Attributes:
-        bytes_sent: by this rank to others, over all exchanges so far.
-        send_stray_residuals: whether the next sum also sends what the first residual holds of
-            values that another rank of the host gathers: after it has come from a checkpoint of
-            other ranks or routes.
-
     Creation is local. Memory for n values of b bits on K ranks: buffers of about 2n·b/8 bytes (at
-    32 bits without a codec of 4n, and n more values with `routes`) beside the residuals of
+    32 bits without a codec of 4n, and n more values with hosts) beside the residuals of
     4n + 4n/K. A sum sends 2·(K-1)/K·n·b/8 bytes (and the levels) per rank; it takes an encode of n
     values, K decodes of n/K, an encode of n/K, and a decode of n.
     """
@@ -75,74 +75,62 @@ class Exchange:
         *,
         buckets: Sequence[Bucket] | None = None,
         transport: str = "collective",
-        routes: Routes | None = None,
+        topology: Topology | None = None,
         error_feedback: bool = True,
         block_size: int = 256,
         nccl: Nccl | None = None,
     ) -> None:
-        assert transport in TRANSPORTS and (transport == "nccl") == (nccl is not None)
-        like, routes = parameters.flat, routes or Routes.flat(comm.size)
-        assert transport != "collective" or not routes.hierarchical
+        like = parameters.flat
         buckets = buckets or [Bucket(parameters.names, slice(0, like.size))]
         if codecs is None or isinstance(codecs, Codec):
             codecs = [codecs] * len(buckets)
-        self.codecs, self.routes, self.error_feedback = tuple(codecs), routes, error_feedback
-        self.transport, self.comm = transport, comm
-        seen = routes if nccl is None else PlaceRoutes.of(nccl.groups(routes), comm.rank)
-        self._stages: list[Stages] = []
-        tag = 0
-        for number, (bucket, codec) in enumerate(zip(buckets, codecs, strict=True)):
+        for codec in codecs:
             if codec is not None:
                 require_float32(codec, parameters)
-            cut_by = codec or FullPrecision(block_size=block_size)
-            blocks = blocks_of(cut_by.blocks(parameters), bucket)
-            part = Part(number, bucket, blocks, like, comm.rank, seen, tag)
-            self._stages.append(
-                PlainStages(part) if codec is None else CompressedStages(part, codec)
-            )
-            tag += len(self._stages[-1].pieces)
-        self._pipeline: Pipeline | NcclExchange | None = None
-        if transport == "pipelined":
-            self._pipeline = Pipeline(self._stages, routes, comm)
-        elif nccl is not None:
-            self._pipeline = NcclExchange(self._stages, routes, comm, nccl)
-        self._collectives = [
-            Collectives(stages, like, comm) for stages in self._stages if self._pipeline is None
-        ]
-        self.send_stray_residuals = False
-        self._sent_before = 0
 
-    @property
-    def bytes_sent(self) -> int:
-        each = [self._pipeline] if self._pipeline else self._collectives
-        return self._sent_before + sum(one.bytes_sent for one in each)
+        cuts: list[CutBucket] = []
+        for number, (bucket, codec) in enumerate(zip(buckets, codecs, strict=True)):
+            blocks = (codec or FullPrecision(block_size=block_size)).blocks(parameters)
+            tag = sum(len(cut.pieces) for cut in cuts)
+            cuts.append(cut_bucket(number, bucket, blocks, comm.size, tag))
 
-    @bytes_sent.setter
-    def bytes_sent(self, sent: int) -> None:
-        self._sent_before += sent - self.bytes_sent
+        def reductions_over(topology: Topology) -> list[Reduction]:
+            return [
+                PlainReduction(cut, like, comm.rank, topology)
+                if codec is None
+                else CompressedReduction(cut, like, comm.rank, topology, codec)
+                for cut, codec in zip(cuts, codecs, strict=True)
+            ]
+
+        self.codecs, self.comm, self.error_feedback = tuple(codecs), comm, error_feedback
+        options = {} if nccl is None else {"nccl": nccl}
+        self._transport: Transport | None = TRANSPORTS[transport](
+            reductions_over, topology or Topology.flat(comm.size), comm, **options
+        )
+        self._bytes_sent = 0
 
     def residuals(self, parameters: Parameters) -> Residuals:
         """Zeros, with which training starts. Local."""
+        assert self._transport is not None
+        own = {reduction.name: reduction.own for reduction in self._transport.reductions}
+        sizes = {name: stripe.stop - stripe.start for name, stripe in own.items()}
+        return Residuals.zeros(parameters.flat, sizes)
 
-        def zeros(size: int) -> Array:
-            vector = empty_like(parameters.flat, size)
-            vector.fill(0)
-            return vector
+    @property
+    def bytes_sent(self) -> int:
+        """By this rank to others, over all sums that have ended. Local."""
+        return self._bytes_sent
 
-        total = {stages.name: zeros(stages.own.stop - stages.own.start) for stages in self._stages}
-        return Residuals(zeros(parameters.flat.size), total)
+    def go_on_from(self, other: Exchange) -> None:
+        """Count what another one has sent, whose place this one takes. Local."""
+        self._bytes_sent = other.bytes_sent
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Let go of all buffers; what has been sent stays known. Local."""
-        self._sent_before = self.bytes_sent
-        self._pipeline = None
-        self._collectives, self._stages = [], []
+        self._transport = None
 
     def sum(
-        self,
-        vector: Array,
-        residuals: Residuals | None = None,
-        is_ready: Callable[[int], bool] | None = None,
+        self, vector: Array, residuals: Residuals | None = None, is_ready: IsReady | None = None
     ) -> None:
         """Replace `vector` by (the decoded form of) its sum over all ranks.
 
@@ -154,28 +142,21 @@ class Exchange:
 
         Collective.
         """
+        assert self._transport is not None
         with self.comm.trace.span("exchange"):
-            if self._pipeline:
-                stray, self.send_stray_residuals = self.send_stray_residuals, False
-                self._pipeline.sum(vector, residuals, is_ready, stray=stray)
-            for number, bucket in enumerate(self._collectives):
-                while is_ready is not None and not is_ready(number):
-                    time.sleep(NAP_S)
-                bucket.sum(vector, residuals)
-            if residuals is not None and not self.error_feedback:
-                residuals.own.fill(0)
-                for total in residuals.total.values():
-                    total.fill(0)
+            self._bytes_sent += self._transport.sum(vector, residuals, is_ready)
+            if residuals is not None:
+                residuals.has_non_owned = False
+                if not self.error_feedback:
+                    residuals.forget()
 
-    def sum_aside(
-        self,
-        vector: Array,
-        residuals: Residuals | None,
-        is_ready: Callable[[int], bool] | None = None,
+    def sum_in_background(
+        self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None = None
     ) -> None:
-        """`sum` in a thread of its own: on the vector's GPU, and done there when it returns.
+        """`sum`, called in a worker thread: on the vector's GPU, and done there when it returns.
 
-        Whoever starts it has first waited for what it does to the vector (`finish_on_device`).
+        Whoever starts the thread has first waited for what it does to the vector
+        (`finish_on_device`).
         """
         with on_device(vector):
             self.sum(vector, residuals, is_ready)

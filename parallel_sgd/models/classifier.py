@@ -154,8 +154,8 @@ def as_numbers(name: str, values: Any, *, several: bool = True) -> Array:
     except (TypeError, ValueError):
         raise UserError(f"{name} must be an array of numbers: it is {kind_of(values)}") from None
     if getattr(array.dtype, "kind", "") not in NUMBERS or (several and array.ndim == 0):
-        found = shape_of(array) if array.ndim == 0 else f"an array of {array.dtype}"
-        raise UserError(f"{name} must be an array of numbers: it is {found}")
+        kind = shape_of(array) if array.ndim == 0 else f"an array of {array.dtype}"
+        raise UserError(f"{name} must be an array of numbers: it is {kind}")
     return array
 
 

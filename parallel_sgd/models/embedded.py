@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -11,9 +11,9 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
-from ..validation import choice, integer, kind_of, shown
+from ..validation import choice, integer, kind_of
 from .classifier import Array, Ready, as_numbers, shape_of
-from .mlp import MLP
+from .mlp import MLP, checked_hidden
 
 Ids = npt.NDArray[np.int64]
 
@@ -30,7 +30,6 @@ class Rows(Protocol):
 
     def rows(self, ids: Ids) -> Array:
         """Return the rows of ids [...], float32 [..., width], the caller's own to change."""
-        ...
 
     def push(self, ids: Ids, gradient: Array, samples: int) -> None:
         """Have rows trained.
@@ -41,14 +40,12 @@ class Rows(Protocol):
                 summed. Unchanged; may be a view in which values repeat.
             samples: how many the gradient is of, at least 1.
         """
-        ...
 
     def prefetch(self, ids: Ids) -> None:
         """Begin to pull what the next `rows` will ask for: the same ids, in the same shape.
 
         A hint: where `rows` asks for others, as an evaluation in between does, it gets those.
         """
-        ...
 
 
 class EmbeddedMLP(MLP):
@@ -92,11 +89,8 @@ class EmbeddedMLP(MLP):
     ) -> None:
         self.fields, self.width = integer("fields", fields, 1), integer("width", width, 1)
         self.combine = choice("combine", combine, ("concatenate", "sum"))
-        if not isinstance(hidden, Iterable):
-            raise UserError(f"hidden={shown(hidden)} must be a sequence of whole numbers")
-        between = [integer(f"hidden[{i}]", size, 1) for i, size in enumerate(hidden)]
         inputs = self.width * (self.fields if self.combine == "concatenate" else 1)
-        sizes = [inputs, *between, integer("classes", classes, 1)]
+        sizes = [inputs, *checked_hidden(hidden), integer("classes", classes, 1)]
         super().__init__(sizes, seed=seed, dtype=dtype, device=device)
         self.inputs = self.fields
         self._rows: Rows | None = None

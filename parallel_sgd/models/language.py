@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,9 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
-from ..validation import integer, shown
+from ..validation import integer
 from .classifier import Array, Ready
-from .mlp import MLP
+from .mlp import MLP, checked_hidden
 
 BYTES = 256
 
@@ -51,10 +51,7 @@ class ByteLanguageModel(MLP):
         device: str = "cpu",
     ) -> None:
         self.context, self.width = integer("context", context, 1), integer("width", width, 1)
-        if not isinstance(hidden, Iterable):
-            raise UserError(f"hidden={shown(hidden)} must be a sequence of whole numbers")
-        between = [integer(f"hidden[{i}]", size, 1) for i, size in enumerate(hidden)]
-        sizes = [self.context * self.width, *between, BYTES]
+        sizes = [self.context * self.width, *checked_hidden(hidden), BYTES]
         super().__init__(sizes, seed=seed, dtype=dtype, device=device)
         self.inputs = self.context
         self._reserve_rows(0)
@@ -67,14 +64,14 @@ class ByteLanguageModel(MLP):
         _, y = super()._moved(x, y, first)
         x = array_module(self.parameters.flat).asarray(x)
         with np.errstate(invalid="ignore"):
-            found = x.astype(np.uint8)
-        wrong = found != x  # also where x is nan, or beyond a byte's range
+            codes = x.astype(np.uint8)
+        wrong = codes != x  # also where x is nan, or beyond a byte's range
         if wrong.any():
             i, j = (int(place) for place in np.unravel_index(int(wrong.argmax()), x.shape))
             raise UserError(
                 f"x[{first + i}][{j}] = {x[i, j]} must be a byte: a whole number from 0 to 255"
             )
-        return found.astype(np.intp), y
+        return codes.astype(np.intp), y
 
     def _forward(self, x: Array) -> Array:
         if len(self._rows) < len(x):

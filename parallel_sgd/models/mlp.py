@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
-from ..validation import checked_seed, line_of, require_memory, shown
+from ..validation import checked_seed, integer, line_of, require_memory, shown
 from .classifier import Array, Classifier, Ready
 
 
@@ -140,14 +140,21 @@ class SoftmaxRegression(MLP):
         super().__init__([inputs, classes], seed=seed, dtype=dtype, device=device)
 
 
+def checked_hidden(hidden: Sequence[int]) -> list[int]:
+    """The widths of hidden layers; raises a UserError where one is no whole number above 0."""
+    if not isinstance(hidden, Iterable):
+        raise UserError(f"hidden={shown(hidden)} must be a sequence of whole numbers")
+    return [integer(f"hidden[{i}]", size, 1) for i, size in enumerate(hidden)]
+
+
 def _float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     try:
-        found = np.dtype(dtype)
+        real = np.dtype(dtype)
     except TypeError:
-        found = np.dtype(object)
-    if found not in (np.float32, np.float64):
+        real = np.dtype(object)
+    if real not in (np.float32, np.float64):
         raise UserError(f"dtype must be float32 or float64: {dtype!r}")
-    return found
+    return real
 
 
 def use_gpu(local_rank: int) -> None:

@@ -2,55 +2,42 @@
 
 from .client import Client
 from .connection import Connection
-from .embedding import Embedding
-from .group import ROLES, Group, Role, form, roles
-from .placement import DISPATCH, Placement, Slice, place
-from .remote_table import RemoteTable, RemoteTables
-from .served import (
-    COUNTERS,
-    CURRENCIES,
-    MERGES,
-    MODES,
-    OF_EACH_WORKER,
-    Currency,
-    Merge,
-    Mode,
-    Rules,
-    ServedModel,
-    compile_step,
-)
+from .placement import DISPATCH, Placement, PlacementOptions, Slice, place
+from .remote_table import RemoteTable, RemoteTables, load_tables, write_tables
+from .roles import ROLES, ParameterServers, Role, ServerGroup
+from .rules import MERGES, MODES, PUSH_TYPES, Merge, Mode, PushType, Rules
+from .served import ServedModel, compile_step
+from .served_state import ServedState
 from .statistics import Seconds, WorkerStatistics
-from .tables import check_tables
 from .wire import Kind
 
 __all__ = [
-    "COUNTERS",
-    "CURRENCIES",
     "DISPATCH",
     "MERGES",
     "MODES",
-    "OF_EACH_WORKER",
+    "PUSH_TYPES",
     "ROLES",
     "Client",
     "Connection",
-    "Currency",
-    "Embedding",
-    "Group",
     "Kind",
     "Merge",
     "Mode",
+    "ParameterServers",
     "Placement",
+    "PlacementOptions",
+    "PushType",
     "RemoteTable",
     "RemoteTables",
     "Role",
     "Rules",
     "Seconds",
     "ServedModel",
+    "ServedState",
+    "ServerGroup",
     "Slice",
     "WorkerStatistics",
-    "check_tables",
     "compile_step",
-    "form",
+    "load_tables",
     "place",
-    "roles",
+    "write_tables",
 ]

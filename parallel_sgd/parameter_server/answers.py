@@ -20,9 +20,6 @@ class Answers:
     Args:
         endpoint: to the workers, whose ranks are its peers in the order of their numbers.
 
-    Attributes:
-        unheard: ranks that have died, as sending has told.
-
     Local. Keeps as many vectors as have been sent from at once: two as a rule, and one for every
     worker at most, beside the one that is not.
     """
@@ -31,7 +28,7 @@ class Answers:
         self._endpoint = endpoint
         self._sending: list[tuple[Transfer, Array | None]] = []  # and what each is sent from
         self._vectors: list[Array] = []  # that have been in use
-        self.unheard: list[int] = []
+        self.unheard: list[int] = []  #: ranks that have died, as sending has told
 
     def send(
         self,
@@ -57,22 +54,22 @@ class Answers:
 
     def move(self) -> None:
         """Forget what has been sent by now."""
-        self._sending = [each for each in self._sending if not self._sent(each[0])]
+        self._sending = [(t, of) for t, of in self._sending if not self._sent(t)]
 
     def unread(self, vector: Array) -> Array:
         """A vector that may be written to: this one where nothing is being sent from it, or else
         another [n] of its dtype, of any values."""
         self.move()
-        if not any(vector is each for each in self._vectors):
+        if not any(vector is known for known in self._vectors):
             self._vectors.append(vector)
         read = {id(of) for _, of in self._sending}
         if id(vector) not in read:
             return vector
-        other = next((each for each in self._vectors if id(each) not in read), None)
-        if other is None:
-            other = empty_like(vector, vector.size)
-            self._vectors.append(other)
-        return other
+        free = next((known for known in self._vectors if id(known) not in read), None)
+        if free is None:
+            free = empty_like(vector, vector.size)
+            self._vectors.append(free)
+        return free
 
     def finish(self) -> None:
         """Wait until everything has been sent."""

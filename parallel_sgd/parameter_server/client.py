@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -24,30 +24,24 @@ HostArray = npt.NDArray[Any]
 Result = TypeVar("Result")
 
 
-class Client:
-    """Asks servers, and waits for their answers.
+class Client(Conversation):
+    """Asks all servers for what a worker needs of them.
 
     Args:
-        endpoint: to the servers, whose ranks are its peers in the order of their numbers.
         parts: of the model, for each server.
-        check: raises if there is a reason not to wait any longer for the server on a rank.
+        endpoint, check: as for any `Conversation`.
 
     Requests are made one after the other, in the order of the program, also those that a thread
     makes in the background (`begin`).
 
-    Attributes:
-        servers: how many there are.
-        statistics: of this worker so far.
-
-    Every method that asks raises as `Conversation.ask`. Everything here is local.
+    Every method that asks raises as `ask`. Everything here is local.
     """
 
     def __init__(
         self, endpoint: Endpoint, parts: Sequence[Part], check: Callable[[int], None]
     ) -> None:
+        super().__init__(endpoint, WorkerStatistics(), check)
         self.parts, self.servers = tuple(parts), len(parts)
-        self.statistics = WorkerStatistics()
-        self._conversation = Conversation(endpoint, self.statistics, check)
         self._thread: ThreadPoolExecutor | None = None
         self._begun: Future[Any] | None = None  # the latest
         self._asking = threading.Lock()
@@ -100,47 +94,39 @@ class Client:
         with on_device(vector):
             for server, part in enumerate(self.parts):
                 body = part.encoded(vector, residual) if samples else None
-                message = self._push_message(server, samples, factor, body)
+                message = Message(
+                    kind=Kind.PUSH,
+                    clock=self.clock,
+                    version=self.versions[server],
+                    samples=samples,
+                    body=0 if body is None else body.nbytes,
+                    factor=factor,
+                )
                 asks.append(Ask(server, message, body, part.into(out)))
-            answers = self.ask(asks)
-            for part in self.parts:
-                part.take(out)
-            finish_on_device(out)
-        self._pulled(answers)
+            answers = self._take(asks, out)
         self.spend(answers, time.perf_counter() - begin)
         if samples:
             self.statistics.pushes += 1
             self.statistics.samples += samples
             self.statistics.count(max(answer.message.staleness for answer in answers))
 
-    def _push_message(
-        self, server: int, samples: int, factor: float, body: HostArray | None
-    ) -> Message:
-        return Message(
-            kind=Kind.PUSH,
-            clock=self.clock,
-            version=self.versions[server],
-            samples=samples,
-            body=0 if body is None else body.nbytes,
-            factor=factor,
-        )
-
     def pull(self, out: Array) -> None:
         """Pull the model into [n]."""
+        message = Message(kind=Kind.PULL)
         with on_device(out):
-            answers = self.ask(
-                Ask(server, Message(kind=Kind.PULL), into=part.into(out))
-                for server, part in enumerate(self.parts)
-            )
-            for part in self.parts:
-                part.take(out)
-            finish_on_device(out)
-        self._pulled(answers)
+            parts = enumerate(self.parts)
+            self._take([Ask(server, message, into=part.into(out)) for server, part in parts], out)
 
-    def _pulled(self, answers: list[Answer]) -> None:
+    def _take(self, asks: list[Ask], out: Array) -> list[Answer]:
+        """Ask every server for its part of the model, and take them into [n]."""
+        answers = self.ask(asks)
+        for part in self.parts:
+            part.put_received(out)
+        finish_on_device(out)
         self.versions = [answer.message.version for answer in answers]
         self.samples = answers[0].message.samples
         self.statistics.version = self.versions[0]
+        return answers
 
     def spend(self, answers: list[Answer], seconds: float) -> None:
         """Account for the time of an exchange: what of it was on the wire, and what was not."""
@@ -182,13 +168,13 @@ class Client:
             for part, answer in zip(self.parts, answers, strict=True):
                 n = part.bytes
                 part.into(out)[...] = answer.body[:n]
-                part.take(out)
+                part.put_received(out)
             finish_on_device(out)
         self.samples = answers[0].message.samples
         self.versions = [answer.message.version for answer in answers]
-        self._conversation.left = True
+        self.left = True
         if any(answer.message.count for answer in answers):
-            self._conversation.leave_lost()
+            self._endpoint.leave_lost()
         table = answers[0].body[self.parts[0].bytes :].copy().view(np.int64)
         return [unpacked_statistics(numbers) for numbers in table.reshape(-1, LENGTH)]
 
@@ -200,29 +186,26 @@ class Client:
         """
         self.ask_all(Kind.FAIL, from_text(problem))
 
-    def push_backup(self, models: Sequence[Array]) -> None:
-        """Tell servers the models [n] that this worker's next pushes are of."""
-        on_host = [model if array_module(model) is np else model.get() for model in models]
-        bodies = [
-            np.concatenate([as_bytes(part.cut(model)) for model in on_host]) for part in self.parts
-        ]
-        self.ask(
-            Ask(server, Message(kind=Kind.PUSH_BACKUP, body=body.nbytes), body)
-            for server, body in enumerate(bodies)
-        )
+    def push_parts(
+        self, kind: Kind, vectors: Sequence[Array], counters: Sequence[HostArray] = ()
+    ) -> None:
+        """Tell every server its parts of vectors [n], and of `counters`, if any, its own."""
+        on_host = [vector if array_module(vector) is np else vector.get() for vector in vectors]
+        asks = []
+        for server, part in enumerate(self.parts):
+            arrays = [*map(part.cut, on_host), *counters[server : server + 1]]
+            body = np.concatenate([as_bytes(array) for array in arrays])
+            asks.append(Ask(server, Message(kind=kind, body=body.nbytes), body))
+        self.ask(asks)
 
     def close(self) -> None:
         """Nothing more is asked."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
-        self._conversation.close()
+        super().close()
 
     def ask_all(self, kind: Kind, body: HostArray | None = None) -> list[Answer]:
         """Ask every server the same."""
         message = Message(kind=kind, body=0 if body is None else body.nbytes)
         return self.ask(Ask(server, message, body) for server in range(self.servers))
-
-    def ask(self, asks: Iterable[Ask]) -> list[Answer]:
-        """Send requests to several servers at once, and wait for all answers, in their order."""
-        return self._conversation.ask(asks)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 import weakref
 from collections.abc import Sequence
 from itertools import accumulate
@@ -13,26 +11,23 @@ import numpy as np
 
 from ..communication import InBackground
 from ..communication.launched import survives
+from ..embedding import Embedding, ServedTables
 from ..errors import SharedError, UserError
 from ..kernels import array_module
 from ..optimizers import Optimizer
 from ..parameters import Parameters
 from .answers import Answers
 from .client import Client
-from .embedding import Embedding
-from .group import Group
-from .order import AnyOrder, Facts, Order, RecordedOrder, ReplayedOrder
+from .order import Facts, Order, RecordedOrder, ReplayedOrder
 from .parts import Part, layout
 from .placement import Placement
 from .remote_table import RemoteTable, RemoteTables
-from .served import Rules, ServedModel
+from .roles import ServerGroup
+from .rules import Rules
+from .served import ServedModel
 from .server import Server
-from .tables import ServedTables
-from .wire import Kind, as_text, from_text
 
 Array = Any  #: a NumPy or CuPy array
-
-ASKED_EVERY_S = 0.05  #: whether tables are written
 
 
 class Connection:
@@ -44,24 +39,26 @@ class Connection:
         placement: which server holds which part.
         rules: of pushes.
         tables: the embedding tables.
-        error_feedback: as for the exchanges.
+
+    Attributes:
+        order: in which this rank's server answers.
+        finished: whether this rank has left: all workers have, or are about to.
 
     Local.
     """
 
     def __init__(
         self,
-        group: Group,
+        group: ServerGroup,
         parameters: Parameters,
         placement: Placement,
         rules: Rules,
         tables: Sequence[Embedding],
-        *,
-        error_feedback: bool,
     ) -> None:
         self.group, self._rules, self._tables = group, rules, tuple(tables)
+        group.connection, self.finished = self, False
         self._placement, self._parameters = placement, parameters
-        self._order: Order = AnyOrder()
+        self.order = Order()
         self._optimizer: Optimizer | None = None
         self._thread: ServerThread | None = None
         self._client: Client | None = None
@@ -71,7 +68,7 @@ class Connection:
                 placement.shapes(server),
                 parameters,
                 rules.codec,
-                error_feedback=error_feedback,
+                error_feedback=rules.compression.error_feedback,
             )
             for server in range(len(group.servers))
         ]
@@ -86,16 +83,12 @@ class Connection:
         """
         if not self.group.serves and not self.group.shared:
             return
-        numbers = {"workers": len(self.group.workers), "servers": len(self.group.servers)}
-        facts = {**{name: str(number) for name, number in numbers.items()}, **facts}
+        workers, servers = str(len(self.group.workers)), str(len(self.group.servers))
+        facts = {"workers": workers, "servers": servers, **facts}
         if replay is not None:
-            self._order = ReplayedOrder(replay, self.group.server, facts)
+            self.order = ReplayedOrder(replay, self.group.server, facts)
         elif record is not None:
-            self._order = RecordedOrder(record, self.group.server, facts)
-
-    def discard_order(self) -> None:
-        """Leave nothing behind of an order that was opened in vain."""
-        self._order.discard()
+            self.order = RecordedOrder(record, self.group.server, facts)
 
     def bind(self, optimizer: Optimizer) -> None:
         """The optimizer of this rank's server; where every rank serves, its thread begins."""
@@ -130,34 +123,6 @@ class Connection:
             for number, options in enumerate(self._tables)
         )
 
-    def write_tables(self, folder: str) -> dict[str, Any]:
-        """Have servers write the rows that `ServedState.collect` has found, while training goes on.
-
-        Returns:
-            Size and checksum of every file, by name.
-        """
-        if not self._tables:
-            return {}
-        client, facts = self.client, dict[str, Any]()
-        path = from_text(folder)
-        client.in_turn(lambda: client.ask_all(Kind.WRITE_TABLES, path))
-        texts = [""]
-        while not all(texts):
-            time.sleep(ASKED_EVERY_S)
-            answers = client.in_turn(lambda: client.ask_all(Kind.ASK_WRITTEN))
-            texts = [as_text(answer.body) for answer in answers]
-        for text in texts:
-            facts.update(json.loads(text))
-        if "problem" in facts:
-            raise UserError(facts["problem"])
-        return facts
-
-    def load_tables(self, folder: str) -> None:
-        """Have servers take up the rows that any number of servers have written."""
-        if self._tables:
-            client, path = self.client, from_text(folder)
-            client.in_turn(lambda: client.ask_all(Kind.LOAD_TABLES, path))
-
     def _check(self, rank: int) -> None:
         """Raise if there is a reason not to wait any longer for the server on a rank."""
         if self._thread is not None:
@@ -178,18 +143,21 @@ class Connection:
             answers,
             ServedModel(initial, self._optimizer, self._rules, workers, answers.unread),
             ServedTables(self._tables, server, servers),
-            self._order,
+            self.order,
             survives=survives(),
         )
 
     def serve(self) -> None:
-        """Be a server, until all workers have left; then take the whole final model.
+        """Be a server, until all workers have left; then take the whole final model. Once.
 
         Raises:
             UserError: as `Server.serve`.
 
         Collective over the servers at its end.
         """
+        if self.finished:
+            return
+        self.finished = True
         server = self._server()
         server.serve()
         own, counts = self.group.own, [part.values for part in self.parts]
@@ -199,22 +167,24 @@ class Connection:
             part.put(everything[end - part.values : end], self._parameters.flat)
 
     def end(self) -> None:
-        """This worker has left; its own server has ended too, or does soon."""
+        """This worker leaves; its own server has ended too, or does soon."""
+        self.finished = True
+        self.client.close()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.wait()
+            self._thread.check(asked=False)
 
-    def close(self, *, finished: bool, failed: bool) -> None:
+    def close(self, *, failed: bool) -> None:
         """Give back the communicators, and end what serves and asks.
 
         Args:
-            finished: all workers have left.
             failed: others may still be talking: nothing is given back.
 
         Collective over all ranks. Nor is anything where ranks may be lost, who would not come.
         """
         if failed or survives():
             return
-        if not finished:
+        if not self.finished:
             if self._client is not None:
                 self._client.close()  # after what it asks for in the background
             self.group.world.barrier()
@@ -223,19 +193,18 @@ class Connection:
         self.group.close()
 
 
-class ServerThread:
+class ServerThread(InBackground[None]):
     """A server beside a worker; it ends with all workers, or when nobody has a use for it."""
 
     def __init__(self, server: Server) -> None:
-        self._server = server
-        self._error: BaseException | None = None  # of which a worker tells
-        self._serving = InBackground("server", self._serve, self.stop)
+        self._ended_by: BaseException | None = None  # of which a worker tells
+        super().__init__("server", lambda: self._serve(server), server.stop)
 
-    def _serve(self) -> None:
+    def _serve(self, server: Server) -> None:
         try:
-            self._server.serve()
+            server.serve()
         except BaseException as error:
-            self._error = error
+            self._ended_by = error
 
     def check(self, *, asked: bool) -> None:
         """Raise what has ended the server.
@@ -244,19 +213,6 @@ class ServerThread:
             asked: its worker waits for its answer: that comes where the server has told all workers
                 of a problem, and then they tell the other servers.
         """
-        if self._error is not None and not (asked and isinstance(self._error, SharedError)):
-            raise self._error
-
-    def join(self) -> None:
-        """Until it has ended; raise what has ended it."""
-        self._serving.result()
-        if self._error is not None:
-            raise self._error
-
-    def stop(self) -> None:
-        """Nobody needs it any more."""
-        self._server.stop()
-
-    def end(self) -> None:
-        """Stop it, and wait a little for that."""
-        self._serving.end()
+        error = self._ended_by
+        if error is not None and not (asked and isinstance(error, SharedError)):
+            raise error

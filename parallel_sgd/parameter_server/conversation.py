@@ -25,17 +25,12 @@ NO_ANSWERS = {Kind.FAILED, Kind.REFUSED}
 
 @dataclass
 class Ask:
-    """A request to one server, and where the body of its answer goes.
+    """A request to one server, and where the body of its answer goes."""
 
-    Attributes:
-        server: its number.
-        into: uint8, of the answer's length; None where that is not known before.
-    """
-
-    server: int
+    server: int  #: its number
     message: Message
     body: HostArray | None = None
-    into: HostArray | None = None
+    into: HostArray | None = None  #: uint8, of the answer's length, where that is known before
 
 
 @dataclass
@@ -54,21 +49,18 @@ class Conversation:
         statistics: counts the bytes of training.
         check: raises if there is a reason not to wait any longer for the server on a rank.
 
-    Attributes:
-        left: the servers have ended, and nothing may be asked any more.
-
     Local.
     """
 
     def __init__(
         self, endpoint: Endpoint, statistics: WorkerStatistics, check: Callable[[int], None]
     ) -> None:
-        self._endpoint, self._statistics, self._check = endpoint, statistics, check
+        self.statistics, self._endpoint, self._check = statistics, endpoint, check
         self._ranks = endpoint.peers
         self._came: dict[int, Header] = {}
         self._problem: str | None = None  # why training cannot go on
         self._lost: str | None = None  # which server is
-        self.left = False
+        self.left = False  #: whether servers have ended, and nothing may be asked any more
 
     def ask(self, asks: Iterable[Ask]) -> list[Answer]:
         """Send requests, and wait for all answers, in their order.
@@ -100,43 +92,43 @@ class Conversation:
 
     def _sound(self, asks: list[Ask], answers: list[Answer]) -> list[Answer]:
         """The answers, where they answer the requests."""
-        texts = {
-            kind: [as_text(each.body) for each in answers if each.message.kind == kind]
-            for kind in NO_ANSWERS
+        failed = {
+            ask.server: as_text(answer.body)
+            for ask, answer in zip(asks, answers, strict=True)
+            if answer.message.kind == Kind.FAILED
         }
-        if texts[Kind.FAILED]:
-            self._problem = texts[Kind.FAILED][0]
-            failed = [each.message.kind == Kind.FAILED for each in answers]
-            self._spread({ask.server for ask, known in zip(asks, failed, strict=True) if known})
+        if failed:
+            self._problem = next(iter(failed.values()))
+            text = from_text(self._problem)
+            message = Message(kind=Kind.FAIL, body=text.nbytes)
+            others = set(range(len(self._ranks))) - failed.keys()  # that wait, and do not know why
+            self._exchange([Ask(server, message, text) for server in sorted(others)])
             raise SharedError(self._problem)
-        if texts[Kind.REFUSED]:
-            raise UserError(texts[Kind.REFUSED][0])
+        for answer in answers:
+            if answer.message.kind == Kind.REFUSED:
+                raise UserError(as_text(answer.body))
         return answers
-
-    def _spread(self, known: set[int]) -> None:
-        """Tell the servers that do not know yet why training cannot go on: they wait for that."""
-        text = from_text(self._problem or "")
-        message = Message(kind=Kind.FAIL, body=text.nbytes)
-        rest = [server for server in range(len(self._ranks)) if server not in known]
-        self._exchange([Ask(server, message, text) for server in rest])
 
     def _exchange(self, asks: list[Ask]) -> list[Answer]:
         sending = []
         for ask in asks:
             rank, header = self._ranks[ask.server], ask.message.packed()
             sending.append(self._endpoint.send(rank, header, ask.body))
-            self._statistics.bytes_sent += ask.message.body * self._counts(ask)
+            self.statistics.bytes_sent += ask.message.body * self._counts(ask)
         came = [self._answer_to(ask) for ask in asks]  # all of them: later ones must not meet these
-        sound = all(isinstance(each, Message) and each.kind not in NO_ANSWERS for each in came)
+        sound = all(
+            isinstance(message, Message) and message.kind not in NO_ANSWERS for message in came
+        )
         answers, coming = [], []
         for ask, message in zip(asks, came, strict=True):
             rank = self._ranks[ask.server]
             if isinstance(message, Malformed):
-                answers.append(_no_answer(rank, message))
+                text = f"the server on rank {rank} has sent what is no answer: {message}"
+                answers.append(Answer(Message(kind=Kind.REFUSED), from_text(text)))
                 continue
             own = not sound or ask.into is None
             body = np.empty(message.body, np.uint8) if own else cast(HostArray, ask.into)
-            self._statistics.bytes_received += message.body * self._counts(ask)
+            self.statistics.bytes_received += message.body * self._counts(ask)
             if message.body:
                 coming.append(self._endpoint.receive(rank, body))
             answers.append(Answer(message, body))
@@ -164,9 +156,16 @@ class Conversation:
             self._endpoint.listen(rank)
             try:
                 message = unpacked(header)
-                if message.kind != Kind.WAIT:  # that is a sign of life: the time begins anew
-                    _require_answer(ask, message)
+                if message.kind == Kind.HEARTBEAT:  # with which the time begins anew
+                    continue
+                if message.kind in NO_ANSWERS:
                     return message
+                if message.kind != ANSWERS.get(ask.message.kind):
+                    kind, asked = message.kind.name, ask.message.kind.name
+                    raise Malformed(f"kind={kind} is no answer to {asked}")
+                if ask.into is not None and message.body != len(ask.into):
+                    raise Malformed(f"body={message.body} of this answer must be {len(ask.into)}")
+                return message
             except Malformed as error:
                 self._endpoint.discard(rank)
                 return error
@@ -183,23 +182,3 @@ class Conversation:
         """Nothing more is asked."""
         self.left = True
         self._endpoint.close()
-
-    def leave_lost(self) -> None:
-        """As the endpoint's."""
-        self._endpoint.leave_lost()
-
-
-def _require_answer(ask: Ask, message: Message) -> None:
-    """See that a header is an answer to a request, as long as the room for its body."""
-    if message.kind in NO_ANSWERS:
-        return
-    if message.kind != ANSWERS.get(ask.message.kind):
-        raise Malformed(f"kind={message.kind.name} is no answer to {ask.message.kind.name}")
-    if ask.into is not None and message.body != len(ask.into):
-        raise Malformed(f"body={message.body} of this answer must be {len(ask.into)}")
-
-
-def _no_answer(rank: int, problem: Malformed) -> Answer:
-    """What this worker takes nonsense for."""
-    text = from_text(f"the server on rank {rank} has sent what is no answer: {problem}")
-    return Answer(Message(kind=Kind.REFUSED, body=text.nbytes), text)

@@ -10,7 +10,7 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -23,50 +23,27 @@ FLUSHED = 4096  #: requests that are written at a time
 Facts = dict[str, str]  #: texts by name
 
 
-class Order(Protocol):
-    """Whose request a server answers next."""
+class Order:
+    """Whose request a server answers next: here anybody's, as they come."""
 
     def next(self) -> int | None:
         """The worker whose turn it is; None where anybody may come."""
-        ...
-
-    def answered(self, worker: int) -> None:
-        """A worker's request has been handled."""
-        ...
-
-    def write(self) -> None:
-        """Bring what is recorded to the file."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more comes."""
-        ...
-
-    def discard(self) -> None:
-        """Nothing has come, and nothing will: leave no file behind."""
-        ...
-
-
-class AnyOrder:
-    """As requests come."""
-
-    def next(self) -> int | None:
         return None
 
     def answered(self, worker: int) -> None:
-        pass
+        """A worker's request has been handled."""
 
     def write(self) -> None:
-        pass
+        """Bring what is recorded to the file."""
 
     def close(self) -> None:
-        pass
+        """Nothing more comes."""
 
     def discard(self) -> None:
-        pass
+        """Nothing has come, and nothing will: leave no file behind."""
 
 
-class RecordedOrder(AnyOrder):
+class RecordedOrder(Order):
     """As requests come, written to a file.
 
     Args:
@@ -136,7 +113,7 @@ class RecordedOrder(AnyOrder):
         write_whole("record", self._description, lambda path: path.write_text(text))
 
 
-class ReplayedOrder(AnyOrder):
+class ReplayedOrder(Order):
     """The recorded order, and after its end any.
 
     Raises:
@@ -158,7 +135,7 @@ class ReplayedOrder(AnyOrder):
                 raise UserError(f"replay={folder!r} is of {what}, but here it is {here}")
         self._order = np.frombuffer(data[: len(data) // 4 * 4], "<i4").tolist()
         known = range(int(facts["workers"]))
-        whole = requests in (None, len(data) / 4) and all(each in known for each in self._order)
+        whole = requests in (None, len(data) / 4) and all(worker in known for worker in self._order)
         if not whole:
             raise UserError(f"replay={folder!r}: {path.name} is damaged")
         self._next, self._server = 0, server
@@ -184,20 +161,20 @@ def _facts_in(path: Path) -> dict[str, Any]:
         OSError, ValueError: there is none, or not one.
     """
     try:
-        found = json.loads(_bytes_of(path))
+        written = json.loads(_bytes_of(path))
     except RecursionError:
-        found = None
-    if not isinstance(found, dict) or "requests" not in found:
+        written = None
+    if not isinstance(written, dict) or "requests" not in written:
         raise ValueError(f'{path.name} must be a JSON object that has "requests"')
-    requests = found["requests"]
+    requests = written["requests"]
     if requests is not None and type(requests) is not int:
         raise ValueError(f'{path.name}: "requests" must be a whole number or null')
-    return found
+    return written
 
 
-def _in_one_line(found: Any) -> str:
+def _in_one_line(written: Any) -> str:
     """A text of a file as it is, where that can be."""
-    return found if isinstance(found, str) and found.isprintable() else shown(found)
+    return written if isinstance(written, str) and written.isprintable() else shown(written)
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..communication.endpoint import as_bytes
+from ..communication.staging import pinned
 from ..compression import Codec
 from ..kernels import array_module, empty_like
 from ..parameters import Parameters
@@ -54,9 +55,12 @@ class Part:
         self._cut_residual = empty_like(flat, values) if lossy and not whole else None
         payload = int(self._blocks.offsets[-1])
         self._payload = empty_like(flat, payload, np.uint8) if lossy else None
-        self._staged = whole and self._on_host
-        self._pushed = None if self._on_host else _pinned(flat, payload)
-        self._pulled = None if self._staged else _host(flat, self.bytes)
+        self._pushed = self._pulled = None
+        if not self._on_host:
+            self._pushed = pinned(flat, payload, np.uint8)
+            self._pulled = pinned(flat, self.bytes, np.uint8)
+        elif not whole:
+            self._pulled = np.empty(self.bytes, np.uint8)
 
     def encoded(self, vector: Array, residual: Array | None) -> HostArray:
         """The part of a vector [n] as it is sent: uint8, in host memory, valid until the next call.
@@ -65,34 +69,29 @@ class Part:
             vector: not changed.
             residual: float32 [n], updated; None where the codec loses nothing.
         """
-        part = self._of(vector, self._cut)
+        values = self._of(vector, self._cut)
         if self._payload is None:
-            return self._to_host(part.view(np.uint8))
+            return self._to_host(values.view(np.uint8))
         assert residual is not None
         lost = self._of(residual, self._cut_residual)
-        self._codec.encode(self._blocks, part, lost, self._payload)
+        self._codec.encode(self._blocks, values, lost, self._payload)
         if not self._error_feedback:
             lost.fill(0)
         if self._cut_residual is not None:
-            self._put(lost, residual)
+            self.put(lost, residual)
         return self._to_host(self._payload)
 
     def into(self, out: Array) -> HostArray:
-        """Where a pulled part is to be received: uint8; `take` then puts it into `out` [n]."""
+        """Where a pulled part is to be received: uint8; `put_received` then puts it into `out`."""
         if self._pulled is None:
             ((start, stop),) = self._runs
             return as_bytes(out[start:stop])
         return self._pulled
 
-    def take(self, out: Array) -> None:
+    def put_received(self, out: Array) -> None:
         """Put what `into` has received where it belongs in `out` [n]."""
-        if self._pulled is None:
-            return
-        values = self._pulled.view(out.dtype)
-        if self._on_host:
-            self._put(values, out)
-        else:
-            self._put(array_module(out).asarray(values), out)
+        if self._pulled is not None:
+            self.put(self._pulled.view(out.dtype), out)
 
     def cut(self, vector: HostArray) -> HostArray:
         """A copy of the part of a vector [n] in host memory."""
@@ -107,13 +106,12 @@ class Part:
             cut[end - (stop - start) : end] = vector[start:stop]
         return cut
 
-    def _put(self, values: Array, out: Array) -> None:
+    def put(self, values: Array, out: Array) -> None:
+        """Put a part, which may be in host memory, where it belongs in `out` [n]."""
+        if isinstance(values, np.ndarray) and not self._on_host:
+            values = array_module(out).asarray(values)
         for (start, stop), end in zip(self._runs, self._ends, strict=True):
             out[start:stop] = values[end - (stop - start) : end]
-
-    def put(self, values: HostArray, out: Array) -> None:
-        """Put a part in host memory where it belongs in `out` [n]."""
-        self._put(values if self._on_host else array_module(out).asarray(values), out)
 
     def _to_host(self, array: Array) -> HostArray:
         if self._pushed is None:
@@ -125,12 +123,3 @@ class Part:
 def layout(shapes: Mapping[str, tuple[int, ...]], dtype: npt.DTypeLike) -> Parameters:
     """Zeros of a part's layout; of an empty one, where a server has nothing to keep."""
     return Parameters({name: np.zeros(s, dtype) for name, s in (shapes or {"none": (0,)}).items()})
-
-
-def _host(flat: Array, size: int) -> HostArray:
-    return np.empty(size, np.uint8) if array_module(flat) is np else _pinned(flat, size)
-
-
-def _pinned(flat: Array, size: int) -> HostArray:
-    memory = array_module(flat).cuda.alloc_pinned_memory(max(size, 1))
-    return np.frombuffer(memory, np.uint8, size)

@@ -10,11 +10,14 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from ..errors import UserError
-from ..validation import integer, shown
+from ..options import Choice, Options, Whole, option, options
+from ..parameters import Parameters
+from ..validation import choice, integer, shown
 
-__all__ = ["DISPATCH", "Dispatch", "Placement", "Slice", "place"]
+__all__ = ["DISPATCH", "Dispatch", "Placement", "PlacementOptions", "Slice", "place"]
 
 #: Says which server gets a slice: from the slice's name, its number among all, and the servers.
 Dispatch = Callable[[str, int, int], int]
@@ -72,7 +75,7 @@ class Placement:
 
     def values(self, server: int) -> int:
         """How many values a server holds."""
-        return sum(each.values for each in self.servers[server])
+        return sum(slice_.values for slice_ in self.servers[server])
 
     def runs(self, server: int) -> list[tuple[int, int]]:
         """Where a server's values lie in the flat vector: as few ranges (start, stop) as possible.
@@ -80,16 +83,16 @@ class Placement:
         Laid one behind the other they are the flat vector of `Parameters` made of `shapes(server)`.
         """
         runs: list[tuple[int, int]] = []
-        for each in self.servers[server]:
-            if runs and runs[-1][1] == each.start:
-                runs[-1] = (runs[-1][0], each.stop)
-            elif each.values:
-                runs.append((each.start, each.stop))
+        for slice_ in self.servers[server]:
+            if runs and runs[-1][1] == slice_.start:
+                runs[-1] = (runs[-1][0], slice_.stop)
+            elif slice_.values:
+                runs.append((slice_.start, slice_.stop))
         return runs
 
     def shapes(self, server: int) -> dict[str, tuple[int, ...]]:
         """The layout of a server's part: the label of each slice with its shape, in order."""
-        return {each.label: each.shape for each in self.servers[server]}
+        return {slice_.label: slice_.shape for slice_ in self.servers[server]}
 
     @property
     def largest(self) -> int:
@@ -144,21 +147,20 @@ def place(
     {'W[668:1000]': (332, 784)}
     """
     count = integer("servers", servers, 1)
-    if slice_parameters is not True and slice_parameters is not False:
-        raise UserError(f"slice_parameters={shown(slice_parameters)} must be True or False")
-    most, least = (count if slice_parameters else 1), integer("min_block", min_block, 1)
+    most = count if choice("slice_parameters", slice_parameters, (True, False)) else 1
+    least = integer("min_block", min_block, 1)
     choose = _rule(dispatch)
     held: list[list[Slice]] = [[] for _ in range(count)]
     labels: dict[str, str] = {}
-    for number, each in enumerate(_slices(shapes, most, least)):
-        if each.label in labels:
+    for number, slice_ in enumerate(_slices(shapes, most, least)):
+        if slice_.label in labels:
             raise UserError(
-                f"parameters must differ in name from each other's slices: {each.label!r} is both "
-                f"of {labels[each.label]!r} and of {each.name!r}"
+                f"parameters must differ in name from each other's slices: {slice_.label!r} is "
+                f"both of {labels[slice_.label]!r} and of {slice_.name!r}"
             )
-        labels[each.label] = each.name
-        chosen = choose(each.label, number, count)
-        held[integer(f"placement of {each.label!r}: server", chosen, 0, count - 1)].append(each)
+        labels[slice_.label] = slice_.name
+        chosen = choose(slice_.label, number, count)
+        held[integer(f"placement of {slice_.label!r}: server", chosen, 0, count - 1)].append(slice_)
     return Placement(tuple(map(tuple, held)))
 
 
@@ -195,3 +197,57 @@ def _slices(shapes: Mapping[str, tuple[int, ...]], most: int, least: int) -> Ite
                 name if whole else f"{name}[{first}:{last}]",
             )
         begin += values
+
+
+@dataclass(frozen=True, repr=False)
+class PlacementFunction:
+    """A user's function, named alike on all ranks; what it says must agree too."""
+
+    function: Dispatch
+
+    def __call__(self, label: str, number: int, servers: int) -> int:
+        return self.function(label, number, servers)
+
+    def __repr__(self) -> str:
+        return str(getattr(self.function, "__qualname__", type(self.function).__qualname__))
+
+
+class NameOrFunction(Choice):
+    """The name of a rule, or in Python a user's function."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        if isinstance(value, PlacementFunction):
+            return value
+        return PlacementFunction(value) if callable(value) else super().__call__(name, value)
+
+
+@options
+class PlacementOptions(Options):
+    """Which server holds what."""
+
+    placement: str | Dispatch = option(
+        "round-robin",
+        NameOrFunction(*DISPATCH),
+        "which server gets a slice of the model, by turns or by a hash of its name; in Python also "
+        "a function of its name, its number, and the number of servers",
+    )
+    slice_parameters: bool = option(
+        True, Choice(True, False), "whether parameters are cut into slices, and not kept whole"
+    )
+    min_block: int = option(
+        8192, Whole(1), "a parameter is cut into no more slices than it has so many values"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require_use("min_block", self.slice_parameters, "slice_parameters=True")
+
+    def place(self, parameters: Parameters, servers: int) -> Placement:
+        """Which server holds which part of a model. Local."""
+        return place(
+            parameters.shapes,
+            servers,
+            dispatch=self.placement,
+            slice_parameters=self.slice_parameters,
+            min_block=self.min_block,
+        )

@@ -1,41 +1,30 @@
-"""A worker's side of an embedding table: rows by ids, wherever they are."""
+"""A worker's side of the embedding tables: rows by their ids, whichever servers hold them."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..communication.endpoint import as_bytes
+from ..embedding import COUNTS, Embedding
 from ..errors import UserError
 from ..kernels import row_kernels
 from ..validation import integer, shown
 from .client import Client
 from .conversation import Ask
-from .embedding import Embedding
-from .wire import LARGEST, Kind, Message
+from .wire import LARGEST, Kind, Message, as_text, from_text
 
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 
-
-@dataclass
-class _Spread:
-    """Different ids, sorted by the servers that hold them.
-
-    Attributes:
-        ids: int64 [u]; those of server s from `starts[s]` to `starts[s + 1]`.
-        inverse: int32 [m], where each of the ids that were asked for is in them.
-    """
-
-    ids: Ids
-    starts: list[int]
-    inverse: npt.NDArray[np.int32]
+ASKED_EVERY_S = 0.05  #: whether tables are written
 
 
 class RemoteTable:
@@ -78,11 +67,11 @@ class RemoteTable:
         """
         flat = self._checked(ids)
         coming, self._coming = self._coming, None
-        client = self._worker()
+        client = self._asked()
         if coming is not None:
-            found = coming[1].result()
+            rows = coming[1].result()
             if np.array_equal(coming[0], flat):
-                return found.reshape(*ids.shape, self.width)
+                return rows.reshape(*ids.shape, self.width)
         return client.in_turn(lambda: self._pull(client, flat)).reshape(*ids.shape, self.width)
 
     def prefetch(self, ids: Ids) -> None:
@@ -91,7 +80,7 @@ class RemoteTable:
         Args:
             ids: as for `rows`; copied.
         """
-        flat, client = self._checked(ids).copy(), self._worker()
+        flat, client = self._checked(ids).copy(), self._asked()
         self._coming = flat, client.begin(lambda: self._pull(client, flat))
 
     def forget_prefetched(self) -> None:
@@ -110,7 +99,7 @@ class RemoteTable:
         Raises:
             UserError: ids or a gradient that are not possible, or not finite.
         """
-        flat, client = self._checked(ids), self._worker()
+        flat, client = self._checked(ids), self._asked()
         samples, name = integer("samples", samples, 1, LARGEST - 1), self.options.name
         if not isinstance(gradient, np.ndarray):
             kind = type(gradient).__name__
@@ -126,13 +115,12 @@ class RemoteTable:
     def counts(self) -> dict[str, int]:
         """How many rows the servers hold, the bytes of memory that they take, the ids that have
         been pushed but have no row yet, and the rows that were forgotten."""
-        client = self._worker()
+        client = self._asked()
         answers = client.in_turn(lambda: client.ask_all(Kind.COUNT_TABLES))
-        tables = sum(answer.body.view(np.int64).reshape(-1, 4) for answer in answers)
-        names = ("rows", "bytes", "pending", "evicted")
-        return dict(zip(names, np.asarray(tables)[self._number].tolist(), strict=True))
+        tables = np.sum([answer.body.view(np.int64) for answer in answers], axis=0)
+        return dict(zip(COUNTS, tables.reshape(-1, 4)[self._number].tolist(), strict=True))
 
-    def _worker(self) -> Client:
+    def _asked(self) -> Client:
         if self._client is None:
             raise UserError(
                 f"table {self.options.name!r}: a rank that only serves cannot ask for rows"
@@ -153,54 +141,64 @@ class RemoteTable:
             )
         return flat
 
-    def _spread(self, client: Client, ids: Ids) -> _Spread:
+    def _by_server(
+        self, servers: int, ids: Ids
+    ) -> tuple[Ids, list[tuple[int, slice]], npt.NDArray[np.int32]]:
+        """The different ids, [u], sorted by the servers that hold them; of each such server its
+        number and where its ids are; where each of the given ids, [m], is among the different ones.
+        """
         distinct, inverse = self._kernels.unique(ids)
-        if client.servers == 1:
-            return _Spread(distinct, [0, len(distinct)], inverse)
-        order, starts = self._kernels.partition(distinct, client.servers)
-        place = np.empty(len(order), np.int32)
-        place[order] = np.arange(len(order), dtype=np.int32)
-        return _Spread(distinct[order], starts.tolist(), place[inverse])
+        starts = [0, len(distinct)]
+        if servers > 1:
+            order, bounds = self._kernels.partition(distinct, servers)
+            place = np.empty(len(order), np.int32)
+            place[order] = np.arange(len(order), dtype=np.int32)
+            distinct, starts, inverse = distinct[order], bounds.tolist(), place[inverse]
+        spans = enumerate(pairwise(starts))
+        held = [(server, slice(first, end)) for server, (first, end) in spans if first < end]
+        return distinct, held, inverse
 
     def _pull(self, client: Client, ids: Ids) -> Rows:
-        begin, spread = time.perf_counter(), self._spread(client, ids)
-        rows = np.empty((len(spread.ids), self.width), np.float32)
+        begin = time.perf_counter()
+        distinct, held, inverse = self._by_server(client.servers, ids)
+        rows = np.empty((len(distinct), self.width), np.float32)
         asks = []
-        for server in range(client.servers):
-            first, end = spread.starts[server : server + 2]
-            if first < end:
-                message = self._message(Kind.PULL_ROWS, end - first, 8 * (end - first))
-                asks.append(
-                    Ask(server, message, as_bytes(spread.ids[first:end]), as_bytes(rows[first:end]))
-                )
+        for server, own in held:
+            body, count = as_bytes(distinct[own]), own.stop - own.start
+            message = Message(
+                kind=Kind.PULL_ROWS, table=self._number, count=count, body=body.nbytes
+            )
+            asks.append(Ask(server, message, body, as_bytes(rows[own])))
         answers = client.ask(asks)
         out = np.empty((len(ids), self.width), np.float32)
-        self._kernels.take_rows(rows, spread.inverse, out)
+        self._kernels.take_rows(rows, inverse, out)
         client.statistics.rows_pulled += len(rows)
         client.spend(answers, time.perf_counter() - begin)
         return out
 
     def _push(self, client: Client, ids: Ids, gradient: Rows, samples: int) -> None:
-        begin, spread = time.perf_counter(), self._spread(client, ids)
-        total = np.empty((len(spread.ids), self.width), np.float32)
-        self._kernels.sum_rows(spread.inverse, gradient, total)
+        begin = time.perf_counter()
+        distinct, held, inverse = self._by_server(client.servers, ids)
+        total = np.empty((len(distinct), self.width), np.float32)
+        self._kernels.sum_rows(inverse, gradient, total)
         # One server can refuse it by itself; of several, others might have taken their parts.
         if client.servers > 1 and not np.isfinite(total).all():
             raise UserError(f"the gradient of rows of table {self.options.name!r} is not finite")
         asks = []
-        for server in range(client.servers):
-            first, end = spread.starts[server : server + 2]
-            if first < end:
-                body = np.concatenate([as_bytes(spread.ids[first:end]), as_bytes(total[first:end])])
-                message = self._message(Kind.PUSH_ROWS, end - first, body.nbytes)
-                message.samples, message.factor = samples, client.factor
-                asks.append(Ask(server, message, body))
+        for server, own in held:
+            body = np.concatenate([as_bytes(distinct[own]), as_bytes(total[own])])
+            message = Message(
+                kind=Kind.PUSH_ROWS,
+                table=self._number,
+                count=own.stop - own.start,
+                body=body.nbytes,
+                samples=samples,
+                factor=client.factor,
+            )
+            asks.append(Ask(server, message, body))
         answers = client.ask(asks)
         client.statistics.rows_pushed += len(total)
         client.spend(answers, time.perf_counter() - begin)
-
-    def _message(self, kind: Kind, count: int, body: int) -> Message:
-        return Message(kind=kind, table=self._number, count=count, body=body)
 
 
 class RemoteTables(dict[str, RemoteTable]):
@@ -209,3 +207,37 @@ class RemoteTables(dict[str, RemoteTable]):
     def __missing__(self, name: Any) -> RemoteTable:
         known = ", ".join(map(repr, self)) or "none (DataParallelASGD(tables=...) makes them)"
         raise UserError(f"tables[{shown(name)}] is not known; there are {known}")
+
+
+def write_tables(client: Client, folder: str) -> dict[str, Any]:
+    """Have servers write the rows that `ServedState.collect` has copied, while training goes on.
+
+    Returns:
+        Size and checksum of every file, by name.
+
+    Raises:
+        UserError: they cannot be written.
+
+    Local.
+    """
+    path = from_text(folder)
+    client.in_turn(lambda: client.ask_all(Kind.WRITE_TABLES, path))
+    texts = [""]
+    while not all(texts):
+        time.sleep(ASKED_EVERY_S)
+        answers = client.in_turn(lambda: client.ask_all(Kind.ASK_WRITTEN))
+        texts = [as_text(answer.body) for answer in answers]
+    facts = {name: fact for text in texts for name, fact in json.loads(text).items()}
+    if "problem" in facts:
+        raise UserError(facts["problem"])
+    return facts
+
+
+def load_tables(client: Client, folder: str) -> None:
+    """Have servers take up the rows that any number of servers have written. Local.
+
+    Raises:
+        UserError: as `ServedTables.load`.
+    """
+    path = from_text(folder)
+    client.in_turn(lambda: client.ask_all(Kind.LOAD_TABLES, path))

@@ -22,25 +22,18 @@ NOTHING: Array = np.empty(0, np.uint8)
 
 @dataclass
 class Request:
-    """What a worker has asked for.
-
-    Attributes:
-        memory: that `body` is the beginning of.
-        problem: why it is none; then `message` says nothing.
-        came: when all of it was here; `begun`, `ended`: when the server worked on it.
-        told: when the worker last heard from the server.
-    """
+    """What a worker has asked for."""
 
     worker: int
     message: Message
     body: Array
-    memory: Array
+    memory: Array  #: that `body` is the beginning of
     transfer: Transfer | None = None
-    problem: Malformed | None = None
-    came: float = 0.0
-    begun: float = 0.0
-    ended: float = 0.0
-    told: float = 0.0
+    problem: Malformed | None = None  #: why it is none; then `message` says nothing
+    came_ns: int = 0  #: when all of it was here, by `time.perf_counter_ns` as the others
+    begun_ns: int = 0  #: when the server began to work on it
+    ended_ns: int = 0  #: when it had done so
+    heartbeat_ns: int = 0  #: when the server last said that it is there
     staleness: int = 0
 
 
@@ -49,9 +42,6 @@ class Requests:
 
     Args:
         endpoint: to the workers, whose ranks are its peers in the order of their numbers.
-
-    Attributes:
-        heard: when each worker was last heard of, by `time.monotonic`.
 
     Bodies are begun one after the other, so that one that is here at once (inside a machine) is
     still in the cache when it is used, and in memory that was used just before; over a network
@@ -65,6 +55,7 @@ class Requests:
         self._coming: list[Request] = []  # whose bodies are under way
         self._forgotten: list[Request] = []  # of workers of which nothing more is wanted
         self._free: list[Array] = []  # memory for bodies, the one used last at the end
+        #: When each worker was last heard of.
         self.heard = [time.monotonic()] * len(endpoint.peers)
 
     def arrived(self) -> list[Request]:
@@ -81,7 +72,7 @@ class Requests:
         here = [request for request in self._coming if self._here(request)]
         for request in here:
             self._coming.remove(request)
-            request.came = request.told = time.perf_counter()
+            request.came_ns = request.heartbeat_ns = time.perf_counter_ns()
         return here
 
     @property
@@ -99,7 +90,7 @@ class Requests:
         # MPI may write yet to the bodies of one that is silent: their memory must stay.
         self._forgotten += [request for request in self._coming if request.worker == worker]
         self._coming = [request for request in self._coming if request.worker != worker]
-        rest = [each for each in self._headers if self._worker_of[each[0]] != worker]
+        rest = [(k, header) for k, header in self._headers if self._worker_of[k] != worker]
         self._headers = deque(rest)
 
     def _begun(self, rank: int, header: Header) -> Request:

@@ -11,48 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ..compression import Codec, FullPrecision
+from ..compression import FullPrecision
 from ..errors import UserError
 from ..kernels import body, empty_like
 from ..optimizers import SGD, LocalStep, Optimizer
 from ..parameters import Parameters
+from .rules import Rules
 
 Array = npt.NDArray[Any]
-Mode = Literal["async", "bounded", "sync", "geo"]
-Currency = Literal["gradients", "deltas"]
-Merge = Literal["sum", "mean"]
-
-MODES: tuple[Mode, ...] = ("async", "bounded", "sync", "geo")
-CURRENCIES: tuple[Currency, ...] = ("gradients", "deltas")
-MERGES: tuple[Merge, ...] = ("sum", "mean")
-
 COUNTERS = 3  #: numbers in `ServedModel.state` before those of each worker
 OF_EACH_WORKER = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """What becomes of pushes; see `DataParallelASGD` for the meaning of each.
-
-    Attributes:
-        staleness: in mode "bounded", the clocks that a worker may lead the slowest by.
-        delay_compensation: the factor λ; 0 where there is none.
-        pipeline: a push is of the model that its worker was given before the latest.
-        codec: of pushes.
-    """
-
-    mode: Mode
-    currency: Currency
-    merge: Merge
-    staleness: int
-    delay_compensation: float
-    pipeline: bool
-    codec: Codec
 
 
 @dataclass
@@ -75,13 +48,6 @@ class ServedModel:
         unread: gives the memory that the model may change in: the vector that it is in, where
             nobody reads it, or else another one.
 
-    Attributes:
-        version: how often the model has been changed.
-        clocks: of each worker: its pushes, also those without samples.
-        pushes: of each worker: its pushes that have changed the model.
-        pulled: of each worker: the version that it was last given.
-        based: of each worker: the version that its next push is of.
-
     Local. Memory for n values: the model and the optimizer's state; with a lossy codec 4 n bytes;
     in mode "sync" a copy of every worker's push; with delay compensation a copy for every worker.
     """
@@ -95,18 +61,18 @@ class ServedModel:
         unread: Callable[[Array], Array] = lambda x: x,
     ) -> None:
         self.parameters, self.rules, self._unread = initial, rules, unread
-        # Where deltas are pushed the optimizer is the workers'; here only its clock is needed.
-        self.local_step = LocalStep(
-            SGD(lr=0.0) if rules.currency == "deltas" else optimizer, initial
-        )
+        # With model updates the optimizer is the workers'; here only its clock is needed.
+        self.local_step = LocalStep(SGD(lr=0.0) if rules.pushes_updates else optimizer, initial)
         compile_step(self.local_step.optimizer, initial)
-        self.version = 0
-        self.clocks = [0] * workers
-        self.pushes = [0] * workers
-        self.pulled = [0] * workers
-        self.based = [0] * workers
+        self.version = 0  #: how often the model has been changed
+        # Of each worker:
+        self.clocks = [0] * workers  #: its pushes, also those without samples
+        self.pushes = [0] * workers  #: its pushes that have changed the model
+        self.pulled = [0] * workers  #: the version that it was last given
+        self.based = [0] * workers  #: the version that its next push is of
         self.live = set(range(workers))
         # Of each worker: the models that its next push, and the one after it, are of.
+        self._compensates = rules.delay_compensation > 0
         backups = (1 + rules.pipeline) * self._compensates
         self._backups = [[initial.flat.copy() for _ in range(backups)] for _ in range(workers)]
         self._blocks = rules.codec.blocks(initial)
@@ -129,10 +95,6 @@ class ServedModel:
         """Bytes of an encoded push."""
         return int(self._blocks.offsets[-1])
 
-    @property
-    def _compensates(self) -> bool:
-        return self.rules.delay_compensation > 0
-
     def push(self, worker: int, payload: Array, samples: int, factor: float) -> int:
         """Take in a push; returns its staleness: how often the model that it is of has changed.
 
@@ -144,26 +106,27 @@ class ServedModel:
         """
         staleness = self.version - self.based[worker]
         self.clocks[worker] += 1
-        push = Push(self._decode(payload), samples, factor) if samples else None
+        push = None
+        if samples:
+            vector = self._decoded
+            if vector is None:
+                vector = payload.view(self.x.dtype)
+            else:
+                self.rules.codec.decode(self._blocks, payload, vector, add=False)
+                if self.rules.mode == "sync":
+                    vector = vector.copy()
+            push = Push(vector, samples, factor)
         if self.rules.mode == "sync":
-            if push and self._decoded is push.vector:
-                push.vector = push.vector.copy()
             self._round[worker] = push
             self._end_round()
         elif push:
             self._apply(worker, push)
         return staleness
 
-    def _decode(self, payload: Array) -> Array:
-        if self._decoded is None:
-            return cast(Array, payload.view(self.x.dtype))
-        self.rules.codec.decode(self._blocks, payload, self._decoded, add=False)
-        return self._decoded
-
     def _apply(self, worker: int, push: Push) -> None:
         """Change the model by one worker's push."""
         mean = 1 / len(self.clocks) if self.rules.merge == "mean" else 1.0
-        if self.rules.currency == "deltas":
+        if self.rules.pushes_updates:
             self._subtract(push.vector, mean, push.samples)
         else:
             if self._compensates:
@@ -193,7 +156,7 @@ class ServedModel:
             if push.vector is not total:
                 total += push.vector
             self.pushes[k] += 1
-        if self.rules.currency == "deltas":
+        if self.rules.pushes_updates:
             self._subtract(total, 1.0, samples)
         else:
             self._step(total, samples, max(push.factor for push in pushed.values()))
@@ -201,7 +164,7 @@ class ServedModel:
 
     def _weight(self, push: Push, samples: int) -> float:
         """Of a push in its round, as `_step` divides by the samples of the round."""
-        if self.rules.currency == "deltas":
+        if self.rules.pushes_updates:
             return push.samples / samples if self.rules.merge == "mean" else 1.0
         per_sample = self.local_step.optimizer.lr is None  # such a rate knows no mean
         return 1.0 if per_sample or self.rules.merge == "mean" else samples / push.samples
@@ -211,12 +174,12 @@ class ServedModel:
         free = self._unread(self.x)
         return None if free is self.x else free
 
-    def _subtract(self, delta: Array, weight: float, samples: int) -> None:
+    def _subtract(self, update: Array, weight: float, samples: int) -> None:
         out = self._elsewhere()
-        body(self.x).sgd_step(self.x, delta, weight, out)
+        body(self.x).sgd_step(self.x, update, weight, out)
         if out is not None:
-            self.parameters.lie_over(out)
-        self.local_step(delta, 0, samples)
+            self.parameters.rebind(out)
+        self.local_step(update, 0, samples)
 
     def _step(self, gradient: Array, samples: int, factor: float) -> None:
         self.local_step.state.lr_factor = factor
@@ -252,30 +215,34 @@ class ServedModel:
         if self.rules.mode == "sync":
             self._end_round()
 
+    def _vectors(self) -> list[Array]:
+        """The part, and the optimizer's buffers in the order of their names."""
+        buffers = self.local_step.state.buffers
+        return [self.x, *(buffers[name] for name in sorted(buffers))]
+
+    def _require_no_round(self) -> None:
+        if self._round:
+            raise UserError("the model is in the midst of a round: let all workers meet first")
+
+    @property
+    def state_bytes(self) -> int:
+        """Length of `state`."""
+        counters = COUNTERS + OF_EACH_WORKER * len(self.clocks)
+        return sum(vector.nbytes for vector in self._vectors()) + 8 * counters
+
     def state(self) -> Array:
         """The part, the optimizer's buffers in the order of their names, and the counters: uint8.
 
         Between two rounds. With `set_state` all that a checkpoint needs, but for the models that
         workers have pulled.
         """
-        if self._round:
-            raise UserError("the model is in the midst of a round: let all workers meet first")
-        buffers = self.local_step.state.buffers
-        arrays = [self.x, *(buffers[name] for name in sorted(buffers)), self._counters()]
-        return np.concatenate([array.view(np.uint8) for array in arrays])
-
-    def _counters(self) -> Array:
+        self._require_no_round()
         optimizer = self.local_step.state
         counters = [self.version, optimizer.steps, optimizer.samples]
         for of_each_worker in (self.clocks, self.pushes, self.pulled, self.based):
             counters += of_each_worker
-        return np.array(counters, np.int64)
-
-    @property
-    def state_bytes(self) -> int:
-        """Length of `state`."""
-        vectors = 1 + len(self.local_step.state.buffers)
-        return vectors * self.x.nbytes + 8 * (COUNTERS + OF_EACH_WORKER * len(self.clocks))
+        arrays = [*self._vectors(), np.array(counters, np.int64)]
+        return np.concatenate([array.view(np.uint8) for array in arrays])
 
     def set_state(self, state: Array) -> None:
         """The inverse of `state`.
@@ -283,20 +250,21 @@ class ServedModel:
         Raises:
             UserError: in the midst of a round, or it is no state.
         """
-        if self._round:
-            raise UserError("the model is in the midst of a round: let all workers meet first")
-        buffers, n = self.local_step.state.buffers, self.x.nbytes
-        counters = state[(1 + len(buffers)) * n :].copy().view(np.int64).tolist()
+        self._require_no_round()
+        if len(state) != self.state_bytes:
+            raise UserError(f"body={len(state)} of the state must be {self.state_bytes}")
+        workers, optimizer = len(self.clocks), self.local_step.state
+        begin = len(state) - 8 * (COUNTERS + OF_EACH_WORKER * workers)
+        counters = state[begin:].copy().view(np.int64).tolist()
         if min(counters) < 0:
             raise UserError(f"the counters of a state must not be negative: {counters}")
-        self.parameters.lie_over(self._unread(self.x))  # all of it is written
-        for i, array in enumerate([self.x, *(buffers[name] for name in sorted(buffers))]):
-            array[...] = state[i * n : (i + 1) * n].view(array.dtype)
-        optimizer, workers = self.local_step.state, len(self.clocks)
+        self.parameters.rebind(self._unread(self.x))  # all of it is written
+        n = self.x.nbytes
+        for i, vector in enumerate(self._vectors()):
+            vector[...] = state[i * n : (i + 1) * n].view(vector.dtype)
         self.version, optimizer.steps, optimizer.samples = counters[:COUNTERS]
-        rest = counters[COUNTERS:]
         self.clocks, self.pushes, self.pulled, self.based = (
-            rest[i * workers : (i + 1) * workers] for i in range(OF_EACH_WORKER)
+            counters[i : i + workers] for i in range(COUNTERS, len(counters), workers)
         )
 
     def set_backup(self, worker: int, models: Array) -> None:

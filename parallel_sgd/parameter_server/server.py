@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,22 +12,23 @@ import numpy.typing as npt
 
 from ..communication import Endpoint, PeerLost
 from ..communication.departures import ON_ITS_WAY_S
-from ..communication.endpoint import Patience, as_bytes
+from ..communication.endpoint import as_bytes
+from ..embedding import ServedTables
 from ..errors import SharedError, UserError
 from .answers import Answers
+from .direct_requests import DIRECT_REQUESTS
 from .order import Order
 from .requests import Request, Requests
 from .served import ServedModel
-from .statistics import LENGTH, WAIT, WorkerStatistics
-from .tables import TABLE_REQUESTS, ServedTables
+from .statistics import LENGTH, NANO, WAIT, WorkerStatistics
 from .waits import of_kind, stalemate
-from .wire import Kind, Malformed, Message, as_text, from_text
+from .wire import ANSWERS, Kind, Malformed, Message, as_text, from_text
 
 Array = npt.NDArray[Any]
 
 PRESENCE_EVERY_S = 0.5  #: after workers that have left
 TELLS_FOR_S = 3.0  #: of a problem, at the longest, once it is stopped
-SIGNS_OF_LIFE = 4  #: for each `timeout_s`, to workers whose answer is kept back
+HEARTBEATS = 4  #: for each `timeout_s`, to workers whose answer is kept back
 LOOKING = {Kind.WRITE_TABLES, Kind.ASK_WRITTEN, Kind.COUNT_TABLES}
 """What changes nothing and is asked by the clock: it may come at any time, also in a replay."""
 
@@ -61,13 +61,13 @@ class Server:
         self._order, self._survives = order, survives
         self._ranks: Sequence[int] = endpoint.peers
         self._requests, self._answers = Requests(endpoint), answers
-        self._ready: deque[Request] = deque()
+        self._ready: list[Request] = []
         self._kept: dict[int, Request] = {}  # whose answers are kept back, by worker
         self._live = set(range(len(self._ranks)))
         self.lost: list[int] = []  #: workers that have died or hung
         self._silent = False  # whether one of them may be alive
         self._problem: str | None = None
-        self._told: set[int] = set()  # workers that know of it
+        self._informed: set[int] = set()  # workers that know of it
         self._gone: set[int] = set()  # workers that have their last answer
         self._statistics = np.zeros((len(self._ranks), LENGTH), np.int64)
         self._looked_after_s = self._handled_s = self._presence_checked_s = time.monotonic()
@@ -93,11 +93,16 @@ class Server:
             UserError: a worker has not been heard of for the endpoint's `timeout_s`, or all are
                 lost; or the order of the requests cannot be written.
         """
-        unwritable = None
+        unwritable: UserError | None = None
         try:
             self._serve()
         finally:
-            unwritable = self._close()
+            try:
+                self._order.close()
+            except UserError as error:  # to be told where nothing is worse
+                unwritable = error
+            finally:
+                self._endpoint.close()
         if self._problem:
             raise SharedError(self._problem)
         if not self._live:
@@ -105,28 +110,18 @@ class Server:
         if unwritable:
             raise unwritable
 
-    def _close(self) -> UserError | None:
-        """What is wrong with the order: to be said where nothing worse is."""
-        try:
-            self._order.close()
-        except UserError as error:
-            return error
-        finally:
-            self._endpoint.close()
-        return None
-
     def _serve(self) -> None:
-        idle, moving = Patience(), Patience(moving=True)
-        while self._live - self._gone - self._told and not self._is_over:
+        idle, moving = self._endpoint.backoff(), self._endpoint.backoff(moving=True)
+        while self._live - self._gone - self._informed and not self._is_over:
             unheard = self._answers.unheard
             try:
                 if self._move():
                     idle.reset()
                     moving.reset()
                 elif self._requests.coming or self._answers.going:
-                    moving.pause(self._endpoint)
+                    moving.pause()
                 else:
-                    idle.pause(self._endpoint)
+                    idle.pause()
                 self._look_after_workers()
             except PeerLost as error:
                 unheard.append(error.peer)
@@ -145,14 +140,14 @@ class Server:
             if request.problem is None:
                 self._ready.append(request)
             else:
-                self._refuse(request, request.problem)
+                self._answer(request, from_text(str(request.problem)), Kind.REFUSED)
         handled = self._handle_next()
         self._answers.move()
         return bool(arrived or handled)
 
     def _handle_next(self) -> bool:
         """Handle the request whose turn it is, if it is here."""
-        turn = self._turn
+        turn = None if self._problem else self._order.next()
         may = (r for r in self._ready if turn in (None, r.worker) or r.message.kind in LOOKING)
         request = next(may, None)
         if request is None:
@@ -162,7 +157,7 @@ class Server:
         if request.message.kind not in LOOKING:
             self._order.answered(request.worker)
             self._handled_s = time.monotonic()
-        request.begun = time.perf_counter()
+        request.begun_ns = time.perf_counter_ns()
         if self._problem and request.message.kind != Kind.FAIL:
             self._tell_problem(request)
             return True
@@ -170,38 +165,39 @@ class Server:
             if request.worker in self.lost:
                 raise Malformed("the other workers go on without this one: it was silent too long")
             HANDLERS[request.message.kind](self, request)
-        except (UserError, MemoryError) as error:
-            self._refuse(request, error)
+        except UserError as error:
+            self._answer(request, from_text(str(error)), Kind.REFUSED)
+        except MemoryError as error:
+            kind, rank = request.message.kind.name, self._endpoint.rank
+            text = f"the server on rank {rank} has not enough memory for {kind}: {error}"
+            self._answer(request, from_text(text), Kind.REFUSED)
         return True
 
     def _handle_push(self, request: Request) -> None:
+        """Take a push that is the next one of its worker, and of this model."""
         worker, message, model = request.worker, request.message, self.model
-        self._check_push(request)
-        request.staleness = model.push(worker, request.body, message.samples, message.factor)
-        self._keep(request)
-        self._release()
-
-    def _check_push(self, request: Request) -> None:
-        """See that a push is the next one of this worker, and of this model."""
-        worker, message, model = request.worker, request.message, self.model
-        expected = {
-            "clock": (message.clock, model.clocks[worker] + 1),
-            "version": (message.version, model.pulled[worker]),
-            "body": (message.body, model.push_bytes if message.samples else 0),
+        required = {
+            "clock": model.clocks[worker] + 1,
+            "version": model.pulled[worker],
+            "body": model.push_bytes if message.samples else 0,
         }
-        for name, (given, required) in expected.items():
-            if given != required:
-                raise Malformed(f"{name}={given} of this push must be {required}")
+        for name, number in required.items():
+            if getattr(message, name) != number:
+                raise Malformed(f"{name}={getattr(message, name)} of this push must be {number}")
         if worker not in model.live:
             raise Malformed("a worker that has left cannot push")
+        request.staleness = model.push(worker, request.body, message.samples, message.factor)
+        self._keep(request)
 
     def _give_model(self, request: Request) -> None:
         x = self.model.give(request.worker)
-        self._answer(request, Kind.MODEL, as_bytes(x), of=x)
+        self._answer(request, as_bytes(x), of=x)
 
     def _keep(self, request: Request) -> None:
-        request.ended = request.told = time.perf_counter()
+        """Keep an answer back until others have come; perhaps they have."""
+        request.ended_ns = request.heartbeat_ns = time.perf_counter_ns()
         self._kept[request.worker] = request
+        self._release()
 
     def _release(self) -> None:
         """Answer those that need not wait any more; see that the rest does not wait for ever."""
@@ -213,40 +209,29 @@ class Server:
         if self._kept:
             for kind in (Kind.SUM_SAMPLES, Kind.MEET, Kind.LEAVE):
                 self._end_meeting(kind)
-            self._require_a_way_on()
+            busy = self._live - self._gone - self._informed - self._kept.keys()
+            clocks, mode = self.model.clocks, self.model.rules.mode
+            problem = stalemate(self._kept, busy, self._ranks, clocks, mode)
+            if problem:  # heartbeats would keep them there
+                self._end_training(problem)
 
     def _end_meeting(self, kind: Kind) -> None:
-        """Where all are at a meeting or have left, or have told their samples, answer them."""
+        """Where all are at a meeting or have left, or have given their samples, answer them."""
         waiting = {k: r for k, r in sorted(self._kept.items()) if r.message.kind == kind}
         rest = self.model.live if kind == Kind.SUM_SAMPLES else self._live
         if not waiting or not rest <= waiting.keys():
             return
-        for worker in waiting:
-            del self._kept[worker]
-        if kind != Kind.LEAVE:
-            total = sum(request.message.samples for request in waiting.values())
-            for request in waiting.values():
-                self._answer(request, Kind.DONE, samples=total)
-        else:
-            now = time.perf_counter()
+        samples, last = sum(request.message.samples for request in waiting.values()), None
+        if kind == Kind.LEAVE:
+            now = time.perf_counter_ns()
             for worker, request in waiting.items():
-                self._statistics[worker, WAIT] += _ns(now - request.ended)
+                self._statistics[worker, WAIT] += now - request.ended_ns
+            samples = self.model.samples
             last = np.concatenate([as_bytes(self.model.x), as_bytes(self._statistics)])
-            for request in waiting.values():
-                self._answer(request, Kind.FINAL, last)
             self._gone |= waiting.keys()
-
-    def _require_a_way_on(self) -> None:
-        """Where workers wait for each other, end training: signs of life would keep them there."""
-        busy = self._live - self._gone - self._told - self._kept.keys()
-        clocks, mode = self.model.clocks, self.model.rules.mode
-        problem = stalemate(self._kept, busy, self._ranks, clocks, mode)
-        if problem:
-            self._end_training(problem)
-
-    def _handle_meeting(self, request: Request) -> None:
-        self._keep(request)
-        self._release()
+        for worker, request in waiting.items():
+            del self._kept[worker]
+            self._answer(request, last, samples=samples)
 
     def _handle_leave(self, request: Request) -> None:
         if request.message.body != self._statistics[0].nbytes:
@@ -254,7 +239,6 @@ class Server:
         self._statistics[request.worker] = request.body.view(np.int64)
         self.model.leave(request.worker)
         self._keep(request)
-        self._release()
 
     def _handle_fail(self, request: Request) -> None:
         self._end_training(as_text(request.body))
@@ -267,42 +251,18 @@ class Server:
             self._tell_problem(self._kept.pop(worker))
 
     def _tell_problem(self, request: Request) -> None:
-        self._told.add(request.worker)
-        self._answer(request, Kind.FAILED, from_text(self._problem or ""))
+        self._informed.add(request.worker)
+        self._answer(request, from_text(self._problem or ""), Kind.FAILED)
 
-    def _handle_pull_state(self, request: Request) -> None:
-        self._answer(request, Kind.STATE, self.model.state())
-
-    def _handle_push_state(self, request: Request) -> None:
-        if request.message.body != self.model.state_bytes:
-            raise Malformed(
-                f"body={request.message.body} of the state must be {self.model.state_bytes}"
-            )
-        self.model.set_state(request.body)
-        self._answer(request, Kind.DONE)
-
-    def _handle_push_backup(self, request: Request) -> None:
-        self.model.set_backup(request.worker, request.body)
-        self._answer(request, Kind.DONE)
-
-    def _handle_tables(self, request: Request) -> None:
-        kind, body = TABLE_REQUESTS[request.message.kind](
-            self._tables, request.message, request.body
-        )
-        self._answer(request, kind, body)
-
-    def _refuse(self, request: Request, error: Exception) -> None:
-        text = str(error)
-        if isinstance(error, MemoryError):
-            kind, rank = request.message.kind.name, self._endpoint.rank
-            text = f"the server on rank {rank} has not enough memory for {kind}: {text}"
-        self._answer(request, Kind.REFUSED, from_text(text))
+    def _answer_directly(self, request: Request) -> None:
+        handle = DIRECT_REQUESTS[request.message.kind]
+        self._answer(request, handle(self.model, self._tables, request))
 
     def _answer(
         self,
         request: Request,
-        kind: Kind,
         body: Array | None = None,
+        kind: Kind | None = None,
         *,
         samples: int | None = None,
         of: Array | None = None,
@@ -311,28 +271,29 @@ class Server:
 
         `of`: the vector whose memory the body is, where it is not the answer's own.
         """
-        now, worker = time.perf_counter(), request.worker
-        request.begun = request.begun or now
-        request.ended = request.ended or now
+        now, worker = time.perf_counter_ns(), request.worker
+        request.begun_ns = request.begun_ns or now
+        request.ended_ns = request.ended_ns or now
         message = Message(
-            kind=kind,
+            kind=ANSWERS[request.message.kind] if kind is None else kind,
             clock=self.model.clocks[worker],
             version=self.model.version,
             samples=self.model.samples if samples is None else samples,
             body=0 if body is None else body.nbytes,
             staleness=request.staleness,
             count=len(self.lost),
-            queued_ns=_ns(request.begun - request.came),
-            applied_ns=_ns(request.ended - request.begun),
-            held_ns=_ns(now - request.ended),
+            queued_ns=request.begun_ns - request.came_ns,
+            applied_ns=request.ended_ns - request.begun_ns,
+            held_ns=now - request.ended_ns,
         )
         self._requests.release(request)
         self._endpoint.listen(self._ranks[worker])
         self._answers.send(worker, message, body, of=of)
 
     def _look_after_workers(self) -> None:
-        """Now and then: signs of life to those who wait, and a look for those who give none."""
-        now, every = time.monotonic(), self._endpoint.timeout_s / SIGNS_OF_LIFE
+        """Now and then: heartbeats to those who wait, and a look for those who give none."""
+        now, timeout_s = time.monotonic(), self._endpoint.timeout_s
+        every = timeout_s / HEARTBEATS
         if now - self._presence_checked_s > PRESENCE_EVERY_S:
             self._presence_checked_s = now
             self._require_presence(now)
@@ -342,18 +303,25 @@ class Server:
         self._order.write()
         for request in [*self._kept.values(), *self._ready]:  # these, in a replay
             heard[request.worker] = now
-            if time.perf_counter() - request.told > every:
-                request.told = time.perf_counter()
-                self._answers.send(request.worker, Message(kind=Kind.WAIT))
-        self._require_progress(now)
-        for worker in self._live - self._gone - self._told:
-            if now - heard[worker] > self._endpoint.timeout_s:
-                self._missing(worker)
+            if time.perf_counter_ns() - request.heartbeat_ns > every * NANO:
+                request.heartbeat_ns = time.perf_counter_ns()
+                self._answers.send(request.worker, Message(kind=Kind.HEARTBEAT))
+        for worker in self._live - self._gone - self._informed:
+            if now - heard[worker] <= timeout_s:
+                continue
+            if not self._survives:
+                raise UserError(
+                    f"a server has not heard of the worker on rank {self._ranks[worker]} for "
+                    f"timeout_s={timeout_s:g} s: it has stopped, left without learner.finish(), or "
+                    "is busy with something else; ending the job"
+                )
+            self._silent = True
+            self._lose(worker, f"has been silent for {timeout_s:g} s")
 
     def _require_presence(self, now: float) -> None:
         """See that no worker has left of which anything is yet to come."""
         left = self._endpoint.left()
-        for worker in self._live - self._gone - self._told:
+        for worker in self._live - self._gone - self._informed:
             rank = self._ranks[worker]
             if rank in left and now - self._left_since.setdefault(worker, now) > ON_ITS_WAY_S:
                 raise UserError(
@@ -361,41 +329,22 @@ class Server:
                     "learner.finish(); ending the job"
                 )
 
-    @property
-    def _turn(self) -> int | None:
-        """The worker whose request is next; None where anybody's may be."""
-        return None if self._problem else self._order.next()
-
     def _require_turn(self, turn: int | None) -> None:
-        """See that in a replay the next worker can come at all, where others wait for it."""
+        """See that in a replay the next worker can come, and does, where others wait for it."""
         if turn is None or not self._ready:
             return
-        if turn in self._kept or turn not in self._live:
-            why = "waits for the others itself" if turn in self._kept else "is lost"
-            raise UserError(
-                f"replay: the recorded order has the worker on rank {self._ranks[turn]} next, "
-                f"which {why}: this is not the run that was recorded"
-            )
-
-    def _require_progress(self, now: float) -> None:
-        """See that in a replay the next worker comes: all others wait for it."""
-        turn, timeout_s = self._turn, self._endpoint.timeout_s
-        if turn is not None and self._ready and now - self._handled_s > timeout_s:
-            raise UserError(
-                f"replay: the recorded order has the worker on rank {self._ranks[turn]} next, "
-                f"which has asked for nothing for timeout_s={timeout_s:g} s, while others wait: "
-                "this is not the run that was recorded"
-            )
-
-    def _missing(self, worker: int) -> None:
-        if self._survives:
-            self._silent = True
-            self._lose(worker, f"has been silent for {self._endpoint.timeout_s:g} s")
+        timeout_s = self._endpoint.timeout_s
+        if turn in self._kept:
+            why = "waits for the others itself"
+        elif turn not in self._live:
+            why = "is lost"
+        elif time.monotonic() - self._handled_s > timeout_s:
+            why = f"has asked for nothing for timeout_s={timeout_s:g} s, while others wait"
+        else:
             return
         raise UserError(
-            f"a server has not heard of the worker on rank {self._ranks[worker]} for "
-            f"timeout_s={self._endpoint.timeout_s:g} s: it has stopped, left without "
-            "learner.finish(), or is busy with something else; ending the job"
+            f"replay: the recorded order has the worker on rank {self._ranks[turn]} next, "
+            f"which {why}: this is not the run that was recorded"
         )
 
     def _lose(self, worker: int, why: str) -> None:
@@ -404,11 +353,11 @@ class Server:
             return
         self._live.discard(worker)
         self.lost.append(worker)
-        known = WorkerStatistics(pushes=self.model.pushes[worker], lost=1)
-        self._statistics[worker] = known.packed()
+        pushes = self.model.pushes[worker]
+        self._statistics[worker] = WorkerStatistics(pushes=pushes, lost=1).packed()
         self._kept.pop(worker, None)
         self._requests.forget(worker)
-        self._ready = deque(r for r in self._ready if r.worker != worker)
+        self._ready = [r for r in self._ready if r.worker != worker]
         print(
             f"parallel_sgd: the worker on rank {self._ranks[worker]} {why}: "
             f"{len(self._live)} of {len(self._ranks)} workers are left",
@@ -422,16 +371,9 @@ class Server:
 HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.PUSH: Server._handle_push,
     Kind.PULL: Server._give_model,
-    Kind.PULL_STATE: Server._handle_pull_state,
-    Kind.PUSH_STATE: Server._handle_push_state,
-    Kind.PUSH_BACKUP: Server._handle_push_backup,
-    Kind.MEET: Server._handle_meeting,
-    Kind.SUM_SAMPLES: Server._handle_meeting,
+    Kind.MEET: Server._keep,
+    Kind.SUM_SAMPLES: Server._keep,
     Kind.LEAVE: Server._handle_leave,
     Kind.FAIL: Server._handle_fail,
-    **dict.fromkeys(TABLE_REQUESTS, Server._handle_tables),
+    **dict.fromkeys(DIRECT_REQUESTS, Server._answer_directly),
 }
-
-
-def _ns(seconds: float) -> int:
-    return max(0, round(seconds * 1e9))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -17,50 +17,33 @@ Array = npt.NDArray[np.int64]
 
 @dataclass
 class Seconds:
-    """Where a worker's time went.
-
-    Attributes:
-        compute: outside of the exchanges: gradients, local steps, reading data, evaluating.
-        wait: in exchanges, for other workers' requests, and for those that this one must not lead.
-        wire: in exchanges, encoding and decoding, and on the way to servers and back.
-        apply: in exchanges, while a server changed its model.
+    """Where a worker's time went, in seconds.
 
     Of several servers the slowest counts. With `pipeline` exchanges run beside the computation.
     """
 
-    compute: float = 0.0
-    wait: float = 0.0
-    wire: float = 0.0
-    apply: float = 0.0
+    compute: float = 0.0  #: outside of exchanges: gradients, local steps, reading data, evaluating
+    wait: float = 0.0  #: in them, for other workers' requests, and those that it must not lead
+    wire: float = 0.0  #: in them, encoding and decoding, and on the way to servers and back
+    apply: float = 0.0  #: in them, while a server changed its model
 
 
 @dataclass
 class WorkerStatistics:
-    """What one worker has pushed and pulled, and what that has cost it.
+    """What one worker has pushed and pulled, and what that has cost it."""
 
-    Attributes:
-        pushes: that have changed the model.
-        samples: in them.
-        version: of the model (server 0's), as this worker last pulled it.
-        bytes_sent, bytes_received: to and from servers on other ranks.
-        rows_pulled, rows_pushed: of embedding tables, different ones in each minibatch.
-        lost: 1 if it has died or hung; then nothing but its pushes is known.
-        summed_staleness, largest_staleness: over its pushes.
-        staleness: how many of its pushes met a model that had been changed so often since the one
-            that they are of (on the server where that was most; 255 means 255 or more).
-        seconds: where its time went.
-    """
-
-    pushes: int = 0
-    samples: int = 0
-    version: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    rows_pulled: int = 0
-    rows_pushed: int = 0
-    lost: int = 0
-    summed_staleness: int = 0
+    pushes: int = 0  #: that have changed the model
+    samples: int = 0  #: in them
+    version: int = 0  #: of the model (server 0's), as this worker last pulled it
+    bytes_sent: int = 0  #: to servers on other ranks
+    bytes_received: int = 0  #: from them
+    rows_pulled: int = 0  #: of embedding tables, different ones in each minibatch
+    rows_pushed: int = 0  #: likewise
+    lost: int = 0  #: 1 if it has died or hung; then nothing but its pushes is known
+    summed_staleness: int = 0  #: over its pushes
     largest_staleness: int = 0
+    #: How many of its pushes met a model that had been changed so often since the one that they are
+    #: of (on the server where that was most; 255 means 255 or more).
     staleness: Counter[int] = field(default_factory=Counter)
     seconds: Seconds = field(default_factory=Seconds)
 
@@ -80,35 +63,20 @@ class WorkerStatistics:
             **{name: getattr(self, name) for name in COUNTED},
             "staleness": {str(s): n for s, n in sorted(self.staleness.items())},
             "mean_staleness": round(self.mean_staleness, 4),
-            "seconds": {f.name: round(getattr(self.seconds, f.name), 4) for f in SECONDS},
+            "seconds": {name: round(s, 4) for name, s in asdict(self.seconds).items()},
         }
 
     def packed(self) -> Array:
         """As a message holds it: int64 [`LENGTH`]."""
-        numbers = np.zeros(LENGTH, np.int64)
-        numbers[: len(COUNTED)] = [getattr(self, name) for name in COUNTED]
-        numbers[len(COUNTED) : HISTOGRAM] = [
-            round(NANO * getattr(self.seconds, f.name)) for f in SECONDS
-        ]
-        for staleness, count in self.staleness.items():
-            numbers[HISTOGRAM + staleness] = count
-        return numbers
+        counted = [getattr(self, name) for name in COUNTED]
+        seconds = [round(NANO * s) for s in astuple(self.seconds)]
+        histogram = [self.staleness[s] for s in range(LARGEST_COUNTED + 1)]
+        return np.array(counted + seconds + histogram, np.int64)
 
 
-SECONDS = fields(Seconds)
-COUNTED = (
-    "pushes",
-    "samples",
-    "version",
-    "bytes_sent",
-    "bytes_received",
-    "rows_pulled",
-    "rows_pushed",
-    "lost",
-    "summed_staleness",
-    "largest_staleness",
-)
-WAIT = len(COUNTED) + [f.name for f in SECONDS].index("wait")  #: its place, in nanoseconds
+COUNTED = tuple(f.name for f in fields(WorkerStatistics) if f.type == "int")
+SECONDS = [f.name for f in fields(Seconds)]
+WAIT = len(COUNTED) + SECONDS.index("wait")  #: its place, in nanoseconds
 HISTOGRAM = len(COUNTED) + len(SECONDS)
 LENGTH = HISTOGRAM + LARGEST_COUNTED + 1
 
@@ -119,5 +87,5 @@ def unpacked_statistics(numbers: Array) -> WorkerStatistics:
     return WorkerStatistics(
         **dict(zip(COUNTED, first, strict=False)),
         staleness=Counter({s: n for s, n in enumerate(histogram) if n}),
-        seconds=Seconds(*(each / NANO for each in first[len(COUNTED) :])),
+        seconds=Seconds(*(ns / NANO for ns in first[len(COUNTED) :])),
     )

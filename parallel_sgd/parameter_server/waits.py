@@ -46,10 +46,10 @@ def stalemate(
     for worker, request in sorted(kept.items()):
         what = WAITS[request.message.kind].format(clock=clocks[worker], mode=mode)
         waiting[what].append(ranks[worker])
-    told = "; ".join(
-        f"{in_words(found)} wait{'s' * (len(found) == 1)} {what}" for what, found in waiting.items()
+    states = "; ".join(
+        f"{in_words(those)} wait{'s' * (len(those) == 1)} {what}" for what, those in waiting.items()
     )
     return (
-        f"training cannot go on, since workers wait for each other: {told}; every worker must take "
-        "as many steps as the others, and meet, save and finish where they do"
+        f"training cannot go on, since workers wait for each other: {states}; every worker must "
+        "take as many steps as the others, and meet, save and finish where they do"
     )

@@ -1,4 +1,4 @@
-"""The form of a message: 16 int64, of which one is a seal, before a body of plain numbers.
+"""The form of a message: 16 int64, of which one is a checksum, before a body of plain numbers.
 
 Nothing is pickled, and nothing is believed: a server checks every field before it acts on it.
 """
@@ -15,8 +15,8 @@ import numpy as np
 from ..communication.endpoint import HEADER_LENGTH, Bytes, Header
 from ..errors import UserError
 
-SEAL = 0x5053_4744_0001  #: of this form of header; another form has another
-PRIME = (1 << 61) - 1  # so that every flipped bit changes the seal, the highest one too
+FORM = 0x5053_4744_0001  #: of this form of header; another form has another
+PRIME = (1 << 61) - 1  # so that every flipped bit changes the checksum, the highest one too
 LARGEST = 1 << 53  #: above every number but the factor
 
 
@@ -47,28 +47,20 @@ class Kind(IntEnum):
     DONE = 35
     TEXT = 36
     FINAL = 37  #: body: the model, then the statistics of all workers
-    WAIT = 38  #: the answer will come; this is a sign of life
+    HEARTBEAT = 38  #: the answer will come; so that its worker goes on waiting
     REFUSED = 39  #: body: text. The request has changed nothing
     FAILED = 40  #: body: text. Training has failed for all
 
 
-ANSWERS = {
+ANSWERS = dict.fromkeys((kind for kind in Kind if kind < Kind.MODEL), Kind.DONE) | {
     Kind.PUSH: Kind.MODEL,
     Kind.PULL: Kind.MODEL,
     Kind.PULL_ROWS: Kind.ROWS,
-    Kind.PUSH_ROWS: Kind.DONE,
     Kind.PULL_STATE: Kind.STATE,
-    Kind.PUSH_STATE: Kind.DONE,
-    Kind.PUSH_BACKUP: Kind.DONE,
-    Kind.COPY_TABLES: Kind.DONE,
-    Kind.WRITE_TABLES: Kind.DONE,
-    Kind.ASK_WRITTEN: Kind.TEXT,
-    Kind.LOAD_TABLES: Kind.DONE,
     Kind.COUNT_TABLES: Kind.STATE,
-    Kind.MEET: Kind.DONE,
+    Kind.ASK_WRITTEN: Kind.TEXT,
     Kind.LEAVE: Kind.FINAL,
     Kind.FAIL: Kind.FAILED,
-    Kind.SUM_SAMPLES: Kind.DONE,
 }
 """Of each request, where it is neither refused nor training has failed."""
 
@@ -79,42 +71,27 @@ class Malformed(UserError):
 
 @dataclass(kw_only=True)
 class Message:
-    """A header's fields.
-
-    Attributes:
-        kind: of the message.
-        table: number of an embedding table, from 0.
-        clock: pushes of this worker so far, this one included.
-        version: of the model: in a request the one that it was last answered with, in an answer
-            the server's.
-        samples: in a push, those of its gradient; in an answer, those seen by all workers.
-        body: bytes that follow.
-        count: of ids; in an answer, of workers that are lost.
-        factor: of the learning rate, for this push.
-        staleness: updates between this worker's pull and its push.
-        queued_ns, applied_ns, held_ns: how long the server let the request wait for others', worked
-            on it, and kept back the answer.
-    """
+    """A header's fields."""
 
     kind: Kind
-    table: int = 0
-    clock: int = 0
-    version: int = 0
-    samples: int = 0
-    body: int = 0
-    count: int = 0
-    factor: float = 1.0
-    staleness: int = 0
-    queued_ns: int = 0
-    applied_ns: int = 0
-    held_ns: int = 0
+    table: int = 0  #: number of an embedding table, from 0
+    clock: int = 0  #: pushes of this worker so far, this one included
+    version: int = 0  #: of the model; in a request, of the last one that was answered
+    samples: int = 0  #: in a push, those of its gradient; in an answer, those seen by all workers
+    body: int = 0  #: bytes that follow
+    count: int = 0  #: of ids; in an answer, of workers that are lost
+    factor: float = 1.0  #: of the learning rate, for this push
+    staleness: int = 0  #: updates between this worker's pull and its push
+    queued_ns: int = 0  #: how long the server let the request wait for others'
+    applied_ns: int = 0  #: how long it worked on it
+    held_ns: int = 0  #: how long it kept back the answer
 
     def packed(self) -> Header:
         header = np.zeros(HEADER_LENGTH, np.int64)
         values = [getattr(self, name) for name in NAMES]
         values[FACTOR] = struct.unpack("q", struct.pack("d", self.factor))[0]
         header[1 : 1 + len(NAMES)] = values
-        header[0] = _seal(header)
+        header[0] = _checksum(header)
         return header
 
 
@@ -128,7 +105,7 @@ def unpacked(header: Header) -> Message:
     Raises:
         Malformed: it is none of this form, or damaged.
     """
-    if len(header) != HEADER_LENGTH or header[0] != _seal(header):
+    if len(header) != HEADER_LENGTH or header[0] != _checksum(header):
         raise Malformed("a message's header is damaged, or of another version of parallel_sgd")
     values = dict(zip(NAMES, header[1:].tolist(), strict=False))
     if values["kind"] not in set(Kind):
@@ -143,12 +120,12 @@ def unpacked(header: Header) -> Message:
     return Message(kind=kind, factor=factor, **values)
 
 
-def _seal(header: Header) -> int:
+def _checksum(header: Header) -> int:
     """Depends on every other number of the header."""
-    seal = SEAL
+    checksum = FORM
     for number in header[1:].tolist():
-        seal = (31 * seal + number) % PRIME
-    return seal
+        checksum = (31 * checksum + number) % PRIME
+    return checksum
 
 
 def as_text(body: Bytes) -> str:

@@ -7,7 +7,7 @@ itself needs to compute its gradient is not known here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..algorithms import (
     BlockMomentumSGD,
@@ -15,13 +15,12 @@ from ..algorithms import (
     DiLoCo,
     LocalUpdates,
     ModelAveragingSGD,
+    Period,
     SlowMo,
 )
-from ..compression import GRADIENT_BITS
-from ..exchange.costs import encoded_bytes
+from ..compression import registered_bits
+from ..costs import encoded_bytes
 from .job import Job, StepCost
-
-__all__ = ["Blocks", "Candidate", "DataParallel", "DoubleBuffered", "Servers", "candidates"]
 
 BACKWARD = 2 / 3  #: of a step, in which the gradient comes out bit by bit
 BLOCK_PASSES = 14  #: over the model at the end of a block: see `LocalUpdates`
@@ -39,7 +38,7 @@ class Candidate(ABC):
         bits: a value on the wire.
     """
 
-    bits: int
+    bits: float
 
     @property
     @abstractmethod
@@ -67,7 +66,7 @@ class Candidate(ABC):
     def memory(self, job: Job) -> Memory:
         """Of a rank that trains."""
         vector = 4.0 * job.parameters
-        found = {
+        memory = {
             "model": vector,
             "gradient": vector,
             "optimizer": job.optimizer_vectors * vector,
@@ -75,11 +74,11 @@ class Candidate(ABC):
             "buffers": vector,
         }
         if self.bits < 32:  # what is sent and what is received, and what both have lost
-            found["residuals"] = vector * (1 + 1 / job.ranks)
+            memory["residuals"] = vector * (1 + 1 / job.ranks)
             encoded = encoded_bytes(job.parameters, self.bits)
             of_this_host = vector * (1 - 1 / job.ranks_per_node)
-            found["buffers"] = encoded * (1 + 1 / job.ranks_per_node) + of_this_host
-        return found
+            memory["buffers"] = encoded * (1 + 1 / job.ranks_per_node) + of_this_host
+        return memory
 
 
 @dataclass(frozen=True)
@@ -102,49 +101,32 @@ class DataParallel(Candidate):
 
     def cost_in(self, job: Job, buckets: int) -> StepCost:
         exchange = job.exchange(self.bits, buckets)
-        kernels_s, wire_s = exchange.kernels_s, exchange.wire_s
         total_s = job.step_s + exchange.total_s
         if self.overlap:  # of wire: the core that encodes is the one that computes
             forward_s = (1 - BACKWARD) * job.step_s
-            last_bucket_s = min(kernels_s, wire_s) / buckets
-            busiest_s = max(job.step_s + kernels_s, forward_s + wire_s)
+            last_bucket_s = min(exchange.kernels_s, exchange.wire_s) / buckets
+            busiest_s = max(job.step_s + exchange.kernels_s, forward_s + exchange.wire_s)
             total_s = busiest_s + last_bucket_s + exchange.startup_s
-        return StepCost(
-            compute_s=job.step_s,
-            kernels_s=kernels_s,
-            wire_s=wire_s,
-            startup_s=exchange.startup_s,
-            total_s=total_s,
-            buckets=buckets,
-        )
+        terms = vars(replace(exchange, total_s=total_s))
+        return StepCost(compute_s=job.step_s, buckets=buckets, **terms)
 
 
 @dataclass(frozen=True)
 class DoubleBuffered(Candidate):
     """The sum of a step's gradients runs beside the next step, and is a step late."""
 
-    @property
-    def name(self) -> str:
-        return "double buffering"
-
-    @property
-    def options(self) -> str:
-        return "--double-buffering"
+    name = "double buffering"
+    options = "--double-buffering"
 
     def cost_in(self, job: Job, buckets: int) -> StepCost:
         exchange = job.exchange(self.bits, buckets)
-        return StepCost(
-            compute_s=job.step_s,
-            kernels_s=exchange.kernels_s,
-            wire_s=exchange.wire_s,
-            startup_s=exchange.startup_s,
-            total_s=exchange.startup_s + max(job.step_s + exchange.kernels_s, exchange.wire_s),
-            buckets=buckets,
-        )
+        total_s = exchange.startup_s + max(job.step_s + exchange.kernels_s, exchange.wire_s)
+        terms = vars(replace(exchange, total_s=total_s))
+        return StepCost(compute_s=job.step_s, buckets=buckets, **terms)
 
     def memory(self, job: Job) -> Memory:
-        found = super().memory(job)
-        return found | {"gradient": 2 * found["gradient"]}
+        memory = super().memory(job)
+        return memory | {"gradient": 2 * memory["gradient"]}
 
 
 @dataclass(frozen=True)
@@ -168,10 +150,7 @@ class Blocks(Candidate):
 
     def steps(self, job: Job) -> int:
         """Of a rank in a block."""
-        period = self.algorithm.default_period
-        if "sync_steps" in period:
-            return period["sync_steps"]
-        return -(-period["sync_period"] // job.minibatch)
+        return _steps(self.algorithm.default_period, job)
 
     def cost_in(self, job: Job, buckets: int) -> StepCost:
         exchange, steps = job.exchange(self.bits, buckets), self.steps(job)
@@ -186,9 +165,9 @@ class Blocks(Candidate):
         )
 
     def memory(self, job: Job) -> Memory:
-        found = super().memory(job)
+        memory = super().memory(job)
         momentum = 0 if self.algorithm is ModelAveragingSGD else 1
-        return found | {"common model": (1 + momentum) * found["model"]}
+        return memory | {"common model": (1 + momentum) * memory["model"]}
 
 
 @dataclass(frozen=True)
@@ -198,13 +177,8 @@ class Servers(Candidate):
     A worker's push and pull follow each other; the servers' links carry both at once.
     """
 
-    @property
-    def name(self) -> str:
-        return "parameter servers"
-
-    @property
-    def options(self) -> str:
-        return "--algorithm async"
+    name = "parameter servers"
+    options = "--algorithm async"
 
     def is_possible(self, job: Job) -> bool:
         return job.nodes > 1
@@ -214,9 +188,7 @@ class Servers(Candidate):
 
     def steps(self, job: Job) -> int:
         """Of a worker between pushes."""
-        period = DataParallelASGD().sync_period
-        assert period is not None
-        return -(-period // job.minibatch)
+        return _steps(DataParallelASGD.default_period, job)
 
     def cost_in(self, job: Job, buckets: int) -> StepCost:
         servers, steps = self.servers(job), self.steps(job)
@@ -239,8 +211,8 @@ class Servers(Candidate):
 
     def memory(self, job: Job) -> Memory:
         """Of a worker, which keeps what it sends until it has been sent."""
-        found = super().memory(job)
-        return found | {"buffers": found["model"]}
+        memory = super().memory(job)
+        return memory | {"buffers": memory["model"]}
 
     def server_memory(self, job: Job) -> float:
         """Bytes of a server: its part of model and optimizer, and of one push of every worker."""
@@ -249,9 +221,18 @@ class Servers(Candidate):
         return 4.0 * job.parameters / self.servers(job) * vectors
 
 
+def _steps(period: Period, job: Job) -> int:
+    """Minibatches of a rank in a period."""
+    samples = period.samples_on(1)
+    if samples is not None:
+        return -(-samples // job.minibatch)
+    assert period.sync_steps is not None
+    return period.sync_steps
+
+
 def candidates(job: Job) -> list[Candidate]:
     """All that are possible on these nodes, in the order of a table."""
-    most_first = sorted(GRADIENT_BITS, reverse=True)
+    most_first = sorted(registered_bits(), reverse=True)
     block_algorithms = (ModelAveragingSGD, BlockMomentumSGD, SlowMo, DiLoCo)
     every: list[Candidate] = [
         *(DataParallel(bits) for bits in most_first),
@@ -260,4 +241,4 @@ def candidates(job: Job) -> list[Candidate]:
         *(Blocks(bits, algorithm) for algorithm in block_algorithms for bits in (32, 4)),
         Servers(32),
     ]
-    return [each for each in every if each.is_possible(job)]
+    return [candidate for candidate in every if candidate.is_possible(job)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from .candidates import Blocks, Candidate, DataParallel, DoubleBuffered
+from .candidates import Blocks, Candidate, DataParallel, DoubleBuffered, candidates
+from .job import Job
+from .recommendation import title
 
-_BLUES = {32: "#08306b", 16: "#08519c", 8: "#2171b5", 4: "#4292c6", 2: "#6baed6", 1: "#9ecae1"}
+_BLUES = {32.0: "#08306b", 16: "#08519c", 8: "#2171b5", 4: "#4292c6", 2: "#6baed6", 1: "#9ecae1"}
 _BLOCKS = {"model averaging": "#fd8d3c", "block momentum": "#a50f15", "SlowMo": "#e7ba52"}
 
 
@@ -16,9 +18,8 @@ def draw(
     path: str | os.PathLike[str],
     form: str,
     nodes: Sequence[int],
-    efficiencies: Mapping[Candidate, Sequence[float | None]],
-    here: int,
-    title: str,
+    job: Job,
+    described: str,
     pyplot: Any,
 ) -> None:
     """Draw a line for each algorithm.
@@ -27,16 +28,16 @@ def draw(
         path: of the figure.
         form: "png", "svg", …
         nodes: where the lines have points.
-        efficiencies: of every algorithm at each of `nodes`; None where it is not possible.
-        here: the number of nodes that was asked about.
-        title: what the job is.
+        job: on the number of nodes that was asked about.
+        described: what it is, in words.
         pyplot: Matplotlib's.
     """
     figure, axes = pyplot.subplots(figsize=(10, 6), layout="constrained")
-    for each, values in efficiencies.items():
-        points = [(n, v) for n, v in zip(nodes, values, strict=True) if v is not None]
-        axes.plot(*zip(*points, strict=True), label=f"{each.name}, {each.bits} bit", **_style(each))
-    axes.axvline(here, color="#999", linewidth=1, zorder=0)
+    for candidate in candidates(job.on(max(nodes))):
+        possible = [n for n in nodes if candidate.is_possible(job.on(n))]
+        efficiencies = [candidate.cost(job.on(n)).efficiency for n in possible]
+        axes.plot(possible, efficiencies, label=title(candidate), **_style(candidate))
+    axes.axvline(job.nodes, color="#999", linewidth=1, zorder=0)
     axes.set_xscale("log", base=2)
     axes.set_xticks(nodes, [f"{n:,}" for n in nodes])
     axes.minorticks_off()
@@ -46,19 +47,21 @@ def draw(
     axes.set_ylabel("samples a second of a node, against one that waits for nobody")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8)
-    figure.suptitle(title, x=0.01, horizontalalignment="left", size=10)
+    figure.suptitle(described, x=0.01, horizontalalignment="left", size=10)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=130, format=form)
     pyplot.close(figure)
 
 
-def _style(each: Candidate) -> dict[str, Any]:
-    if isinstance(each, Blocks):
-        color = _BLOCKS.get(each.name, "#de9ed6")
-        return {"color": color, "linestyle": "-" if each.bits == 32 else "--", "linewidth": 1.2}
-    if isinstance(each, DoubleBuffered):
-        return {"color": "#31a354", "linestyle": "-" if each.bits == 32 else "--"}
-    if isinstance(each, DataParallel):
-        return {"color": _BLUES[each.bits], "linestyle": "--" if each.overlap else "-"}
+def _style(candidate: Candidate) -> dict[str, Any]:
+    full = "-" if candidate.bits == 32 else "--"
+    if isinstance(candidate, Blocks):
+        color = _BLOCKS.get(candidate.name, "#de9ed6")
+        return {"color": color, "linestyle": full, "linewidth": 1.2}
+    if isinstance(candidate, DoubleBuffered):
+        return {"color": "#31a354", "linestyle": full}
+    if isinstance(candidate, DataParallel):
+        color = _BLUES.get(candidate.bits, "#c6dbef")
+        return {"color": color, "linestyle": "--" if candidate.overlap else "-"}
     return {"color": "#756bb1"}

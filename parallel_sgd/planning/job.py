@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..algorithms import DataParallelSGD
-from ..exchange.costs import ExchangeCost, KernelSpeeds, Link, exchange_s
+from ..costs import ExchangeCost, KernelSpeeds, Link, exchange_s
+from ..exchange import ExchangeOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +43,10 @@ class Job:
     @property
     def bucket_counts(self) -> list[int]:
         """Into how many buckets the vector may be cut: as by default, or fewer."""
-        most = max(1, self.parameters // DataParallelSGD().bucket_values)
+        most = max(1, self.parameters // ExchangeOptions().bucket_values)
         return [most >> i for i in range(most.bit_length())]
 
-    def exchange(self, bits: int, buckets: int) -> ExchangeCost:
+    def exchange(self, bits: float, buckets: int) -> ExchangeCost:
         """Of one sum over all ranks of a vector as long as the model."""
         return exchange_s(
             self.parameters,

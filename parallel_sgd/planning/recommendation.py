@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..algorithms import BlockMomentumSGD
-from ..exchange.costs import WORTH
+from ..costs import WORTH
 from .candidates import Blocks, Candidate, DataParallel, candidates
 from .job import Job
 
@@ -33,10 +33,9 @@ def recommend(job: Job) -> Recommendation:
     Of what is as fast within 5 %, the one that does not overlap, and with the most bits. Local.
     """
     every = candidates(job)
-    same = _simplest_of_fastest([each for each in every if isinstance(each, DataParallel)], job)
+    same = _simplest_of_fastest([c for c in every if isinstance(c, DataParallel)], job)
     blocks = _simplest_of_fastest(
-        [each for each in every if isinstance(each, Blocks) and each.algorithm is BlockMomentumSGD],
-        job,
+        [c for c in every if isinstance(c, Blocks) and c.algorithm is BlockMomentumSGD], job
     )
     efficiency, faster = same.cost(job).efficiency, blocks.cost(job).efficiency
     if faster < FASTER * efficiency:
@@ -66,9 +65,9 @@ def title(candidate: Candidate) -> str:
 
 def _simplest_of_fastest(among: Sequence[Candidate], job: Job) -> Candidate:
     """The first that takes no more than 5 % longer than the fastest."""
-    seconds = [each.cost(job).total_s for each in among]
+    seconds = [c.cost(job).total_s for c in among]
     limit = WORTH * min(seconds)
-    return next(each for each, total_s in zip(among, seconds, strict=True) if total_s <= limit)
+    return next(c for c, total_s in zip(among, seconds, strict=True) if total_s <= limit)
 
 
 def _options(choice: Candidate, job: Job) -> str:

@@ -113,9 +113,9 @@ class Case:
         learner.in_common.compares = False  # the checks do, and say more
         return learner
 
-    def run(self, data: Data | None = None, *, told: bool = True) -> Run:
+    def run(self, data: Data | None = None, *, announced: bool = True) -> Run:
         """A run of the algorithm as given, in float32. Collective."""
-        return trained(self.learner(), self.data() if data is None else data, told=told)
+        return trained(self.learner(), self.data() if data is None else data, announced=announced)
 
     def exact_run(self, data: Data | None = None, **options: Any) -> Run:
         """A run of the algorithm in full precision. Collective."""
@@ -170,49 +170,48 @@ def put_gradient(learner: Learner, samples: Array) -> None:
     learner.gradient.flat[...] = (stiffness * (x - centres)).sum(axis=0)
 
 
-def step(learner: Learner, parts: Sequence[Array], *, told: bool = True) -> int:
+def step(learner: Learner, parts: Sequence[Array], *, announced: bool = True) -> int:
     """One minibatch: this rank's part of it, or, during a warm start, all of it.
 
     Args:
         parts: by rank.
-        told: whether the learner is told how many samples all ranks have, as sources tell it.
+        announced: whether the learner gets announced counts, as from a source.
     """
     own = parts[learner.comm.rank] if learner.distributed else np.concatenate(parts)
-    if told:
-        learner.expect(len(own), sum(len(part) for part in parts))
+    if announced:
+        learner.announce(len(own), sum(len(part) for part in parts))
     put_gradient(learner, own)
     return learner.step(samples=len(own))
 
 
-def trained(learner: Learner, data: Data, *, told: bool = True, first: int = 0) -> Run:
+def trained(learner: Learner, data: Data, *, announced: bool = True, first: int = 0) -> Run:
     """Train from minibatch `first` to the end. Collective."""
     run = Run()
     for parts in data[first:]:
-        run.look_at(learner, step(learner, parts, told=told))
+        run.look_at(learner, step(learner, parts, announced=announced))
     return run.finish(learner)
 
 
-def difference(what: str, found: Array, expected: Array, rounding: float = 0.0) -> str | None:
+def difference(what: str, actual: Array, expected: Array, rounding: float = 0.0) -> str | None:
     """Where two vectors differ most, in words; None where they do not.
 
     Args:
         rounding: how much they may differ, beside the largest magnitude; 0: not in a bit.
     """
-    if found.dtype != expected.dtype or found.shape != expected.shape:
-        return (
-            f"{what}: {found.dtype}{list(found.shape)}, not {expected.dtype}{list(expected.shape)}"
-        )
-    if found.tobytes() == expected.tobytes():
+    if actual.dtype != expected.dtype or actual.shape != expected.shape:
+        right = f"{expected.dtype}{list(expected.shape)}"
+        return f"{what}: {actual.dtype}{list(actual.shape)}, not {right}"
+    if actual.tobytes() == expected.tobytes():
         return None
-    gaps = np.abs(found.astype(float) - expected.astype(float))
+    gaps = np.abs(actual.astype(float) - expected.astype(float))
     worst = int(np.nan_to_num(gaps, nan=np.inf).argmax())
     bound = rounding * max(1.0, float(np.abs(expected).max()))
     if rounding and gaps[worst] <= bound:
         return None
-    many = int((~(gaps <= bound)).sum()) if rounding else int((found != expected).sum())
+    many = int((~(gaps <= bound)).sum()) if rounding else int((actual != expected).sum())
     return (
-        f"{what}: {many} of {found.size} values differ, value {worst} by {gaps[worst]:.3g}: "
-        f"{found[worst]:.9g}, not {expected[worst]:.9g}"
+        f"{what}: {many} of {actual.size} values differ, value {worst} by {gaps[worst]:.3g}: "
+        f"{actual[worst]:.9g}, not {expected[worst]:.9g}"
     )
 
 
@@ -221,27 +220,27 @@ def first_of(problems: Iterable[str | None]) -> str | None:
     return next(filter(None, problems), None)
 
 
-def unlike(found: Run, expected: Run, first: int = 0) -> str | None:
+def unlike(actual: Run, expected: Run, first: int = 0) -> str | None:
     """Where two runs that must be the same, bit for bit, begin to differ on this rank.
 
     Args:
-        first: the step of `expected` with which `found` began.
+        first: the step of `expected` with which `actual` began.
     """
     for t, (one, other) in enumerate(
-        zip(found.models, expected.models[first:], strict=True), first
+        zip(actual.models, expected.models[first:], strict=True), first
     ):
         if problem := difference(f"step {t}, the model", one, other):
             return problem
     for t, (one, other) in enumerate(
-        zip(found.shared, expected.shared[first:], strict=True), first
+        zip(actual.shared, expected.shared[first:], strict=True), first
     ):
         if problem := difference(f"step {t}, the shared model", one, other):
             return problem
     for name in ("totals", "clocks"):
-        numbers, right = getattr(found, name), getattr(expected, name)[first:]
+        numbers, right = getattr(actual, name), getattr(expected, name)[first:]
         if numbers != right:
             return f"{name} of the steps from {first} on: {numbers}, not {right}"
-    return difference("after finish, the model", found.final, expected.final)
+    return difference("after finish, the model", actual.final, expected.final)
 
 
 def differs_between_ranks(

@@ -13,8 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from ..data import RankSource
+from ..state import weight_of
 from ..training import Learner
-from ..training.captured import capture, flatten, restore, unflatten
+from ..training.state_tree import capture, flatten, restore, unflatten
 from .cases import (
     STEPS,
     VALUES,
@@ -65,13 +66,13 @@ def dry_ranks(case: Case) -> str | None:
         if t == EMPTY:
             counts[t] = [0] * size
     data = data_of(tuple(map(tuple, counts)))
-    for told in (True, False):
-        run = case.run(data, told=told)
+    for announced in (True, False):
+        run = case.run(data, announced=announced)
         problem = differs_between_ranks(case.comm, ["after finish, the model"], [run.final])
         problem = problem or miscounted(run, data)
         if case.comm.allgather_object(problem).count(None) < size:
             return problem
-    return _own_data(case) if case.algorithm.distributed(0) else None
+    return _own_data(case) if case.algorithm.distributed_after == 0 else None
 
 
 def _own_data(case: Case) -> str | None:
@@ -99,16 +100,16 @@ def _own_data(case: Case) -> str | None:
 def nothing(case: Case) -> str | None:
     """A minibatch without samples on any rank changes nothing."""
     run, data, learner = case.run(), case.data(), case.learner()
-    found, answers = Run(), []
+    between, answers = Run(), []
     nobody: list[Array] = [part[:0] for part in data[0]]
     for t, parts in enumerate(data):
-        answers.append(step(learner, nobody, told=t % 2 == 0))
-        found.look_at(learner, step(learner, parts))
-    answers.append(step(learner, nobody, told=False))
-    found.finish(learner)
+        answers.append(step(learner, nobody, announced=t % 2 == 0))
+        between.look_at(learner, step(learner, parts))
+    answers.append(step(learner, nobody, announced=False))
+    between.finish(learner)
     if any(answers):
         return f"step returned {answers} for minibatches without samples"
-    return unlike(found, run)
+    return unlike(between, run)
 
 
 @check()
@@ -120,9 +121,9 @@ def repeatable(case: Case) -> str | None:
 
 
 @check()
-def told(case: Case) -> str | None:
+def announced(case: Case) -> str | None:
     """It makes no difference whether a source tells the samples of all ranks, or they must ask."""
-    return unlike(case.run(told=False), case.run(told=True))
+    return unlike(case.run(announced=False), case.run(announced=True))
 
 
 @check()
@@ -133,8 +134,8 @@ def observed(case: Case) -> str | None:
         learner.meet()
         with learner.shared_model():
             pass
-        learner.algorithm.wait(learner.state)
-        learner.algorithm.weight(learner.state)
+        learner.at_work.wait()
+        weight_of(learner.state)
         run.look_at(learner, step(learner, parts))
     return unlike(run.finish(learner), case.run())
 

@@ -8,36 +8,42 @@ from typing import Any, get_args
 
 import numpy as np
 
+from ..command_line.train_options import parser
 from ..errors import UserError
-from ..state import Meaning
+from ..state import ReshardRule
 from ..training import Learner
-from ..training.captured import capture
+from ..training.state_tree import capture
 from .cases import Case, difference, first_of, starting_point, step, trained
 from .registry import check
 
-MEANINGS = get_args(Meaning)
+RESHARD_RULES = get_args(ReshardRule)
 OF_NUMBERS = ("most", "share")
 OF_ARRAYS = ("mean", "sum", "stripe")
 
 
 @check()
 def options(case: Case) -> str | None:
-    """An algorithm is a frozen dataclass with keyword-only options, told by its repr."""
+    """An algorithm is a frozen dataclass with keyword-only options, told by its repr, of which the
+    command line can make its own."""
     algorithm = case.algorithm
     kind = type(algorithm)
     own = "__dataclass_fields__" in vars(kind) or not vars(kind).get("__annotations__")
     if not own or not getattr(getattr(kind, "__dataclass_params__", None), "frozen", False):
-        return f"{kind.__name__} must be a frozen dataclass: @dataclass(frozen=True, kw_only=True)"
+        return f"{kind.__name__} must be a frozen dataclass: @parallel_sgd.options.options"
     for option in fields(algorithm):
         if not option.kw_only:
-            return f"{option.name} must be keyword-only: @dataclass(frozen=True, kw_only=True)"
+            return f"{option.name} must be keyword-only: @parallel_sgd.options.options"
         if option.default is MISSING and option.default_factory is MISSING:
             return f"{option.name} must have a default, for the command line"
+    try:
+        parser("new", algorithms={"new": kind})
+    except UserError as error:
+        return str(error)
     text = repr(algorithm)
     if " at 0x" in text:
         return f"ranks compare algorithms by their repr, but it names an address: {text}"
     try:
-        again = eval(text, {type(each).__name__: type(each) for each in _dataclasses(algorithm)})
+        again = eval(text, {type(part).__name__: type(part) for part in _dataclasses(algorithm)})
         same = again == algorithm and hash(again) == hash(algorithm)
     except Exception as error:
         return f"what its repr says must make an equal one: {text} raises {error!r}"
@@ -117,19 +123,19 @@ def _kept(learner: Learner) -> str | None:
 
 
 def _undeclared(path: str, value: Any) -> Iterator[str]:
-    """Fields of a dataclass that do not say, or not rightly, what they mean across ranks."""
+    """Fields of a dataclass that do not say, or not rightly, their reshard rule."""
     for field in fields(value):
         name, item = f"{path}.{field.name}", getattr(value, field.name)
-        meaning = field.metadata.get("across")
+        rule = field.metadata.get("across")
         if field.metadata.get("workspace") or item is None:
             continue
         if is_dataclass(item):
             yield from _undeclared(name, item)
-        elif meaning is None:
+        elif rule is None:
             yield f"{name} must be declared by across(...) or workspace(...)"
-        elif meaning not in MEANINGS:
-            yield f"{name}: across({meaning!r}) must be one of {', '.join(MEANINGS)}"
-        elif meaning in OF_NUMBERS and not isinstance(item, int):
-            yield f"{name}: across({meaning!r}) is for whole numbers, not for {type(item).__name__}"
-        elif meaning in OF_ARRAYS and isinstance(item, int | float):
-            yield f"{name}: across({meaning!r}) is for arrays, not for {type(item).__name__}"
+        elif rule not in RESHARD_RULES:
+            yield f"{name}: across({rule!r}) must be one of {', '.join(RESHARD_RULES)}"
+        elif rule in OF_NUMBERS and not isinstance(item, int):
+            yield f"{name}: across({rule!r}) is for whole numbers, not for {type(item).__name__}"
+        elif rule in OF_ARRAYS and isinstance(item, int | float):
+            yield f"{name}: across({rule!r}) is for arrays, not for {type(item).__name__}"

@@ -39,13 +39,13 @@ def errors(case: Case) -> str | None:
     for at in (1, STEPS - 1):
         whens += [(at, True, True, True), (at, True, False, False)]
         whens += [
-            (at, False, told, meets)
-            for told, meets in ((True, False), (True, True), (False, False))
+            (at, False, announced, meets)
+            for announced, meets in ((True, False), (True, True), (False, False))
         ]
     whole = case.run()
     problems = []
-    for at, fails, told, meets in whens:
-        end = _end_of(case, at, fails=fails, told=told, meets=meets)
+    for at, fails, announced, meets in whens:
+        end = _end_of(case, at, fails=fails, announced=announced, meets=meets)
         name = "fail()" if fails else "a gradient that is not finite"
         problem = _not_shared(case, end.text, "label 12" if fails else "")
         problem = problem or _not_whole(case, end, whole, fails=fails)
@@ -80,7 +80,7 @@ class End:
         self.rule = copy.deepcopy(self.learner.local_step.state)
 
 
-def _end_of(case: Case, at: int, *, fails: bool, told: bool, meets: bool) -> End:
+def _end_of(case: Case, at: int, *, fails: bool, announced: bool, meets: bool) -> End:
     """A run in which the last rank cannot go on at a step.
 
     Args:
@@ -95,7 +95,7 @@ def _end_of(case: Case, at: int, *, fails: bool, told: bool, meets: bool) -> End
                 learner.fail("label 12")
             if t == at and culprit:
                 parts = [part * np.nan for part in parts]
-            step(learner, parts, told=told)
+            step(learner, parts, announced=announced)
             if meets:
                 end.comes_to(None)
                 learner.meet()
@@ -169,7 +169,7 @@ def _stepped(case: Case, end: End, t: int) -> Array:
 
 
 def _among(x: Array, vectors: list[Array]) -> bool:
-    return any(difference("", x, each) is None for each in vectors)
+    return any(difference("", x, vector) is None for vector in vectors)
 
 
 def _is_culprit(case: Case) -> bool:
@@ -177,5 +177,5 @@ def _is_culprit(case: Case) -> bool:
 
 
 def _shared(learner: Learner) -> Array:
-    shared: Array = learner.algorithm.shared_model(learner.state, learner.parameters).copy()
+    shared: Array = learner.at_work.common_model().copy()
     return shared

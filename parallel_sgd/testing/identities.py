@@ -51,8 +51,8 @@ def identical(case: Case) -> str | None:
     many = case.exact_run([row * case.comm.size for row in data])
     alone = case.learner(case.one_rank, dtype=case.dtype, comm=Communicator.single())
     one = trained(alone, data)
-    for t, (found, expected) in enumerate(zip(many.shared, one.shared, strict=True)):
-        if problem := difference(f"step {t}, the shared model", found, expected, case.rounding):
+    for t, (actual, expected) in enumerate(zip(many.shared, one.shared, strict=True)):
+        if problem := difference(f"step {t}, the shared model", actual, expected, case.rounding):
             return problem
     return difference("after finish, the model", many.final, one.final, case.rounding)
 

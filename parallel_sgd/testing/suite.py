@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,14 @@ from ..algorithms import Algorithm
 from ..communication import Communicator, RankFailed, simulate
 from ..errors import UserError
 from ..optimizers import SGD, Optimizer
-from . import conduct, contract, failures, identities, meanings
+from ..options import all_options
+from . import conduct, contract, failures, identities, learning, reshard_rules
 from .cases import Case
 from .registry import Check
 
 CHECKS: dict[str, Check] = {
-    each.name: each
-    for each in (
+    check.name: check
+    for check in (
         contract.options,
         contract.state,
         contract.arrays,
@@ -29,15 +30,18 @@ CHECKS: dict[str, Check] = {
         identities.communication,
         identities.weights,
         identities.float64,
+        learning.learns,
+        learning.owed,
+        learning.dry_ranks_count_nothing,
         conduct.agreement,
-        conduct.told,
+        conduct.announced,
         conduct.nothing,
         conduct.dry_ranks,
         conduct.repeatable,
         conduct.observed,
         conduct.resume,
-        meanings.same_state,
-        meanings.regrouped,
+        reshard_rules.same_state,
+        reshard_rules.resharded,
         failures.errors,
     )
 }
@@ -50,7 +54,7 @@ def check_algorithm(
     optimizer: Optimizer | None = None,
     ranks: Sequence[int] = (1, 2, 3, 4),
     comm: Communicator | None = None,
-    only: Iterable[str] | None = None,
+    only: str | Iterable[str] | None = None,
     exceptions: Mapping[str, str] | None = None,
     full_precision: Algorithm[Any] | None = None,
     one_rank: Callable[[int], Algorithm[Any]] | None = None,
@@ -70,7 +74,7 @@ def check_algorithm(
         ranks: worlds of so many threads, one after the other.
         comm: instead of threads, these ranks; all of them call this. An algorithm that keeps ranks
             waiting ends the job after the communicator's own time, so begin with threads.
-        only: names from `CHECKS`; all if not given.
+        only: a name from `CHECKS`, or several; all if not given.
         exceptions: names of checks that this algorithm does not pass by its nature, each with the
             reason. Such a check must fail: an exception that is not needed is an error too.
         full_precision: the same algorithm, but losing nothing on the wire; by default that with
@@ -82,8 +86,8 @@ def check_algorithm(
     Returns:
         What came of every check, by name, in a few words.
     Raises:
-        AssertionError: names the check, the number of ranks, what differs in which step, and the
-            identity that does not hold; on all ranks of `comm`.
+        AssertionError: for every check that fails names the check, the number of ranks, what
+            differs in which step, and the identity that does not hold; on all ranks of `comm`.
         UserError: there is no check of a name.
 
     Cost: a few hundred steps for each number of ranks, most of a second.
@@ -94,7 +98,7 @@ def check_algorithm(
     {'serial': 'passed', 'identical': 'passed on 2 ranks'}
     """
     excused = dict(exceptions or {})
-    names = list(CHECKS) if only is None else list(only)
+    names = [only] if isinstance(only, str) else list(CHECKS if only is None else only)
     for name in [*names, *excused]:
         if name not in CHECKS:
             raise UserError(f"{name!r} must be a check: one of {', '.join(CHECKS)}")
@@ -111,21 +115,25 @@ def check_algorithm(
             timeout_s=timeout_s,
         )
 
-    outcomes = {}
+    outcomes, failures = {}, list[str]()
+    cause: BaseException | None = None
     for name in names:
         check = CHECKS[name]
         sizes = [comm.size] if comm else [1] if check.alone else list(ranks)
         sizes = [size for size in sizes if size >= check.least_ranks]
         problems = [_problem(check, case, size, comm, timeout_s) for size in sizes]
-        found = next(filter(None, problems), None)
-        if found and name not in excused:
-            raise AssertionError(_said(check, algorithm, *found)) from found[1]
-        if sizes and not found and name in excused:
-            raise AssertionError(
-                f"{name} passes on {_worlds(sizes)}, so {algorithm} needs no exception from "
-                f"it ({excused[name]})"
+        first = next(filter(None, problems), None)
+        if first and name not in excused:
+            text, error, size = first
+            cause = cause or error
+            failures.append(f"{name}, on {_worlds([size])}: {text}\n  must hold: {check.identity}")
+        if sizes and not first and name in excused:
+            failures.append(
+                f"{name} passes on {_worlds(sizes)}, so it needs no exception ({excused[name]})"
             )
         outcomes[name] = _outcome(check, sizes, excused.get(name))
+    if failures:
+        raise AssertionError("\n".join([*failures, f"  {algorithm}"])) from cause
     return outcomes
 
 
@@ -145,8 +153,8 @@ def _problem(
         assert comm.size == size
         with np.errstate(all="ignore"):
             problem = check.body(case(comm))
-        found = enumerate(comm.allgather_object(problem))
-        return [f"rank {k}: {text}" for k, text in found if text is not None]
+        texts = enumerate(comm.allgather_object(problem))
+        return [f"rank {k}: {text}" for k, text in texts if text is not None]
 
     try:
         texts = body(comm) if comm else simulate(size, body, timeout_s=timeout_s)[0]
@@ -155,12 +163,6 @@ def _problem(
     except Exception as error:
         return f"{type(error).__name__}: {error}", error, size
     return (texts[0], None, size) if texts else None
-
-
-def _said(check: Check, algorithm: Algorithm[Any], text: str, _: Any, size: int) -> str:
-    return (
-        f"{check.name}, on {_worlds([size])}: {text}\n  must hold: {check.identity}\n  {algorithm}"
-    )
 
 
 def _outcome(check: Check, sizes: Sequence[int], reason: str | None) -> str:
@@ -180,7 +182,7 @@ def _full_precision(algorithm: Algorithm[Any]) -> Algorithm[Any]:
     """The same algorithm, where its loss is by the option that all built-in ones have."""
     if getattr(algorithm, "gradient_bits", 32) == 32:
         return algorithm
-    given = {option.name: option.default for option in fields(algorithm)}
+    given = {option.name: option.default for option in all_options(type(algorithm))}
     of_few_bits = ("block_size", "threshold", "half_format", "error_feedback")
     usual = {name: given[name] for name in of_few_bits if name in given}
     option: dict[str, Any] = {**usual, "gradient_bits": 32}

@@ -40,7 +40,7 @@ __all__ = ["FORMAT", "Damaged", "Reader"]
 MANIFEST = "manifest.json"
 NAME = re.compile(r"(\d{12,})(?:-(\d+))?")
 PART = re.compile(rf"{NAME.pattern}(\.\d+)?\.part")
-SEAL = ',\n  "sha256": "'
+CHECKSUM_FIELD = ',\n  "sha256": "'
 
 Facts = dict[str, Fact]  #: size and checksum of files, by name
 
@@ -63,7 +63,7 @@ def write_rank(
 def publish(part: Path, final: Path, manifest: Mapping[str, Any]) -> None:
     """Write the manifest, and give the folder its name: from now on it is a checkpoint."""
     text = json.dumps(manifest, indent=2)
-    body = text.removesuffix("\n}") + SEAL
+    body = text.removesuffix("\n}") + CHECKSUM_FIELD
     aside = part / f".{MANIFEST}.part"
     aside.write_text(f'{body}{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n')
     flushed(aside)
@@ -88,20 +88,20 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(f"checkpoint {str(path)!r} is not whole: it has no {MANIFEST}") from None
     except OSError as error:
         raise Damaged(f"checkpoint {str(path)!r} cannot be read: {error}") from error
-    body, seal, _ = data.rpartition(SEAL.encode())
-    sealed = body + seal
-    if not seal or data != sealed + hashlib.sha256(sealed).hexdigest().encode() + b'"\n}\n':
+    body, field, _ = data.rpartition(CHECKSUM_FIELD.encode())
+    body += field
+    if not field or data != body + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n':
         raise Damaged(
             f"checkpoint {str(path)!r} is damaged: {MANIFEST} does not match its checksum"
         )
     with _as_damage(path, MANIFEST):
         manifest: dict[str, Any] = parsed(data)
-        found = manifest.get("format") if isinstance(manifest, dict) else None
-        if found is None:
+        version = manifest.get("format") if isinstance(manifest, dict) else None
+        if version is None:
             raise UserError("it lacks 'format'")
-    if found != FORMAT:
+    if version != FORMAT:
         raise UserError(
-            f"checkpoint {str(path)!r} has format {shown(found)}, written by parallel_sgd "
+            f"checkpoint {str(path)!r} has format {shown(version)}, written by parallel_sgd "
             f"{shown(manifest.get('parallel_sgd'))}; this version reads format {FORMAT}"
         )
     with _as_damage(path, MANIFEST):
@@ -198,17 +198,17 @@ def require_whole(path: Path) -> None:
 def checkpoints_in(folder: Path) -> list[Path]:
     """What has a checkpoint's name, the oldest (by samples) first."""
     try:
-        found = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
+        checkpoints = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
     except FileNotFoundError:
         return []
-    return sorted(found, key=lambda path: order(path.name))
+    return sorted(checkpoints, key=lambda path: sort_key(path.name))
 
 
-def order(name: str) -> tuple[int, int]:
+def sort_key(name: str) -> tuple[int, int]:
     """By which the names of checkpoints are sorted: samples, and a number among the same."""
-    found = NAME.fullmatch(name)
-    assert found
-    return int(found[1]), int(found[2] or 0)
+    match = NAME.fullmatch(name)
+    assert match
+    return int(match[1]), int(match[2] or 0)
 
 
 def begin(folder: Path, samples: int) -> Path:
@@ -221,7 +221,7 @@ def begin(folder: Path, samples: int) -> Path:
     for path in folder.iterdir():
         if PART.fullmatch(path.name):
             shutil.rmtree(path)
-    same = [order(p.name)[1] for p in checkpoints_in(folder) if order(p.name)[0] == samples]
+    same = [sort_key(p.name)[1] for p in checkpoints_in(folder) if sort_key(p.name)[0] == samples]
     name = f"{samples:012d}" + (f"-{max(same) + 1}" if same else "")
     part_of(folder / name).mkdir()
     return folder / name
@@ -243,8 +243,8 @@ def remove(path: Path) -> None:
 
 def set_aside_after(path: Path) -> None:
     """Rename the checkpoints that are newer than this one, of training that is now abandoned."""
-    found = checkpoints_in(path.parent)
-    for later in found[found.index(path) + 1 :]:
+    checkpoints = checkpoints_in(path.parent)
+    for later in checkpoints[checkpoints.index(path) + 1 :]:
         number = 0
         while (aside := later.with_name(f"{later.name}.aside{number or ''}")).exists():
             number += 1

@@ -9,21 +9,21 @@ import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from numbers import Real
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, cast
 
 from ..array_files import require_safetensors
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, SharedProblem, UserError
+from ..options import values_of
+from ..state import weight_of
 from ..validation import checked_path, integer, line_of, shown
 from ..version import __version__
 from . import checkpoint_files as files
-from .captured import HostArray, HostCopies, capture, flatten
 from .learner import Learner
 from .run_folder import CHECKPOINTS
+from .state_tree import HostArray, HostCopies, capture, flatten
 
 _written_now: defaultdict[Path, list[InBackground[Path]]] = defaultdict(list)
 """What ranks of this process write in the background, by folder, until somebody has been told."""
@@ -73,7 +73,7 @@ class Checkpoints:
         self._copies = HostCopies()
         self._writing: InBackground[Path] | None = None
         self._written: Path | None = None
-        self._apart: tuple[Communicator, Communicator] | None = None
+        self._comms: tuple[Communicator, Communicator] | None = None
         self._closed = False
 
     def save(
@@ -118,7 +118,7 @@ class Checkpoints:
             arrays = self._copies.of(live)
             numbers = {
                 "state": tree,
-                "weight": learner.algorithm.weight(learner.state),
+                "weight": weight_of(learner.state),
                 "bytes_sent": learner.bytes_sent,
                 "extra": _copy_as_json(extra),
             }
@@ -127,16 +127,19 @@ class Checkpoints:
         except MemoryError as error:
             problem = f"no memory for the copy of a checkpoint: {error}"
         manifest = self._manifest(learner, metric)
-        apart = self._communicator(learner.comm) if background else None
-        comm = apart or learner.comm
+        background_comm = self._communicator(learner.comm) if background else None
+        comm = background_comm or learner.comm
 
         def elsewhere(folder: Path) -> files.Facts:
-            return learner.algorithm.write_elsewhere(learner.state, str(folder.resolve()))
+            written: files.Facts = {}
+            for component in learner.at_work.external:
+                written |= component.write(str(folder.resolve()))
+            return written
 
         def write() -> Path:
             return self._write(comm, problem, arrays, numbers, manifest, elsewhere)
 
-        if apart is None:
+        if background_comm is None:
             self._written = write()
         else:
             self._writing = InBackground(f"checkpoint of rank {comm.rank}", write)
@@ -180,19 +183,14 @@ class Checkpoints:
 
     def _release(self) -> None:
         self._copies = HostCopies()
-        apart, self._apart = self._apart, None
-        if apart is not None:
-            apart[1].close()
+        comms, self._comms = self._comms, None
+        if comms is not None:
+            comms[1].close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, frames: object) -> None:
         if error is None:
             self.close()
         elif isinstance(error, SharedError) and not self.writing:
@@ -206,20 +204,20 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The newest checkpoint in the folder, by samples; None where there is none. Local."""
-        found = files.checkpoints_in(self.folder)
-        return found[-1] if found else None
+        checkpoints = files.checkpoints_in(self.folder)
+        return checkpoints[-1] if checkpoints else None
 
     def _communicator(self, comm: Communicator) -> Communicator | None:
         """For the background; None where MPI does not allow it. Collective at the first call."""
-        if self._apart is None or self._apart[0] is not comm:
-            if self._apart is not None:
-                self._apart[1].close()
-                self._apart = None
+        if self._comms is None or self._comms[0] is not comm:
+            if self._comms is not None:
+                self._comms[1].close()
+                self._comms = None
             try:
-                self._apart = comm, comm.duplicate()
+                self._comms = comm, comm.duplicate()
             except SharedError:
                 return None
-        return self._apart[1]
+        return self._comms[1]
 
     def _manifest(self, learner: Learner, metric: float | None) -> dict[str, Any]:
         return {
@@ -240,7 +238,7 @@ class Checkpoints:
         manifest: dict[str, Any],
         elsewhere: Callable[[Path], files.Facts],
     ) -> Path:
-        """Write, on all ranks, what has been captured. Collective on `comm`."""
+        """Write, on all ranks, the state tree. Collective on `comm`."""
         path = None
         if comm.rank == 0 and not problem:
             path, problem = self._attempt(lambda: files.begin(self.folder, manifest["samples"]))
@@ -274,18 +272,18 @@ class Checkpoints:
     def _remove_others(self, path: Path) -> None:
         """Of the checkpoints in the folder keep the latest, the best, and this new one."""
         whole = {}
-        for each in files.checkpoints_in(self.folder):
+        for saved in files.checkpoints_in(self.folder):
             try:
-                whole[each] = files.read_manifest(each)["metric"]
+                whole[saved] = files.read_manifest(saved)["metric"]
             except UserError:  # another's affair: neither counted nor removed
                 continue
-        samples = {each: files.order(each.name)[0] for each in whole}
-        replaced = {each for each in whole if samples[each] == samples[path] and each != path}
-        latest = [each for each in whole if each not in replaced][-self.keep :]
-        rated = [each for each in whole if whole[each] is not None and each not in replaced]
-        best = min(rated, key=lambda each: (whole[each], -samples[each]), default=None)
-        for each in whole.keys() - {*latest, best, path}:
-            files.remove(each)
+        samples = {saved: files.sort_key(saved.name)[0] for saved in whole}
+        replaced = {saved for saved in whole if samples[saved] == samples[path] and saved != path}
+        latest = [saved for saved in whole if saved not in replaced][-self.keep :]
+        rated = [saved for saved in whole if whole[saved] is not None and saved not in replaced]
+        best = min(rated, key=lambda saved: (whole[saved], -samples[saved]), default=None)
+        for saved in whole.keys() - {*latest, best, path}:
+            files.remove(saved)
 
     def _attempt(
         self, work: Any, otherwise: str = "no checkpoint could be written to"
@@ -300,13 +298,13 @@ class Checkpoints:
 def _note(folder: Path, writing: InBackground[Path]) -> None:
     with _noting:
         known = _written_now[folder.resolve()]
-        known[:] = [each for each in known if not each.done or each.failed] + [writing]
+        known[:] = [other for other in known if not other.done or other.failed] + [writing]
 
 
 def _forget(writing: InBackground[Path]) -> None:
     with _noting:
         for folder, known in list(_written_now.items()):
-            known[:] = [each for each in known if each is not writing]
+            known[:] = [other for other in known if other is not writing]
             if not known:
                 del _written_now[folder]
 
@@ -323,9 +321,9 @@ def wait_for_writing(path: Path) -> SharedProblem | None:
     here = path.resolve()
     with _noting:
         folders = (here, here.parent, here / CHECKPOINTS)
-        found = [each for folder in folders for each in _written_now.get(folder, ())]
+        concerned = [writing for folder in folders for writing in _written_now.get(folder, ())]
     problems: dict[str, None] = {}
-    for writing in found:
+    for writing in concerned:
         error = writing.error()
         _forget(writing)
         if isinstance(error, UserError):
@@ -356,7 +354,7 @@ def _metric(metric: Any) -> float | None:
 
 def _options(options: Any) -> dict[str, Any]:
     """The class of a dataclass of options, and the `repr` of each."""
-    values = {f.name: repr(getattr(options, f.name)) for f in fields(options)}
+    values = {name: repr(value) for name, value in values_of(options).items()}
     return {"name": type(options).__name__, "options": values}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import UserError
 from ..validation import integer, shown
 
-FORMAT = 1  #: of the folder; another is refused
+FORMAT = 2  #: of the folder; another is refused
 
 FILE = re.compile(r"[\w-]+\.(json|safetensors)")
 CHECKSUM = re.compile(r"[0-9a-f]{64}")
@@ -84,10 +84,10 @@ def _mapping_of(checks: Mapping[str, Check]) -> Check:
 
     def check(name: str, value: Any) -> None:
         _is(dict, "a mapping")(name, value)
-        for key, each in checks.items():
+        for key, check_value in checks.items():
             if key not in value:
                 raise UserError(f"{name} lacks {key!r}")
-            each(key, value[key])
+            check_value(key, value[key])
 
     return check
 
@@ -97,9 +97,9 @@ def _mapping_from(keys: Check, values: Check) -> Check:
 
     def check(name: str, value: Any) -> None:
         _is(dict, "a mapping")(name, value)
-        for key, each in value.items():
+        for key, entry in value.items():
             keys(f"a name in {name}", key)
-            values(f"{name}[{shown(key)}]", each)
+            values(f"{name}[{shown(key)}]", entry)
 
     return check
 

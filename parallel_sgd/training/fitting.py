@@ -12,11 +12,11 @@ import numpy as np
 from ..array_files import StoredArray
 from ..errors import UserError
 from ..kernels import body
-from ..optimizers import OptimizerState
-from ..validation import LARGEST_INTEGER, check_counts, shown
-from .captured import Tree, is_array, is_state, state_fields
+from ..state import components
+from ..validation import LARGEST_INTEGER, shown
 from .learner import Learner
-from .regroup import leaves
+from .reshard import leaves
+from .state_tree import Tree, is_array, is_state, state_fields
 
 ANY = "anything"
 PLAIN = {"bool": "bool", "int": "int", "float": "float", "str": "str", "None": "None"}
@@ -31,16 +31,16 @@ def require_alike(learner: Learner, saved: Tree, arrays: Mapping[str, StoredArra
     Raises:
         UserError: naming the field that does not fit.
     """
-    found = _Alike(arrays, learner.parameters.flat.size)
+    alike = _Alike(arrays, learner.parameters.flat.size)
     x = learner.parameters.flat
     names = saved["parameters"]
     shape = arrays[names[0]].shape if _names_array(names) and names[0] in arrays else None
     if shape is not None and shape != x.shape:
         raise UserError(f"has {math.prod(shape)} parameters, but this model {x.size}")
-    found.check(x, "Array", saved["parameters"], "parameters")
-    found.check(learner.local_step.state, "", saved["optimizer"], "optimizer")
-    found.check(learner.state, "", saved["algorithm"], "algorithm")
-    unused = sorted(arrays.keys() - found.used)
+    alike.check(x, "Array", saved["parameters"], "parameters")
+    alike.check(learner.local_step.state, "", saved["optimizer"], "optimizer")
+    alike.check(learner.state, "", saved["algorithm"], "algorithm")
+    unused = sorted(arrays.keys() - alike.used)
     if unused:
         raise UserError(f"has {unused[0]}, which is no part of its state")
 
@@ -57,19 +57,29 @@ def require_possible(learner: Learner, tree: Tree, ranks: int) -> None:
     x, optimizer = tree["parameters"], tree["optimizer"]
     if not math.isfinite(body(x).largest_magnitude(x)):
         raise UserError("has parameters that are not finite")
-    check_counts(optimizer, OptimizerState.counts, "optimizer")
     buffers = learner.local_step.state.buffers
     if optimizer["buffers"].keys() != buffers.keys():
-        had, has = (", ".join(sorted(each)) or "none" for each in (optimizer["buffers"], buffers))
+        had, has = (", ".join(sorted(names)) or "none" for names in (optimizer["buffers"], buffers))
         raise UserError(f"has optimizer.buffers {had}, but this optimizer {has}")
-    for where, meaning, live in leaves(learner.state, "algorithm"):
-        if meaning == "stripe" and live is not None:
-            found = _at(tree, where)
-            if np.shape(found) != live.shape:
-                raise UserError(f"has {where} of {np.shape(found)}, but this rank {live.shape}")
-    learner.algorithm.check_saved(
-        learner.state, tree["algorithm"], learner.parameters, learner.local_step, ranks
-    )
+    for name, state in (("optimizer", learner.local_step.state), ("algorithm", learner.state)):
+        _require_counts(state, tree[name], name)
+    for where, rule, live in leaves(learner.state, "algorithm"):
+        if rule == "stripe" and live is not None:
+            value = _at(tree, where)
+            if np.shape(value) != live.shape:
+                raise UserError(f"has {where} of {np.shape(value)}, but this rank {live.shape}")
+    for place, component in components(learner.state):
+        component.check(_at(tree["algorithm"], place), ranks)
+
+
+def _require_counts(live: Any, saved: Tree, where: str) -> None:
+    """See that the numbers of a saved state are finite, and what they must be at least."""
+    for field in state_fields(live):
+        value, name, least = saved[field.name], f"{where}.{field.name}", field.metadata.get("least")
+        if is_state(getattr(live, field.name)):
+            _require_counts(getattr(live, field.name), value, name)
+        elif least is not None and isinstance(value, int | float) and not least <= value < math.inf:
+            raise UserError(f"{name}={shown(value)} must be a finite number, at least {least}")
 
 
 class _Alike:
@@ -80,19 +90,19 @@ class _Alike:
         self.used: set[str] = set()
 
     def check(
-        self, live: Any, annotation: str, saved: Any, where: str, meaning: str | None = None
+        self, live: Any, annotation: str, saved: Any, where: str, rule: str | None = None
     ) -> None:
         """
         Args:
             annotation: of the field, which may allow more types than the live one's.
-            meaning: of the field across ranks.
+            rule: by which the field is resharded.
         """
         if is_state(live):
             self._state(live, saved, where)
         elif isinstance(saved, dict):
-            self._dictionary(live, annotation, saved, where, meaning)
+            self._dictionary(live, annotation, saved, where, rule)
         elif isinstance(saved, list):
-            self._array(live, annotation, saved, where, meaning)
+            self._array(live, annotation, saved, where, rule)
         else:
             _require_kind(live, annotation, saved, where)
             if type(saved) is int and abs(saved) > LARGEST_INTEGER:
@@ -108,21 +118,21 @@ class _Alike:
             raise UserError(f"{has} {where}.{name}, unlike this program's {type(live).__name__}")
         for name, field in own.items():
             text = field.type if isinstance(field.type, str) else "Any"
-            meaning = field.metadata.get("across")
-            self.check(getattr(live, name), text, saved[name], f"{where}.{name}", meaning)
+            rule = field.metadata.get("across")
+            self.check(getattr(live, name), text, saved[name], f"{where}.{name}", rule)
 
     def _dictionary(
-        self, live: Any, annotation: str, saved: Tree, where: str, meaning: str | None
+        self, live: Any, annotation: str, saved: Tree, where: str, rule: str | None
     ) -> None:
         _require_kind(live, annotation, saved, where)
         live = live if isinstance(live, dict) else {}
         like = next(iter(live.values()), None)
-        for name, each in saved.items():
+        for name, value in saved.items():
             kind = "Any" if like is None else ""
-            self.check(live.get(name, like), kind, each, f"{where}.{name}", meaning)
+            self.check(live.get(name, like), kind, value, f"{where}.{name}", rule)
 
     def _array(
-        self, live: Any, annotation: str, saved: list[Any], where: str, meaning: str | None
+        self, live: Any, annotation: str, saved: list[Any], where: str, rule: str | None
     ) -> None:
         _require_kind(live, annotation, saved, where)
         if not _names_array(saved) or saved[0].rstrip("'") != where:
@@ -134,7 +144,7 @@ class _Alike:
             return
         array = self._arrays[saved[0]]
         alike = array.dtype == live.dtype and len(array.shape) == live.ndim
-        whole = live.size == self._size and meaning != "stripe"
+        whole = live.size == self._size and rule != "stripe"
         if not alike or (whole and array.shape != live.shape):
             raise UserError(
                 f"has {where} of {array.dtype} {list(array.shape)}, but this program "
@@ -174,7 +184,7 @@ def _names_array(saved: Any) -> bool:
 
 def _at(tree: Tree, where: str) -> Any:
     """What lies at a place that `leaves` names; None where there is nothing."""
-    found: Any = tree
-    for name in where.split("."):
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+    value: Any = tree
+    for name in where.split(".") if where else ():
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,8 +10,7 @@ from ..algorithms import Algorithm
 from ..communication import SIGN_FACTOR, Communicator
 from ..kernels import array_module
 from ..optimizers import LocalStep
-from ..parameters import Parameters
-from .expected import Expected
+from .announced import Announced
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -33,7 +32,8 @@ class InCommon:
 
     Args:
         number: of the learner on its communicator.
-        algorithm, state, parameters, local_step, expected: the learner's.
+        algorithm, local_step, announced: the learner's.
+        model: gives the model that all ranks have in common.
 
     Attributes:
         compares: whether models are compared, too.
@@ -45,13 +45,12 @@ class InCommon:
         self,
         number: int,
         algorithm: Algorithm[Any],
-        state: Any,
-        parameters: Parameters,
         local_step: LocalStep,
-        expected: Expected,
+        announced: Announced,
+        model: Callable[[], Array],
     ) -> None:
-        self._number, self._algorithm, self._state = number, algorithm, state
-        self._parameters, self._local_step, self._expected = parameters, local_step, expected
+        self._number, self._algorithm, self._model = number, algorithm, model
+        self._local_step, self._announced = local_step, announced
         self.compares = True
         self._call, self._steps = STEP, 0  #: the latter since models were compared
         self._checksum: int | None = None
@@ -77,29 +76,29 @@ class InCommon:
         self._steps += steps
         due = self._steps >= EVERY or self._call >= MEET
         self._checksum = self._compare() if due and self.compares else None
-        for fact in (self._expected.given, self._expected.clock, self._checksum):
+        for fact in (self._announced.given, self._announced.clock, self._checksum):
             if fact is not None:
                 sign = sign * SIGN_FACTOR + fact
         return sign
 
     def facts(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "what the ranks do": f"{CALLS[self._call]} of learner {self._number}"
         }
         if self._call != LOAD:
-            given, clock = self._expected.given, self._expected.clock
-            found["samples of the minibatches so far (one step for each)"] = given
-            found["samples that were trained on so far"] = clock
+            given, clock = self._announced.given, self._announced.clock
+            facts["samples of the minibatches so far (one step for each)"] = given
+            facts["samples that were trained on so far"] = clock
         if self._checksum is not None:
-            found["the model's checksum"] = f"{self._checksum:016x}"
-        return found
+            facts["the model's checksum"] = f"{self._checksum:016x}"
+        return facts
 
     def _compare(self) -> int | None:
         """The checksum of the model that all ranks have in common now; None where there is none."""
         algorithm, self._steps = self._algorithm, 0
-        if algorithm.apart or not algorithm.distributed(self._local_step.samples):
+        if algorithm.asynchronous or self._local_step.samples < algorithm.distributed_after:
             return None  # before the end of the warm start machines may round differently
-        return checksum(algorithm.shared_model(self._state, self._parameters))
+        return checksum(self._model())
 
 
 def checksum(x: Array) -> int:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from ..algorithms import Algorithm
+from ..algorithms import Algorithm, Work
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, SharedProblem, UserError
 from ..optimizers import Optimizer
 from ..parameter_server import RemoteTables
 from ..parameters import Parameters
-from ..validation import integer, kind_of
-from ..version import __version__
-from .expected import MOST_SAMPLES, Expected, Feed
-from .in_common import FAIL, FINISH, LOAD, MEET, STEP, InCommon
+from ..validation import integer
+from .announced import MOST_SAMPLES, Announced, Feed
+from .arguments import agree_on_arguments
+from .at_work import AlgorithmAtWork
+from .in_common import FAIL, FINISH, MEET, STEP, InCommon
 from .performance import SyncPerformance
 
 
@@ -33,6 +32,8 @@ class Learner:
         comm: the ranks.
         sync_perf_stats: after every so many exchanges of all ranks the first rank that trains
             prints a line on their cost: see `SyncPerformance`. 0: never.
+        minibatch_size: samples of all ranks in each minibatch, where that is known: what cannot be
+            trained on is then refused here, and else by the first step.
     Raises:
         UserError: on all ranks, if an argument is not what it must be on any of them, or if they
             disagree on layout, dtype, optimizer, algorithm, any option, or the library's version.
@@ -44,6 +45,8 @@ class Learner:
         comm: the ranks that do what this one does: all, or where some only serve, the workers or
             the servers.
         local_step: the optimizer at work; its state holds the clock.
+        group: the ranks, each with its role.
+        at_work: the algorithm.
         state: the algorithm's.
         last_samples: of all ranks in the latest step; 0 says that every rank has run dry.
         in_common: what the ranks compare where they wait for each other.
@@ -72,40 +75,36 @@ class Learner:
         comm: Communicator,
         *,
         sync_perf_stats: int = 0,
+        minibatch_size: int | None = None,
     ) -> None:
-        if not isinstance(comm, Communicator):
-            raise UserError(_other_kind("comm", comm, "Communicator", "Communicator.world()"))
-        comm.together(lambda: _check_kinds(parameters, optimizer, algorithm))
-        every = comm.together(lambda: integer("sync_perf_stats", sync_perf_stats, 0))
-        comm.require_agreement(
-            {
-                "parallel_sgd version": __version__,
-                "sync_perf_stats": every,
-                "number of parameters": parameters.flat.size,
-                "layout of the parameters": parameters.shapes,
-                "dtype of the parameters": str(parameters.dtype),
-                **_facts("algorithm", algorithm),
-                **_facts("optimizer", optimizer),
-            }
-        )
+        every = agree_on_arguments(comm, parameters, optimizer, algorithm, sync_perf_stats)
         self.parameters, self.algorithm = parameters, algorithm
+        self.group = algorithm.roles.form(comm)
         self._performance: SyncPerformance | None = None
-        if every and comm.rank == algorithm.workers(comm)[0]:
-            stats = SyncPerformance(every, comm.trace, apart=algorithm.apart)
-            comm.trace = self._performance = stats
+        if every and comm.rank == self.group.workers[0]:
+            comm.trace = self.group.own.trace = self._performance = SyncPerformance(
+                every,
+                comm.trace,
+                rank=comm.world_ranks[comm.rank],
+                ranks=len(self.group.workers),
+                asynchronous=algorithm.asynchronous,
+            )
         comm.broadcast(parameters.flat)
         self.gradient = parameters.like()
         self.local_step = optimizer.bind(parameters)
-        self.state = algorithm.init(parameters, comm)
+        self.world, self.comm = comm, self.group.own
+        self.at_work = AlgorithmAtWork(
+            algorithm,
+            Work(parameters, self.gradient, self.local_step, self.comm, self.group, minibatch_size),
+        )
+        self.state = self.at_work.state
         if self._performance:
             self._performance.begin()  # what was measured until here is no training
-        algorithm.bind(self.state, self.local_step)
-        self.world, self.comm = comm, algorithm.group(self.state, comm)
         self.last_samples = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
-        self._expected = Expected(algorithm, self.local_step)
+        self._announced = Announced(algorithm, self.local_step)
         self.in_common = InCommon(
-            comm.learners, algorithm, self.state, parameters, self.local_step, self._expected
+            comm.learners, algorithm, self.local_step, self._announced, self.at_work.common_model
         )
         comm.learners += 1
         self._computes_since: float | None = None  # the user does, between two steps
@@ -125,38 +124,38 @@ class Learner:
     def serves(self) -> bool:
         """Whether this rank has no data and takes no steps: `finish` serves until the others have
         finished. Sources give it nothing. Local."""
-        return self.algorithm.serves(self.state)
+        return self.group.serves
 
     @property
     def tables(self) -> Mapping[str, Any]:
         """The embedding tables that the algorithm distributes over servers, by name; one that is
         not there is a UserError. Local."""
-        return RemoteTables(self.algorithm.tables_of(self.state))
+        return RemoteTables(getattr(self.state, "tables", {}))
 
     def report(self) -> dict[str, Any] | None:
         """What the algorithm can tell of this rank's training so far (or of all ranks', after
         `finish`), as JSON can hold it; None where it has nothing to tell. Local."""
-        return self.algorithm.report(self.state)
+        return self.at_work.report()
 
     @property
     def distributed(self) -> bool:
         """Whether this rank shall take its part of each minibatch, or the whole. Local."""
-        return self.algorithm.distributed(self.samples)
+        return self.samples >= self.algorithm.distributed_after
 
     @property
     def bytes_sent(self) -> int:
         """Bytes that this rank has sent to others for training so far, as its algorithm counts
         them. Local."""
-        return self._sent_before + self.algorithm.bytes_sent(self.state)
+        return self._sent_before + self.at_work.bytes_sent
 
     @bytes_sent.setter
     def bytes_sent(self, sent: int) -> None:
-        self._sent_before = sent - self.algorithm.bytes_sent(self.state)
+        self._sent_before += sent - self.bytes_sent
 
-    def expect(self, samples: int, total: int) -> None:
-        """Tell what a coming `step` gets, so that the ranks need not ask each other.
+    def announce(self, samples: int, total: int) -> None:
+        """Announce the counts of a coming `step`, so that the ranks need not ask each other.
 
-        All ranks tell of every minibatch, in their order, or none does. A step takes the next one,
+        All ranks announce every minibatch, in their order, or none does. A step takes the next one,
         or the next ones that together have its samples, so that minibatches may be fetched ahead,
         also in another thread, and gradients be added up. What all ranks leave out alike is passed
         over. For sources there is `feed`.
@@ -167,21 +166,21 @@ class Learner:
 
         Local.
         """
-        self._expected.add(samples, total)
+        self._announced.add(samples, total)
 
-    def expect_nothing(self) -> None:
-        """Forget all that no step has taken, and the source that has given it: what follows are
-        steps without a source, or with another one. Local."""
-        self._expected.clear()
+    def forget_announced(self) -> None:
+        """Forget what is announced and no step has taken, and the source that has given it: what
+        follows are steps without a source, or with another one. Local."""
+        self._announced.clear()
 
     def feed(self) -> Feed:
         """For sources: a `with` block around one pass over their minibatches, which tells where the
-        next one begins, whether it is split, and is told of it. Local.
+        next one begins, whether it is split, and announces it. Local.
 
         From then on `step` takes what was given, and is refused without. What no step has taken is
         kept where the pass has come to its end, and forgotten where it was left before.
         """
-        return Feed(self._expected, self.algorithm, self.fail)
+        return Feed(self._announced, self.algorithm, self.fail)
 
     def ready(self, name: str) -> None:
         """Tell that the gradient of one parameter is complete, before `step`, while others are
@@ -195,10 +194,10 @@ class Learner:
 
         Local; whoever calls it takes the step with samples. Parameters need not be told of.
         """
-        self._require_open()
+        self.require_open()
         if name not in self.gradient:
             raise UserError(f"name={name!r} must be a parameter: {', '.join(self.gradient)}")
-        self.algorithm.ready(self.state, self.parameters, self.gradient, name, self.local_step)
+        self.at_work.ready(name)
 
     def step(self, samples: int) -> int:
         """Train on the minibatch whose gradient is in `gradient`.
@@ -225,9 +224,8 @@ class Learner:
             stats.begin_step()
         with self.world.trace.span("step"):
             total = self._step(samples)
-        if stats and stats.stepped(samples, total, lambda: self.bytes_sent):
-            rank = self.comm.world_ranks[self.comm.rank]
-            print(stats.line(rank, self.comm.size, self.bytes_sent), flush=True)
+        if stats and (line := stats.stepped(samples, total, lambda: self.bytes_sent)):
+            print(line, flush=True)
         self._computes_since = time.perf_counter()
         return total
 
@@ -237,30 +235,22 @@ class Learner:
                 f"rank {self.world.rank} is a server and takes no step: call learner.finish() "
                 "there, which serves (sources give it no minibatches)"
             )
-        comm, expected = self.comm, self._expected
+        comm, announced = self.comm, self._announced
         self.in_common.begin(STEP, comm)
         try:
             try:
                 samples = integer("samples", samples, 0, MOST_SAMPLES)
-                total = expected.take(samples)
+                total = announced.take(samples)
             except UserError as error:
                 self.fail(str(error))
             if samples == 0:  # whatever is left there from the last exchange
                 self.gradient.flat.fill(0)
-            self.last_samples = self.algorithm.step(
-                self.state,
-                self.parameters,
-                self.gradient,
-                samples,
-                self.local_step,
-                comm,
-                total,
-            )
+            self.last_samples = self.at_work.train(samples, total)
             if total is not None and self.last_samples > total:
-                expected.catch_up(self.last_samples - total)
+                announced.catch_up(self.last_samples - total)
         finally:
             comm.in_common = None
-            expected.end_step()
+            announced.end_step()
         return self.last_samples
 
     def fail(self, problem: str) -> NoReturn:
@@ -272,10 +262,10 @@ class Learner:
             UserError: here, and on all ranks where they next wait for each other: in `step`, `meet`
                 or `finish`.
         """
-        self._require_open()
-        self.expect_nothing()
+        self.require_open()
+        self.forget_announced()
         with self.in_common.during(FAIL, self.comm):
-            self.algorithm.fail(self.state, problem, self.comm)
+            self.at_work.fail(problem)
 
     def meet(self) -> None:
         """Find out whether all ranks have come so far: before collectives of your own on `comm`,
@@ -285,9 +275,9 @@ class Learner:
             UserError: on all ranks, if any of them has called `fail`, or what all must have in
                 common differs: the minibatches so far, the samples trained on, the model.
         """
-        self._require_open()
+        self.require_open()
         with self.in_common.during(MEET, self.comm):
-            self.algorithm.meet(self.state, self.comm)
+            self.at_work.meet()
 
     @contextmanager
     def aside(self, name: str) -> Iterator[None]:
@@ -305,9 +295,9 @@ class Learner:
         `with` block; training goes on afterwards as if it had not been there. Local. Copies the
         model where it differs from `parameters`.
         """
-        self._require_open()
+        self.require_open()
         x = self.parameters.flat
-        shared = self.algorithm.shared_model(self.state, self.parameters)
+        shared = self.at_work.common_model()
         if shared is x:
             yield
             return
@@ -327,36 +317,35 @@ class Learner:
             UserError: on all ranks, as `meet` does, or if a rank has taken no step with samples
                 that a source gave before it ended, and others have (or cannot be asked).
         """
-        for each in self._beside:  # it may need servers, which end with this
-            each.wait()
+        for work in self._beside:  # it may need servers, which end with this
+            work.wait()
         self._look_beside()
-        end = self.algorithm.serve if self.serves else self.algorithm.finish
         try:
-            self._expected.require_none_left_out()
+            self._announced.require_none_left_out()
         except UserError as error:
             self.fail(str(error))
         with (
             self.world.trace.span("serve" if self.serves else "finish"),
             self.in_common.during(FINISH, self.comm),
         ):
-            end(self.state, self.parameters, self.local_step, self.comm)
+            self.at_work.finish()
         self._stop_statistics()
 
     def beside(self, work: InBackground[Any]) -> None:
         """Hear of what goes on beside training, such as a checkpoint that is being written: of its
         failure `step` and `finish` tell all ranks, and `close` waits for it. Local."""
-        self._beside = [each for each in self._beside if not each.done] + [work]
+        self._beside = [other for other in self._beside if not other.done] + [work]
 
     def _look_beside(self) -> None:
         """Tell all ranks of what has failed beside training, in place of a step."""
-        self._require_open()
-        failed = [each for each in self._beside if each.failed]
-        self._beside = [each for each in self._beside if not each.done]
-        for each in failed:
-            error = each.error()
+        self.require_open()
+        failed = [work for work in self._beside if work.failed]
+        self._beside = [work for work in self._beside if not work.done]
+        for work in failed:
+            error = work.error()
             if isinstance(error, SharedError):
                 self.fail(SharedProblem(error))
-            each.result()
+            work.result()
 
     def close(self) -> None:
         """Give back what the learner has taken beside memory: communicators, threads; and buffers.
@@ -378,11 +367,11 @@ class Learner:
         self._closed = True
         beside, self._beside = self._beside, []
         try:
-            for each in beside:
+            for work in beside:
                 if not failed:
-                    each.result()
+                    work.result()
         finally:
-            self.algorithm.close(self.state, self.comm, failed=failed)
+            self.at_work.close(failed=failed)
             self._stop_statistics()
 
     def _stop_statistics(self) -> None:
@@ -391,56 +380,17 @@ class Learner:
                 print(said, flush=True)
             self.world.trace, self._performance = self._performance.passed_on, None
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Refuse what a closed learner cannot do. Local."""
         if self._closed:
             raise UserError("this learner is closed: after close() it cannot train any more")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, frames: object) -> None:
         if error is None:
             self.close()
         elif isinstance(error, SharedError) and not self._closed:
             self._close(failed=True)
         self._closed = True
-
-
-def meet_to_load(learner: Learner) -> None:
-    """`Learner.meet` for ranks that are about to go back to what they had in common: it compares
-    neither what they have got nor their models. Collective."""
-    learner._require_open()
-    with learner.in_common.during(LOAD, learner.comm):
-        learner.algorithm.meet(learner.state, learner.comm)
-
-
-def _check_kinds(parameters: Any, optimizer: Any, algorithm: Any) -> None:
-    """See that arguments are what they must be, and not in one another's place."""
-    for name, value, kind, example in (
-        ("parameters", parameters, Parameters, "model.parameters"),
-        ("optimizer", optimizer, Optimizer, "SGD(lr=0.1)"),
-        ("algorithm", algorithm, Algorithm, "DataParallelSGD()"),
-    ):
-        if not isinstance(value, kind):
-            raise UserError(_other_kind(name, value, kind.__name__, example))
-
-
-def _other_kind(name: str, value: Any, kind: str, example: str) -> str:
-    """What to say of an argument that is none of a class."""
-    return f"{name} must be an instance of {kind}, such as {example}: it is {kind_of(value)}"
-
-
-def _facts(name: str, options: Any) -> dict[str, Any]:
-    """What must agree of an algorithm or an optimizer: its class, and each of its options."""
-    if not is_dataclass(options):
-        return {name: options}
-    found = {f.name: getattr(options, f.name) for f in fields(options) if f.compare}
-    return {
-        name: type(options).__name__,
-        **{f"{field} of the {name}": value for field, value in found.items()},
-    }

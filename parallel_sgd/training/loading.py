@@ -13,13 +13,14 @@ from ..communication import Communicator
 from ..errors import SharedError, UserError
 from ..validation import checked_path, line_of
 from . import checkpoint_files as files
-from .captured import Tree, restore, room_for, unflatten
 from .checkpoint_files import Damaged, Reader
 from .checkpoints import described, wait_for_writing
 from .fitting import require_alike, require_possible
-from .learner import Learner, meet_to_load
-from .regroup import regroup, stripe_sizes
+from .in_common import LOAD
+from .learner import Learner
+from .reshard import reshard, stripe_sizes
 from .run_folder import CHECKPOINTS
+from .state_tree import Tree, restore, room_for, unflatten
 
 FREE = {"lr", "lr_per_sample"}
 """Options of the optimizer that may be others when training goes on."""
@@ -90,7 +91,9 @@ def load_checkpoint(
     """
     comm = learner.comm
     if not learner.serves:
-        meet_to_load(learner)  # a rank that has failed would be waited for below
+        learner.require_open()
+        with learner.in_common.during(LOAD, learner.comm):
+            learner.group.meet()  # a rank that has failed would be waited for below
     folder = comm.together(lambda: checked_path("path", path))
     comm.raise_together(wait_for_writing(folder))
     at, manifest, single = _from_first(comm, lambda: _open(folder))
@@ -103,7 +106,8 @@ def load_checkpoint(
         reader = Reader(at, manifest["files"])
         if comm.rank == 0:
             reader.verify_others()
-            learner.algorithm.check_elsewhere(learner.state, str(at.resolve()))
+            for component in learner.at_work.external:
+                component.check_files(str(at.resolve()))
         read = _read(learner, reader, manifest["ranks"], sizes)
     except UserError as error:
         problem, damaged = str(error), isinstance(error, Damaged)
@@ -115,7 +119,12 @@ def load_checkpoint(
     tree, room, sent, extras = read
     restore(learner, tree, room)
     folder_of_all = str(at.resolve())
-    _from_first(comm, lambda: learner.algorithm.read_elsewhere(learner.state, folder_of_all))
+
+    def read_external() -> None:
+        for component in learner.at_work.external:
+            component.read(folder_of_all)
+
+    _from_first(comm, read_external)
     learner.bytes_sent = sent
     same = manifest["ranks"] == comm.size
     if same:
@@ -142,19 +151,19 @@ def _open(path: Path) -> tuple[Path, dict[str, Any], bool]:
     named = files.NAME.fullmatch(path.name) or path.name.endswith(".part")
     if named or (path / files.MANIFEST).exists():
         return path, files.read_manifest(path), True
-    found = files.checkpoints_in(folder_of(path))
-    if not found:
+    checkpoints = files.checkpoints_in(folder_of(path))
+    if not checkpoints:
         raise UserError(f"{str(path)!r} has no checkpoint")
     try:
-        return found[-1], files.read_manifest(found[-1]), False
+        return checkpoints[-1], files.read_manifest(checkpoints[-1]), False
     except Damaged as error:
-        raise UserError(f"{error}{_earlier(found[-1])}") from error
+        raise UserError(f"{error}{_earlier(checkpoints[-1])}") from error
 
 
 def _earlier(damaged: Path) -> str:
     """What to say of the newest whole checkpoint before a damaged one."""
-    found = files.checkpoints_in(damaged.parent)
-    for path in reversed(found[: found.index(damaged)]):
+    checkpoints = files.checkpoints_in(damaged.parent)
+    for path in reversed(checkpoints[: checkpoints.index(damaged)]):
         try:
             files.require_whole(path)
         except UserError:
@@ -169,22 +178,22 @@ def _read(
     """This rank's tree, room for it, the bytes that the rank has sent, and the extras of the ranks
     that it has read."""
     rank, size = learner.comm.rank, learner.comm.size
-    mine = [rank] if ranks == size else list(range(ranks))
-    numbers = [reader.numbers(each) for each in mine]
-    for each in mine:
-        reader.verify(each)
-    arrays = {each: reader.arrays(each) for each in mine}
+    writers = [rank] if ranks == size else list(range(ranks))
+    numbers = [reader.numbers(writer) for writer in writers]
+    for writer in writers:
+        reader.verify(writer)
+    arrays = {writer: reader.arrays(writer) for writer in writers}
     states, extras = [n["state"] for n in numbers], [n["extra"] for n in numbers]
     sent = sum(n["bytes_sent"] for n in numbers)
     try:
-        for each, state in zip(mine, states, strict=True):
-            require_alike(learner, state, arrays[each])
+        for writer, state in zip(writers, states, strict=True):
+            require_alike(learner, state, arrays[writer])
         if ranks == size:
             whole = {name: array.whole() for name, array in arrays[rank].items()}
             tree = unflatten(states[0], whole)
         else:
             weights = [n["weight"] for n in numbers]
-            tree = regroup(learner, states, weights, sizes, lambda k, name: arrays[k][name])
+            tree = reshard(learner, states, weights, sizes, lambda k, name: arrays[k][name])
             sent = sent // size + (rank < sent % size)
         require_possible(learner, tree, ranks)
         room = room_for(learner, tree)
@@ -211,11 +220,11 @@ def _difference(path: Path, manifest: Mapping[str, Any], wanted: Mapping[str, An
             return f"{start} {what}: {saved['name']}, not {own['name']}"
         free = FREE if what == "optimizer" else FREE_OF_ALGORITHMS
         for name in dict.fromkeys([*saved["options"], *own["options"]]):
-            values = [each["options"].get(name, "nothing") for each in (saved, own)]
+            values = [chosen["options"].get(name, "nothing") for chosen in (saved, own)]
             if name not in free and values[0] != values[1]:
                 return f"{start} {what}: it was {name}={values[0]}, and is {values[1]}"
     for name in wanted["facts"]:
-        values = [each["facts"].get(name, "nothing") for each in (manifest, wanted)]
+        values = [known["facts"].get(name, "nothing") for known in (manifest, wanted)]
         if values[0] != values[1]:
             return f"{start} run: its {name} was {values[0]}, and is {values[1]}"
     return None
@@ -230,7 +239,7 @@ def _first_difference(saved: Any, own: Any) -> str:
         return f"its parameters were {saved}, and are {own}"
     for name in [*saved, *own]:
         if saved.get(name) != own.get(name):
-            shapes = [each.get(name, "missing") for each in (saved, own)]
+            shapes = [layout.get(name, "missing") for layout in (saved, own)]
             return f"its parameter {name} was {shapes[0]}, and is {shapes[1]}"
     return "its parameters were in another order"
 

@@ -18,17 +18,19 @@ class SyncPerformance(Trace):
     A synchronization is a step since whose predecessor an exchange of all ranks has ended, or in
     which the learner's thread took part in a collective on arrays: every step of `DataParallelSGD`,
     or the last one of a block, and of an algorithm of one's own whatever it communicates by. (One
-    that has other means than its communicator says so: ``with comm.trace.span("exchange")``.) Its
-    time is that of computing, since the
-    synchronization before; of aggregation, which is what the learner's thread spends in exchanges
-    and in waiting for the others; and of the update, the rest of all steps. What runs in the
-    background counts only where it is waited for. The first synchronization is left out: in it
-    kernels are compiled.
+    that has other means than its communicator says so: ``with comm.trace.span("exchange")``.)
+
+    Its time has three parts. Computing is what passes between the steps since the synchronization
+    before. Aggregation is what the learner's thread spends in exchanges and in waiting for the
+    others. The update is the rest of all steps. What runs in the background counts only where it is
+    waited for. The first synchronization is left out: in it kernels are compiled.
 
     Args:
         every: so many synchronizations make a line, at least 1.
         passed_on: the trace that gets everything, too.
-        apart: whether ranks train at their own paces: then nothing is said of the others' samples.
+        rank, ranks: whose lines they are, and how many train.
+        asynchronous: whether ranks train at their own paces: then nothing is said of the others'
+            samples.
 
     Make it in the learner's thread. Local. Cost: about a microsecond an interval.
 
@@ -37,9 +39,12 @@ class SyncPerformance(Trace):
     line is of the latest synchronization, or only the samples are of all since the line before.
     """
 
-    def __init__(self, every: int, passed_on: Trace, *, apart: bool = False) -> None:
+    def __init__(
+        self, every: int, passed_on: Trace, *, rank: int, ranks: int, asynchronous: bool = False
+    ) -> None:
         super().__init__()
-        self.passed_on, self._apart = passed_on, apart
+        self._rank, self._ranks = rank, ranks
+        self.passed_on, self._asynchronous = passed_on, asynchronous
         self._every, self._thread = every, threading.get_ident()
         self._exchanged = self._met = False
         self._steps = 0
@@ -84,8 +89,8 @@ class SyncPerformance(Trace):
         elif name == "step":
             self._step_s = end_s - begin_s
 
-    def stepped(self, own_samples: int, samples: int, sent: Callable[[], int]) -> bool:
-        """Count a step that has ended; returns whether a line is due.
+    def stepped(self, own_samples: int, samples: int, sent: Callable[[], int]) -> str | None:
+        """Count a step that has ended; returns a line where one is due.
 
         Args:
             own_samples, samples: in its minibatch, of this rank and of all.
@@ -97,7 +102,7 @@ class SyncPerformance(Trace):
         if not self._synchronizations:
             if exchanged:
                 self._synchronizations, self._sent = 1, sent()
-            return False
+            return None
         together_s = sum(end_s - begin_s for begin_s, end_s in self._together)
         self._compute_s += self._computed_s
         self._aggregation_s += together_s
@@ -105,30 +110,27 @@ class SyncPerformance(Trace):
         self._samples += samples
         self._own_samples += own_samples
         self._synchronizations += exchanged
-        return exchanged and (self._synchronizations - 1) % self._every == 0
+        due = exchanged and (self._synchronizations - 1) % self._every == 0
+        return self._line(sent()) if due else None
 
-    def line(self, rank: int, ranks: int, sent: int) -> str:
-        """The means since the line before, in words, and start anew.
-
-        Args:
-            rank, ranks: whose line it is, and how many train.
-            sent: bytes that this rank has sent so far.
-        """
+    def _line(self, sent: int) -> str:
+        """The means since the line before, in words, and start anew."""
+        rank, ranks = self._rank, self._ranks
         parts = {
             "compute": self._compute_s,
             "aggregation": self._aggregation_s,
             "update": self._update_s,
         }
         total_s, last = sum(parts.values()), self._synchronizations
-        each = {name: f"{1e3 * part / self._every:.3f}" for name, part in parts.items()}
+        means = {name: f"{1e3 * part / self._every:.3f}" for name, part in parts.items()}
         own = f"{self._own_samples / total_s:,.0f}"
         rates = f"{self._samples / total_s:,.0f} samples/s by {ranks} ranks, {own} by rank {rank}"
-        if self._apart:
+        if self._asynchronous:
             rates = f"{own} samples/s by rank {rank}, one of {ranks} at their own paces"
         text = (
             f"synchronizations {last - self._every + 1} to {last}: {rates}; "
             f"{1e3 * total_s / self._every:.3f} ms each: "
-            + ", ".join(f"{name} {ms}" for name, ms in each.items())
+            + ", ".join(f"{name} {ms}" for name, ms in means.items())
             + f"; {(sent - self._sent) / total_s / 1e6:,.2f} MB/s sent by rank {rank}"
         )
         self._start_anew(sent)

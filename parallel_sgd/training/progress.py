@@ -27,10 +27,10 @@ class Progress:
     both ways; `seconds` counts training without evaluation; `details` is what the algorithm has to
     tell (`Algorithm.report`).
 
-    Where workers train apart, at their own paces, the rows are the first worker's: the loss of its
-    own part of the data, the test loss of the model that it has just pulled, the bytes that went to
-    it and from it since the program was started; the last row counts all workers' bytes, and its
-    `details` are of all.
+    Where workers train asynchronously, the rows are the first worker's: the loss of its own part of
+    the data, the test loss of the model that it has just pulled, the bytes that went to it and from
+    it since the program was started; the last row counts all workers' bytes, and its `details` are
+    of all.
     """
 
     epoch: int
@@ -86,7 +86,7 @@ def _is_row(row: Any) -> bool:
     """Whether it is what `asdict` makes of a `Progress`."""
     if not isinstance(row, dict) or not isinstance(row.get("details"), dict | None):
         return False
-    names = {each.name for each in fields(Progress)}
+    names = {field.name for field in fields(Progress)}
     return row.keys() == names and all(_is_number(row[name]) for name in names - {"details"})
 
 
@@ -98,29 +98,29 @@ class Observer:
     """Measures the progress of a learner.
 
     Args:
-        learner: of ranks that train. Where they train apart, at their own paces, only the first of
-            them is observed, and nobody waits for it.
+        learner: of ranks that train. Where they train asynchronously, only the first of them
+            is observed, and nobody waits for it.
         model: the learner's.
         test: the data that it is measured on.
     """
 
     def __init__(self, learner: Learner, model: Classifier, test: Dataset) -> None:
         self.learner, self.model, self.test = learner, model, test
-        self.apart = learner.algorithm.apart
-        self.comm = Communicator.single() if self.apart else learner.comm
-        self.observes = not self.apart or learner.comm.rank == 0  #: this rank
+        self.asynchronous = learner.algorithm.asynchronous
+        self.comm = Communicator.single() if self.asynchronous else learner.comm
+        self.observes = not self.asynchronous or learner.comm.rank == 0  #: this rank
 
     def progress(self, epoch: int, standing: Standing) -> Progress:
-        """The row after an epoch. Collective, where workers are not apart.
+        """The row after an epoch. Collective, unless training is asynchronous.
 
         Raises:
-            SharedError: training has diverged; where workers are apart, on all of them.
+            SharedError: training has diverged; on all workers, also asynchronous ones.
         """
         learner = self.learner
-        if not self.apart:
+        if not self.asynchronous:
             learner.meet()
-        found = self.comm.allgather_object((standing.loss, standing.count))
-        loss, count = (sum(each) for each in zip(*found, strict=True))
+        losses = self.comm.allgather_object((standing.loss, standing.count))
+        loss, count = (sum(column) for column in zip(*losses, strict=True))
         loss /= max(count, 1)
         self._require_finite("train", loss)
         return Progress(
@@ -142,9 +142,9 @@ class Observer:
             loss, accuracy = self._evaluate()
         self._require_finite("test", loss)
         details = learner.report()
-        if self.apart:  # what is known here
+        if self.asynchronous:  # what is known here
             workers = (details or {}).get("workers", [])
-            sent = sum(each["bytes_sent"] + each["bytes_received"] for each in workers)
+            sent = sum(worker["bytes_sent"] + worker["bytes_received"] for worker in workers)
         else:
             sent = sum(self.comm.allgather_object(learner.bytes_sent))
         return {
@@ -161,23 +161,23 @@ class Observer:
             f"training has diverged: the {name} loss is {loss} after {self.learner.samples} "
             "samples; a smaller learning rate may help"
         )
-        if self.apart:
+        if self.asynchronous:
             self.learner.fail(problem)
         raise SharedError(problem)
 
     def _evaluate(self) -> tuple[float, float]:
         """Mean loss and accuracy on the test data, of which every rank takes a part."""
-        shares = self.comm.allgather_object(self.comm.together(self._evaluate_part))
-        loss, correct = (sum(share) for share in zip(*shares, strict=True))
+        sums = self.comm.allgather_object(self.comm.together(self._evaluate_part))
+        loss, correct = (sum(column) for column in zip(*sums, strict=True))
         return loss / len(self.test), correct / len(self.test)
 
     def _evaluate_part(self) -> tuple[float, float]:
         """Summed loss and number of right answers on this rank's part of the test data."""
         dtype, classes = self.model.parameters.dtype, self.model.classes
-        part = np.arange(len(self.test))[self.comm.rank :: self.comm.size]
+        own = np.arange(len(self.test))[self.comm.rank :: self.comm.size]
         loss = correct = 0.0
-        for first in range(0, len(part), EVALUATED):
-            indexes = part[first : first + EVALUATED]
+        for first in range(0, len(own), EVALUATED):
+            indexes = own[first : first + EVALUATED]
             x, y = self.test.read(indexes, dtype=dtype, classes=classes)
             mean_loss, accuracy = self.model.evaluate(x, y)
             loss += mean_loss * len(indexes)

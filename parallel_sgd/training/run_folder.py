@@ -59,7 +59,7 @@ class RunFolder:
             raise UserError(f"output={str(self.path)!r} must be a new or empty folder")
         self.write_json("options.json", self.options)
         if metrics or self.resumed:
-            lines = [json.dumps(each, allow_nan=False) + "\n" for each in metrics]
+            lines = [json.dumps(row, allow_nan=False) + "\n" for row in metrics]
             self._write("metrics.jsonl", lambda path: path.write_text("".join(lines)))
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..algorithms import Algorithm, DataParallelASGD
+from ..algorithms import Algorithm
 from ..communication import Communicator
 from ..data import Dataset, Source, require_same_data
 from ..errors import SharedError
 from ..models import Classifier
 from ..optimizers import Optimizer
-from ..validation import integer, require_use_of
+from ..validation import integer, require_use
 from .checkpoint_files import set_aside_after
 from .checkpoints import Checkpoints
 from .learner import Learner
@@ -72,7 +72,7 @@ class Session:
     def run(self) -> list[Progress]:
         """Train, and return the progress after every epoch, the same on all ranks. Collective.
 
-        Ranks that only serve, and where workers train apart all but the first, return no rows.
+        Ranks that only serve, and of asynchronous workers all but the first, return no rows.
 
         Raises:
             UserError: on all ranks, if the options disagree, the folder cannot be made, data are
@@ -83,8 +83,7 @@ class Session:
         comm.require_agreement({"trace": self.trace is not None})
         if self.trace is None:
             return self._run()
-        served = isinstance(self.algorithm, DataParallelASGD)
-        with traced(self.trace, comm, after_errors=not served):
+        with traced(self.trace, comm, after_errors=self.algorithm.roles.together):
             return self._run()
 
     def _run(self) -> list[Progress]:
@@ -106,6 +105,7 @@ class Session:
             self.algorithm,
             comm,
             sync_perf_stats=self.sync_perf_stats,
+            minibatch_size=self.minibatch_size,
         )
         with learner, saver or nullcontext():
             return self._train(learner, source, saver)
@@ -117,15 +117,14 @@ class Session:
         facts = self._met(source, learner)
         if saver:
             saver.facts = facts
-        self.algorithm.check_minibatch(self.minibatch_size, learner.comm.size)
         standing, resumed = self._take_up(learner, facts)
         observer, history = Observer(learner, self.model, self.test), standing.history
-        told = history[: self.epochs - 1]
+        earlier = history[: self.epochs - 1]
         # When all else is known to be right.
-        learner.comm.together(lambda: self._create(told, resumed))
+        learner.comm.together(lambda: self._create(earlier, resumed))
         if learner.comm.rank == 0:
             self.started(learner)
-        if self.algorithm.apart:  # who is ready first would be far ahead of the others
+        if self.algorithm.asynchronous:  # who is ready first would be far ahead of the others
             learner.meet()
         for epoch in range(len(history), self.epochs):
             self._train_epoch(source, epoch, learner, standing, saver)
@@ -155,7 +154,8 @@ class Session:
     def _saver(self) -> Checkpoints | None:
         every = integer("checkpoint_every", self.checkpoint_every, 0)
         integer("keep", self.keep, 1)
-        require_use_of(self, "keep", every > 0, "checkpoint_every of more than 0")
+        needs = "checkpoint_every of more than 0"
+        require_use("keep", self.keep, type(self).keep, every > 0, needs)
         if self.checkpoints is None or every == 0:
             return None
         return Checkpoints(self.checkpoints, keep=self.keep)
@@ -217,13 +217,13 @@ class Session:
     ) -> None:
         """After an epoch: a checkpoint where one is due, where it is the best, and at the end.
 
-        Where workers train apart there is no best one: they do not know the first one's losses.
+        Of asynchronous workers there is no best one: they do not know the first one's losses.
         """
         if saver is None:
             return
         losses = [progress.test_loss for progress in standing.history]
         before = learner.samples - learner.last_samples
-        loss = None if self.algorithm.apart else losses[-1]
+        loss = None if self.algorithm.asynchronous else losses[-1]
         best = loss is not None and loss == min(losses)
         if best or epochs == self.epochs or self._due(before, learner):
             self._save(saver, learner, standing, loss)

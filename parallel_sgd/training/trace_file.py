@@ -153,7 +153,7 @@ def _events(
 
     for event in trace.events:
         first, last = nanoseconds(event.begin_s), nanoseconds(event.end_s)
-        found = {
+        interval = {
             "name": event.name,
             "ph": "X",
             "ts": first / 1000,
@@ -161,7 +161,7 @@ def _events(
             "pid": rank,
             "tid": rows[event.thread],
         }
-        yield found | ({"args": event.facts} if event.facts else {})
+        yield interval | ({"args": event.facts} if event.facts else {})
 
 
 def _name(kind: str, rank: int, row: int, **what: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from limits import patience
 
@@ -116,11 +117,19 @@ def alive(pid: int) -> bool:
         return False
 
 
+def data_files(folder: Path) -> None:
+    """Data of three features: sound, with a label beyond four classes, and with a NaN."""
+    x, y = np.ones((40, 3), np.float32), np.arange(40) % 4
+    np.savez(folder / "good.npz", x=x, y=y)
+    np.savez(folder / "labels.npz", x=x, y=np.where(y == 3, 17, y))
+    np.savez(folder / "nan.npz", x=np.where(np.arange(40)[:, None] == 30, np.nan, x), y=y)
+
+
 PROGRAMS = """
 import contextlib, io, json, os, time
 from pathlib import Path
 from parallel_sgd import Communicator
-from parallel_sgd.communication import abort
+from parallel_sgd.communication import entry_point
 
 
 class Ended(BaseException):
@@ -132,14 +141,14 @@ def end_job(code, *, shared=False):
 
 
 comm = Communicator.world()
-really, ends = abort.end_job, []
+really, ends = entry_point.end_job, []
 for number, texts in enumerate(json.loads(Path("programs.json").read_text())):
     print(f"program {number}:", texts[comm.rank], flush=True)  # which of them hangs
     before, said, code, shared = set(os.listdir()), io.StringIO(), 0, False
     comm.barrier()
-    began, abort.end_job = time.monotonic(), end_job
+    began, entry_point.end_job = time.monotonic(), end_job
     try:
-        with contextlib.redirect_stderr(said), abort.abort_on_error():
+        with contextlib.redirect_stderr(said), entry_point.abort_on_error():
             try:
                 exec(compile(texts[comm.rank], "script.py", "exec"), {"__name__": "__main__"})
             except Ended as end:  # a command of ours has ended the job
@@ -148,7 +157,7 @@ for number, texts in enumerate(json.loads(Path("programs.json").read_text())):
         code, shared = end.args
     except SystemExit:
         pass
-    seconds, abort.end_job = time.monotonic() - began, really
+    seconds, entry_point.end_job = time.monotonic() - began, really
     comm.barrier()
     end = {"code": code, "shared": shared, "said": said.getvalue(), "seconds": seconds}
     ends.append({**end, "written": sorted({*os.listdir()} - before)})
@@ -202,8 +211,8 @@ def trainings(
     Args:
         given: the arguments of each run, or those of each rank.
     """
-    each = [[line] * ranks if isinstance(line[0], str) else line for line in given]
-    return programs(folder, [list(map(training, lines)) for lines in each], ranks=ranks)
+    runs = [[line] * ranks if isinstance(line[0], str) else line for line in given]
+    return programs(folder, [list(map(training, lines)) for lines in runs], ranks=ranks)
 
 
 def training(arguments: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from jobs import PARALLEL_SGD, training
+from jobs import PARALLEL_SGD, data_files, training
 from misuses import Misuse, command, job, program, this_mpi, train
 
 ENVIRONMENTS = Path(sys.executable).parents[2]
@@ -23,10 +23,10 @@ def other_mpiexec() -> Misuse:
     return Misuse("the mpiexec of another MPI", shown, 5, command=line, mpi=mpi)
 
 
-def left(name: str, text: str, shown: str) -> Misuse:
-    """A rank that ends well while others need it; MPI may not be up there yet."""
-    line = (*PARALLEL_SGD, "run", "-n", "3", "script.py")
-    return Misuse(name, shown, 10, job=line, program=text, some="02")
+def of_three(name: str, text: str, shown: str, *options: str, some: str = "") -> Misuse:
+    """A whole script on three ranks, which may not bring MPI up."""
+    line = (*PARALLEL_SGD, "run", "-n", "3", *options, "script.py")
+    return Misuse(name, shown, 10, job=line, program=text, some=some)
 
 
 HELP_ON_ONE_RANK = """import sys
@@ -37,7 +37,9 @@ main(["--help"] if launched_rank() == 1 else ["--no-plot"])
 
 OPTIONS = [
     train("an option on one rank alone that none may have", "", "--lr nan", ""),
-    left("a question for help on one rank", HELP_ON_ONE_RANK, "on rank 1: train.py --help"),
+    of_three(
+        "a question for help on one rank", HELP_ON_ONE_RANK, "on rank 1: train.py --help", some="02"
+    ),
     train("a number that none of the formats has", "--gradient-bits 3"),
     train("a word where a number is asked for", "--gradient-bits one"),
     train("a schedule that does not begin at 0", "--gradient-bits 1000:1"),
@@ -53,7 +55,7 @@ OPTIONS = [
     train("a layer that no memory holds", "--hidden 1000000000"),
     train("an epsilon that vanishes in float32", "--optimizer adam --epsilon 1e-50"),
     train(
-        "a block of fewer samples than a minibatch", "--algorithm block-momentum --block-samples 2"
+        "a block of fewer samples than a minibatch", "--algorithm block-momentum --block-samples 32"
     ),
     command("a step that takes for ever", "plan --nodes 4 --parameters 1M --step-time 1e400"),
     command("more ranks than any machine has", "run -n 2147483647 train.py"),
@@ -62,12 +64,11 @@ OPTIONS = [
     command("no ranks", "run -n 0 train.py"),
     command("a hostfile that is not there", "run -n 2 --hostfile missing train.py"),
     other_mpiexec(),
-    Misuse(
+    of_three(
         "servers that no algorithm needs",
+        training([]),
         "parallel-sgd run -n 3 --servers 1 train.py",
-        10,
-        job=(*PARALLEL_SGD, "run", "-n", "3", "--servers", "1", "script.py"),
-        program=training([]),
+        "--servers=1",
     ),
 ]
 
@@ -79,10 +80,7 @@ DATA = [
     train("labels beyond the classes", "--data labels.npz --classes 4"),
     train("a NaN in the data", "--data nan.npz --test 0.1"),
     train("a learning rate at which training diverges", "--data good.npz --lr 1e38"),
-    program(
-        "a shape in place of an array",
-        "psgd.Parameters({'w': (20,)})",
-    ),
+    program("a shape in place of an array", "psgd.Parameters({'w': (20,)})"),
     program(
         "data that one rank has otherwise",
         "x, y = np.ones((12, 3)) * (comm.rank == 2), np.arange(12)\n"
@@ -125,10 +123,7 @@ UNLIKE = [
         "a class in place of an algorithm",
         "psgd.Learner(learner_of().parameters, psgd.SGD(lr=0.1), psgd.DataParallelSGD, comm)",
     ),
-    program(
-        "mpi4py's communicator",
-        "from mpi4py import MPI\nlearner_of(comm=MPI.COMM_WORLD)",
-    ),
+    program("mpi4py's communicator", "from mpi4py import MPI\nlearner_of(comm=MPI.COMM_WORLD)"),
     program(
         "a step too many for a minibatch",
         "learner, source = learner_of(), psgd.data.Source(np.ones((12, 3)), np.arange(12), 6)\n"
@@ -174,10 +169,7 @@ UNLIKE = [
 
 SERVERS = [
     train("servers for all ranks", "--algorithm async --sync-steps 1 --servers 3"),
-    train(
-        "no servers among roles",
-        "--algorithm async --sync-steps 1 --role worker",
-    ),
+    train("no servers among roles", "--algorithm async --sync-steps 1 --role worker"),
     program(
         "workers that take other numbers of steps, in rounds",
         "learner = learner_of(psgd.DataParallelASGD(mode='sync', sync_steps=2, servers=1))\n"
@@ -201,12 +193,11 @@ SERVERS = [
     ),
 ]
 
+AT_1 = "if comm.rank == 1:\n    "
+
 GONE = [
-    job(
-        "an exception on one rank",
-        "if comm.rank == 1:\n    raise RuntimeError('boom')\ncomm.barrier()",
-    ),
-    job("sys.exit(3) on one rank", "if comm.rank == 1:\n    sys.exit(3)\ncomm.barrier()"),
+    job("an exception on one rank", AT_1 + "raise RuntimeError('boom')\ncomm.barrier()"),
+    job("sys.exit(3) on one rank", AT_1 + "sys.exit(3)\ncomm.barrier()"),
     job(
         "a rank that leaves before the others",
         "learner = learner_of()\n"
@@ -232,15 +223,8 @@ GONE = [
         "    learner.finish()",
         some="2",
     ),
-    job(
-        "os._exit(0) on one rank",
-        "if comm.rank == 1:\n    os._exit(0)\ncomm.barrier()",
-        code="not 0",
-    ),
-    job(
-        "a rank that is killed",
-        "if comm.rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\ncomm.barrier()",
-    ),
+    job("os._exit(0) on one rank", AT_1 + "os._exit(0)\ncomm.barrier()", code="not 0"),
+    job("a rank that is killed", AT_1 + "os.kill(os.getpid(), signal.SIGKILL)\ncomm.barrier()"),
     job("Ctrl-C", "time.sleep(60)", signal="SIGINT", some="012", within_s=5),
     job("a job that takes too long", "time.sleep(60)", "--timeout-s 2"),
     job("a syntax error", "if True print(1)", some="012"),
@@ -255,18 +239,15 @@ SECTIONS = {
     "Ranks that end": GONE,
 }
 
-MISUSES = [each for section in SECTIONS.values() for each in section]
+MISUSES = [misuse for section in SECTIONS.values() for misuse in section]
 
 
 def prepared(scratch: Path) -> Path:
     """A folder with the data files that these misuses name."""
     folder = scratch / "files"
     folder.mkdir()
-    x, y = np.ones((40, 3), np.float32), np.arange(40) % 4
-    np.savez(folder / "good.npz", x=x, y=y)
-    np.savez(folder / "labels.npz", x=x, y=np.where(y == 3, 17, y))
-    np.savez(folder / "nan.npz", x=np.where(np.arange(40)[:, None] == 30, np.nan, x), y=y)
-    np.savez(folder / "values.npz", x=x, y=y / 2)
+    data_files(folder)
+    np.savez(folder / "values.npz", x=np.ones((4, 3)), y=np.arange(4) / 2)
     (folder / "slots").write_text("localhost slots=2147483647\n")
     os.mkfifo(folder / "pipe.npz")
     for name in ("train.py", "script.py"):

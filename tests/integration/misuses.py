@@ -40,7 +40,6 @@ from jobs import (
 from parallel_sgd.command_line.launcher import THREAD_VARIABLES
 from parallel_sgd.command_line.mpi_runtime import bound_mpi
 
-ROOT = Path(__file__).parents[2]
 RANKS = 3
 MPIS = ("MPICH", "Open MPI")
 HEAD = ["misuse", "command or program", "what is printed", "by rank", "within", "exit code"]
@@ -55,10 +54,9 @@ import parallel_sgd as psgd
 comm = psgd.Communicator.world()
 
 
-def learner_of(algorithm=None, optimizer=None, shape=(4, 3), comm=comm, dtype=np.float32):
-    parameters = psgd.Parameters({"w": np.zeros(shape, dtype)})
-    algorithm, optimizer = algorithm or psgd.DataParallelSGD(), optimizer or psgd.SGD(lr=0.1)
-    return psgd.Learner(parameters, optimizer, algorithm, comm)
+def learner_of(algorithm=None, shape=(4, 3), comm=comm):
+    parameters = psgd.Parameters({"w": np.zeros(shape, np.float32)})
+    return psgd.Learner(parameters, psgd.SGD(lr=0.1), algorithm or psgd.DataParallelSGD(), comm)
 
 
 def saved(folder, **options):
@@ -137,33 +135,25 @@ def command(name: str, line: str) -> Misuse:
     return Misuse(name, f"parallel-sgd {line}", 2, command=tuple(shlex.split(line)))
 
 
-def train(name: str, *lines: str, ranks: int = RANKS) -> Misuse:
+def train(name: str, *lines: str) -> Misuse:
     """Options of train.py, on all ranks, or those of each."""
     shown = [f"train.py {lines[0]}"]
     if len(lines) > 1:
         shown = [f"on rank {k}: train.py {line}" for k, line in enumerate(lines) if line]
-    each = lines if len(lines) > 1 else lines * ranks
-    texts = tuple(training([*shlex.split(line), "--no-plot"]) for line in each)
+    by_rank = lines if len(lines) > 1 else lines * RANKS
+    texts = tuple(training([*shlex.split(line), "--no-plot"]) for line in by_rank)
     return Misuse(name, "\n".join(shown), 5, texts=texts)
 
 
-def program(name: str, text: str, ranks: int = RANKS) -> Misuse:
+def program(name: str, text: str) -> Misuse:
     """A program whose error comes to all ranks."""
-    return Misuse(name, text, 2, texts=(f"from beside import *\n{text}",) * ranks)
+    return Misuse(name, text, 2, texts=(f"from beside import *\n{text}",) * RANKS)
 
 
-def job(
-    name: str,
-    text: str,
-    options: str = "",
-    *,
-    ranks: int = RANKS,
-    within_s: int = 10,
-    **how: str,
-) -> Misuse:
+def job(name: str, text: str, options: str = "", *, within_s: int = 10, **how: str) -> Misuse:
     """A program that ends the job, for real."""
-    line = (*PARALLEL_SGD, "run", "-n", str(ranks), *shlex.split(options), "script.py")
-    shown = f"parallel-sgd run -n {ranks} {options} script.py\n{text}" if options else text
+    line = (*PARALLEL_SGD, "run", "-n", str(RANKS), *shlex.split(options), "script.py")
+    shown = f"parallel-sgd run -n {RANKS} {options} script.py\n{text}" if options else text
     text = f"from beside import *\n{text}"
     return Misuse(name, shown, within_s, job=line, program=text, **how)
 
@@ -175,18 +165,18 @@ def seen(misuses: Sequence[Misuse], folder: Path) -> dict[str, Outcome]:
         folder: an empty one, and any files that programs need.
     """
     mpi = this_mpi()
-    here = [each for each in misuses if each.mpi in ("", mpi)]
-    assert len({each.name for each in here}) == len(here), "two misuses of one name"
+    here = [misuse for misuse in misuses if misuse.mpi in ("", mpi)]
+    assert len({misuse.name for misuse in here}) == len(here), "two misuses of one name"
     (folder / "beside.py").write_text(BESIDE)
     with ThreadPoolExecutor(2) as pool:  # the ranks of a job mostly start, or wait
         jobs = {
-            each.name: pool.submit(of_job, each, copied(folder, number))
-            for number, each in enumerate(here)
-            if each.job
+            misuse.name: pool.submit(of_job, misuse, copied(folder, number))
+            for number, misuse in enumerate(here)
+            if misuse.job
         }
-        found = of_commands([each for each in here if each.command], folder)
-        found |= of_programs([each for each in here if each.texts], folder)
-        return found | {name: each.result() for name, each in jobs.items()}
+        outcomes = of_commands([misuse for misuse in here if misuse.command], folder)
+        outcomes |= of_programs([misuse for misuse in here if misuse.texts], folder)
+        return outcomes | {name: future.result() for name, future in jobs.items()}
 
 
 def copied(folder: Path, number: int) -> Path:
@@ -196,24 +186,20 @@ def copied(folder: Path, number: int) -> Path:
 
 
 def of_commands(misuses: Sequence[Misuse], folder: Path) -> dict[str, Outcome]:
-    lines = json.dumps([each.command for each in misuses])
+    lines = json.dumps([misuse.command for misuse in misuses])
     one_thread = dict.fromkeys(THREAD_VARIABLES, "1")  # else `simulate` starts itself anew
     program = [sys.executable, "-c", COMMANDS, lines]
     code, output = executed(program, folder=folder, environ=ENVIRONMENT | one_thread)
     assert code == 0, output
-    ends, found = json.loads((folder / "ends.json").read_text()), {}
-    for each, (ended, said, seconds) in zip(misuses, ends, strict=True):
-        found[each.name] = Outcome(essential(said, folder)[0], "-", seconds, str(ended))
-    return found
+    ends, outcomes = json.loads((folder / "ends.json").read_text()), {}
+    for misuse, (ended, said, seconds) in zip(misuses, ends, strict=True):
+        outcomes[misuse.name] = Outcome(essential(said, folder)[0], "-", seconds, str(ended))
+    return outcomes
 
 
 def of_programs(misuses: Sequence[Misuse], folder: Path) -> dict[str, Outcome]:
-    found = {}
-    for ranks in {len(each.texts) for each in misuses}:
-        those = [each for each in misuses if len(each.texts) == ranks]
-        ends = programs(folder, [each.texts for each in those], ranks=ranks)
-        found |= {e.name: of_ends(by, folder) for e, by in zip(those, ends, strict=True)}
-    return found
+    ends = programs(folder, [misuse.texts for misuse in misuses], ranks=RANKS)
+    return {m.name: of_ends(by, folder) for m, by in zip(misuses, ends, strict=True)}
 
 
 def of_ends(by_rank: Sequence[End], folder: Path) -> Outcome:
@@ -255,7 +241,7 @@ def essential(output: str, folder: Path) -> tuple[str, str]:
     """The line that tells why it ended, and the ranks that print it."""
     output = re.sub(r"(noticed that .* exited on)\n", r"\1 ", output)  # one sentence, two lines
     lines = [re.match(r"(?:\[rank (\d+)\] )?(.*)", line) for line in output.splitlines()]
-    told = [(each[1], usual(each[2], folder)) for each in lines if each]
+    told = [(match[1], usual(match[2], folder)) for match in lines if match]
     for telling in TELLING:
         fitting = sorted({(k or "", text) for k, text in told if re.search(telling, text)})
         if fitting:
@@ -286,13 +272,13 @@ Cells = dict[str, dict[str, dict[str, str]]]  #: by misuse, column and MPI
 
 def cells_of(text: str) -> Cells:
     """What a table says."""
-    found: Cells = {}
+    cells: Cells = {}
     for line in text.splitlines():
         parts = [part.strip() for part in re.split(r"(?<!\\)\|", line)[1:-1]]
         if len(parts) == len(HEAD) and parts != HEAD and set(parts[0]) != {"-"}:
             name, _, *values = parts
-            found[name] = dict(zip(HEAD[2:], map(by_mpi, values), strict=True))
-    return found
+            cells[name] = dict(zip(HEAD[2:], map(by_mpi, values), strict=True))
+    return cells
 
 
 def by_mpi(cell: str) -> dict[str, str]:
@@ -307,16 +293,16 @@ def joined(values: Mapping[str, str]) -> str:
     return "<br>".join(f"{mpi}: {values[mpi]}" for mpi in MPIS if mpi in values)
 
 
-def updated(before: Cells, misuses: Iterable[Misuse], found: Mapping[str, Outcome]) -> Cells:
+def updated(before: Cells, misuses: Iterable[Misuse], outcomes: Mapping[str, Outcome]) -> Cells:
     """With what was seen on this MPI."""
     mpi, after = this_mpi(), dict(before)
-    for each in misuses:
-        columns = {column: dict(before.get(each.name, {}).get(column, {})) for column in HEAD[2:]}
-        if outcome := found.get(each.name):
-            new = quoted(outcome.printed), outcome.ranks, f"{each.within_s} s", outcome.code
+    for misuse in misuses:
+        columns = {column: dict(before.get(misuse.name, {}).get(column, {})) for column in HEAD[2:]}
+        if outcome := outcomes.get(misuse.name):
+            new = quoted(outcome.printed), outcome.ranks, f"{misuse.within_s} s", outcome.code
             for column, value in zip(HEAD[2:], new, strict=True):
                 columns[column][mpi] = value
-        after[each.name] = columns
+        after[misuse.name] = columns
     return after
 
 
@@ -334,10 +320,10 @@ def table(sections: Mapping[str, Iterable[Misuse]], cells: Cells) -> str:
     lines = []
     for title, misuses in sections.items():
         lines += ["", f"## {title}", "", row(HEAD), row(["---"] * len(HEAD))]
-        for each in misuses:
-            shown = "<br>".join(map(quoted, each.shown.splitlines()))
-            columns = cells[each.name]
-            lines.append(row([each.name, shown, *(joined(columns[c]) for c in HEAD[2:])]))
+        for misuse in misuses:
+            shown = "<br>".join(map(quoted, misuse.shown.splitlines()))
+            columns = cells[misuse.name]
+            lines.append(row([misuse.name, shown, *(joined(columns[c]) for c in HEAD[2:])]))
     return "\n".join([*lines, ""])
 
 
@@ -352,8 +338,8 @@ def main(document: str) -> None:
     text = path.read_text()
     head = text[: text.index("\n## ")] if "\n## " in text else text.rstrip("\n")
     with tempfile.TemporaryDirectory() as scratch:
-        found = seen(MISUSES, prepared(Path(scratch)))
-    cells = updated(cells_of(text), MISUSES, found)
+        outcomes = seen(MISUSES, prepared(Path(scratch)))
+    cells = updated(cells_of(text), MISUSES, outcomes)
     path.write_text(f"{head.rstrip()}\n{table(SECTIONS, cells)}")
 
 

@@ -13,15 +13,7 @@ import pytest
 from jobs import ENVIRONMENT, ROOT, TRAIN, executed, finished, trainings
 from limits import patience
 
-from parallel_sgd.command_line.mpi_runtime import bound_mpi
-
 USUAL = ["--algorithm", "async", "--sync-steps", "1", "--no-plot", "--hidden", "32"]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def model_of(run: str) -> dict[str, np.ndarray]:
@@ -43,24 +35,24 @@ def test_a_run_is_recorded_and_replayed_by_threads() -> None:
     assert "2 workers and 2 servers" in output
     rows = rows_of("run")
     assert [row["epoch"] for row in rows] == [1, 2, 3]
-    assert [each["worker"] for each in rows[0]["details"]["workers"]] == [0]
+    assert [worker["worker"] for worker in rows[0]["details"]["workers"]] == [0]
     workers = rows[-1]["details"]["workers"]
-    assert [each["worker"] for each in workers] == [0, 1]
-    assert sum(each["samples"] for each in workers) == 3 * 1438
-    for each in workers:
-        assert sum(each["staleness"].values()) == each["pushes"] == 3 * 23
-        assert min(each["seconds"].values()) >= 0
-        assert re.search(rf"^ +{each['worker']} +{each['pushes']} ", output, re.MULTILINE)
+    assert [worker["worker"] for worker in workers] == [0, 1]
+    assert sum(worker["samples"] for worker in workers) == 3 * 1438
+    for worker in workers:
+        assert sum(worker["staleness"].values()) == worker["pushes"] == 3 * 23
+        assert min(worker["seconds"].values()) >= 0
+        assert re.search(rf"^ +{worker['worker']} +{worker['pushes']} ", output, re.MULTILINE)
     code, output = finished(
         *["simulate", "-n", "4", *options, "--servers", "2"],
         *["--output", "again", "--replay", "order"],
     )
     assert code == 0, output
-    found, expected = model_of("again"), model_of("run")
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    replayed, expected = model_of("again"), model_of("run")
+    assert replayed.keys() == expected.keys()
+    assert all(np.array_equal(replayed[name], expected[name]) for name in expected)
     again = rows_of("again")[-1]["details"]["workers"]
-    assert [each["staleness"] for each in again] == [each["staleness"] for each in workers]
+    assert [worker["staleness"] for worker in again] == [worker["staleness"] for worker in workers]
 
 
 @pytest.mark.any_mpi
@@ -80,65 +72,14 @@ def test_it_goes_on_with_other_servers_and_workers() -> None:
         assert rows[2]["test_loss"] < rows[0]["test_loss"]
 
 
-BAD: list[tuple[str, str]] = [
-    ("--servers 3", "servers=3 must be less than the number of ranks, 3"),
-    ("--servers -1", "servers=-1 must be a whole number, at least 0"),
-    ("--mode fast", "mode='fast' must be one of 'async', 'bounded', 'sync', 'geo'"),
-    ("--mode geo --currency gradients", "currency='gradients' must be 'deltas' with mode='geo'"),
-    ("--merge product", "merge='product' must be 'sum' or 'mean'"),
-    ("--placement modulo", "placement='modulo' must be 'round-robin' or 'hash'"),
-    ("--mode bounded --staleness -1", "staleness=-1 must be a whole number, at least 0"),
-    ("--mode sync --delay-compensation 0.1", "delay_compensation=0.1 needs pushed gradients"),
-    ("--ramp-coefficient 0", "ramp_coefficient=0.0 must be more than 0"),
-    ("--gradient-bits 0:32,100:1", "gradient_bits={0: 32, 100: 1} must be one number"),
-    ("--sync-period 3", "sync_period=3 and sync_steps=1: at most one of them may be given"),
-    ("--role worker", "role='worker' on all ranks: there must be workers and servers"),
-    ("--replay nothing", "replay='nothing': no order of server 0"),
-    ("--record a --replay b", "record='a' and replay='b': at most one of them may be given"),
-    ("--record /proc/nothing", "record='/proc/nothing' must be a folder to write to"),
-]
-
-
 @pytest.mark.any_mpi
-def test_bad_options_are_refused_by_all_ranks(folder: Path) -> None:
-    lines = [[*USUAL, "--servers", "1", *line.split()] for line, _ in BAD]
-    ends = trainings(folder, *lines, ranks=3)
-    for (line, problem), by_rank in zip(BAD, ends, strict=True):
-        said = [end.said for end in by_rank]
-        assert any(problem in text for text in said), (line, said)
-        assert all(end.code != 0 for end in by_rank if end.said), line
-
-
-#: What each of three ranks is started with.
-OF_EACH_RANK: list[tuple[list[str], str]] = [
-    (["--servers 1", "--servers 1", ""], "servers must be the same on all ranks, but differs"),
-    (
-        ["--role worker", "--role worker", "--role server --servers 2"],
-        "servers=2, but 1 ranks have role='server'",
-    ),
-    (["--role worker", "", "--role server"], "role='auto' on rank 1: where some ranks say"),
-]
-
-
-@pytest.mark.any_mpi
-def test_ranks_that_do_not_fit_together_are_named(folder: Path) -> None:
-    lines = [
-        [[*USUAL, "--output", "none", *line.split()] for line in by_rank]
-        for by_rank, _ in OF_EACH_RANK
-    ]
-    ends = trainings(folder, *lines, ranks=3)
-    for (_, problem), by_rank in zip(OF_EACH_RANK, ends, strict=True):
-        said = [end.said for end in by_rank]
-        assert any(problem in text for text in said), said
-        assert all(end.code != 0 for end in by_rank if end.said)
+def test_numbers_of_servers_that_differ_are_named(folder: Path) -> None:
+    usual, one = [*USUAL, "--output", "none"], ["--servers", "1"]
+    (by_rank,) = trainings(folder, [[*usual, *one], [*usual, *one], usual], ranks=3)
+    for end in by_rank:
+        assert "servers must be the same on all ranks, but differs" in end.said
+        assert end.code != 0
     assert not Path("none").exists()
-
-
-@pytest.mark.any_mpi
-def test_servers_that_nothing_needs_are_refused() -> None:
-    code, output = finished("run", "-n", "2", "--servers", "1", TRAIN, "--no-plot")
-    assert code != 0
-    assert "servers=1 of `parallel-sgd run` needs --algorithm async" in output
     code, output = finished("run", "-n", "2", "--servers", "1", TRAIN, *USUAL, "--servers", "0")
     assert code != 0
     assert "servers=0 of train.py must be that of `parallel-sgd run`, 1" in output
@@ -186,7 +127,7 @@ if not learner.serves:
             time.sleep(0.1)  # while worker 0 waits in `finish`, longer than the time limit
 learner.finish()
 if not learner.serves:
-    pushes = [each["pushes"] for each in learner.report()["workers"]]
+    pushes = [worker["pushes"] for worker in learner.report()["workers"]]
     print("final", parameters.flat[0], pushes, flush=True)
 """
 
@@ -196,12 +137,9 @@ def lose(folder: Path, how: str, timeout_s: float, *options: str) -> tuple[int, 
     return finished("run", "-n", "4", *options, "losing.py", str(timeout_s), how)
 
 
+@pytest.mark.open_mpi
 def test_a_worker_that_is_killed_leaves_the_others_at_work_where_mpi_allows(folder: Path) -> None:
-    code, output = lose(folder, "SIGKILL", 30, "--survive")
-    if bound_mpi(initialize=False)["vendor"].startswith("MPICH"):
-        assert code != 0
-        assert "--survive needs Open MPI" in output
-        return
+    _, output = lose(folder, "SIGKILL", 30, "--survive")
     assert "the worker on rank 1 has died: 2 of 3 workers are left" in output
     assert output.count("final -90.0 [40, 10, 40]") == 2
 
@@ -231,22 +169,17 @@ endpoint.leave_lost()
 """
 
 
+@pytest.mark.open_mpi
 def test_messages_to_and_from_a_rank_that_has_died(folder: Path) -> None:
     """Whatever a server was about to do with one it learns of its death, and goes on."""
     (folder / "dead_peer.py").write_text(DEAD_PEER)
-    code, output = finished("run", "-n", "2", "--survive", "dead_peer.py")
-    if bound_mpi(initialize=False)["vendor"].startswith("MPICH"):
-        assert code != 0
-        assert "--survive needs Open MPI" in output
-        return
+    _, output = finished("run", "-n", "2", "--survive", "dead_peer.py")
     assert output.count("noticed: rank 1 is lost") == 2, output
     assert "goes on" in output, output
 
 
 @pytest.mark.any_mpi
-def test_a_worker_that_is_killed_or_silent_ends_the_job(folder: Path) -> None:
-    code, _ = lose(folder, "SIGKILL", 30)
-    assert code != 0
+def test_a_worker_that_is_silent_ends_the_job(folder: Path) -> None:
     code, output = lose(folder, "SIGSTOP", 2)
     assert code != 0
     assert "a server has not heard of the worker on rank 1 for timeout_s=2 s" in output
@@ -273,6 +206,6 @@ def test_workers_that_have_finished_may_wait_longer_than_the_time_limit(folder: 
 def test_the_example_learns_clicks() -> None:
     code, output = finished("run", "-n", "3", "--servers", "1", str(ROOT / "examples/clicks.py"))
     assert code == 0, output
-    found = re.search(r"^after [\d.]+ s ([\d.]+)", output, re.MULTILINE)
-    assert found
-    assert 0.4348 < float(found[1]) < 0.54
+    match = re.search(r"^after [\d.]+ s ([\d.]+)", output, re.MULTILINE)
+    assert match
+    assert 0.4348 < float(match[1]) < 0.54

@@ -20,12 +20,6 @@ OPTIONS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def run_line(*arguments: str, ranks: int) -> list[str]:
     return ["run", "-n", str(ranks), TRAIN, *OPTIONS, *arguments]
 
@@ -82,26 +76,15 @@ def test_other_ranks_and_what_is_refused(folder: Path) -> None:
     assert (rows[-1]["epoch"], rows[-1]["samples"]) == (5, 5 * 1438)
     assert rows[-1]["test_loss"] < rows[1]["test_loss"]
 
-    newest, earlier = (Path("run/checkpoints", checkpoints("run")[-i]) for i in (1, 2))
-    file = newest / "rank-00001.safetensors"
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.unlink()
-    file.write_bytes(data)
-    refused = {
-        ("--resume", "run"): f"{newest}' is damaged: {file.name} .*instead: '{earlier}'",
-        ("--resume", str(earlier), "--seed", "1"): "its seed was 0, and is 1",
-    }
+    earlier = Path("run/checkpoints", checkpoints("run")[-2])
     before = everything_in("run")
-    ends = trainings(folder, *([*OPTIONS, *arguments] for arguments in refused), ranks=3)
+    ends = trainings(folder, [*OPTIONS, "--resume", str(earlier), "--seed", "1"], ranks=3)
     assert everything_in("run") == before
-    for by_rank, expected in zip(ends, refused.values(), strict=True):
-        for rank, end in enumerate(by_rank):
-            assert end.code != 0
-            assert end.shared
-            assert re.fullmatch(
-                rf"\[rank {rank}\] parallel-sgd: error: .*{expected}.*\n", end.said
-            ), end.said
+    for rank, end in enumerate(ends[0]):
+        assert end.code != 0
+        assert end.shared
+        line = rf"\[rank {rank}\] parallel-sgd: error: .*its seed was 0, and is 1.*\n"
+        assert re.fullmatch(line, end.said), end.said
 
 
 def everything_in(run: str) -> dict[str, bytes]:

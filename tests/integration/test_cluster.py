@@ -16,11 +16,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from jobs import ENVIRONMENT, SECONDS, TRAIN, alive, executed, started, within
+from jobs import ENVIRONMENT, PARALLEL_SGD, SECONDS, TRAIN, alive, executed, started, within
 
-from benchmarks.cluster import BURST, emulated_hosts, payload_rate
-from benchmarks.cluster.__main__ import main
-from benchmarks.cluster.namespaces import PROGRAMS
+from parallel_sgd.command_line.cluster import BURST, emulated_hosts, payload_rate
+from parallel_sgd.command_line.cluster.namespaces import PROGRAMS
+from parallel_sgd.command_line.main import main
 
 CUT_S = 40.0  #: a job whose host is cut off has ended after so long
 
@@ -40,14 +40,8 @@ MISSING = _missing()
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def cluster(*arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "benchmarks.cluster", *arguments)
+    return (*PARALLEL_SGD, "cluster", *arguments)
 
 
 def left_by(pid: int) -> list[str]:
@@ -63,7 +57,7 @@ def test_plain_mpiexec_trains_on_four_hosts(folder: Path) -> None:
     both = f"mpiexec -hostfile hosts sh -c 'touch at-$(hostname)' && {train}"
     code, output = executed(cluster("--hosts", "4", "--", "sh", "-c", both))
     assert code == 0, output
-    assert "cluster: 4 hosts, slots=1, links of 1000 Mbit/s, in hosts: sh -c" in output
+    assert "parallel-sgd: 4 hosts, slots=1, links of 1000 Mbit/s, in hosts: sh -c" in output
     assert len({path.name for path in folder.glob("at-psgd-hosts-*")}) == 4
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert summary["4 ranks, 1 bit"]["samples"] == 2 * 1438
@@ -102,12 +96,12 @@ def test_ranks_of_one_host_are_neighbours_and_hosts_talk_over_limited_links(fold
     options = ["--hosts", "2", "--slots", "2", "--rate", "50mbit", "--hostfile", "two"]
     code, output = executed(cluster(*options, "--", *command))
     assert code == 0, output
-    found = json.loads((folder / "places.json").read_text())
-    names = [name for name, _ in found["places"]]
+    report = json.loads((folder / "places.json").read_text())
+    names = [name for name, _ in report["places"]]
     assert names[0] == names[1] != names[2] == names[3]
-    assert [near for _, near in found["places"]] == [2, 2, 2, 2]
+    assert [near for _, near in report["places"]] == [2, 2, 2, 2]
     least = ((1 << 20) - BURST) / payload_rate(50e6)
-    assert least * 0.9 < found["seconds"] < least + 2
+    assert least * 0.9 < report["seconds"] < least + 2
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
@@ -123,22 +117,6 @@ def test_a_signal_leaves_nothing_behind(folder: Path, name: str) -> None:
         assert job.returncode == 128 + signal.Signals[name]
     assert not any(map(alive, ranks))
     assert not left_by(job.pid) and not (folder / "hosts").exists()
-
-
-@pytest.mark.any_mpi
-def test_sigterm_ends_a_program_that_has_made_hosts_in_order(folder: Path) -> None:
-    (folder / "program.py").write_text(
-        "import math, time\nfrom pathlib import Path\n"
-        "from benchmarks.cluster import emulated_hosts\n"
-        "with emulated_hosts(1, math.inf):\n    Path('up').touch()\n    time.sleep(99)\n"
-    )
-    with started([sys.executable, "program.py"]) as job:
-        assert within(SECONDS, Path("up").exists)
-        assert len(left_by(job.pid)) == 3
-        job.terminate()
-        assert within(SECONDS, lambda: job.poll() is not None)
-        assert job.returncode == 128 + signal.SIGTERM
-    assert not left_by(job.pid)
 
 
 @pytest.mark.any_mpi
@@ -197,30 +175,7 @@ def test_a_link_that_is_mended_carries_again(folder: Path) -> None:
 
 
 @pytest.mark.any_mpi
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--hosts", "201"], "hosts=201 of an emulated cluster must be 1 to 200"),
-        (["--hosts", "0"], "--hosts: must be a whole number from 1 to 1048576: '0'"),
-        (["--slots", "x"], "--slots: must be a whole number from 1 to 1048576: 'x'"),
-        (["--rate", "1kbit"], "rate=1000 bit/s of emulated links must be 1mbit to 1000gbit"),
-        (["--rate", "fast"], "--rate: must be a rate such as 100mbit or 1gbit, or unlimited"),
-        (["--hostfile", "no/hosts"], "hostfile='no/hosts' must be in a folder that exists"),
-        (["--hostfile", "mine"], "hostfile='mine' must not exist, or have been left behind by"),
-    ],
-)
-def test_what_cannot_be_had_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    (folder / "mine").write_text("node1 slots=4\n")
-    assert main([*arguments, "--", "true"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"cluster: error: {said}")
-    assert (folder / "mine").read_text() == "node1 slots=4\n"
-    assert not left_by(os.getpid())
-
-
-@pytest.mark.any_mpi
 def test_a_command_that_is_missing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--hosts", "1", "--", "no-such-program"]) == 2
+    assert main(["cluster", "--hosts", "1", "--", "no-such-program"]) == 2
     assert "command must be a program in PATH: 'no-such-program'" in capsys.readouterr().err
     assert not left_by(os.getpid()) and not Path("hosts").exists()

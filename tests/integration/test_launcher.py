@@ -34,6 +34,13 @@ print("rank", comm.rank, "is up", flush=True)
 #: The other ranks wait for rank 1, which never comes.
 WAIT = "\ncomm.Barrier()\n"
 
+#: Other scripts begin like this, before MPI is up.
+EARLY = """
+import sys, time
+from parallel_sgd.communication import Communicator, abort
+from parallel_sgd.communication.launched import launched_rank
+"""
+
 
 @pytest.fixture(scope="session")
 def mpi() -> str:
@@ -41,22 +48,15 @@ def mpi() -> str:
     return str(bound_mpi()["vendor"])
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def execute(command: Sequence[str]) -> tuple[int, str]:
     """Exit code and all output of a command, which must end within seconds."""
     return executed(command, timeout_s=SECONDS)
 
 
-def run(script: str, *arguments: str, options: Sequence[str] = ()) -> tuple[int, str]:
+def run(script: str, *arguments: str) -> tuple[int, str]:
     """`parallel-sgd run -n 3` of a script's text, in the working directory."""
     Path("script.py").write_text(script)
-    command = [*PARALLEL_SGD, "run", "-n", str(RANKS), *options]
-    return execute([*command, "script.py", *arguments])
+    return execute([*PARALLEL_SGD, "run", "-n", str(RANKS), "script.py", *arguments])
 
 
 def mpiexec_command(mpiexec: Mpiexec, *program: str) -> list[str]:
@@ -113,71 +113,33 @@ def test_an_exception_on_one_rank_ends_the_job(folder: Path) -> None:
     assert "[rank 0]" not in output
 
 
-def test_an_exception_before_mpi_is_up_ends_the_job(folder: Path) -> None:
-    code, output = run(
-        "from parallel_sgd.communication.launched import launched_rank\n"
-        "if launched_rank() == 1:\n    raise RuntimeError('early')\n" + WORLD + WAIT
-    )
-    assert code == 1, output
-    assert "[rank 1] RuntimeError: early\n" in output
+BOOM = "if launched_rank() == 1:\n    raise RuntimeError('boom')"
+EXIT = "if launched_rank() == 1:\n    sys.exit(3)"
+REFUSE = "\nfrom parallel_sgd import UserError\nraise UserError('bits must be 1: 3')"
 
 
-def test_an_exception_after_mpi_is_down_fails_the_job(folder: Path) -> None:
-    code, output = run(
-        WORLD + "rank = comm.rank\nMPI.Finalize()\nif rank == 1:\n    raise RuntimeError('late')\n"
-    )
-    assert code == 1, output
-    assert "[rank 1] RuntimeError: late\n" in output
+@pytest.mark.parametrize(
+    ("script", "code", "said", "by"),
+    [
+        (EARLY + BOOM + WORLD + WAIT, 1, "RuntimeError: boom", "1"),
+        (EARLY + WORLD + "MPI.Finalize()\n" + BOOM, 1, "RuntimeError: boom", "1"),
+        (EARLY + EXIT + WORLD + WAIT, 3, "sys.exit(3) on this rank ends the job on all", "1"),
+        (WORLD + "comm.Barrier()" + REFUSE, 1, "bits must be 1: 3 (script.py:9)", "012"),
+    ],
+    ids=["before MPI is up", "after MPI is down", "sys.exit before MPI is up", "on all ranks"],
+)
+def test_an_end_with_an_error(folder: Path, script: str, code: int, said: str, by: str) -> None:
+    ended, output = run(script)
+    assert ended == code, output
+    line = rf"^\[rank (\d)\] (?:parallel-sgd: error: )?{re.escape(said)}$"
+    assert set(re.findall(line, output, re.MULTILINE)) == set(by)
+    assert ("Traceback" in output) == (BOOM in script)
 
 
-def test_a_users_error_is_one_line_on_every_rank(folder: Path) -> None:
-    code, output = run(
-        WORLD
-        + "from parallel_sgd.errors import UserError\ncomm.Barrier()\n"
-        + "raise UserError('bits must be 1: 3')\n"
-    )
-    assert code == 1, output
-    for rank in range(RANKS):
-        assert f"[rank {rank}] parallel-sgd: error: bits must be 1: 3 (script.py:9)\n" in output
-    assert "Traceback" not in output
-
-
-def test_sys_exit_on_one_rank_keeps_its_code(folder: Path) -> None:
-    code, output = run(WORLD + "if comm.rank == 1:\n    sys.exit(3)" + WAIT)
-    assert code == 3, output
-    assert "Traceback" not in output
-
-
-def test_sys_exit_on_one_rank_before_mpi_is_up_keeps_its_code(folder: Path) -> None:
-    code, output = run(
-        "import sys\nfrom parallel_sgd.communication.launched import launched_rank\n"
-        "if launched_rank() == 1:\n    sys.exit(3)\n" + WORLD + WAIT
-    )
-    assert code == 3, output
-
-
-def test_a_rank_that_is_killed_ends_the_job(folder: Path) -> None:
-    code, output = run(
-        WORLD + "if comm.rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)" + WAIT
-    )
-    assert code not in (0, 2), output
-
-
-def test_a_module_that_is_missing_or_a_script_with_a_syntax_error(folder: Path) -> None:
-    code, output = run("if True print(1)\n")
-    assert code == 1, output
-    assert re.search(r"\[rank \d\]     if True print\(1\)\n", output)
-    assert re.search(r"\[rank \d\] SyntaxError", output)
-    command = [*PARALLEL_SGD, "run", "-n", str(RANKS), "-m", "no.such"]
-    code, output = execute(command)
+def test_a_module_that_is_missing(folder: Path) -> None:
+    code, output = execute([*PARALLEL_SGD, "run", "-n", str(RANKS), "-m", "no.such"])
     assert code == 1, output
     assert "No module named 'no'" in output
-
-
-def test_a_job_that_takes_too_long_ends(folder: Path) -> None:
-    code, output = run(WORLD + "time.sleep(60)\n", options=["--timeout-s", "3"])
-    assert code == 124, output
-    assert "parallel-sgd: error: the job ran longer than 3 s\n" in output
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
@@ -201,22 +163,22 @@ def test_a_signal_to_the_launcher_ends_every_rank(folder: Path, name: str) -> No
         assert within(SECONDS, lambda: not any(alive(pid) for pid in ranks))
 
 
-def test_plain_mpiexec_with_the_excepthook(folder: Path, mpi: str) -> None:
-    (folder / "script.py").write_text(
-        WORLD + "from parallel_sgd.communication.abort import install_excepthook\n"
-        "install_excepthook()\nif comm.rank == 1:\n    raise RuntimeError('boom')" + WAIT
-    )
+@pytest.mark.parametrize(
+    "script",
+    [
+        EARLY + "abort.install_excepthook()" + WORLD + BOOM + WAIT,
+        # as `import parallel_sgd` does
+        EARLY + "abort.install_excepthook_if_launched()\n" + BOOM + WORLD + WAIT,
+    ],
+    ids=["in the world", "before it"],
+)
+def test_an_exception_in_plain_mpiexec(folder: Path, mpi: str, script: str) -> None:
+    (folder / "script.py").write_text(script)
     code, output = execute(mpiexec_command(choose_mpiexec(mpi), "script.py"))
     assert code == 1, output
     assert "[rank 1] Traceback (most recent call last):\n" in output
     assert "[rank 1] RuntimeError: boom\n" in output
 
-
-EARLY = """
-import sys, time
-from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.launched import launched_rank
-"""
 
 LATE = "Communicator.world(timeout_s=1)\n"
 ALL = "Communicator.world().barrier()\n"
@@ -245,36 +207,16 @@ def test_a_world_that_not_all_ranks_enter(
     assert "in Communicator.world():" in output
 
 
-def test_an_exception_before_world_in_plain_mpiexec(folder: Path, mpi: str) -> None:
-    (folder / "script.py").write_text(
-        EARLY + "from parallel_sgd.communication.abort import install_excepthook_if_launched\n"
-        "install_excepthook_if_launched()  # as `import parallel_sgd` does\n"
-        "if launched_rank() == 1:\n    raise RuntimeError('early')\nCommunicator.world()\n"
-    )
-    code, output = execute(mpiexec_command(choose_mpiexec(mpi), "script.py"))
-    assert code == 1, output
-    assert "[rank 1] RuntimeError: early\n" in output
-
-
-def test_run_refuses_to_start_ranks_from_a_rank(folder: Path, mpi: str) -> None:
-    (folder / "script.py").touch()
-    code, output = execute(
-        mpiexec_command(choose_mpiexec(mpi), "-m", "parallel_sgd", "run", "-n", "2", "script.py")
-    )
-    assert code == 2, output
-    assert "parallel-sgd: error: run must not be started by a launcher" in output
-
-
 def test_info(folder: Path, mpi: str) -> None:
     code, output = execute([*PARALLEL_SGD, "info", "--json"])
     assert code == 0, output
-    found = json.loads(output)
-    assert found["mpi"]["vendor"] == mpi
-    assert found["mpi"]["thread_level"] == "multiple"
-    assert found["mpiexec"]["matches_mpi"] is True
-    assert found["cores"]["usable_by_this_process"] >= 1
-    assert found["cores"]["launcher"].startswith("none")
-    assert found["cores"]["cores_per_rank"] == found["cores"]["usable_by_this_process"]
+    report = json.loads(output)
+    assert report["mpi"]["vendor"] == mpi
+    assert report["mpi"]["thread_level"] == "multiple"
+    assert report["mpiexec"]["matches_mpi"] is True
+    assert report["cores"]["usable_by_this_process"] >= 1
+    assert report["cores"]["launcher"].startswith("none")
+    assert report["cores"]["cores_per_rank"] == report["cores"]["usable_by_this_process"]
 
 
 def test_info_under_mpiexec(folder: Path, mpi: str) -> None:
@@ -310,12 +252,9 @@ def test_info_on_ranks_ends_where_one_of_them_cannot_place_a_model(folder: Path,
 )
 def test_the_mpiexec_of_another_mpi(folder: Path, mpi: str) -> None:
     other = os.environ["PARALLEL_SGD_OTHER_MPIEXEC"]
-    code, output = run(WORLD, options=["--mpiexec", other])
-    assert code == 2, output
-    assert f"parallel-sgd: error: mpiexec must be of {mpi}, " in output
     (folder / "plain.py").write_text(
         "from mpi4py import MPI\n"
-        "from parallel_sgd.communication.abort import abort_on_error\n"
+        "from parallel_sgd.communication.entry_point import abort_on_error\n"
         "from parallel_sgd.communication.launched import world_mismatch\n"
         "from parallel_sgd.errors import UserError\n"
         "with abort_on_error():\n"

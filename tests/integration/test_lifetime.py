@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from jobs import ENVIRONMENT, TIMEOUT_S, finished
+from jobs import executed, finished
 from limits import patience
 
-MANY = """
-import threading, warnings
+#: Most programs begin like this.
+HEAD = """
+import errno, threading, time, warnings
 import numpy as np
 import parallel_sgd as psgd
+from parallel_sgd.training import checkpoint_files
 
+comm, write_rank = psgd.Communicator.world(timeout_s=60), checkpoint_files.write_rank
+
+
+def learner_of(algorithm, values=3):
+    parameters = psgd.Parameters({"w": np.ones(values, np.float32)})
+    return psgd.Learner(parameters, psgd.SGD(lr=0.1), algorithm, comm)
+"""
+
+
+def run(program: str, *, ranks: int, servers: int | None = None) -> tuple[int, str]:
+    """Exit code and all output of a program on so many ranks."""
+    Path("program.py").write_text(program)
+    options = [] if servers is None else ["--servers", str(servers)]
+    return finished("run", "-n", str(ranks), *options, "program.py")
+
+
+MANY = """
 warnings.simplefilter("ignore")
-comm = psgd.Communicator.world(timeout_s=60)
-each = {
+learners = {
     psgd.DataParallelSGD(overlap=True): 2200,
     psgd.BlockMomentumSGD(sync_steps=1, overlap_samples=2): 50,
     psgd.DataParallelASGD(servers=0): 1100,
 }
-for algorithm, count in each.items():
+for algorithm, count in learners.items():
     for number in range(count):
-        parameters = psgd.Parameters({"w": np.ones(3, np.float32)})
-        with (
-            psgd.Learner(parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner,
-            psgd.Checkpoints("checkpoints", keep=1) as checkpoints,
-        ):
+        with learner_of(algorithm) as learner, psgd.Checkpoints("all", keep=1) as checkpoints:
             if number % 100 == 0:
                 learner.step(samples=1)
                 checkpoints.save(learner)
@@ -38,67 +51,46 @@ print("all of them", flush=True)
 """
 
 
-def test_more_learners_than_communicators(tmp_path: Path) -> None:
+def test_more_learners_than_communicators(folder: Path) -> None:
     """MPICH ended after 2,045 communicators."""
-    (tmp_path / "many.py").write_text(MANY)
-    code, output = finished("run", "-n", "1", "many.py", folder=tmp_path)
+    code, output = run(HEAD + MANY, ranks=1)
     assert code == 0 and "all of them" in output, output
 
 
 UNASKED = """
-import errno, sys
-from pathlib import Path
-import numpy as np
-import parallel_sgd as psgd
-from parallel_sgd.training import checkpoint_files
-
-right, comm = checkpoint_files.write_rank, psgd.Communicator.world(timeout_s=30)
-
-
 def full(part, rank, *arguments):
     if rank == comm.size - 1:
         raise OSError(errno.ENOSPC, "No space left on device")
-    return right(part, rank, *arguments)
+    return write_rank(part, rank, *arguments)
 
 
 checkpoint_files.write_rank = full
-parameters = psgd.Parameters({"w": np.ones(3, np.float32)})
-learner = psgd.Learner(parameters, psgd.SGD(lr=0.1), psgd.DataParallelSGD(), comm)
+learner = learner_of(psgd.DataParallelSGD())
 checkpoints = psgd.Checkpoints("checkpoints")
 checkpoints.save(learner)
 """
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_error_that_nobody_has_asked_for(ranks: int, tmp_path: Path) -> None:
+def test_an_error_that_nobody_has_asked_for(ranks: int, folder: Path) -> None:
     """The program ends with its line, and with an exit code that says so."""
-    (tmp_path / "unasked.py").write_text(UNASKED)
-    code, output = finished("run", "-n", str(ranks), "unasked.py", folder=tmp_path)
+    code, output = run(HEAD + UNASKED, ranks=ranks)
     line = f"No space left on device (on rank {ranks - 1})"
     assert code != 0 and output.count(line) == ranks, output
     assert "Traceback" not in output, output
-    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert list((folder / "checkpoints").iterdir()) == []
 
 
 UNFINISHED = """
-import time
-import numpy as np
-import parallel_sgd as psgd
-from parallel_sgd.training import checkpoint_files
-
-right, comm = checkpoint_files.write_rank, psgd.Communicator.world(timeout_s=60)
-
-
 def late(*arguments):
     time.sleep(1)
-    return right(*arguments)
+    return write_rank(*arguments)
 
 
 checkpoint_files.write_rank = late
-parameters = psgd.Parameters({"w": np.ones(3, np.float32)})
 tables = (psgd.Embedding(name="t", width=2),)
 algorithm = psgd.DataParallelASGD(servers=0, sync_steps=1, pipeline=True, tables=tables)
-learner = psgd.Learner(parameters, psgd.SGD(lr=0.1), algorithm, comm)
+learner = learner_of(algorithm)
 learner.tables["t"].push(np.arange(5), np.ones((5, 2), np.float32), samples=1)
 learner.step(samples=1)
 psgd.Checkpoints("checkpoints").save(learner)
@@ -107,14 +99,13 @@ for _ in range(5):
 """
 
 
-def test_a_program_that_ends_while_it_saves_rows(tmp_path: Path) -> None:
+def test_a_program_that_ends_while_it_saves_rows(folder: Path) -> None:
     """Without learner.finish(): the servers beside the workers have to write them before."""
-    (tmp_path / "unfinished.py").write_text(UNFINISHED)
     began = time.monotonic()
-    code, output = finished("run", "-n", "2", "unfinished.py", folder=tmp_path)
+    code, output = run(HEAD + UNFINISHED, ranks=2)
     assert code == 0, output
     assert time.monotonic() - began < 30 * patience(), output
-    (path,) = (tmp_path / "checkpoints").iterdir()
+    (path,) = (folder / "checkpoints").iterdir()
     assert len(list(path.glob("tables-*.safetensors"))) == 2
 
 
@@ -138,14 +129,10 @@ main()
 
 
 SLOW = """
-import threading, time
-import numpy as np
-import parallel_sgd as psgd
 from parallel_sgd.communication.mpi_endpoint import MpiEndpoint
 
-comm, right = psgd.Communicator.world(timeout_s=60), MpiEndpoint.receive
-parameters = psgd.Parameters({"w": np.ones(1_000_000, np.float32)})
-learner = psgd.Learner(parameters, psgd.SGD(lr=0.1), psgd.DataParallelASGD(sync_steps=1), comm)
+right = MpiEndpoint.receive
+learner = learner_of(psgd.DataParallelASGD(sync_steps=1), 1_000_000)
 if not learner.serves:
     learner.gradient.flat[:] = 1
     learner.step(samples=1)
@@ -160,37 +147,27 @@ def receive_late(endpoint, peer, body):
 if comm.rank == 1:  # as a worker it has only the final model to receive, from rank 3 at last
     MpiEndpoint.receive = receive_late
 learner.finish()
-assert (parameters.flat < 0.701).all()  # by the pushes of three workers, or four
+assert (learner.parameters.flat < 0.701).all()  # by the pushes of three workers, or four
 """
 
 
 @pytest.mark.parametrize(
     ("program", "servers"),
     [
-        pytest.param(LAST, "0", id="a broadcast"),
-        pytest.param(SLOW, "1", id="the final model"),
-        pytest.param(SLOW, "0", id="of servers beside workers"),
+        pytest.param(LAST, 0, id="a broadcast"),
+        pytest.param(HEAD + SLOW, 1, id="the final model"),
+        pytest.param(HEAD + SLOW, 0, id="of servers beside workers"),
     ],
 )
-def test_ranks_that_have_done_all_may_end_before_the_others(
-    program: str, servers: str, tmp_path: Path
-) -> None:
+def test_ranks_that_have_done_all_may_end_before_the_others(program: str, servers: int) -> None:
     """Also where their program has let go of the communicator in which others still are."""
-    (tmp_path / "last.py").write_text(program)
-    code, output = finished("run", "-n", "4", "--servers", servers, "last.py", folder=tmp_path)
+    code, output = run(program, ranks=4, servers=servers)
     assert code == 0, output
 
 
 @pytest.mark.any_mpi
-def test_the_same_without_mpiexec(tmp_path: Path) -> None:
-    (tmp_path / "unasked.py").write_text(UNASKED.replace("world(timeout_s=30)", "single()"))
-    done = subprocess.run(
-        [sys.executable, "unasked.py"],
-        env=ENVIRONMENT,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("parallel-sgd: error: no checkpoint could be written to "), done
+def test_the_same_without_mpiexec(folder: Path) -> None:
+    alone = (HEAD + UNASKED).replace("world(timeout_s=60)", "single()")
+    code, output = executed([sys.executable, "-c", alone])
+    assert code == 1
+    assert output.startswith("parallel-sgd: error: no checkpoint could be written to "), output

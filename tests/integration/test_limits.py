@@ -24,12 +24,6 @@ def test_that_hangs():
 """
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_a_world_that_hangs_ends_and_each_rank_names_the_test(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

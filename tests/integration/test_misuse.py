@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from jobs import ROOT
 from limits import patience
 from misuse_table import MISUSES, SECTIONS, prepared
-from misuses import HEAD, ROOT, Cells, Misuse, Outcome, cells_of, quoted, seen, table, this_mpi
+from misuses import HEAD, Cells, Misuse, Outcome, cells_of, quoted, seen, table, this_mpi
 
 DOCUMENT = ROOT / "docs" / "misuse.md"
 
@@ -20,18 +21,18 @@ def cells() -> Cells:
     return cells_of(DOCUMENT.read_text())
 
 
-HERE = [each for each in MISUSES if each.mpi in ("", this_mpi())]  # the others need the other MPI
+HERE = [misuse for misuse in MISUSES if misuse.mpi in ("", this_mpi())]  # not of the other MPI
 
 
-@pytest.mark.parametrize("misuse", HERE, ids=[each.name for each in HERE])
+@pytest.mark.parametrize("misuse", HERE, ids=[misuse.name for misuse in HERE])
 def test_what_the_table_says_is_what_happens(
     misuse: Misuse, outcomes: dict[str, Outcome], cells: Cells
 ) -> None:
     mpi = this_mpi()
-    found = outcomes[misuse.name]
-    now = quoted(found.printed), found.ranks, f"{misuse.within_s} s", found.code
+    outcome = outcomes[misuse.name]
+    now = quoted(outcome.printed), outcome.ranks, f"{misuse.within_s} s", outcome.code
     assert now == tuple(cells[misuse.name][column][mpi] for column in HEAD[2:])
-    assert found.seconds <= misuse.within_s * patience()
+    assert outcome.seconds <= misuse.within_s * patience()
 
 
 def test_the_document_is_what_its_rows_make(cells: Cells) -> None:

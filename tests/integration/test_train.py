@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import SECONDS, TRAIN, End, executed, finished, trainings
+from jobs import SECONDS, TRAIN, End, data_files, executed, finished, trainings
 from limits import patience
 
 RANKS = 4
@@ -20,12 +19,6 @@ RANKS = 4
 def on_ranks(*arguments: str, ranks: int = RANKS, script: str = TRAIN) -> tuple[int, str]:
     """Exit code and all output of `parallel-sgd run -n K script …`."""
     return finished("run", "-n", str(ranks), script, *arguments)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_one_bit_training_is_as_good_as_serial(folder: Path) -> None:
@@ -55,46 +48,37 @@ def test_one_bit_training_is_as_good_as_serial(folder: Path) -> None:
 
 
 @pytest.mark.any_mpi
-def test_data_files_and_a_rank_with_nothing_to_do(folder: Path) -> None:
+def test_images_from_files_and_a_rank_with_nothing_to_do(folder: Path) -> None:
     """Three samples in a minibatch for four ranks, and a last minibatch of one."""
-    random = np.random.default_rng(0)
-    np.save("x.npy", random.standard_normal((25, 5)))
+    np.save("x.npy", np.random.default_rng(0).standard_normal((25, 2, 3)))
     np.save("y.npy", np.arange(25) % 3)
     code, output = on_ranks(
         *["--data", "x.npy", "--labels", "y.npy", "--model", "softmax", "--no-plot"],
         *["--minibatch-size", "3", "--epochs", "2", "--gradient-bits", "4", "--test", "0.4"],
-        *["--optimizer", "adam", "--lr", "0.01", "--output", "run"],
+        *["--lr", "0.01", "--output", "run"],
     )
     assert code == 0, output
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["samples"] == 2 * 15
     assert not (folder / "run" / "loss.png").exists()
-
-
-@pytest.mark.any_mpi
-def test_images_are_flattened(folder: Path) -> None:
-    np.savez("images.npz", x=np.ones((30, 4, 4)), y=np.arange(30) % 3)
-    code, output = on_ranks("--data", "images.npz", "--epochs", "1", "--no-plot", "--output", "run")
-    assert code == 0, output
     options = json.loads((folder / "run" / "options.json").read_text())
     assert options["classes"] == 3
     assert options["algorithm"]["name"] == "DataParallelSGD"
     assert options["algorithm"]["block_size"] == 1024
-    assert options["optimizer"] == {"name": "SGD", "lr": 0.3, "lr_per_sample": None}
+    assert options["optimizer"] == {"name": "SGD", "lr": 0.01, "lr_per_sample": None}
 
 
 @pytest.mark.any_mpi
 def test_training_loss_across_the_end_of_a_warm_start(folder: Path) -> None:
     """Until then every rank has the whole minibatch, whose loss counts once."""
-    ends, losses = ("0", "700", "1438"), {}
+    ends, losses = ("0", "700", "1438"), []
     short = ("--epochs", "1", "--no-plot")
     lines = [["--distributed-after", after, *short, "--output", after] for after in ends]
     trainings(folder, *lines, ranks=RANKS)
     for after in ends:
         metrics = json.loads((folder / after / "metrics.jsonl").read_text())
-        losses[after] = metrics["train_loss"]
-    assert losses["700"] == pytest.approx(losses["0"], rel=1e-3)
-    assert losses["1438"] == pytest.approx(losses["0"], rel=1e-3)
+        losses.append(metrics["train_loss"])
+    assert losses[1:] == pytest.approx(2 * losses[:1], rel=1e-3)
 
 
 #: What only a look at the samples, or at the training, can show.
@@ -105,62 +89,16 @@ FOUND_IN_TRAINING = (
 )
 
 
-def bad_files(folder: Path) -> None:
-    """Every data file that the table of bad input names."""
-    x, y = np.ones((40, 3), np.float32), np.arange(40) % 4
-    np.savez(folder / "good.npz", x=x, y=y)
-    np.savez(folder / "labels.npz", x=x, y=np.where(y == 3, 17, y))
-    np.savez(folder / "negative.npz", x=x, y=y - 1)
-    np.savez(folder / "huge.npz", x=x, y=np.where(np.arange(40) == 7, 10**9, y))
-    np.savez(folder / "nan.npz", x=np.where(np.arange(40)[:, None] == 30, np.nan, x), y=y)
-    np.savez(folder / "lengths.npz", x=x[:-1], y=y)
-    np.savez(folder / "objects.npz", x=np.array([{}] * 40, dtype=object), y=y)
-    (folder / "cut.npz").write_bytes((folder / "good.npz").read_bytes()[:200])
-    np.savez(folder / "regression.npz", x=x, y=y / 2)
-    os.mkfifo(folder / "pipe.npz")
-    (folder / "text.npz").write_text("no zip file")
-
-
+#: What is refused where, with a part of what is said: the other messages have tests of their own.
 BAD_INPUT = [
     ("--gradient-bits 3", "gradient_bits=3 must be one of 1, 2, 4, 8, 16, 32"),
-    ("--gradient-bits one", "gradient_bits='one' must be a whole number"),
-    ("--gradient-bits 1000:1", "gradient_bits={1000: 1} must begin at 0 samples"),
     ("--algorithm magic", "invalid choice: 'magic'"),
-    ("--gradient-bit-count 1", "unrecognized arguments: --gradient-bit-count"),
-    ("--momentum 0.5", "momentum=0.5 is not an option of sgd"),
-    ("--optimizer momentum --momentum 1.5", "momentum=1.5 must be"),
-    ("--lr -1", "lr=-1.0 must be a finite number"),
-    ("--block-size 0", "block_size=0 must be a whole number from 1"),
-    ("--threshold middle", "threshold='middle' must be 'zero' or 'mean'"),
     ("--epochs 0", "epochs=0 must be"),
-    ("--timeout-s inf", "timeout_s=inf must be a finite number"),
-    ("--resume", "expected one argument"),
     ("--resume missing", "checkpoint 'missing' must be a folder"),
-    (
-        "--algorithm block-momentum --block-samples 32",
-        "block_samples=32 must be at least a min",
-    ),
-    (
-        "--algorithm model-averaging --merge-weight 0.5",
-        "merge_weight=0.5 has no effect without overlap_samples",
-    ),
-    ("--algorithm slowmo --sync-steps 4 --sync-period 9", "at most one of block_samples, sync"),
-    ("--epochs 1 --gradient 1", "unrecognized arguments: --gradient"),
-    ("--model softmax --hidden 7", "hidden=[7]: a softmax model has no hidden layers"),
-    ("--gradient-bits 0:1,0:2", "'0:1,0:2' must give each number of samples once"),
-    ("--keep 5", "keep=5 has no effect without --checkpoint-every"),
-    ("--lr abc", "lr='abc' must be a number, or samples:rate pairs as 0:0.3,20000:0.03"),
+    ("--algorithm block-momentum --block-samples 32", "block_samples=32 must be at least a min"),
     ("--hidden 1000000000000", "the model needs"),
-    ("--data regression.npz", "regression.npz: y must hold integer labels: it has dtype float64"),
-    ("--data pipe.npz", "pipe.npz must be a regular file: it is a pipe"),
     ("--data missing.npz", "missing.npz: there is no such file"),
-    ("--data cut.npz", "cut.npz is not a well-formed .npz file"),
-    ("--data text.npz", "text.npz is not a well-formed .npz file"),
-    ("--data lengths.npz", "lengths.npz: x and y must have one length: 39 and 40"),
-    ("--data objects.npz", "objects.npz: x must hold plain numbers"),
     ("--data labels.npz --classes 4", "labels.npz: y[3] = 17"),
-    ("--data huge.npz", "huge.npz: y[7] = 1000000000"),
-    ("--data negative.npz", "negative.npz: y[0] = -1"),
     ("--data nan.npz --test 0.1", "nan.npz: x[30]"),
     ("--data good.npz --lr 1e38 --epochs 50", "smaller learning rate"),
     ("--data good.npz --lr 1e38 --epochs 9 --algorithm slowmo", "smaller learning rate"),
@@ -179,7 +117,7 @@ def bad_line(number: int) -> list[str]:
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[End]]]:
     """How every rank has refused every row of the table, all in one start."""
     folder = tmp_path_factory.mktemp("bad-input")
-    bad_files(folder)
+    data_files(folder)
     return folder, trainings(folder, *map(bad_line, range(len(BAD_INPUT))), ranks=3)
 
 
@@ -219,7 +157,7 @@ def test_bad_input_is_one_line_on_every_rank(
 )
 def test_bad_input_ends_the_job(arguments: str, folder: Path) -> None:
     """As above, but for real: one of each kind."""
-    bad_files(folder)
+    data_files(folder)
     before = {path.name for path in folder.iterdir()}
     started = time.monotonic()
     code, output = on_ranks(*arguments.split(), "--no-plot", "--output", "run", ranks=3)
@@ -229,23 +167,6 @@ def test_bad_input_ends_the_job(arguments: str, folder: Path) -> None:
     written = {path.name for path in folder.iterdir()} - before
     assert written == ({"run"} if arguments in FOUND_IN_TRAINING else set())
     assert not (folder / "run" / "model.npz").exists()
-
-
-def test_ranks_that_disagree_are_named(folder: Path) -> None:
-    Path("script.py").write_text(
-        "import parallel_sgd as psgd\n"
-        "comm = psgd.Communicator.world()\n"
-        "assert comm.size == 3\n"
-        "model = psgd.models.SoftmaxRegression(4, 3)\n"
-        "algorithm = psgd.DataParallelSGD(gradient_bits=4 if comm.rank == 1 else 1)\n"
-        "psgd.Learner(model.parameters, psgd.SGD(lr=1), algorithm, comm)\n"
-    )
-    code, output = on_ranks(ranks=3, script="script.py")
-    assert code != 0
-    assert "Traceback" not in output
-    for rank in range(3):
-        assert re.search(rf"^\[rank {rank}\] .*error: gradient_bits of the algo", output, re.M)
-    assert "differs: ranks 0, 2: 1; rank 1: 4" in output
 
 
 def test_a_slow_rank_too_prints_the_error_that_all_share(folder: Path) -> None:
@@ -285,50 +206,23 @@ def test_a_program_may_end_while_something_runs_in_the_background(folder: Path) 
     assert [path.name for path in Path("checkpoints").glob("0*[0-9]")]
 
 
-OTHER_OPTIONS = {
-    "--seed": (1, 0, "seed"),
-    "--epochs": (2, 3, "epochs"),
-    "--minibatch-size": (64, 32, "minibatch_size"),
-    "--test": (0.2, 0.3, "samples"),
-}
+OTHER_OPTIONS = [
+    ("--minibatch-size", ("64", "32", "64"), "minibatch_size"),
+    ("--test", ("0.2", "0.3", "0.2"), "number of samples"),
+]
 
 
 @pytest.mark.any_mpi
 def test_ranks_with_other_options_are_named(folder: Path) -> None:
     """One rank was started with another command line, as `mpiexec … : …` can do."""
-    lines = []
-    for option, (usual, other, _) in OTHER_OPTIONS.items():
-        values = [str(usual), str(other), str(usual)]
-        lines.append([["--no-plot", "--output", "run", option, value] for value in values])
+    usual = ["--no-plot", "--output", "run"]
+    lines = [[[*usual, option, given] for given in values] for option, values, _ in OTHER_OPTIONS]
     ends = trainings(folder, *lines, ranks=3)
-    for (_, _, fact), by_rank in zip(OTHER_OPTIONS.values(), ends, strict=True):
+    for (_, _, fact), by_rank in zip(OTHER_OPTIONS, ends, strict=True):
         for end in by_rank:
-            assert end.code != 0
-            assert end.shared
-            assert end.written == []
-            assert "Traceback" not in end.said
-            said = re.findall(rf"error: .*{fact}.* must be the same on all ranks", end.said)
-            assert len(said) == 1, end.said
-
-
-def test_a_deadlock_ends_with_a_reason(folder: Path) -> None:
-    """Rank 0 never comes to the second exchange; the others say so and end the job."""
-    Path("script.py").write_text(
-        "import time, numpy as np, parallel_sgd as psgd\n"
-        "psgd.Communicator.world().barrier()\n"
-        "comm = psgd.Communicator.world(timeout_s=1)\n"
-        "assert comm.size == 3\n"
-        "comm.barrier()\n"
-        "if comm.rank == 0:\n"
-        "    time.sleep(600)\n"
-        "comm.broadcast(np.zeros(10))\n"
-        "comm.barrier()\n"
-    )
-    started = time.monotonic()
-    code, output = on_ranks(ranks=3, script="script.py")
-    assert time.monotonic() - started < SECONDS * patience()
-    assert code != 0
-    assert re.search(r"\[rank [12]\] parallel_sgd: waited more than timeout_s=1 s", output)
+            assert (end.code, end.shared, end.written) == (1, True, [])
+            assert re.search(rf"error: .*{fact}.* must be the same on all ranks", end.said)
+            assert end.said.count("\n") == 1
 
 
 def test_plain_python_is_one_rank(folder: Path) -> None:

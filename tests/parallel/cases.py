@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 
 from parallel_sgd import SGD, Adam, Communicator, MomentumSGD, NesterovSGD, Parameters
 from parallel_sgd.compression import codec_for
-from parallel_sgd.optimizers import OptimizerState
 from parallel_sgd.schedules import Linear, Steps
 
 Array = np.ndarray
@@ -52,6 +50,10 @@ OPTIMIZERS = {
 }
 
 
+GATHERS = SGD(lr_per_sample=1.0)
+"""From zeros on, parameters become minus the sum of all gradients."""
+
+
 def zeros(layout: str, dtype: Any = np.float32) -> Parameters:
     return Parameters({name: np.zeros(shape, dtype) for name, shape in LAYOUTS[layout].items()})
 
@@ -72,26 +74,6 @@ def minibatch_of(rank: int, step: int) -> tuple[Array, Array]:
     m = (3 * rank + 2 * step + 1) % 5
     random = np.random.default_rng([8, rank, step])
     return random.standard_normal((m, 6)) + rank, random.integers(0, 4, m)
-
-
-@dataclass
-class Recorder:
-    """A local step that keeps what it is given, in the place of an optimizer."""
-
-    applied: list[tuple[Array, int]] = field(default_factory=list)
-    state: OptimizerState = field(default_factory=OptimizerState)
-
-    def __call__(self, gradient: Array, samples: int) -> None:
-        self.applied.append((gradient.copy(), samples))
-        self.state.samples += samples
-
-    @property
-    def samples(self) -> int:
-        return self.state.samples
-
-    def total(self, n: int) -> Array:
-        """The sum of all that was applied, in float64."""
-        return np.sum([gradient for gradient, _ in self.applied], axis=0, dtype=float, initial=0)
 
 
 def few_ranks_but(kept: Iterable[str], names: Iterable[str]) -> list[Any]:

@@ -1,7 +1,9 @@
-"""Runs one body of a test on ranks: those of mpiexec, or threads of this process.
+"""Runs tests on ranks: those of mpiexec, or threads of this process.
+
+    def test_something(comm): ...     # what every rank does, with its assertions
 
     def test_something(on_ranks):
-        def body(comm): ...           # what every rank does, with its assertions
+        def body(comm): ...
         results = on_ranks(body)      # what `body` returned, in rank order
 
 Under ``mpiexec -n N python -m pytest --with-mpi`` that is once, on N ranks of MPI; a failure on any
@@ -36,13 +38,23 @@ Body = Callable[[Communicator], Any]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "on_ranks" in metafunc.fixturenames:
+    for name in {"comm", "on_ranks"} & set(metafunc.fixturenames):
         mpi = metafunc.config.getoption("with_mpi", False)
         marked = metafunc.definition.get_closest_marker("threads")
         threads = marked.args if marked else THREADS
         sizes = [None] if mpi else threads
         ids = ["mpi"] if mpi else [f"{size}-threads" for size in threads]
-        metafunc.parametrize("on_ranks", sizes, indirect=True, ids=ids)
+        metafunc.parametrize(name, sizes, indirect=True, ids=ids)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that asks for `comm` is what every rank does."""
+    if "comm" not in pyfuncitem.fixturenames:
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    arguments.pop("comm")(lambda comm: pyfuncitem.obj(comm=comm, **arguments))
+    return True
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -55,15 +67,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Nor what is not about ranks: it would be the same on each of them, and without MPI."""
     if not config.getoption("with_mpi", False):
         return
-    alone = [item for item in items if "on_ranks" not in getattr(item, "fixturenames", ())]
+    ranks = {"comm", "on_ranks"}
+    alone = [item for item in items if ranks.isdisjoint(getattr(item, "fixturenames", ()))]
     config.hook.pytest_deselected(items=alone)
     items[:] = [item for item in items if item not in alone]
-
-
-@pytest.fixture
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug on these tests; each flush could take the time of many."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture
@@ -79,6 +86,9 @@ def on_ranks(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:
     if launched is not None:
         pytest.fail(f"{launched} ranks were launched: add --with-mpi", pytrace=False)
     return partial(on_threads, request.param)
+
+
+comm = on_ranks
 
 
 def on_threads(size: int, body: Body) -> list[Any]:

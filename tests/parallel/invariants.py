@@ -11,14 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from cases import (
-    BLOCK_SIZE,
-    Recorder,
-    gradient_of,
-    minibatch_of,
-    samples_of,
-    zeros,
-)
+from cases import BLOCK_SIZE, GATHERS, gradient_of, minibatch_of, zeros
 
 from parallel_sgd import Communicator, DataParallelSGD, Learner, Optimizer
 from parallel_sgd.compression import Codec
@@ -45,8 +38,8 @@ def nothing_lost(
 ) -> None:
     """Sum of results + residuals of all ranks == sum of all inputs, to rounding."""
     everywhere = comm.allgather_object(residuals)
-    own = np.sum([r.own for r in everywhere], axis=0, dtype=float)
-    total = np.concatenate([r.total["0"] for r in everywhere]).astype(float)
+    own = np.sum([r.worker_error for r in everywhere], axis=0, dtype=float)
+    total = np.concatenate([r.owner_error["0"] for r in everywhere]).astype(float)
     largest = max(1.0, *(np.abs(a).max(initial=0) for a in (inputs, own, total)))
     bound = 8 * ROUNDING * steps * comm.size * largest
     assert np.abs(results + own + total - inputs).max(initial=0) <= bound
@@ -83,7 +76,7 @@ def conserves_gradients(
         results += vector
         nothing_lost(comm, inputs, results, residuals, step + 1)
     if codec.bits < 32 and layout == "matrix and bias":
-        assert residuals.own.any(), "a lossy codec that loses nothing"
+        assert residuals.worker_error.any(), "a lossy codec that loses nothing"
 
 
 def equals_two_stages_in_one_place(
@@ -117,23 +110,8 @@ def equals_two_stages_in_one_place(
         exchange.sum(vector, residuals)
         mine = blocks.part(cuts[comm.rank], cuts[comm.rank + 1]).values
         assert np.array_equal(vector, expected), "not the two-stage sum"
-        assert np.array_equal(residuals.own, own[comm.rank]), "not this rank's residual"
-        assert np.array_equal(residuals.total["0"], total[mine]), "not the owner's residual"
-
-
-def does_not_depend_on_who_is_which_rank(comm: Communicator, codec: Codec) -> None:
-    """Ranks that swap their data get the same sums, but for rounding."""
-    parameters = zeros("matrix and bias")
-    n, results = parameters.flat.size, []
-    for rank in (comm.rank, comm.size - 1 - comm.rank):
-        exchange = Exchange(parameters, comm, codec)
-        residuals = exchange.residuals(parameters)
-        for step in range(3):
-            vector = gradient_of(rank, step, n)
-            exchange.sum(vector, residuals)
-            results.append(vector)
-    for one, other in zip(results[:3], results[3:], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+        assert np.array_equal(residuals.worker_error, own[comm.rank]), "not this rank's residual"
+        assert np.array_equal(residuals.owner_error["0"], total[mine]), "not the owner's residual"
 
 
 def keeps_residuals_when_bits_change(
@@ -145,44 +123,20 @@ def keeps_residuals_when_bits_change(
     """
     parameters = zeros("large and small")
     algorithm = DataParallelSGD(gradient_bits=schedule, block_size=block_size, **options)
-    state, record = algorithm.init(parameters, comm), Recorder()
+    learner = Learner(parameters, GATHERS, algorithm, comm)
     n, inputs = parameters.flat.size, np.zeros(parameters.flat.size)
-    assert state.residuals is not None
+    residuals = learner.state.exchange.residuals
+    assert residuals is not None
     lost = []
     for step in range(10):
-        gradient = parameters.like()
-        gradient.flat[:] = gradient_of(comm.rank, step, n)
-        algorithm.step(state, parameters, gradient, 5, record, comm)
+        learner.gradient.flat[:] = gradient_of(comm.rank, step, n)
+        learner.step(samples=5)
         inputs += sum(gradient_of(k, step, n).astype(float) for k in range(comm.size))
-        nothing_lost(comm, inputs, record.total(n), state.residuals, step + 1)
-        lost.append(bool(state.residuals.own.any()))
+        nothing_lost(comm, inputs, -parameters.flat, residuals, step + 1)
+        lost.append(bool(residuals.worker_error.any()))
     assert any(lost)
     assert not lost[-1]
-    np.testing.assert_allclose(record.total(n), inputs, rtol=0, atol=1e-4)
-
-
-def averages_over_samples(comm: Communicator, **options: Any) -> None:
-    """x -= lr * sum of all gradients / sum of all samples, however uneven, and nothing for none."""
-    parameters = zeros("large and small", np.float64)
-    algorithm = DataParallelSGD(**options)
-    state, record = algorithm.init(parameters, comm), Recorder()
-    n, seen = parameters.flat.size, 0
-    for step in range(6):
-        gradient = parameters.like()
-        samples = samples_of(comm.rank, step)
-        gradient.flat[:] = samples * gradient_of(comm.rank, step, n)
-        before = len(record.applied)
-        total = algorithm.step(state, parameters, gradient, samples, record, comm)
-        all_samples = [samples_of(k, step) for k in range(comm.size)]
-        assert total == sum(all_samples)
-        seen += total
-        assert record.samples == seen
-        if total == 0:
-            assert len(record.applied) == before
-            continue
-        summed, divisor = record.applied[-1]
-        mean = sum(m * gradient_of(k, step, n) for k, m in enumerate(all_samples)) / total
-        np.testing.assert_allclose(summed / divisor, mean, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(-parameters.flat, inputs, rtol=0, atol=1e-4)
 
 
 def equals_serial(comm: Communicator, optimizer: Optimizer, steps: int = 8, **options: Any) -> None:
@@ -207,20 +161,3 @@ def equals_serial(comm: Communicator, optimizer: Optimizer, steps: int = 8, **op
             model.parameters.flat, alone.parameters.flat, rtol=1e-9, atol=1e-11
         )
     assert np.abs(start - model.parameters.flat).max() > 0.01
-
-
-def identical_data_change_nothing(comm: Communicator, bits: int) -> None:
-    """K ranks with the same data take the steps of one rank with it."""
-    finals = []
-    for ranks in (comm, Communicator.single()):
-        parameters = zeros("large and small")
-        n = parameters.flat.size
-        algorithm = DataParallelSGD(gradient_bits=bits, block_size=BLOCK_SIZE)
-        state, record = algorithm.init(parameters, ranks), Recorder()
-        for step in range(6):
-            gradient = parameters.like()
-            gradient.flat[:] = gradient_of(0, step, n)
-            algorithm.step(state, parameters, gradient, 4, record, ranks)
-        finals.append([summed / samples for summed, samples in record.applied])
-    for many, one in zip(*finals, strict=True):
-        np.testing.assert_allclose(many, one, rtol=1e-5, atol=1e-5)

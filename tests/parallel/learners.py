@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from typing import Any
 
@@ -13,7 +12,6 @@ from invariants import same_on_all_ranks
 
 from parallel_sgd import Communicator, DataParallelSGD, Learner, Optimizer, UserError
 from parallel_sgd.models import MLP
-from parallel_sgd.training.captured import capture, restore
 
 Array = np.ndarray
 
@@ -22,38 +20,10 @@ def everything(learner: Learner) -> dict[str, Any]:
     """A digest of every array that training has made on this rank, and its counters."""
     local, state = learner.local_step.state, learner.state
     arrays = {"parameters": learner.parameters.flat, **local.buffers}
-    if state.residuals:
-        arrays |= {"own": state.residuals.own, "total": state.residuals.total["0"]}
+    if residuals := state.exchange.residuals:
+        arrays |= {"worker": residuals.worker_error, "owner": residuals.owner_error["0"]}
     digests = {name: hashlib.sha256(a.tobytes()).hexdigest() for name, a in arrays.items()}
     return {**digests, "counters": (local.steps, local.samples)}
-
-
-def goes_on_as_if_never_stopped(
-    comm: Communicator, algorithm: DataParallelSGD, optimizer: Optimizer, steps: int = 6
-) -> None:
-    """Stopped after any step, and gone on with by another learner: the same bits."""
-
-    def learner() -> Learner:
-        parameters = zeros("large and small")
-        parameters.flat[:] = np.linspace(-1, 1, parameters.flat.size)
-        return Learner(parameters, optimizer, algorithm, comm)
-
-    def take(learner: Learner, first: int) -> None:
-        for step in range(first, steps):
-            saved.append(copy.deepcopy(capture(learner)))
-            rank = comm.rank if learner.distributed else 0
-            learner.gradient.flat[:] = gradient_of(rank, step, learner.gradient.flat.size)
-            learner.step(samples=3)
-
-    saved: list[Any] = []
-    whole = learner()
-    take(whole, 0)
-    for step, stop in enumerate(saved[:steps]):
-        other = learner()
-        other.parameters.flat[:] = np.nan
-        restore(other, stop)
-        take(other, step)
-        assert everything(other) == everything(whole), f"differs when stopped before step {step}"
 
 
 def starts_warm(comm: Communicator, optimizer: Optimizer, bits: int = 1) -> None:
@@ -96,9 +66,17 @@ def starts_warm(comm: Communicator, optimizer: Optimizer, bits: int = 1) -> None
 
 
 def refuses_what_is_not_finite(
-    comm: Communicator, bits: Any, value: float, warm_start: bool = False, dtype: Any = np.float32
+    comm: Communicator,
+    bits: Any,
+    value: float | None,
+    warm_start: bool = False,
+    dtype: Any = np.float32,
 ) -> None:
-    """One rank's bad value is an error on all that names it, and changes nothing on any."""
+    """One rank's bad value is an error on all that names it, and changes nothing on any.
+
+    Args:
+        value: None: the rank calls `fail` instead, where the others wait in `step`.
+    """
     culprit = comm.size - 1
     algorithm = DataParallelSGD(
         gradient_bits=bits, block_size=BLOCK_SIZE, distributed_after=10**6 if warm_start else 0
@@ -107,18 +85,32 @@ def refuses_what_is_not_finite(
         Learner(zeros("large and small", dtype), OPTIMIZERS["momentum"], algorithm, comm)
         for _ in range(2)
     )
+    message = r"label 12"
+    if value is not None:
+        message = f"the gradient is not finite: its largest magnitude is {abs(value)}; a smaller.*"
+        if np.isfinite(value):
+            message = (
+                r"the gradient is too large: its largest magnitude is [\d.]+e\+3[05], and at most "
+                r"1e\+30 can be exchanged with gradient_bits=\d+; .*"
+            )
     n = learner.parameters.flat.size
-    for step in range(4):
-        if step == 2:
+
+    def step() -> None:
+        if comm.rank == culprit and value is None:
+            learner.fail("label 12")
+        learner.step(samples=2)
+
+    for number in range(4):
+        if number == 2:
             learner.gradient.flat[:] = gradient_of(comm.rank, 9, n)
-            if comm.rank == culprit:
+            if comm.rank == culprit and value is not None:
                 learner.gradient.flat[n // 3] = value
             before = everything(learner)
-            with pytest.raises(UserError, match=rf"(not finite|too large).*\(on rank {culprit}\)$"):
-                learner.step(samples=2)
+            with pytest.raises(UserError, match=rf"^{message} \(on rank {culprit}\)$"):
+                step()
             assert everything(learner) == before, "a refused gradient left a trace"
-        for each in (learner, twin):
-            each.gradient.flat[:] = gradient_of(0 if warm_start else comm.rank, step, n)
-            each.step(samples=2)
+        for trained in (learner, twin):
+            trained.gradient.flat[:] = gradient_of(0 if warm_start else comm.rank, number, n)
+            trained.step(samples=2)
         assert everything(learner) == everything(twin)
     same_on_all_ranks(comm, learner.parameters.flat)

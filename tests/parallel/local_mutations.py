@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from mutations import Mutation, nothing
 
-from mutations import Mutation
-
-from parallel_sgd import BlockMomentumSGD, DiLoCo, ModelAveragingSGD, SlowMo
-from parallel_sgd.algorithms import LocalUpdates
+from parallel_sgd.algorithms import LocalUpdates, OuterStep
+from parallel_sgd.algorithms.outer import Averaging, BlockMomentum, OuterNesterov, SlowMomentum
 from parallel_sgd.exchange import Exchange
 from parallel_sgd.kernels import body
 
@@ -18,134 +16,99 @@ EQUATIONS = [
 WITH_MOMENTUM = ["equations, block momentum", "equations, SlowMo", "equations, DiLoCo"]
 
 
-def negated(right: Any) -> Any:
-    def outer_step(self, state, block_gradient, *arguments):
-        right(self, state, -block_gradient, *arguments)
-
-    return outer_step
+def negated(right, self, model, momentum, gradient, block):
+    right(self, model, momentum, -gradient, block)
 
 
-def forgetful(right: Any) -> Any:
-    def outer_step(self, state, *arguments):
-        state.momentum.fill(0)
-        right(self, state, *arguments)
-
-    return outer_step
+def forgetful(right, self, model, momentum, *arguments):
+    momentum.fill(0)
+    right(self, model, momentum, *arguments)
 
 
-def cntk_nesterov(right: Any) -> Any:
-    def outer_step(self, state, block_gradient, samples, lr, ranks):
-        eta = self.block_momentum_for(samples, ranks)
-        rate = 1 + eta if self.use_nesterov_momentum else 1.0
-        arguments = state.start, state.momentum, block_gradient
-        body(state.start).momentum_step(*arguments, rate, eta, self.block_learning_rate, False)
-
-    return outer_step
+def cntk_nesterov(right, self, model, momentum, gradient, block):
+    eta, zeta = self.momentum_after(block), self.block_learning_rate
+    rate = 1 + eta if self.use_nesterov_momentum else 1.0
+    body(model).momentum_step(model, momentum, gradient, rate, eta, zeta, False)
 
 
-def stale_start(right: Any) -> Any:
+def stale_start(right, self, state, *arguments, **options):
     """Φ stays what it was, and only the model moves on."""
-
-    def synchronize(self, state, *arguments, **options):
-        before = state.start.copy()
-        right(self, state, *arguments, **options)
-        state.start[:] = before
-
-    return synchronize
+    before = state.start.copy()
+    right(self, state, *arguments, **options)
+    state.start[:] = before
 
 
-def next_rate(right: Any) -> Any:
+def next_rate(right, self, state, gradient, samples, lr, work):
     """γ is not the block's rate, but that of the step that follows."""
-
-    def close(self, state, block_gradient, samples, lr, local_step, comm):
-        right(self, state, block_gradient, samples, local_step.lr, local_step, comm)
-
-    return close
+    return right(self, state, gradient, samples, work.optimizer.lr, work)
 
 
-def own_samples_decide(right: Any) -> Any:
-    def weigh(self, state, x, clock, comm):
-        right(self, state, x, clock, comm)
-        state.block_samples = comm.size * state.own_samples
-
-    return weigh
+def own_samples_decide(right, self, state, x, comm):
+    right(self, state, x, comm)
+    state.block_samples = comm.size * state.own_samples
 
 
-def captured_too_early(right: Any) -> Any:
-    """As CNTK does: what the warm start has learnt enters the first block gradient."""
-
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        before = state.start.copy()
-        warm = not self.distributed(local_step.samples)
-        total = right(self, state, parameters, gradient, samples, local_step, comm, total)
-        if warm:
-            state.start[:] = before
-        return total
-
-    return step
+def captured_too_early(right, self, state, *arguments):
+    """As CNTK does: what the warm start has learnt enters the first pseudo-gradient."""
+    state.warm = False
+    right(self, state, *arguments)
 
 
-def without_the_rest(right: Any) -> Any:
-    def finish(self, state, parameters, local_step, comm):
-        parameters.flat[:] = state.start
-
-    return finish
+def without_the_rest(right, self, state, work):
+    work.parameters.flat[:] = state.start
 
 
-def merged_at_once(right: Any) -> Any:
-    def synchronize(self, state, *arguments, **options):
-        right(self, state, *arguments, **options)
-        if state.sent_samples:
-            self._merge(state, *arguments)
-
-    return synchronize
+def merged_at_once(right, self, state, work, **options):
+    right(self, state, work, **options)
+    if state.sent_samples:
+        self._merge(state, work)
 
 
 LOCAL_MUTATIONS = [
-    Mutation("no exchange", Exchange, "sum", lambda right: lambda *_: None, EQUATIONS),
+    Mutation("no exchange", Exchange, "sum", nothing, EQUATIONS),
     *(
-        Mutation(f"flipped sign, {kind.__name__}", kind, "outer_step", negated, checks)
+        Mutation(f"flipped sign, {kind.__name__}", kind, "step", negated, checks)
         for kind, checks in (
-            (ModelAveragingSGD, ["equations, averaging, block", "averaging and data-parallel"]),
-            (BlockMomentumSGD, ["equations, block momentum", "block momentum and momentum"]),
-            (SlowMo, ["equations, SlowMo"]),
-            (DiLoCo, ["equations, DiLoCo"]),
+            (Averaging, ["equations, averaging, block", "averaging and data-parallel"]),
+            (BlockMomentum, ["equations, block momentum", "block momentum and momentum"]),
+            (SlowMomentum, ["equations, SlowMo"]),
+            (OuterNesterov, ["equations, DiLoCo"]),
         )
     ),
     *(
-        Mutation(f"forgotten momentum, {kind.__name__}", kind, "outer_step", forgetful, checks)
+        Mutation(f"forgotten momentum, {kind.__name__}", kind, "step", forgetful, checks)
         for kind, checks in (
-            (BlockMomentumSGD, ["equations, block momentum", "block momentum and momentum"]),
-            (SlowMo, ["equations, SlowMo", "SlowMo and classical"]),
-            (DiLoCo, ["equations, DiLoCo", "DiLoCo and Nesterov"]),
+            (BlockMomentum, ["equations, block momentum", "block momentum and momentum"]),
+            (SlowMomentum, ["equations, SlowMo", "SlowMo and classical"]),
+            (OuterNesterov, ["equations, DiLoCo", "DiLoCo and Nesterov"]),
         )
     ),
     Mutation(
         "CNTK's Nesterov",
-        BlockMomentumSGD,
-        "outer_step",
+        BlockMomentum,
+        "step",
         cntk_nesterov,
         ["equations, block momentum", "block momentum and momentum", "DiLoCo and Nesterov"],
     ),
     Mutation(
         "sum instead of mean",
-        LocalUpdates,
-        "share",
-        lambda right: lambda self, own, samples: 1.0,
-        ["equations, averaging, block", "averaging and data-parallel", "identical data, blocks"],
+        OuterStep,
+        "weight",
+        lambda *_: 1.0,
+        ["equations, averaging, block", "averaging and data-parallel"],
     ),
     Mutation(
         "mean that does not count samples",
-        LocalUpdates,
-        "share",
-        lambda right: lambda self, own, samples: 1 / 3,
+        OuterStep,
+        "weight",
+        lambda *_: 1 / 3,
         ["equations, averaging, block", "averaging and data-parallel"],
     ),
     Mutation("stale Φ", LocalUpdates, "_synchronize", stale_start, WITH_MOMENTUM),
     Mutation(
         "the rate of the step that follows",
         LocalUpdates,
-        "_close",
+        "_outer_step",
         next_rate,
         ["equations, SlowMo"],
     ),
@@ -165,9 +128,9 @@ LOCAL_MUTATIONS = [
     ),
     Mutation(
         "inner state kept where it is to be zeroed",
-        BlockMomentumSGD,
-        "inner_policy",
-        lambda right: property(lambda self: "keep"),
+        BlockMomentum,
+        "inner_state",
+        lambda *_: "keep",
         ["equations, block momentum"],
     ),
     Mutation(

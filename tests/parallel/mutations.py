@@ -5,19 +5,34 @@ The checks are those of `test_mutations`, by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from cases import CODECS
 
+import parallel_sgd
 from parallel_sgd import Communicator, DataParallelSGD
-from parallel_sgd.algorithms import DataParallelState
+from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.communication.threads import ThreadCommunicator
 from parallel_sgd.exchange import Exchange
+from parallel_sgd.training import at_work
 
+STATING = [
+    "invariants",
+    "learners",
+    "local_updates",
+    "hosts",
+    "served_identities",
+    "served_training",
+]
 LOSSY = [name for name in CODECS if name != "32 bits"]
 CONSERVATION = [f"conservation, {name}" for name in LOSSY]
 TWO_STAGES = [f"two stages, {name}" for name in LOSSY]
@@ -28,185 +43,129 @@ class Mutation:
     """A fault, and the checks that must notice it.
 
     Args:
-        target, name: the function or attribute that is replaced.
-        wrong: given what is there, returns what takes its place.
+        target, name: the function or property that is replaced.
+        wrong: takes its place; called with what was there, and then with the arguments of the call.
     """
 
     fault: str
     target: Any
     name: str
-    wrong: Callable[[Any], Any]
+    wrong: Callable[..., Any]
     killed_by: list[str]
 
-
-def around_sum(before: Any = None, after: Any = None) -> Callable[[Any], Any]:
-    """A `sum` of an exchange that does something more, before or after."""
-
-    def wrong(right: Any) -> Any:
-        def summed(self: Any, vector: Any, residuals: Any = None) -> None:
-            memory = before(vector, residuals) if before else None
-            right(self, vector, residuals)
-            if after:
-                after(vector, residuals, memory)
-
-        return summed
-
-    return wrong
+    def __str__(self) -> str:
+        return f"{self.fault}, {self.name}"
 
 
-def keeps_old(which: str) -> Callable[[Any], Any]:
-    return around_sum(
-        lambda vector, residuals: residual(residuals, which).copy(),
-        lambda vector, residuals, old: residual(residuals, which).__setitem__(slice(None), old),
-    )
+@contextmanager
+def broken(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """With a fault in the package, what must fail, in a module that states what must hold."""
+    right = getattr(mutation.target, mutation.name)
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        return mutation.wrong(right, *arguments, **options)
+
+    replacement = property(wrong) if isinstance(right, property) else wrong
+    monkeypatch.setattr(mutation.target, mutation.name, replacement)
+    errors = (AssertionError, pytest.fail.Exception)
+    with pytest.raises(errors) as caught, np.errstate(all="ignore"):
+        yield
+    here, package = Path(__file__).parent, Path(parallel_sgd.__file__).parent
+    files = [Path(frame.filename) for frame in traceback.extract_tb(caught.value.__traceback__)]
+    ours = [file for file in files if here in file.parents or package in file.parents]
+    assert ours[-1] in [here / f"{name}.py" for name in STATING], "noticed by the package or patch"
 
 
-def resets(which: str) -> Callable[[Any], Any]:
-    return around_sum(after=lambda vector, residuals, _: residual(residuals, which).fill(0))
+def nothing(right, *_, **__):
+    """It is not called."""
 
 
-def residual(residuals: Any, which: str) -> Any:
-    return residuals.own if which == "own" else residuals.total["0"]
+def keeps_old(which, right, self, vector, residuals):
+    old = residual(residuals, which).copy()
+    right(self, vector, residuals)
+    residual(residuals, which)[:] = old
 
 
-def only_own_parts_arrive(right: Any) -> Any:
-    def alltoall(
-        self: Any, send: Any, send_counts: Any, receive: Any, counts: Any, **options: Any
-    ) -> None:
-        begin = sum(send_counts[: self.rank])
-        receive[:] = np.tile(send[begin : begin + send_counts[self.rank]], self.size)
-
-    return alltoall
+def resets(which, right, self, vector, residuals):
+    right(self, vector, residuals)
+    residual(residuals, which).fill(0)
 
 
-def only_own_part_is_kept(right: Any) -> Any:
-    def allgather(self: Any, send: Any, receive: Any, counts: Any) -> None:
-        right(self, send, others := receive.copy(), counts)
-        begin = sum(counts[: self.rank])
-        receive[begin : begin + len(send)] = others[begin : begin + len(send)]
-
-    return allgather
+def residual(residuals, which):
+    return residuals.worker_error if which == "worker" else residuals.owner_error["0"]
 
 
-def last_rank_first(right: Any) -> Any:
-    def alltoall(
-        self: Any, send: Any, send_counts: Any, receive: Any, counts: Any, **options: Any
-    ) -> None:
-        right(self, send, send_counts, receive, counts)
-        receive[:] = receive.reshape(self.size, -1)[::-1].ravel()
-
-    return alltoall
+def negates(right, self, vector, *residuals):
+    right(self, vector, *residuals)
+    np.negative(vector, out=vector)
 
 
-def with_local_step(change: Any) -> Callable[[Any], Any]:
-    """A `step` whose optimizer is called by `change(local_step, gradient, total, samples)`."""
-
-    def wrong(right: Any) -> Any:
-        def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-            def changed(summed: Any, total: int) -> None:
-                change(local_step, summed, total, samples)
-
-            changed.state, changed.samples = local_step.state, local_step.samples
-            return right(self, state, parameters, gradient, samples, changed, comm)
-
-        return step
-
-    return wrong
+def only_own_parts_arrive(right, self, send, send_counts, receive, counts, **options):
+    begin = sum(send_counts[: self.rank])
+    receive[:] = np.tile(send[begin : begin + send_counts[self.rank]], self.size)
 
 
-def mean_of_means(right: Any) -> Any:
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        gradient.flat /= max(samples, 1)
-        ranks = comm.size
-        changed = with_local_step(lambda inner, g, total, _: inner(g * total / ranks, total))
-        return changed(right)(self, state, parameters, gradient, samples, local_step, comm)
-
-    return step
+def only_own_part_is_kept(right, self, send, receive, counts):
+    right(self, send, others := receive.copy(), counts)
+    begin = sum(counts[: self.rank])
+    receive[begin : begin + len(send)] = others[begin : begin + len(send)]
 
 
-def forgets_when_bits_change(right: Any) -> Any:
-    def step(self, state, parameters, gradient, samples, local_step, *arguments):
-        bits = self.bits_after(local_step.samples)
-        if getattr(state, "last_bits", bits) != bits:
-            state.residuals.own.fill(0)
-        state.last_bits = bits
-        return right(self, state, parameters, gradient, samples, local_step, *arguments)
-
-    return step
+def last_rank_first(right, self, send, send_counts, receive, counts, **options):
+    right(self, send, send_counts, receive, counts)
+    receive[:] = receive.reshape(self.size, -1)[::-1].ravel()
 
 
-def exchanges_before_it_checks(right: Any) -> Any:
-    def step(self, state, parameters, gradient, samples, local_step, *arguments):
-        bits = self.bits_after(local_step.samples)
-        state.exchanges[bits].sum(gradient.flat.copy(), state.residuals)
-        return right(self, state, parameters, gradient, samples, local_step, *arguments)
+@dataclass
+class Instead:
+    """An optimizer at work, in whose place `change(optimizer, gradient, samples)` is called."""
 
-    return step
+    optimizer: Any
+    change: Callable[[Any, Any, int], None]
 
+    def __call__(self, gradient: Any, samples: int) -> None:
+        self.change(self.optimizer, gradient, samples)
 
-def without_buffers(right: Any) -> Any:
-    def train_alone(self, parameters, gradient, samples, local_step, comm):
-        def blind(g: Any, n: int) -> None:
-            local_step(g, n)
-
-        blind.state, blind.samples = SimpleNamespace(buffers={}), local_step.samples
-        return right(self, parameters, gradient, samples, blind, comm)
-
-    return train_alone
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
 
 
-def sums_samples_only(right: Any) -> Any:
-    return lambda self, problem, samples, **_: int(self.sum_integers(np.array([samples]))[0])
+def forgets_when_bits_change(right, self, bits):
+    right(self, bits)
+    self.residuals.worker_error.fill(0)
 
 
-STEP = DataParallelSGD, "step"
-NEGATED = around_sum(after=lambda vector, *_: np.negative(vector, out=vector))
-AS_IN_FULL = ["order", "serial", "mean"]
-FIELD = {f.name: f for f in fields(DataParallelState)}
-NOT_KEPT = {"workspace": True}
+def exchanges_before_it_checks(right, self, state, work, samples):
+    state.exchange.sum(work.gradient.flat.copy())
+    return right(self, state, work, samples)
+
+
+def without_buffers(right, work, *arguments):
+    blind = Instead(work.optimizer, lambda inner, g, n: inner(g, n))
+    blind.state = SimpleNamespace(buffers={})
+    return right(replace(work, optimizer=blind), *arguments)
+
+
+def sums_samples_only(right, self, problem, samples, **_):
+    return int(self.sum_integers(np.array([samples]))[0])
+
+
+AS_IN_FULL = ["order", "serial"]
 
 MUTATIONS = [
-    Mutation(
-        "no exchange",
-        Exchange,
-        "sum",
-        lambda right: lambda *_: None,
-        [*AS_IN_FULL, *CONSERVATION, *TWO_STAGES],
-    ),
+    Mutation("no exchange", Exchange, "sum", nothing, [*AS_IN_FULL, *CONSERVATION, *TWO_STAGES]),
     Mutation(
         "nothing from others", ThreadCommunicator, "alltoall", only_own_parts_arrive, CONSERVATION
     ),
     Mutation("nothing back", ThreadCommunicator, "allgather", only_own_part_is_kept, CONSERVATION),
-    Mutation("flipped sign", Exchange, "sum", NEGATED, [*AS_IN_FULL, *CONSERVATION, *TWO_STAGES]),
-    Mutation(
-        "flipped sign of the step",
-        *STEP,
-        with_local_step(lambda inner, g, total, _: inner(-g, total)),
-        ["serial", "serial, Adam", "mean"],
-    ),
-    Mutation(
-        "sum instead of mean",
-        *STEP,
-        with_local_step(lambda inner, g, total, _: inner(g * total, total)),
-        ["serial", "mean", "identical data"],
-    ),
-    Mutation(
-        "mean over ranks, not samples",
-        *STEP,
-        mean_of_means,
-        ["serial", "serial, Adam", "mean"],
-    ),
-    Mutation(
-        "divided by this rank's samples",
-        *STEP,
-        with_local_step(lambda inner, g, total, own: inner(g, max(own, 1))),
-        ["serial", "mean", "identical data"],
-    ),
-    Mutation("first residual not updated", Exchange, "sum", keeps_old("own"), CONSERVATION),
-    Mutation("second residual not updated", Exchange, "sum", keeps_old("total"), CONSERVATION),
-    Mutation("first residual reset", Exchange, "sum", resets("own"), [*CONSERVATION, *TWO_STAGES]),
-    Mutation(
-        "second residual dropped", Exchange, "sum", resets("total"), [*CONSERVATION, *TWO_STAGES]
+    Mutation("flipped sign", Exchange, "sum", negates, [*AS_IN_FULL, *CONSERVATION, *TWO_STAGES]),
+    *(
+        Mutation(f"{which} error {what}", Exchange, "sum", partial(wrong, which), checks)
+        for what, wrong, checks in (
+            ("not updated", keeps_old, CONSERVATION),
+            ("reset", resets, [*CONSERVATION, *TWO_STAGES]),
+        )
+        for which in ("worker", "owner")
     ),
     Mutation(
         "rank order changed",
@@ -215,24 +174,23 @@ MUTATIONS = [
         last_rank_first,
         ["order", "two stages, 32 bits", "two stages, 1 bit", "two stages, 8 bits"],
     ),
-    Mutation("residual reset as bits change", *STEP, forgets_when_bits_change, ["changing bits"]),
     Mutation(
-        "residuals not in the checkpoint",
-        FIELD["residuals"],
-        "metadata",
-        lambda right: NOT_KEPT,
-        ["resuming"],
+        "residual reset as bits change",
+        ExchangeState,
+        "_replace",
+        forgets_when_bits_change,
+        ["changing bits"],
     ),
     Mutation(
         "no common model at the start",
         ThreadCommunicator,
         "broadcast",
-        lambda right: lambda *_: None,
-        ["serial", "warm start"],
+        nothing,
+        ["serial", "equations, averaging, block", "warm start"],
     ),
     Mutation(
         "only parameters made equal after a warm start",
-        DataParallelSGD,
+        at_work,
         "train_alone",
         without_buffers,
         ["warm start"],
@@ -244,5 +202,11 @@ MUTATIONS = [
         sums_samples_only,
         ["bad gradient", "large gradient"],
     ),
-    Mutation("exchanged before looked at", *STEP, exchanges_before_it_checks, ["bad gradient"]),
+    Mutation(
+        "exchanged before looked at",
+        DataParallelSGD,
+        "problem",
+        exchanges_before_it_checks,
+        ["bad gradient"],
+    ),
 ]

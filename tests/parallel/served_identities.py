@@ -85,7 +85,7 @@ def taking_turns_is_serial(
     if not learner.serves:
         assert same_bits(final, serial.x)
         table, workers = learner.state.table, learner.comm.size
-        assert [dict(each.staleness) for each in table] == [{0: rounds}] * workers
+        assert [dict(worker.staleness) for worker in table] == [{0: rounds}] * workers
         assert client.versions == [rounds * workers] * client.servers
 
 
@@ -109,8 +109,8 @@ def follows_the_equations(
     final = finished(comm, learner)
     if not learner.serves:
         alike(final, by_hand.x)
-        found = [dict(each.staleness) for each in learner.state.table]
-        assert found == by_hand.staleness
+        staleness = [dict(worker.staleness) for worker in learner.state.table]
+        assert staleness == by_hand.staleness
         client = learner.state.client
         assert client.versions == [by_hand.version] * client.servers
 
@@ -146,9 +146,9 @@ def every_push_counts(comm: Communicator, apart: bool, **options: Any) -> None:
     table, client = learner.state.table, learner.state.client
     assert client.versions == [sum(pushes)] * client.servers
     assert client.samples == sum(samples)
-    assert [each.pushes for each in table] == pushes
-    assert [each.samples for each in table] == samples
-    assert [each.staleness.total() for each in table] == pushes
+    assert [worker.pushes for worker in table] == pushes
+    assert [worker.samples for worker in table] == samples
+    assert [worker.staleness.total() for worker in table] == pushes
 
 
 def synchronous_is_data_parallel(
@@ -163,14 +163,14 @@ def synchronous_is_data_parallel(
         for step in range(steps):
             samples = [few_samples_of(k, step) for k in range(own.size)]
             if told:
-                learner.expect(samples[rank], sum(samples))
-            for each in (learner, twin):
-                put_gradient(each, step, samples[rank])
-                assert each.step(samples=samples[rank]) == sum(samples)
+                learner.announce(samples[rank], sum(samples))
+            for trained in (learner, twin):
+                put_gradient(trained, step, samples[rank])
+                assert trained.step(samples=samples[rank]) == sum(samples)
             assert same_bits(learner.parameters.flat, twin.parameters.flat), f"step {step}"
             assert learner.samples == twin.samples
         assert same_bits(finished(comm, learner), twin.parameters.flat)
-        assert all(set(each.staleness) <= {0} for each in learner.state.table)
+        assert all(set(worker.staleness) <= {0} for worker in learner.state.table)
     else:
         finished(comm, learner)
 
@@ -188,9 +188,9 @@ def synchronous_deltas_are_model_averaging(
         twin = Learner(starting_point(), optimizer, ModelAveragingSGD(**period), own)
         for step in range(steps):
             m = few_samples_of(rank, step)
-            for each in (learner, twin):
-                put_gradient(each, step, m)
-                each.step(samples=m)
+            for trained in (learner, twin):
+                put_gradient(trained, step, m)
+                trained.step(samples=m)
             alike(learner.parameters.flat, twin.parameters.flat, step)
             alike(learner.state.base, twin.state.start, step)
         twin.finish()
@@ -212,9 +212,9 @@ def not_ahead_of_the_slowest_is_data_parallel(
         twin = Learner(starting_point(), SGD(lr=0.2), DataParallelSGD(), learner.comm)
         for step in range(steps):
             time.sleep(random.random() * 2e-3)
-            for each in (learner, twin):
-                put_gradient(each, step, 3)
-                each.step(samples=3)
+            for trained in (learner, twin):
+                put_gradient(trained, step, 3)
+                trained.step(samples=3)
             alike(learner.parameters.flat, twin.parameters.flat, step)
     final = finished(comm, learner)
     if not learner.serves:
@@ -261,10 +261,11 @@ def the_bound_holds(comm: Communicator, apart: bool, staleness: int) -> None:
     assert lead == (staleness if several else -1)
 
 
-def a_pipeline_is_one_step_late(
-    comm: Communicator, steps: int = 8, staleness: bool = False, **options: Any
-) -> None:
-    """One worker: x_{t+1} = x_t - lr g(x_{t-1}), and the worker has x_{t-1}."""
+def a_pipeline_is_one_step_late(comm: Communicator, steps: int = 8, **options: Any) -> None:
+    """One worker: x_{t+1} = x_t - lr g(x_{t-1}), and the worker has x_{t-1}.
+
+    Its gradients are of the model that was pulled before the last one, and counted as such.
+    """
     algorithm = asynchronous(pipeline=True, servers=comm.size - 1, **options)
     learner, compensation = learner_of(comm, algorithm, SGD(lr=0.2)), algorithm.delay_compensation
     if not learner.serves:
@@ -280,8 +281,7 @@ def a_pipeline_is_one_step_late(
     if not learner.serves:
         alike(final, x[1])
         assert learner.state.client.versions == [steps] * learner.state.client.servers
-        if staleness:
-            assert dict(learner.state.table[0].staleness) == {0: 1, 1: steps - 1}
+        assert dict(learner.state.table[0].staleness) == {0: 1, 1: steps - 1}
 
 
 def what_few_bits_lose_is_not_lost(

@@ -6,21 +6,29 @@ depends on the model that it was taken at, so stale models show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from invariants import same_on_all_ranks
 
 from parallel_sgd import Communicator, DataParallelASGD, Learner, Optimizer, Parameters
-from parallel_sgd.schedules import value_at
 
 Array = np.ndarray
 
 LAYOUT = {"W": (22, 5), "b": (17,), "none": (0, 2), "s": (1,)}
 N = 128
+
+beside_and_apart = pytest.mark.parametrize(
+    "apart",
+    [
+        pytest.param(False, marks=pytest.mark.filterwarnings("ignore:servers=0"), id="beside"),
+        pytest.param(True, id="apart"),
+    ],
+)
 
 
 def asynchronous(**options: Any) -> DataParallelASGD:
@@ -128,6 +136,9 @@ class ByHand:
         self.clocks = [0] * self.workers
         self.staleness: list[dict[int, int]] = [{} for _ in range(self.workers)]
 
+    def rate_after(self, samples: int) -> float:
+        return self.lr if isinstance(self.lr, float) else self.lr(samples)
+
     def factor(self, k: int) -> float:
         """ALGORITHMS.md: min(1, a (⌊s/m⌋ + 1)) or min(1, a + (1 - a) s/m)."""
         a, m, s = (
@@ -145,7 +156,7 @@ class ByHand:
         """A minibatch of worker k, pushed and pulled at the end of its period."""
         deltas = self.algorithm.currency == "deltas"
         if deltas:
-            rate = value_at(self.lr, self.clocks[k]) * self.factor(k)
+            rate = self.rate_after(self.clocks[k]) * self.factor(k)
             self.own[k] = self.own[k] - rate * gradient / m
         self.gathered[k] = self.gathered[k] + gradient
         self.gathered_samples[k] += m
@@ -164,7 +175,7 @@ class ByHand:
         else:
             g = self.gathered[k] / n
             g = g + self.algorithm.delay_compensation * g * g * (self.x - self.pulled[k])
-            self.x = self.x - value_at(self.lr, self.samples) * self.factor(k) * share * g
+            self.x = self.x - self.rate_after(self.samples) * self.factor(k) * share * g
         self.samples += n
         self.version += 1
         self.own[k], self.pulled[k] = self.x.copy(), self.x.copy()
@@ -190,6 +201,3 @@ class Serial:
 
 def alike(one: Array, other: Array, what: Any = "") -> None:
     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-11, err_msg=str(what))
-
-
-Check = Callable[[Communicator], None]

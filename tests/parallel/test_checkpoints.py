@@ -15,58 +15,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import BLOCK_SIZE, OPTIMIZERS, few_ranks_but, gradient_of, samples_of, shared, zeros
+from cases import OPTIMIZERS, few_ranks_but, gradient_of, samples_of, shared, zeros
+from conforming import CONFORMING
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
-from parallel_sgd.algorithms import ALGORITHMS
+from parallel_sgd.algorithms import Work
 from parallel_sgd.algorithms.data_parallel import DataParallelState
 from parallel_sgd.array_files import ArrayInFile
 from parallel_sgd.state import across
-from parallel_sgd.training import captured, checkpoint_files
-from parallel_sgd.training.captured import capture, flatten
+from parallel_sgd.training import checkpoint_files, state_tree
+from parallel_sgd.training.state_tree import capture, flatten
 
 STEPS = 7
-LOSSY = {"block_size": BLOCK_SIZE}
-
-
-def data_parallel(**options: Any) -> psgd.DataParallelSGD:
-    return psgd.DataParallelSGD(**LOSSY, **options)
-
-
-CASES: dict[str, tuple[psgd.Algorithm[Any], str]] = {
-    **{f"{bits} bits": (data_parallel(gradient_bits=bits), "SGD") for bits in (1, 2, 4, 8, 16, 32)},
-    "bits that change": (data_parallel(gradient_bits={0: 1, 20: 4, 30: 32}), "Adam"),
-    "1 bit, warm start": (data_parallel(gradient_bits=1, distributed_after=12), "momentum"),
-    "1 bit, no feedback": (data_parallel(gradient_bits=1, error_feedback=False), "Nesterov"),
-    "parameter servers": (
-        psgd.DataParallelASGD(mode="sync", servers=0, sync_steps=2, gradient_bits=1, **LOSSY),
-        "Adam",
-    ),
-    "averaging": (psgd.ModelAveragingSGD(sync_steps=3), "momentum"),
-    "averaging, 1 bit": (psgd.ModelAveragingSGD(block_samples=30, gradient_bits=1, **LOSSY), "SGD"),
-    "averaging, inner state": (psgd.ModelAveragingSGD(sync_steps=2, inner_state="average"), "Adam"),
-    "averaging, warm start": (psgd.ModelAveragingSGD(sync_steps=2, distributed_after=12), "Adam"),
-    "BMUF": (psgd.BlockMomentumSGD(sync_steps=2), "momentum"),
-    "BMUF, classical": (
-        psgd.BlockMomentumSGD(
-            sync_steps=3,
-            use_nesterov_momentum=False,
-            block_momentum_as_time_constant=50,
-            reset_sgd_momentum=False,
-        ),
-        "Adam",
-    ),
-    "BMUF, 4 bits": (psgd.BlockMomentumSGD(sync_steps=2, gradient_bits=4, **LOSSY), "SGD"),
-    "CNTK's": (psgd.CNTKBlockMomentumSGD(sync_steps=2), "momentum, unit gain"),
-    "SlowMo": (psgd.SlowMo(sync_steps=3), "SGD, scheduled"),
-    "DiLoCo": (psgd.DiLoCo(sync_steps=3), "AdamW"),
-    "DiLoCo, overlap": (psgd.DiLoCo(sync_steps=3, overlap_samples=10), "Adam"),
-    "DiLoCo, overlap, 1 bit": (
-        psgd.DiLoCo(sync_steps=2, overlap_samples=10**6, gradient_bits=1, **LOSSY),
-        "Adam",
-    ),
-}
 
 
 pytestmark = [
@@ -76,12 +37,12 @@ pytestmark = [
 
 
 def learner_of(case: str, comm: Communicator, **changes: Any) -> Learner:
-    algorithm, optimizer = CASES[case]
+    algorithm, options = CONFORMING[case]
     parameters = zeros(changes.get("layout", "large and small"), changes.get("dtype", np.float32))
     parameters.flat[:] = np.linspace(-1, 1, parameters.flat.size)
     return Learner(
         parameters,
-        changes.get("optimizer", OPTIMIZERS[optimizer]),
+        changes.get("optimizer", options.get("optimizer", psgd.SGD(lr=0.1))),
         changes.get("algorithm", algorithm),
         comm,
     )
@@ -101,79 +62,71 @@ def everything(learner: Learner) -> dict[str, Any]:
     return {"tree": tree, **digests, "sent": learner.bytes_sent}
 
 
-def test_every_algorithm_is_here() -> None:
-    assert {type(algorithm) for algorithm, _ in CASES.values()} == set(ALGORITHMS.values())
-
-
 #: In the largest world of MPI: residuals, the clock of a warm start, a block under way.
-EVERYWHERE = ("1 bit, warm start", "averaging, 1 bit", "DiLoCo, overlap, 1 bit")
+EVERYWHERE = ("data-parallel, warm start", "model averaging, 1 bit", "DiLoCo, overlap")
 
 
-@pytest.mark.parametrize("case", few_ranks_but(EVERYWHERE, CASES))
-def test_going_on_is_as_never_having_stopped(case, on_ranks, tmp_path):
+@pytest.mark.parametrize("case", few_ranks_but(EVERYWHERE, CONFORMING))
+def test_going_on_is_as_never_having_stopped(case, comm, tmp_path):
     """Saved after every step of a run, and gone on with from each of them, by other learners."""
-
-    def body(comm: Communicator) -> None:
-        folder = shared(comm, tmp_path)
-        plain, whole = learner_of(case, comm), learner_of(case, comm)
-        checkpoints = psgd.Checkpoints(folder, keep=2 * STEPS)
-        states = []
-        for step in range(STEPS + 1):
-            checkpoints.save(whole, {"step": step, "rank": comm.rank}, background=step % 3 > 0)
-            states.append(everything(whole))
-            if step < STEPS:
-                train(plain, step)
-                train(whole, step)
-        assert everything(whole) == everything(plain), "saving changes the trajectory"
-        checkpoints.wait()
-        used = learner_of(case, comm)
-        every = 3 if case == "parameter servers" else 1  # each step of which takes longer
-        for path in checkpoint_files.checkpoints_in(folder)[::every]:
-            fresh = learner_of(case, comm)
-            fresh.parameters.flat[:] = np.nan
-            view = fresh.parameters["a"]
-            step = psgd.load_checkpoint(fresh, path).extra["step"]
-            assert np.shares_memory(view, fresh.parameters.flat)
-            if case == "parameter servers":  # which have left with finish()
-                used = learner_of(case, comm)
-                train(used, 0)
-            loaded = psgd.load_checkpoint(used, path)  # one that stands elsewhere
-            assert loaded.extra == {"step": step, "rank": comm.rank}
-            assert loaded.samples == used.samples
-            assert everything(fresh) == states[step]
-            for rest in range(step, STEPS):
-                train(fresh, rest)
-                train(used, rest)
-            assert everything(fresh) == everything(whole), f"differs when stopped at {step}"
-            assert everything(used) == everything(whole), f"differs in a used one, from {step}"
-            used.finish()
-            fresh.finish()
-        plain.finish()
-        assert everything(used) == everything(plain) == everything(fresh)
-
-    on_ranks(body)
+    folder = shared(comm, tmp_path)
+    plain, whole = learner_of(case, comm), learner_of(case, comm)
+    checkpoints = psgd.Checkpoints(folder, keep=2 * STEPS)
+    states = []
+    for step in range(STEPS + 1):
+        checkpoints.save(whole, {"step": step, "rank": comm.rank}, background=step % 3 > 0)
+        states.append(everything(whole))
+        if step < STEPS:
+            train(plain, step)
+            train(whole, step)
+    assert everything(whole) == everything(plain), "saving changes the trajectory"
+    checkpoints.wait()
+    used = learner_of(case, comm)
+    every = 3 if case == "asynchronous, in rounds" else 1  # each step of which takes longer
+    for path in checkpoint_files.checkpoints_in(folder)[::every]:
+        fresh = learner_of(case, comm)
+        fresh.parameters.flat[:] = np.nan
+        view = fresh.parameters["a"]
+        step = psgd.load_checkpoint(fresh, path).extra["step"]
+        assert np.shares_memory(view, fresh.parameters.flat)
+        if case == "asynchronous, in rounds":  # which have left with finish()
+            used = learner_of(case, comm)
+            train(used, 0)
+        loaded = psgd.load_checkpoint(used, path)  # one that stands elsewhere
+        assert loaded.extra == {"step": step, "rank": comm.rank}
+        assert loaded.samples == used.samples
+        assert everything(fresh) == states[step]
+        for rest in range(step, STEPS):
+            train(fresh, rest)
+            train(used, rest)
+        assert everything(fresh) == everything(whole), f"differs when stopped at {step}"
+        assert everything(used) == everything(whole), f"differs in a used one, from {step}"
+        used.finish()
+        fresh.finish()
+    plain.finish()
+    assert everything(used) == everything(plain) == everything(fresh)
 
 
-def test_the_last_and_the_best_are_kept(on_ranks, tmp_path):
-    def body(comm: Communicator) -> None:
-        folder = shared(comm, tmp_path) / "made" / "here"
-        learner, checkpoints = learner_of("1 bits", comm), psgd.Checkpoints(folder, keep=2)
-        assert checkpoints.wait() is None
-        metrics = [3.0, 1.0, float("nan"), None, 1.5, 2.0]
-        for metric in metrics:
-            checkpoints.save(learner, metric=metric)
-            learner.samples += 10
-        assert checkpoints.wait() == checkpoints.latest() == folder / "000000000050"
-        found = [int(path.name) for path in checkpoint_files.checkpoints_in(folder)]
-        assert found == [10, 40, 50]
-        learner.samples = 50
-        checkpoints.save(learner, metric=0.5)  # the same once more: in place of the other
-        assert checkpoints.wait() == folder / "000000000050-1"
-        comm.barrier()
-        assert sorted(p.name for p in folder.iterdir()) == ["000000000040", "000000000050-1"]
-        assert psgd.load_checkpoint(learner, folder).path.name == "000000000050-1"
-
-    on_ranks(body)
+def test_the_last_and_the_best_are_kept(comm, tmp_path):
+    folder = shared(comm, tmp_path) / "made" / "here"
+    learner, checkpoints = (
+        learner_of("data-parallel, 1 bit", comm),
+        psgd.Checkpoints(folder, keep=2),
+    )
+    assert checkpoints.wait() is None
+    metrics = [3.0, 1.0, float("nan"), None, 1.5, 2.0]
+    for metric in metrics:
+        checkpoints.save(learner, metric=metric)
+        learner.samples += 10
+    assert checkpoints.wait() == checkpoints.latest() == folder / "000000000050"
+    kept = [int(path.name) for path in checkpoint_files.checkpoints_in(folder)]
+    assert kept == [10, 40, 50]
+    learner.samples = 50
+    checkpoints.save(learner, metric=0.5)  # the same once more: in place of the other
+    assert checkpoints.wait() == folder / "000000000050-1"
+    comm.barrier()
+    assert sorted(p.name for p in folder.iterdir()) == ["000000000040", "000000000050-1"]
+    assert psgd.load_checkpoint(learner, folder).path.name == "000000000050-1"
 
 
 def save_twice(checkpoints: psgd.Checkpoints, learner: Learner, background: bool) -> None:
@@ -182,68 +135,70 @@ def save_twice(checkpoints: psgd.Checkpoints, learner: Learner, background: bool
     checkpoints.save(learner)
 
 
-@pytest.mark.parametrize("background", [True, False])
-def test_what_cannot_be_written_is_said_on_all_ranks(on_ranks, tmp_path, monkeypatch, background):
-    """One rank's disk is full: one line everywhere, and the checkpoint before is still good."""
-    right = checkpoint_files.write_rank
+@pytest.mark.parametrize(
+    ("name", "background"),
+    [("write_rank", True), ("write_rank", False), ("begin", False), ("publish", False)],
+)
+def test_a_full_disk_leaves_nothing_behind(on_ranks, tmp_path, monkeypatch, name, background):
+    """Of one rank's files, the folder or the manifest: one line everywhere, and the checkpoint
+    before is still good."""
+    right = getattr(checkpoint_files, name)
 
     def body(comm: Communicator) -> None:
-        folder, culprit = shared(comm, tmp_path), comm.size - 1
-        learner, checkpoints = learner_of("1 bits", comm), psgd.Checkpoints(folder)
+        folder, culprit = shared(comm, tmp_path), comm.size - 1 if name == "write_rank" else 0
+        learner, checkpoints = learner_of("data-parallel, 1 bit", comm), psgd.Checkpoints(folder)
         checkpoints.save(learner)
         good = checkpoints.wait()
         train(learner, 0)
         comm.barrier()
 
-        def full(part: Path, rank: int, *arguments: Any) -> Any:
-            if rank == culprit:
-                right(part, rank, *arguments)
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return right(part, rank, *arguments)
+        def full(*arguments: Any) -> Any:
+            if name == "write_rank":
+                written = right(*arguments)
+                if arguments[1] != culprit:
+                    return written
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(checkpoint_files, "write_rank", full)
-        with pytest.raises(UserError, match=rf"No space left on device \(on rank {culprit}\)$"):
+        monkeypatch.setattr(checkpoint_files, name, full)
+        message = rf"no checkpoint could be written to .*No space left .* \(on rank {culprit}\)$"
+        with pytest.raises(UserError, match=message):
             save_twice(checkpoints, learner, background)
         comm.barrier()
         assert [path.name for path in folder.iterdir()] == [good.name]
-        monkeypatch.setattr(checkpoint_files, "write_rank", right)
+        monkeypatch.setattr(checkpoint_files, name, right)
         comm.barrier()
-        checkpoints.save(learner, extra={1j} if comm.rank == culprit else None)
-        with pytest.raises(UserError, match="extra must be what JSON can hold"):
-            checkpoints.wait()
         checkpoints.save(learner)
         assert good != checkpoints.wait() == psgd.load_checkpoint(learner, folder).path
 
     on_ranks(body)
 
 
-def test_a_rank_that_has_failed_is_not_waited_for(on_ranks, tmp_path):
+def test_what_json_cannot_hold_is_said_on_all_ranks(comm, tmp_path):
+    learner, checkpoints = (
+        learner_of("data-parallel", comm),
+        psgd.Checkpoints(shared(comm, tmp_path)),
+    )
+    checkpoints.save(learner, extra={1j} if comm.rank == comm.size - 1 else None)
+    with pytest.raises(UserError, match="extra must be what JSON can hold"):
+        checkpoints.wait()
+
+
+@pytest.mark.parametrize("use", ["save", "load"])
+def test_a_rank_that_has_failed_is_not_waited_for(comm, tmp_path, use):
     """Within a block the others come to a checkpoint before they come to the next meeting."""
+    checkpoints = psgd.Checkpoints(shared(comm, tmp_path))
+    algorithm = psgd.ModelAveragingSGD(sync_steps=100)
+    learner = Learner(zeros("one block"), OPTIMIZERS["SGD"], algorithm, comm)
 
-    def body(comm):
-        checkpoints = psgd.Checkpoints(shared(comm, tmp_path))
-        algorithm = psgd.ModelAveragingSGD(sync_steps=100)
-        learner = Learner(zeros("one block"), OPTIMIZERS["SGD"], algorithm, comm)
-
-        def go_on():
-            if comm.rank == comm.size - 1:
-                learner.fail("label 12")
+    def go_on():
+        if comm.rank == comm.size - 1:
+            learner.fail("label 12")
+        if use == "save":
             checkpoints.save(learner)
+        psgd.load_checkpoint(learner, tmp_path)
 
-        with pytest.raises(UserError, match=rf"label 12 \(on rank {comm.size - 1}\)"):
-            go_on()
-
-    on_ranks(body)
-
-
-def test_a_folder_that_is_a_file(on_ranks, tmp_path):
-    def body(comm: Communicator) -> None:
-        folder = shared(comm, tmp_path) / "file"
-        folder.touch()
-        with pytest.raises(UserError, match=r"no checkpoint could be written to .*file'"):
-            psgd.Checkpoints(folder).save(learner_of("1 bits", comm), background=False)
-
-    on_ranks(body)
+    with pytest.raises(UserError, match=rf"label 12 \(on rank {comm.size - 1}\)"):
+        go_on()
 
 
 OTHER = {
@@ -266,82 +221,67 @@ OTHER = {
 
 
 @pytest.mark.parametrize("what", OTHER)
-def test_a_checkpoint_of_something_else(what, on_ranks, tmp_path):
+def test_a_checkpoint_of_something_else(what, comm, tmp_path):
     changes, expected = OTHER[what]
-
-    def body(comm: Communicator) -> None:
-        folder = shared(comm, tmp_path)
-        checkpoints = psgd.Checkpoints(folder)
-        checkpoints.save(learner_of("DiLoCo, overlap", comm), background=False)
-        other = learner_of(
-            "DiLoCo, overlap", comm, **{"algorithm": psgd.DiLoCo(sync_steps=3)} | changes
-        )
-        if what not in ("algorithm", "option"):
-            other = learner_of("DiLoCo, overlap", comm, **changes)
-        before = everything(other)
-        with pytest.raises(UserError, match=expected):
-            psgd.load_checkpoint(other, folder)
-        assert everything(other) == before
-
-    on_ranks(body)
-
-
-def test_another_learning_rate_and_other_facts(on_ranks, tmp_path):
-    def body(comm: Communicator) -> None:
-        folder = shared(comm, tmp_path)
-        checkpoints = psgd.Checkpoints(folder, facts={"seed": 3, "data": "digits"})
-        checkpoints.save(learner_of("DiLoCo", comm), background=False)
-        slower = psgd.Adam(lr_per_sample=0.001, weight_decay=0.1, epsilon=1e-4)
-        other = learner_of("DiLoCo", comm, optimizer=slower)
+    folder = shared(comm, tmp_path)
+    checkpoints = psgd.Checkpoints(folder)
+    checkpoints.save(learner_of("DiLoCo", comm), background=False)
+    other = learner_of("DiLoCo", comm, **changes)
+    before = everything(other)
+    with pytest.raises(UserError, match=expected):
         psgd.load_checkpoint(other, folder)
-        psgd.load_checkpoint(other, folder, facts={"seed": 3})
-        with pytest.raises(UserError, match="another run: its seed was 3, and is 4"):
-            psgd.load_checkpoint(other, folder, facts={"seed": 4})
-
-    on_ranks(body)
+    assert everything(other) == before
 
 
-def test_a_damaged_rank_is_everybodys(on_ranks, tmp_path):
+def test_another_learning_rate_and_other_facts(comm, tmp_path):
+    folder = shared(comm, tmp_path)
+    checkpoints = psgd.Checkpoints(folder, facts={"seed": 3, "data": "digits"})
+    checkpoints.save(learner_of("DiLoCo", comm), background=False)
+    slower = psgd.Adam(lr_per_sample=0.001, weight_decay=0.1)
+    other = learner_of("DiLoCo", comm, optimizer=slower)
+    psgd.load_checkpoint(other, folder)
+    psgd.load_checkpoint(other, folder, facts={"seed": 3})
+    with pytest.raises(UserError, match="another run: its seed was 3, and is 4"):
+        psgd.load_checkpoint(other, folder, facts={"seed": 4})
+
+
+def test_a_damaged_rank_is_everybodys(comm, tmp_path):
     """One rank alone reads the file that is damaged; none may begin to change its learner."""
-
-    def body(comm: Communicator) -> None:
-        folder, last = shared(comm, tmp_path), comm.size - 1
-        learner = learner_of("DiLoCo, overlap, 1 bit", comm)
-        checkpoints = psgd.Checkpoints(folder)
-        for step in (0, 2):
-            train(learner, step)
-            checkpoints.save(learner)
-        checkpoints.wait()
-        first, second = checkpoint_files.checkpoints_in(folder)
-        for step in (3, 5):
-            train(learner, step)
-        before = everything(learner)
-        for suffix, damage in itertools.product(("safetensors", "json"), DAMAGES):
-            name = f"rank-{last:05d}.{suffix}"
-            comm.barrier()
-            if comm.rank == 0:
-                shutil.copy(second / name, folder / "whole")
-                DAMAGES[damage](second / name)
-            comm.barrier()
-            earlier = rf"an earlier one is whole and can be given instead: '{first}'"
-            with pytest.raises(UserError, match=rf"{second}' is damaged: {name}.*{earlier}"):
-                psgd.load_checkpoint(learner, folder)
-            with pytest.raises(UserError, match=rf"is damaged: {name} [^;]*$"):
-                psgd.load_checkpoint(learner, second)
-            assert everything(learner) == before
-            comm.barrier()
-            if comm.rank == 0:
-                shutil.move(folder / "whole", second / name)
+    folder, last = shared(comm, tmp_path), comm.size - 1
+    learner = learner_of("DiLoCo, overlap", comm)
+    checkpoints = psgd.Checkpoints(folder)
+    for step in (0, 2):
+        train(learner, step)
+        checkpoints.save(learner)
+    checkpoints.wait()
+    first, second = checkpoint_files.checkpoints_in(folder)
+    for step in (3, 5):
+        train(learner, step)
+    before = everything(learner)
+    for suffix, damage in itertools.product(("safetensors", "json"), DAMAGES):
+        name = f"rank-{last:05d}.{suffix}"
         comm.barrier()
-        psgd.load_checkpoint(learner, second)
         if comm.rank == 0:
-            (second / "manifest.json").unlink()
+            shutil.copy(second / name, folder / "whole")
+            DAMAGES[damage](second / name)
         comm.barrier()
-        with pytest.raises(UserError, match=rf"is not whole: it has no manifest.*'{first}'"):
+        earlier = rf"an earlier one is whole and can be given instead: '{first}'"
+        with pytest.raises(UserError, match=rf"{second}' is damaged: {name}.*{earlier}"):
             psgd.load_checkpoint(learner, folder)
-        psgd.load_checkpoint(learner, first)
-
-    on_ranks(body)
+        with pytest.raises(UserError, match=rf"is damaged: {name} [^;]*$"):
+            psgd.load_checkpoint(learner, second)
+        assert everything(learner) == before
+        comm.barrier()
+        if comm.rank == 0:
+            shutil.move(folder / "whole", second / name)
+    comm.barrier()
+    psgd.load_checkpoint(learner, second)
+    if comm.rank == 0:
+        (second / "manifest.json").unlink()
+    comm.barrier()
+    with pytest.raises(UserError, match=rf"is not whole: it has no manifest.*'{first}'"):
+        psgd.load_checkpoint(learner, folder)
+    psgd.load_checkpoint(learner, first)
 
 
 @dataclass(kw_only=True)
@@ -353,34 +293,31 @@ class TrendState(DataParallelState):
 class Trend(psgd.DataParallelSGD):
     """An algorithm of one's own, whose numbers need not be counts."""
 
-    def init(self, parameters: psgd.Parameters, comm: Communicator) -> TrendState:
-        return TrendState(**vars(super().init(parameters, comm)))
+    def init(self, work: Work) -> TrendState:
+        return TrendState(**vars(super().init(work)))
 
 
-def test_numbers_of_ones_own_may_be_any(on_ranks, tmp_path):
-    def body(comm: Communicator) -> None:
-        folder = shared(comm, tmp_path)
-        learner = learner_of("32 bits", comm, algorithm=Trend())
-        learner.state.trend = -2.5
-        psgd.Checkpoints(folder).save(learner, background=False)
-        other = learner_of("32 bits", comm, algorithm=Trend())
-        psgd.load_checkpoint(other, folder)
-        assert (other.state.trend, other.state.best) == (-2.5, -7.5)
-
-    on_ranks(body)
+def test_numbers_of_ones_own_may_be_any(comm, tmp_path):
+    folder = shared(comm, tmp_path)
+    learner = learner_of("data-parallel", comm, algorithm=Trend())
+    learner.state.trend = -2.5
+    psgd.Checkpoints(folder).save(learner, background=False)
+    other = learner_of("data-parallel", comm, algorithm=Trend())
+    psgd.load_checkpoint(other, folder)
+    assert (other.state.trend, other.state.best) == (-2.5, -7.5)
 
 
-@pytest.mark.parametrize(("owner", "name"), [(ArrayInFile, "whole"), (captured, "_room")])
+@pytest.mark.parametrize(("owner", "name"), [(ArrayInFile, "whole"), (state_tree, "_room")])
 @pytest.mark.parametrize("error", [MemoryError, OSError])
 def test_arrays_that_one_rank_cannot_read(on_ranks, tmp_path, monkeypatch, owner, name, error):
     """They are read before any rank begins to change its learner."""
     stuck: list[int] = []
-    found = getattr(owner, name)
+    right = getattr(owner, name)
 
     def fails(*args: Any) -> Any:
         if threading.get_ident() in stuck:
             raise error("Unable to\nallocate")
-        return found(*args)
+        return right(*args)
 
     monkeypatch.setattr(owner, name, fails)
 
@@ -400,33 +337,29 @@ def test_arrays_that_one_rank_cannot_read(on_ranks, tmp_path, monkeypatch, owner
     on_ranks(body)
 
 
-def test_a_failure_in_the_background_names_its_ranks_once(on_ranks, tmp_path):
+def test_a_failure_in_the_background_names_its_ranks_once(comm, tmp_path):
     """Also where workers hear of it, who have another way to tell each other."""
+    folder = shared(comm, tmp_path) / "file"
+    if comm.rank == 0:
+        folder.touch()
+    comm.barrier()
+    algorithm = psgd.DataParallelASGD(sync_steps=1, servers=comm.size // 2)
+    learner = learner_of("asynchronous, in rounds", comm, algorithm=algorithm)
+    message = r"no checkpoint could be written to .*file' \(on rank 0\)$"
+    checkpoints = psgd.Checkpoints(folder)
 
-    def body(comm: Communicator) -> None:
-        folder = shared(comm, tmp_path) / "file"
-        if comm.rank == 0:
-            folder.touch()
-        comm.barrier()
-        algorithm = psgd.DataParallelASGD(sync_steps=1, servers=comm.size // 2)
-        learner = learner_of("parameter servers", comm, algorithm=algorithm)
-        message = r"no checkpoint could be written to .*file' \(on rank 0\)$"
-        checkpoints = psgd.Checkpoints(folder)
+    def until_it_is_heard() -> None:
+        if not learner.serves:
+            checkpoints.save(learner)
+            while not all(task.done for task in learner._beside):
+                time.sleep(0.001)
+            train(learner, 0)
+        learner.finish()
 
-        def until_it_is_heard() -> None:
-            if not learner.serves:
-                checkpoints.save(learner)
-                while not all(each.done for each in learner._beside):
-                    time.sleep(0.001)
-                train(learner, 0)
-            learner.finish()
-
-        with pytest.raises(UserError, match=message):
-            until_it_is_heard()
-        with suppress(UserError):  # what one rank has heard of another is still its own, too
-            checkpoints.wait()
-
-    on_ranks(body)
+    with pytest.raises(UserError, match=message):
+        until_it_is_heard()
+    with suppress(UserError):  # what one rank has heard of another is still its own, too
+        checkpoints.wait()
 
 
 def flip(path: Path) -> None:

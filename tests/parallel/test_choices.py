@@ -18,11 +18,17 @@ from parallel_sgd import Communicator, DataParallelSGD, Learner, MomentumSGD, Pa
 from parallel_sgd.command_line import train
 from parallel_sgd.command_line.reporting import print_choices
 from parallel_sgd.communication.launched import launched_rank
-from parallel_sgd.compression import GRADIENT_BITS, OneBit
-from parallel_sgd.exchange import Way, choose_bits, choose_way, cut_buckets, ways
-from parallel_sgd.exchange.costs import KernelSpeeds, Link
-from parallel_sgd.exchange.routes import Routes
-from parallel_sgd.training.captured import capture, restore
+from parallel_sgd.compression import OneBit, registered_bits
+from parallel_sgd.costs import KernelSpeeds, Link, measure, measured
+from parallel_sgd.exchange import (
+    ExchangePlan,
+    Topology,
+    choose_bits,
+    choose_plan,
+    cut_buckets,
+    plan,
+)
+from parallel_sgd.training.state_tree import capture, restore
 
 LARGE, SMALL = 200_000, 3_000  #: values of two buckets
 
@@ -36,8 +42,8 @@ def own_rank() -> int:
 
 
 def speeds(values_per_s: float = 1e9) -> KernelSpeeds:
-    each = dict.fromkeys(GRADIENT_BITS, values_per_s)
-    return KernelSpeeds({**each, 32: math.inf}, {**each, 32: math.inf}, each)
+    by_bits = dict.fromkeys(registered_bits(), values_per_s)
+    return KernelSpeeds({**by_bits, 32: math.inf}, {**by_bits, 32: math.inf}, by_bits)
 
 
 @pytest.fixture
@@ -45,8 +51,8 @@ def links(monkeypatch):
     """Give every rank the same link and kernels without measuring them."""
 
     def give(link: Link) -> None:
-        monkeypatch.setattr(ways, "measure_link", lambda comm, routes: link)
-        monkeypatch.setattr(ways, "measure_kernel_speeds", lambda *args, **options: speeds())
+        monkeypatch.setattr(measured, "measure_link", lambda comm, hosts: link)
+        monkeypatch.setattr(measured, "measure_kernel_speeds", lambda *args, **options: speeds())
 
     return give
 
@@ -72,10 +78,10 @@ def forbidden(*args, **options):
 
 
 def test_one_rank_has_nothing_to_try(monkeypatch):
-    monkeypatch.setattr(ways, "try_transports", forbidden)
-    way = choose_way(model(), Communicator.single(), "auto", "auto")
-    assert way == Way("collective", Routes.flat(1), {})
-    assert str(way) == "collective exchange"
+    monkeypatch.setattr(plan, "try_transports", forbidden)
+    chosen = choose_plan(model(), Communicator.single(), "auto", "auto")
+    assert chosen == ExchangePlan("collective", Topology.flat(1), {})
+    assert str(chosen) == "collective exchange"
 
 
 @pytest.mark.parametrize("places", ["aaaa", "abcd"])
@@ -87,180 +93,145 @@ def test_what_is_tried_has_the_codec(on_ranks, monkeypatch, places):
         tried.append(codec)
         return {"pipelined": 1.0, "collective": 2.0}
 
-    monkeypatch.setattr(ways, "try_transports", try_transports)
+    monkeypatch.setattr(plan, "try_transports", try_transports)
 
     def body(comm):
         codec = OneBit()
-        way = choose_way(model(), on_hosts(comm, places), "auto", "auto", codec=codec)
+        chosen = choose_plan(model(), on_hosts(comm, places), "auto", "auto", codec=codec)
         if comm.size > 1:
-            assert way.transport == "pipelined"
-            assert tried and all(each == codec for each in tried)
+            assert chosen.transport == "pipelined"
+            assert tried and all(other == codec for other in tried)
 
     on_ranks(body)
 
 
 @pytest.mark.parametrize("faster", ["collective", "pipelined"])
-def test_over_a_network_the_faster_transport_is_taken(on_ranks, monkeypatch, faster):
-    found = {"pipelined": 0.02, "collective": 0.02, faster: 0.01}
-    monkeypatch.setattr(ways, "try_transports", lambda comm, values, codec, rounds: found)
-
-    def body(comm):
-        way = choose_way(model(), on_hosts(comm, "abcd"), "auto", "auto")
-        if comm.size == 1:
-            assert not way.seconds
-            return
-        assert (way.transport, way.seconds) == (faster, found)
-        assert way.values == LARGE + SMALL  # as long as it takes 0.1 s
-        assert f"{faster} exchange ({LARGE + SMALL} float32 tried: " in str(way)
-        assert f"{faster} 10 ms" in str(way)
-
-    on_ranks(body)
+def test_over_a_network_the_faster_transport_is_taken(comm, monkeypatch, faster):
+    seconds = {"pipelined": 0.02, "collective": 0.02, faster: 0.01}
+    monkeypatch.setattr(plan, "try_transports", lambda comm, values, codec, rounds: seconds)
+    chosen = choose_plan(model(), on_hosts(comm, "abcd"), "auto", "auto")
+    if comm.size == 1:
+        assert not chosen.seconds
+        return
+    assert (chosen.transport, chosen.seconds) == (faster, seconds)
+    assert chosen.values == LARGE + SMALL  # as long as it takes 0.1 s
+    assert f"{faster} exchange ({LARGE + SMALL} float32 tried: " in str(chosen)
+    assert f"{faster} 10 ms" in str(chosen)
 
 
-def test_all_ranks_choose_the_same_way(on_ranks, monkeypatch):
+def test_all_ranks_choose_the_same_plan(comm, monkeypatch):
     """By exchanges that really take place."""
-    monkeypatch.setattr(ways, "SHORT", 1000)
-
-    def body(comm):
-        way = choose_way(model(), on_hosts(comm, "abcd"), "auto", "auto")
-        assert len(set(map(str, comm.allgather_object(way)))) == 1
-        assert set(way.seconds) == (set() if comm.size == 1 else {"collective", "pipelined"})
-        if way.seconds:
-            assert way.seconds[way.transport] == min(way.seconds.values()) > 0
-
-    on_ranks(body)
+    monkeypatch.setattr(plan, "SHORT", 1000)
+    chosen = choose_plan(model(), on_hosts(comm, "abcd"), "auto", "auto")
+    assert len(set(map(str, comm.allgather_object(chosen)))) == 1
+    assert set(chosen.seconds) == (set() if comm.size == 1 else {"collective", "pipelined"})
+    if chosen.seconds:
+        assert chosen.seconds[chosen.transport] == min(chosen.seconds.values()) > 0
 
 
-def test_what_is_asked_for_is_not_tried(on_ranks, monkeypatch):
-    monkeypatch.setattr(ways, "try_transports", forbidden)
-
-    def body(comm):
-        apart = on_hosts(comm, "abcd")
-        for transport in ("collective", "pipelined"):
-            assert choose_way(model(), apart, transport, "auto").transport == transport
-        short = Parameters({"w": np.zeros(ways.SHORT - 1, np.float32)})
-        assert choose_way(short, apart, "auto", "auto").transport == "collective"
-        if comm.size == 4:
-            way = choose_way(model(), on_hosts(comm, "aabb"), "auto", "auto")
-            assert way.transport == "pipelined"
-            told = "pipelined exchange, 4 ranks in 2 hosts first among themselves"
-            assert str(way) == told
-
-    on_ranks(body)
+def test_what_is_asked_for_is_not_tried(comm, monkeypatch):
+    monkeypatch.setattr(plan, "try_transports", forbidden)
+    apart = on_hosts(comm, "abcd")
+    for transport in ("collective", "pipelined"):
+        assert choose_plan(model(), apart, transport, "auto").transport == transport
+    short = Parameters({"w": np.zeros(plan.SHORT - 1, np.float32)})
+    assert choose_plan(short, apart, "auto", "auto").transport == "collective"
+    if comm.size == 4:
+        chosen = choose_plan(model(), on_hosts(comm, "aabb"), "auto", "auto")
+        assert chosen.transport == "pipelined"
+        told = "pipelined exchange, 4 ranks in 2 hosts first among themselves"
+        assert str(chosen) == told
 
 
 @pytest.mark.parametrize(("link", "bits"), [(SLOW, 1), (FREE, 32)], ids=["slow", "free"])
-def test_bits_by_the_link(on_ranks, links, link, bits):
+def test_bits_by_the_link(comm, links, link, bits):
     links(link)
-
-    def body(comm):
-        learner = learner_on(comm)
-        state, expected = learner.state, 32 if comm.size == 1 else bits
-        assert [each.names for each in state.buckets] == [("b",), ("a",)]
-        assert state.bits["0"] == expected
-        assert set(comm.allgather_object(str(state.bits))) == {str(state.bits)}
-        report = learner.report()
-        if comm.size == 1:
-            assert report is None
-            return
-        text = json.dumps(report, allow_nan=False)
-        assert json.loads(text) == report
-        assert sum(report["gradient_bits"].values()) == LARGE + SMALL
-        seconds = report["tried"]["seconds"]
-        assert report["transport"] == min(seconds, key=seconds.get)
-        rate = None if link is FREE else link.bytes_per_s
-        assert report["link"] == {"latency_s": link.latency_s, "bytes_per_s": rate}
-        assert report["values_per_s"]["encode"] == {str(b): 1e9 for b in (1, 2, 4, 8, 16)}
-
-    on_ranks(body)
+    learner = learner_on(comm)
+    state, expected = learner.state.exchange, 32 if comm.size == 1 else bits
+    assert [bucket.names for bucket in state.buckets] == [("b",), ("a",)]
+    assert state.bits["0"] == expected
+    assert set(comm.allgather_object(str(state.bits))) == {str(state.bits)}
+    report = learner.report()
+    if comm.size == 1:
+        assert report is None
+        return
+    text = json.dumps(report, allow_nan=False)
+    assert json.loads(text) == report
+    assert sum(report["gradient_bits"].values()) == LARGE + SMALL
+    seconds = report["tried"]["seconds"]
+    assert report["transport"] == min(seconds, key=seconds.get)
+    rate = None if link is FREE else link.bytes_per_s
+    assert report["link"] == {"latency_s": link.latency_s, "bytes_per_s": rate}
+    assert report["values_per_s"]["encode"] == {str(b): 1e9 for b in (1, 2, 4, 8, 16)}
 
 
-def test_every_bucket_has_bits_of_its_own(on_ranks, links, monkeypatch):
+def test_every_bucket_has_bits_of_its_own(comm, links, monkeypatch):
     links(SLOW)
     asked = {LARGE: 1, SMALL: 8}
-    monkeypatch.setattr(ways, "best_bits", lambda values, *args, **options: asked[values])
-
-    def body(comm):
-        state = learner_on(comm).state
-        if comm.size > 1:
-            assert state.bits == {"0": 1, "1": 8}
-            assert state.values_by_bits() == {1: LARGE, 8: SMALL}
-            codecs = state.exchanges["auto"].codecs
-            assert [codec.bits for codec in codecs] == [1, 8]
-
-    on_ranks(body)
+    monkeypatch.setattr(measured, "best_bits", lambda values, *args, **options: asked[values])
+    state = learner_on(comm).state.exchange
+    if comm.size > 1:
+        assert state.bits == {"0": 1, "1": 8}
+        assert state.values_by_bits() == {1: LARGE, 8: SMALL}
+        codecs = state.current.codecs
+        assert [codec.bits for codec in codecs] == [1, 8]
 
 
-def test_ranks_of_a_host_count_as_one_sender(on_ranks, links):
+def test_ranks_of_a_host_count_as_one_sender(comm, links):
     links(SLOW)
-
-    def body(comm):
-        for hosts, expected in {"abcd": (4, 1), "aabb": (4, 2), "abbb": (2, 1)}.items():
-            if comm.size == 4:
-                routes = Routes.over(hosts)
-                found = ways.measure(comm, routes)
-                assert (found.ranks, found.ranks_per_host) == expected
-
-    on_ranks(body)
+    if comm.size != 4:
+        return
+    for hosts, expected in {"abcd": (4, 1), "aabb": (4, 2), "abbb": (2, 1)}.items():
+        costs = measure(comm, Topology.over(hosts).hosts)
+        assert (costs.ranks, costs.ranks_per_host) == expected
 
 
-def test_ranks_that_measure_differently_choose_alike(on_ranks, monkeypatch):
-    def measured(*args, **options) -> KernelSpeeds:
+def test_ranks_that_measure_differently_choose_alike(comm, monkeypatch):
+    def own_speeds(*args, **options) -> KernelSpeeds:
         return speeds(1e9 if own_rank() == 0 else 1e3)  # the others would take 32
 
-    monkeypatch.setattr(ways, "measure_link", lambda comm, routes: SLOW)
-    monkeypatch.setattr(ways, "measure_kernel_speeds", measured)
-
-    def body(comm):
-        learner = learner_on(comm)
-        for step in range(3):
-            n = learner.gradient.flat.size
-            learner.gradient.flat[:] = gradient_of(comm.rank, step, n)
-            learner.step(samples=1)
-        same_on_all_ranks(comm, learner.parameters.flat)
-        assert set(comm.allgather_object(str(learner.state.bits))) == {str(learner.state.bits)}
-        assert learner.state.bits["0"] == (1 if comm.size > 1 else 32)
-
-    on_ranks(body)
+    monkeypatch.setattr(measured, "measure_link", lambda comm, hosts: SLOW)
+    monkeypatch.setattr(measured, "measure_kernel_speeds", own_speeds)
+    learner = learner_on(comm)
+    for step in range(3):
+        n = learner.gradient.flat.size
+        learner.gradient.flat[:] = gradient_of(comm.rank, step, n)
+        learner.step(samples=1)
+    same_on_all_ranks(comm, learner.parameters.flat)
+    bits = learner.state.exchange.bits
+    assert set(comm.allgather_object(str(bits))) == {str(bits)}
+    assert bits["0"] == (1 if comm.size > 1 else 32)
 
 
-def test_where_bits_cannot_be_chosen_nothing_is_measured(on_ranks, monkeypatch):
-    monkeypatch.setattr(ways, "measure", forbidden)
-
-    def body(comm):
-        routes = Routes.flat(comm.size)
-        for one, dtype in ((Communicator.single(), np.float32), (comm, np.float64)):
-            parameters = model(dtype)
-            buckets = cut_buckets(parameters, 1024, 1)
-            found = choose_bits(buckets, parameters, one, routes, 1024)
-            assert found == ({"0": 32, "1": 32}, None)
-
-    on_ranks(body)
+def test_where_bits_cannot_be_chosen_nothing_is_measured(comm, monkeypatch):
+    monkeypatch.setattr(plan, "measure", forbidden)
+    topology = Topology.flat(comm.size)
+    for one, dtype in ((Communicator.single(), np.float32), (comm, np.float64)):
+        parameters = model(dtype)
+        buckets = cut_buckets(parameters, 1024, 1)
+        choice = choose_bits(buckets, parameters, one, topology, 1024)
+        assert choice == ({"0": 32, "1": 32}, None)
 
 
 @pytest.mark.threads(1, 3)
-def test_what_is_really_measured(on_ranks):
+def test_what_is_really_measured(comm):
     """Links between ranks and kernels, in numbers that can be; as said, and as JSON."""
-
-    def body(comm):
-        found = ways.measure(comm, Routes.flat(comm.size)) if comm.size > 1 else None
-        if found is None:
-            return
-        assert len(set(map(str, comm.allgather_object(found)))) == 1
-        assert 0 < found.link.latency_s < 1 and 1e6 < found.link.bytes_per_s < 1e12
-        assert found.seconds(10**8, 32) > found.seconds(10**6, 32) > 0
-        assert found.best_bits(10**6) in GRADIENT_BITS
-        assert f"links of {found.link.bytes_per_s / 1e6:,.4g} MB/s" in str(found)
-        json.dumps(found.as_dict(), allow_nan=False)
-
-    on_ranks(body)
+    costs = measure(comm, Topology.flat(comm.size).hosts) if comm.size > 1 else None
+    if costs is None:
+        return
+    assert len(set(map(str, comm.allgather_object(costs)))) == 1
+    assert 0 < costs.link.latency_s < 1 and 1e6 < costs.link.bytes_per_s < 1e12
+    assert costs.seconds(10**8, 32) > costs.seconds(10**6, 32) > 0
+    assert costs.best_bits(10**6) in registered_bits()
+    assert f"links of {costs.link.bytes_per_s / 1e6:,.4g} MB/s" in str(costs)
+    json.dumps(costs.as_dict(), allow_nan=False)
 
 
 def test_a_resumed_run_keeps_its_bits(on_ranks, links, monkeypatch):
     """Bit for bit as if it had not stopped, though the measurement now says otherwise."""
     links(SLOW)
     chosen = {"bits": 1}
-    monkeypatch.setattr(ways, "best_bits", lambda *args, **options: chosen["bits"])
+    monkeypatch.setattr(measured, "best_bits", lambda *args, **options: chosen["bits"])
 
     def body(comm):
         comm.barrier()
@@ -280,10 +251,11 @@ def test_a_resumed_run_keeps_its_bits(on_ranks, links, monkeypatch):
         comm.barrier()
         other = learner_on(comm)
         if comm.size > 1:
-            assert other.state.bits == {"0": 8, "1": 8}
+            assert other.state.exchange.bits == {"0": 8, "1": 8}
         restore(other, saved)
         kept = 1 if comm.size > 1 else 32
-        assert other.state.bits == whole.state.bits == {"0": kept, "1": kept}
+        bits = other.state.exchange.bits
+        assert bits == whole.state.exchange.bits == {"0": kept, "1": kept}
         for number in (1, 2):
             step(whole, number)
             step(other, number)
@@ -297,25 +269,22 @@ def test_a_resumed_run_keeps_its_bits(on_ranks, links, monkeypatch):
     on_ranks(body)
 
 
-def test_what_is_said_before_training(on_ranks, links):
+def test_what_is_said_before_training(comm, links):
     links(SLOW)
-
-    def body(comm):
-        learner, said = learner_on(comm), io.StringIO()
-        plain = Learner(model(), MomentumSGD(lr=0.1), DataParallelSGD(), comm)
-        if comm.rank == 0:
-            with contextlib.redirect_stdout(said):
-                print_choices(learner)
-                print_choices(plain)
-        if comm.size == 1 or comm.rank > 0:
-            assert said.getvalue() == ""
-            return
-        way, bits, again = said.getvalue().splitlines()
-        assert way == str(learner.state.way) and " exchange (203000 float32 tried: " in way
-        assert again == str(plain.state.way)
-        assert bits.startswith("gradient bits: 1 for 203,000 values (links of 1 MB/s and 10 us; ")
-
-    on_ranks(body)
+    learner, said = learner_on(comm), io.StringIO()
+    plain = Learner(model(), MomentumSGD(lr=0.1), DataParallelSGD(), comm)
+    if comm.rank == 0:
+        with contextlib.redirect_stdout(said):
+            print_choices(learner)
+            print_choices(plain)
+    if comm.size == 1 or comm.rank > 0:
+        assert said.getvalue() == ""
+        return
+    chosen, bits, again = said.getvalue().splitlines()
+    assert chosen == str(learner.state.exchange.plan)
+    assert " exchange (203000 float32 tried: " in chosen
+    assert again == str(plain.state.exchange.plan)
+    assert bits.startswith("gradient bits: 1 for 203,000 values (links of 1 MB/s and 10 us; ")
 
 
 def options_of(line: str) -> DataParallelSGD:
@@ -325,11 +294,11 @@ def options_of(line: str) -> DataParallelSGD:
 
 
 def test_the_command_line():
-    found = options_of(
+    algorithm = options_of(
         "--gradient-bits auto --overlap --transport pipelined --hierarchical false "
         "--bucket-values 5000"
     )
-    assert found == DataParallelSGD(
+    assert algorithm == DataParallelSGD(
         gradient_bits="auto",
         overlap=True,
         transport="pipelined",
@@ -345,8 +314,11 @@ def test_the_command_line():
 @pytest.mark.parametrize(
     ("line", "wrong"),
     [
-        ("--gradient-bits automatic", "gradient_bits='automatic' must be .*20000:1, or auto$"),
-        ("--gradient-bits 0:auto", "gradient_bits='0:auto' must be a whole number"),
+        (
+            "--gradient-bits automatic",
+            "gradient_bits='automatic' must be one of 1, .*20000:1\\), or auto$",
+        ),
+        ("--gradient-bits 0:auto", r"gradient_bits\[0\]='auto' must be one of 1, 2, 4"),
         ("--hierarchical 1", "hierarchical='1' must be one of 'auto', True, False$"),
         ("--transport auto-matic", "transport='auto-matic' must be one of 'auto', 'collective'"),
         ("--bucket-values auto", "bucket_values='auto' must be a whole number$"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 import time
 
@@ -20,28 +21,39 @@ shapes_of_parts = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(params=[None, 99], ids=["at once", "in pieces"])
+def most(request, monkeypatch):
+    """Of the values that a rank has: where it is told, MPI is said to count to 3 only."""
+    if request.param and "mpi4py" in sys.modules:
+        from parallel_sgd.communication import mpi
+
+        monkeypatch.setattr(mpi.MpiCommunicator, "most_values", 3)
+    return request.param
+
+
+in_pieces_too = pytest.mark.usefixtures("most")
+
+
 def part(rank, count, dtype):
     return (10 * rank + 1 + np.arange(count)).astype(dtype)
 
 
+@in_pieces_too
 @every_dtype
 @shapes_of_parts
 @pytest.mark.parametrize("in_place", [False, True])
-def test_allgather(on_ranks, dtype, count, in_place):
-    def body(comm):
-        counts = [count(k) for k in range(comm.size)]
-        receive = np.full(sum(counts), 99, dtype)
-        send = part(comm.rank, counts[comm.rank], dtype)
-        if in_place:
-            own = receive[sum(counts[: comm.rank]) :][: counts[comm.rank]]
-            own[:] = send
-            send = own
-        comm.allgather(send, receive, counts)
-        expected = [part(k, counts[k], dtype) for k in range(comm.size)]
-        assert np.array_equal(receive, np.concatenate(expected))
-        assert np.array_equal(send, expected[comm.rank])
-
-    on_ranks(body)
+def test_allgather(comm, dtype, count, in_place):
+    counts = [count(k) for k in range(comm.size)]
+    receive = np.full(sum(counts), 99, dtype)
+    send = part(comm.rank, counts[comm.rank], dtype)
+    if in_place:
+        own = receive[sum(counts[: comm.rank]) :][: counts[comm.rank]]
+        own[:] = send
+        send = own
+    comm.allgather(send, receive, counts)
+    expected = [part(k, counts[k], dtype) for k in range(comm.size)]
+    assert np.array_equal(receive, np.concatenate(expected))
+    assert np.array_equal(send, expected[comm.rank])
 
 
 @every_dtype
@@ -56,57 +68,48 @@ def test_allgather(on_ranks, dtype, count, in_place):
         lambda i, j: 0,
     ],
 )
-def test_alltoall(on_ranks, dtype, count):
+def test_alltoall(comm, dtype, count, most):
     """`count(i, j)` values go from rank i to rank j."""
 
     def values(i, j):
         return (50 * i + 10 * j + np.arange(count(i, j))).astype(dtype)
 
-    def body(comm):
-        ranks, me = range(comm.size), comm.rank
-        send = np.concatenate([values(me, j) for j in ranks])
-        sent = send.copy()
-        receive = np.full(sum(count(i, me) for i in ranks), 99, dtype)
-        comm.alltoall(send, [count(me, j) for j in ranks], receive, [count(i, me) for i in ranks])
-        assert np.array_equal(receive, np.concatenate([values(i, me) for i in ranks]))
-        assert np.array_equal(send, sent)
-
-    on_ranks(body)
+    ranks, me = range(comm.size), comm.rank
+    send = np.concatenate([values(me, j) for j in ranks])
+    sent = send.copy()
+    receive = np.full(sum(count(i, me) for i in ranks), 99, dtype)
+    counts = [count(me, j) for j in ranks], [count(i, me) for i in ranks]
+    comm.alltoall(send, counts[0], receive, counts[1], most=most)
+    assert np.array_equal(receive, np.concatenate([values(i, me) for i in ranks]))
+    assert np.array_equal(send, sent)
 
 
+@in_pieces_too
 @every_dtype
 @pytest.mark.parametrize("n", [0, 1, 1000])
-def test_broadcast(on_ranks, dtype, n):
-    def body(comm):
-        for root in range(comm.size):
-            array = part(comm.rank, n, dtype)
-            comm.broadcast(array, root)
-            assert np.array_equal(array, part(root, n, dtype))
+def test_broadcast(comm, dtype, n):
+    for root in range(comm.size):
         array = part(comm.rank, n, dtype)
-        comm.broadcast(array)
-        assert np.array_equal(array, part(0, n, dtype))
-
-    on_ranks(body)
-
-
-def test_integers_are_summed_exactly(on_ranks):
-    def body(comm):
-        given = np.array([comm.rank, -1, 2**60 + comm.rank, 0], np.int64)
-        ranks = sum(range(comm.size))
-        total = comm.sum_integers(given)
-        assert total.dtype == np.int64
-        assert total.tolist() == [ranks, -comm.size, 2**60 * comm.size + ranks, 0]
-        assert given[0] == comm.rank
-
-    on_ranks(body)
+        comm.broadcast(array, root)
+        assert np.array_equal(array, part(root, n, dtype))
+    array = part(comm.rank, n, dtype)
+    comm.broadcast(array)
+    assert np.array_equal(array, part(0, n, dtype))
 
 
-def test_objects_are_gathered_in_rank_order(on_ranks):
-    def body(comm):
-        gathered = comm.allgather_object({"rank": comm.rank, "text": "x" * comm.rank})
-        assert gathered == [{"rank": k, "text": "x" * k} for k in range(comm.size)]
+@in_pieces_too
+def test_integers_are_summed_exactly(comm):
+    given = np.array([comm.rank, -1, 2**60 + comm.rank, 0], np.int64)
+    ranks = sum(range(comm.size))
+    total = comm.sum_integers(given)
+    assert total.dtype == np.int64
+    assert total.tolist() == [ranks, -comm.size, 2**60 * comm.size + ranks, 0]
+    assert given[0] == comm.rank
 
-    on_ranks(body)
+
+def test_objects_are_gathered_in_rank_order(comm):
+    gathered = comm.allgather_object({"rank": comm.rank, "text": "x" * comm.rank})
+    assert gathered == [{"rank": k, "text": "x" * k} for k in range(comm.size)]
 
 
 def test_hosts(on_ranks):
@@ -120,66 +123,50 @@ def test_hosts(on_ranks):
     assert results == [(k, k, len(results)) for k in range(len(results))]
 
 
-def test_ranks_are_numbered_and_counted(on_ranks):
-    results = on_ranks(lambda comm: (comm.rank, comm.size))
-    assert results == [(k, len(results)) for k in range(len(results))]
-
-
-def test_many_collectives_in_a_row_with_ranks_out_of_step(on_ranks):
+def test_many_collectives_in_a_row_with_ranks_out_of_step(comm):
     """No rank may take what another has already overwritten for the next call."""
-
-    def body(comm):
-        pace = random.Random(comm.rank)
-        buffer = np.zeros(comm.size, np.int64)
-        for step in range(60):
-            if pace.random() < 0.2:
-                time.sleep(0.001)
-            buffer[comm.rank] = 100 * comm.rank + step
-            own = buffer[comm.rank : comm.rank + 1]
-            comm.allgather(own, buffer, [1] * comm.size)
-            assert buffer.tolist() == [100 * k + step for k in range(comm.size)]
-            comm.broadcast(buffer[:1], root=step % comm.size)
-            root = step % comm.size
-            assert buffer[0] == (100 * 0 + step)
-            mine = np.array([step * (comm.rank + 1)])
-            comm.broadcast(mine, root)
-            assert mine[0] == step * (root + 1)
-            assert comm.sum_integers(mine)[0] == comm.size * mine[0]
-            mine[0] = -1
-
-    on_ranks(body)
+    pace = random.Random(comm.rank)
+    buffer = np.zeros(comm.size, np.int64)
+    for step in range(60):
+        if pace.random() < 0.2:
+            time.sleep(0.001)
+        buffer[comm.rank] = 100 * comm.rank + step
+        own = buffer[comm.rank : comm.rank + 1]
+        comm.allgather(own, buffer, [1] * comm.size)
+        assert buffer.tolist() == [100 * k + step for k in range(comm.size)]
+        comm.broadcast(buffer[:1], root=step % comm.size)
+        root = step % comm.size
+        assert buffer[0] == (100 * 0 + step)
+        mine = np.array([step * (comm.rank + 1)])
+        comm.broadcast(mine, root)
+        assert mine[0] == step * (root + 1)
+        assert comm.sum_integers(mine)[0] == comm.size * mine[0]
+        mine[0] = -1
 
 
-def test_a_duplicate_works_beside_the_original(on_ranks):
+def test_a_duplicate_works_beside_the_original(comm):
     """In a thread of its own, while the main thread has other collectives in another order."""
+    apart = comm.duplicate()
+    assert (apart.rank, apart.size) == (comm.rank, comm.size)
+    go_on = threading.Event()
 
-    def body(comm):
-        apart = comm.duplicate()
-        assert (apart.rank, apart.size) == (comm.rank, comm.size)
-        go_on = threading.Event()
+    def sums():
+        go_on.wait(20)
+        return [int(apart.sum_integers(np.array([comm.rank + i]))[0]) for i in range(50)]
 
-        def sums():
-            go_on.wait(20)
-            return [int(apart.sum_integers(np.array([comm.rank + i]))[0]) for i in range(50)]
-
-        background = InBackground("sums", sums)
-        assert not background.done
-        for i in range(50):
-            assert comm.allgather_object((comm.rank, i)) == [(k, i) for k in range(comm.size)]
-            if i == 10:
-                go_on.set()
-        ranks = sum(range(comm.size))
-        assert background.result() == [ranks + comm.size * i for i in range(50)]
-        assert background.done
-
-    on_ranks(body)
+    background = InBackground("sums", sums)
+    assert not background.done
+    for i in range(50):
+        assert comm.allgather_object((comm.rank, i)) == [(k, i) for k in range(comm.size)]
+        if i == 10:
+            go_on.set()
+    ranks = sum(range(comm.size))
+    assert background.result() == [ranks + comm.size * i for i in range(50)]
+    assert background.done
 
 
-def test_an_error_in_the_background_is_raised_where_the_result_is_asked_for(on_ranks):
-    def body(comm):
-        apart = comm.duplicate()
-        background = InBackground("error", lambda: apart.raise_together("disk full"))
-        with pytest.raises(SharedError, match="disk full"):
-            background.result()
-
-    on_ranks(body)
+def test_an_error_in_the_background_is_raised_where_the_result_is_asked_for(comm):
+    apart = comm.duplicate()
+    background = InBackground("error", lambda: apart.raise_together("disk full"))
+    with pytest.raises(SharedError, match="disk full"):
+        background.result()

@@ -62,35 +62,36 @@ def test_an_error_of_the_algorithm_is_the_cause():
         def step(self, *arguments):
             raise ZeroDivisionError("division by zero")
 
-    with pytest.raises(AssertionError, match=r"^told, on 2 ranks: ZeroDivisionError: ") as caught:
-        check_algorithm(Broken(), ranks=(2,), only=["told"])
+    with pytest.raises(
+        AssertionError, match=r"^announced, on 2 ranks: ZeroDivisionError: "
+    ) as caught:
+        check_algorithm(Broken(), ranks=(2,), only=["announced"])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 @pytest.mark.parametrize(
-    ("kind", "check", "message"),
+    ("algorithm", "check", "message"),
     [
         (
-            wrong_conduct.OwnCountsAreSame,
+            wrong_conduct.own_samples_declared("same"),
             "same_state",
             'rank 1: step 0, algorithm.own_samples, which is across("same"), is 3, but 0 on rank 0',
         ),
         (
-            wrong_conduct.OwnCountsAreSame,
-            "regrouped",
+            wrong_conduct.own_samples_declared("same"),
+            "resharded",
             "rank 0: stopped after step 3 and taken up on 4 ranks, SharedError: the ranks have "
             "trained on ",
         ),
         (
-            wrong_conduct.SummedStart,
-            "regrouped",
+            wrong_conduct.start_declared("sum"),
+            "resharded",
             "rank 0: stopped after step 2 and taken up on 2 ranks, rank 0: the shared model beside "
             "that before: ",
         ),
     ],
 )
-def test_a_message_names_the_field_or_the_ranks(kind, check, message):
-    algorithm = wrong_conduct.with_state(ModelAveragingSGD, kind)
+def test_a_message_names_the_field_or_the_ranks(algorithm, check, message):
     with pytest.raises(AssertionError) as caught:
         check_algorithm(algorithm, ranks=(RANKS,), only=[check])
     assert str(caught.value).startswith(f"{check}, on {RANKS} ranks: {message}")

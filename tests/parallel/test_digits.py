@@ -33,28 +33,20 @@ def train(comm, algorithm, seed=None):
     [{"gradient_bits": 1}, {"gradient_bits": 4}, {"gradient_bits": 1, "distributed_after": 300}],
     ids=str,
 )
-def test_few_bits_learn_like_serial(on_ranks, options):
-    def body(comm):
-        _, test = digits(seed=0)
-        model, learner = train(comm, DataParallelSGD(**options))
-        serial, _ = train(Communicator.single(), DataParallelSGD(), seed=0)
-        loss, accuracy = model.evaluate(test.x, test.y)
-        serial_loss, _ = serial.evaluate(test.x, test.y)
-        assert accuracy > 0.85
-        assert abs(loss - serial_loss) < 0.1
-        sent = sum(comm.allgather_object(learner.bytes_sent))
-        full = 2 * (comm.size - 1) * model.parameters.flat.nbytes * 90
-        assert sent <= options["gradient_bits"] / 32 * 1.1 * full
-
-    on_ranks(body)
+def test_few_bits_learn_like_serial(comm, options):
+    _, test = digits(seed=0)
+    model, learner = train(comm, DataParallelSGD(**options))
+    serial, _ = train(Communicator.single(), DataParallelSGD(), seed=0)
+    loss, accuracy = model.evaluate(test.x, test.y)
+    serial_loss, _ = serial.evaluate(test.x, test.y)
+    assert accuracy > 0.85
+    assert abs(loss - serial_loss) < 0.1
+    sent = sum(comm.allgather_object(learner.bytes_sent))
+    full = 2 * (comm.size - 1) * model.parameters.flat.nbytes * 90
+    assert sent <= options["gradient_bits"] / 32 * 1.1 * full
 
 
-def test_full_precision_is_serial_to_rounding(on_ranks):
-    def body(comm):
-        model, _ = train(comm, DataParallelSGD())
-        serial, _ = train(Communicator.single(), DataParallelSGD(), seed=0)
-        np.testing.assert_allclose(
-            model.parameters.flat, serial.parameters.flat, rtol=1e-3, atol=1e-4
-        )
-
-    on_ranks(body)
+def test_full_precision_is_serial_to_rounding(comm):
+    model, _ = train(comm, DataParallelSGD())
+    serial, _ = train(Communicator.single(), DataParallelSGD(), seed=0)
+    np.testing.assert_allclose(model.parameters.flat, serial.parameters.flat, rtol=1e-3, atol=1e-4)

@@ -22,7 +22,7 @@ from parallel_sgd import (
     load_checkpoint,
     simulate,
 )
-from parallel_sgd.parameter_server.rows import RowTable
+from parallel_sgd.embedding.rows import RowTable
 from parallel_sgd.training import Checkpoints, checkpoint_files
 
 WIDTH = 5
@@ -67,10 +67,10 @@ def test_rows_are_those_of_one_table(on_ranks, optimizer):
                 np.add.at(summed, inverse.reshape(-1), gradient.reshape(-1, WIDTH))
                 known.push(distinct, summed, 2)
                 workers.barrier()
-                found = remote.rows(ids)
+                pulled = remote.rows(ids)
                 expected = np.empty((ids.size, WIDTH), np.float32)
                 known.pull(ids.reshape(-1), expected)
-                assert np.allclose(found.reshape(-1, WIDTH), expected, rtol=1e-5, atol=1e-6)
+                assert np.allclose(pulled.reshape(-1, WIDTH), expected, rtol=1e-5, atol=1e-6)
                 workers.barrier()
             assert remote.counts()["rows"] == len(known)
         learner.finish()
@@ -85,62 +85,55 @@ def test_rows_are_those_of_one_table(on_ranks, optimizer):
     assert len(on_ranks(on_all)) in (1, 2, 3, 4)
 
 
-def test_prefetched_rows_are_those_of_before(on_ranks):
-    def body(comm):
-        learner = learner_on(comm, Embedding(name="t", width=2, optimizer=SGD(lr=1.0)))
-        if not learner.serves:
-            rows, ids = learner.tables["t"], np.array([10 * comm.rank + 5, 10 * comm.rank + 6])
-            before = rows.rows(ids)
-            rows.prefetch(ids)
-            rows.push(ids, np.ones((2, 2), np.float32), samples=1)
-            assert np.array_equal(rows.rows(ids), before)
-            assert np.allclose(rows.rows(ids), before - 1)
-            rows.prefetch(ids)  # and then others are asked for
-            assert np.array_equal(rows.rows(ids[:1]), (before - 1)[:1])
-        learner.finish()
-
-    on_ranks(body)
+def test_prefetched_rows_are_those_of_before(comm):
+    learner = learner_on(comm, Embedding(name="t", width=2, optimizer=SGD(lr=1.0)))
+    if not learner.serves:
+        rows, ids = learner.tables["t"], np.array([10 * comm.rank + 5, 10 * comm.rank + 6])
+        before = rows.rows(ids)
+        rows.prefetch(ids)
+        rows.push(ids, np.ones((2, 2), np.float32), samples=1)
+        assert np.array_equal(rows.rows(ids), before)
+        assert np.allclose(rows.rows(ids), before - 1)
+        rows.prefetch(ids)  # and then others are asked for
+        assert np.array_equal(rows.rows(ids[:1]), (before - 1)[:1])
+    learner.finish()
 
 
-def test_checkpoints_hold_rows_on_any_number_of_servers(on_ranks, tmp_path):
+def test_checkpoints_hold_rows_on_any_number_of_servers(comm, tmp_path):
     table = Embedding(name="t", width=WIDTH, optimizer=Adagrad(lr=0.1), entry_count=2)
-
-    def body(comm):
-        folder = comm.allgather_object(str(tmp_path))[0]
-        ids = np.arange(40) * 97
-        gradient = np.random.default_rng(5).standard_normal((40, WIDTH)).astype(np.float32)
-        learner = learner_on(comm, table, servers=max(0, comm.size - 1))
-        path, checkpoints = None, Checkpoints(folder)
-        found = versions = saved = None
-        if not learner.serves:
+    folder = comm.allgather_object(str(tmp_path))[0]
+    ids = np.arange(40) * 97
+    gradient = np.random.default_rng(5).standard_normal((40, WIDTH)).astype(np.float32)
+    learner = learner_on(comm, table, servers=max(0, comm.size - 1))
+    path, checkpoints = None, Checkpoints(folder)
+    trained = x = saved = None
+    if not learner.serves:
+        rows = learner.tables["t"]
+        for _ in range(2):
+            rows.push(ids[:30], gradient[:30], samples=1)
+        rows.push(ids, gradient, samples=1)
+        learner.gradient.flat[:] = 1 + comm.rank
+        learner.step(1)
+        checkpoints.save(learner)
+        saved = rows.rows(ids)
+        rows.push(ids, gradient, samples=1)  # not in it any more
+        path = checkpoints.wait()
+        trained, x = rows.rows(ids), learner.parameters.flat.copy()
+    learner.finish()
+    path, trained, saved, x = comm.allgather_object((path, trained, saved, x))[0]
+    for servers in range(comm.size):
+        learner = learner_on(comm, table, servers=servers)
+        if not learner.serves and learner.comm.size == 1:
             rows = learner.tables["t"]
-            for _ in range(2):
-                rows.push(ids[:30], gradient[:30], samples=1)
+            rows.prefetch(ids)  # of the table that goes
+            load_checkpoint(learner, path)
+            assert np.array_equal(rows.rows(ids), saved)
+            assert np.array_equal(learner.parameters.flat, x)
+            assert rows.counts()["rows"] == 30
+            assert rows.counts()["pending"] == 10
             rows.push(ids, gradient, samples=1)
-            learner.gradient.flat[:] = 1 + comm.rank
-            learner.step(1)
-            checkpoints.save(learner)
-            saved = rows.rows(ids)
-            rows.push(ids, gradient, samples=1)  # not in it any more
-            path = checkpoints.wait()
-            found, versions = rows.rows(ids), learner.parameters.flat.copy()
+            assert np.array_equal(rows.rows(ids), trained)
         learner.finish()
-        path, found, saved, x = comm.allgather_object((path, found, saved, versions))[0]
-        for servers in range(comm.size):
-            learner = learner_on(comm, table, servers=servers)
-            if not learner.serves and learner.comm.size == 1:
-                rows = learner.tables["t"]
-                rows.prefetch(ids)  # of the table that goes
-                load_checkpoint(learner, path)
-                assert np.array_equal(rows.rows(ids), saved)
-                assert np.array_equal(learner.parameters.flat, x)
-                assert rows.counts()["rows"] == 30
-                assert rows.counts()["pending"] == 10
-                rows.push(ids, gradient, samples=1)
-                assert np.array_equal(rows.rows(ids), found)
-            learner.finish()
-
-    on_ranks(body)
 
 
 def saves_slowly(comm, folder, servers, monkeypatch):
@@ -164,20 +157,16 @@ def saves_slowly(comm, folder, servers, monkeypatch):
     return learner, checkpoints
 
 
-def test_a_checkpoint_may_be_saved_just_before_the_end(on_ranks, tmp_path, monkeypatch):
+def test_a_checkpoint_may_be_saved_just_before_the_end(comm, tmp_path, monkeypatch):
     """Servers stay until it is written."""
-
-    def body(comm):
-        folder = Path(comm.allgather_object(str(tmp_path))[0])
-        for servers in {0, min(1, comm.size - 1)}:
-            path = folder / str(servers)
-            learner, checkpoints = saves_slowly(comm, path, servers, monkeypatch)
-            learner.finish()
-            saved = checkpoints.wait()
-            assert learner.serves or list(saved.glob("tables-*.safetensors"))
-            comm.barrier()
-
-    on_ranks(body)
+    folder = Path(comm.allgather_object(str(tmp_path))[0])
+    for servers in {0, min(1, comm.size - 1)}:
+        path = folder / str(servers)
+        learner, checkpoints = saves_slowly(comm, path, servers, monkeypatch)
+        learner.finish()
+        saved = checkpoints.wait()
+        assert learner.serves or list(saved.glob("tables-*.safetensors"))
+        comm.barrier()
 
 
 def test_a_checkpoint_is_written_though_the_rank_has_ended(tmp_path, monkeypatch):
@@ -195,70 +184,61 @@ def test_a_checkpoint_is_written_though_the_rank_has_ended(tmp_path, monkeypatch
     assert len([*path.glob("tables-*.safetensors")]) == 2
 
 
-def test_bad_ids_and_gradients_are_refused_and_the_server_goes_on(on_ranks):
-    def body(comm):
-        learner = learner_on(comm, Embedding(name="t", width=3))
-        rows = learner.tables["t"]
-        ids = np.array([1, 2])
-        if learner.serves:
-            with pytest.raises(UserError, match="only serves"):
-                rows.rows(ids)
-        else:
-            good = np.ones((2, 3), np.float32)
-            for wrong, problem in (
-                (np.array([4, -7]), "must be at least 0: number 1 is -7"),
-                (np.array([1.0, 2.0]), "int64, not an array of float64"),
-                (np.array([1, 2], np.int32), "int64, not an array of int32"),
-                ([1, 2], "int64, not list"),
-            ):
-                with pytest.raises(UserError, match=problem):
-                    rows.rows(wrong)
-                with pytest.raises(UserError, match=problem):
-                    rows.push(wrong, good, samples=1)
-            for gradient in (np.ones((2, 4), np.float32), np.ones((3, 3), np.float32), np.ones(6)):
-                with pytest.raises(UserError, match=r"must be float32\[2, 3\]"):
-                    rows.push(ids, gradient, samples=1)
-            with pytest.raises(UserError, match="'t' is not finite"):
-                rows.push(ids, good * np.nan, samples=1)
-            assert rows.counts()["rows"] == 0
-            learner.comm.barrier()
-            rows.push(ids, good, samples=1)
-            assert rows.counts()["rows"] == 2
-        learner.finish()
-
-    on_ranks(body)
-
-
-def test_of_several_servers_none_takes_what_one_would_refuse(on_ranks):
-    def body(comm):
-        table = Embedding(name="t", width=3)
-        learner = learner_on(comm, table, servers=max(0, comm.size - 1))
-        if not learner.serves:
-            rows, ids = learner.tables["t"], np.arange(50)
-            gradient = np.ones((50, 3), np.float32)
-            gradient[7, 1] = np.inf
-            with pytest.raises(UserError, match=r"'t' is not finite$"):
+def test_bad_ids_and_gradients_are_refused_and_the_server_goes_on(comm):
+    learner = learner_on(comm, Embedding(name="t", width=3))
+    rows = learner.tables["t"]
+    ids = np.array([1, 2])
+    if learner.serves:
+        with pytest.raises(UserError, match="only serves"):
+            rows.rows(ids)
+    else:
+        good = np.ones((2, 3), np.float32)
+        for wrong, problem in (
+            (np.array([4, -7]), "must be at least 0: number 1 is -7"),
+            (np.array([1.0, 2.0]), "int64, not an array of float64"),
+            (np.array([1, 2], np.int32), "int64, not an array of int32"),
+            ([1, 2], "int64, not list"),
+        ):
+            with pytest.raises(UserError, match=problem):
+                rows.rows(wrong)
+            with pytest.raises(UserError, match=problem):
+                rows.push(wrong, good, samples=1)
+        for gradient in (np.ones((2, 4), np.float32), np.ones((3, 3), np.float32), np.ones(6)):
+            with pytest.raises(UserError, match=r"must be float32\[2, 3\]"):
                 rows.push(ids, gradient, samples=1)
-            with pytest.raises(UserError, match=r"^samples=\d+ must be a whole number from 1 to "):
-                rows.push(ids, np.ones((50, 3), np.float32), samples=2**70)
-            assert rows.counts()["rows"] == 0
-            assert rows.rows(ids[:0]).shape == (0, 3)
-        learner.finish()
+        with pytest.raises(UserError, match="'t' is not finite"):
+            rows.push(ids, good * np.nan, samples=1)
+        assert rows.counts()["rows"] == 0
+        learner.comm.barrier()
+        rows.push(ids, good, samples=1)
+        assert rows.counts()["rows"] == 2
+    learner.finish()
 
-    on_ranks(body)
+
+def test_of_several_servers_none_takes_what_one_would_refuse(comm):
+    table = Embedding(name="t", width=3)
+    learner = learner_on(comm, table, servers=max(0, comm.size - 1))
+    if not learner.serves:
+        rows, ids = learner.tables["t"], np.arange(50)
+        gradient = np.ones((50, 3), np.float32)
+        gradient[7, 1] = np.inf
+        with pytest.raises(UserError, match=r"'t' is not finite$"):
+            rows.push(ids, gradient, samples=1)
+        with pytest.raises(UserError, match=r"^samples=\d+ must be a whole number from 1 to "):
+            rows.push(ids, np.ones((50, 3), np.float32), samples=2**70)
+        assert rows.counts()["rows"] == 0
+        assert rows.rows(ids[:0]).shape == (0, 3)
+    learner.finish()
 
 
-def test_tables_that_are_not_there(on_ranks):
-    def body(comm):
-        learner = learner_on(comm, Embedding(name="t", width=3))
-        for name, shown in (("no such", "'no such'"), (7, "7")):
-            with pytest.raises(UserError, match=rf"^tables\[{shown}\] is not known; there are 't'"):
-                learner.tables[name]
-        assert learner.tables.get("no such") is None
-        assert "no such" not in learner.tables
-        learner.finish()
-        alone = Learner(Parameters({"b": np.zeros(2)}), SGD(lr=1.0), DataParallelSGD(), comm)
-        with pytest.raises(UserError, match=r"^tables\['t'\] is not known; there are none \(Data"):
-            alone.tables["t"]
-
-    on_ranks(body)
+def test_tables_that_are_not_there(comm):
+    learner = learner_on(comm, Embedding(name="t", width=3))
+    for name, shown in (("no such", "'no such'"), (7, "7")):
+        with pytest.raises(UserError, match=rf"^tables\[{shown}\] is not known; there are 't'"):
+            learner.tables[name]
+    assert learner.tables.get("no such") is None
+    assert "no such" not in learner.tables
+    learner.finish()
+    alone = Learner(Parameters({"b": np.zeros(2)}), SGD(lr=1.0), DataParallelSGD(), comm)
+    with pytest.raises(UserError, match=r"^tables\['t'\] is not known; there are none \(Data"):
+        alone.tables["t"]

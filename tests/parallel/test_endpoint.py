@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 
-from parallel_sgd import Communicator
 from parallel_sgd.communication.endpoint import HEADER_LENGTH, OtherLength
 
 LENGTHS = (24, 0, 1 << 20, 24)
@@ -27,37 +26,33 @@ def small_pieces(monkeypatch):
 
 
 @pytest.mark.parametrize("expected", [0, 8, -8])
-def test_messages_come_in_order_and_as_long_as_announced(on_ranks, small_pieces, expected):
+def test_messages_come_in_order_and_as_long_as_announced(comm, small_pieces, expected):
     """Every rank has the next one for its server; a body of another length does not end anything,
     and leaves the messages behind it as they are."""
-
-    def body(comm: Communicator) -> None:
-        to, of = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        client = comm.endpoint([to], serving=False)
-        server = comm.endpoint([of], serving=True)
-        sending = [
-            client.send(to, header(i), np.full(length, comm.rank, np.uint8) if length else None)
-            for i, length in enumerate(LENGTHS)
-        ]
-        for i, length in enumerate(LENGTHS):
-            ((sender, came),) = server.until(lambda: server.arrivals() or None)
-            assert sender == of and (came == i).all()
-            server.listen(of)
-            if not length:
-                continue
-            assert server.body_here(of) in (0, length)
-            into = np.full(length + (expected if i == 0 else 0), 255, np.uint8)
-            transfer = server.receive(of, into)
-            if len(into) == length:
+    to, of = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    client = comm.endpoint([to], serving=False)
+    server = comm.endpoint([of], serving=True)
+    sending = [
+        client.send(to, header(i), np.full(length, comm.rank, np.uint8) if length else None)
+        for i, length in enumerate(LENGTHS)
+    ]
+    for i, length in enumerate(LENGTHS):
+        ((sender, came),) = server.until(lambda: server.arrivals() or None)
+        assert sender == of and (came == i).all()
+        server.listen(of)
+        if not length:
+            continue
+        assert server.body_here(of) in (0, length)
+        into = np.full(length + (expected if i == 0 else 0), 255, np.uint8)
+        transfer = server.receive(of, into)
+        if len(into) == length:
+            server.finish([transfer])
+            assert (into == of).all()
+        else:
+            with pytest.raises(OtherLength):
                 server.finish([transfer])
-                assert (into == of).all()
-            else:
-                with pytest.raises(OtherLength):
-                    server.finish([transfer])
-                assert transfer.done()
-        client.finish(sending)
-        comm.barrier()
-        client.close()
-        server.close()
-
-    on_ranks(body)
+            assert transfer.done()
+    client.finish(sending)
+    comm.barrier()
+    client.close()
+    server.close()

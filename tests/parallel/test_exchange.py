@@ -7,12 +7,11 @@ import pytest
 from cases import CODECS, LAYOUTS, gradient_of, zeros
 from invariants import (
     conserves_gradients,
-    does_not_depend_on_who_is_which_rank,
     equals_two_stages_in_one_place,
     sums_in_rank_order,
 )
 
-from parallel_sgd import Communicator, Parameters, UserError
+from parallel_sgd import Parameters, UserError
 from parallel_sgd.compression import OneBit, codec_for
 from parallel_sgd.exchange import Exchange
 
@@ -27,7 +26,7 @@ def test_full_precision_sums_in_rank_order(on_ranks, layout, dtype):
 
 
 def test_full_precision_sums_piece_by_piece(on_ranks, monkeypatch):
-    monkeypatch.setattr("parallel_sgd.exchange.stages.IN_CACHE", 1000)
+    monkeypatch.setattr("parallel_sgd.exchange.reduction.IN_CACHE", 1000)
     on_ranks(lambda comm: sums_in_rank_order(comm, "long", np.float64))
 
 
@@ -45,38 +44,33 @@ def test_the_two_stages(on_ranks, codec, layout):
 
 def test_stripes_of_many_blocks(on_ranks, monkeypatch):
     """An owner adds a few blocks at a time, and the last of them may be fewer."""
-    monkeypatch.setattr("parallel_sgd.exchange.stages.IN_CACHE", 300)
+    monkeypatch.setattr("parallel_sgd.exchange.reduction.IN_CACHE", 300)
     for codec in (OneBit(block_size=100), codec_for(4, block_size=257)):
         on_ranks(lambda comm, codec=codec: equals_two_stages_in_one_place(comm, codec, "long"))
 
 
-@every_codec
-def test_who_is_which_rank_does_not_matter(on_ranks, codec):
-    on_ranks(lambda comm: does_not_depend_on_who_is_which_rank(comm, codec))
-
-
-def test_float16_keeps_what_is_too_large_for_it(on_ranks):
+def test_float16_keeps_what_is_too_large_for_it(comm):
     """Beyond ±65504 the largest float16 is sent, and the rest follows in later steps."""
-
-    def body(comm):
-        parameters = zeros("one block")
-        exchange = Exchange(parameters, comm, codec_for(16))
-        residuals = exchange.residuals(parameters)
-        results = np.zeros(60)
-        for step in range(40):
-            vector = np.full(60, 2e5 if step == 0 else 0, np.float32)
-            exchange.sum(vector, residuals)
-            results += vector
-        assert np.abs(results - comm.size * 2e5).max() < 1
-
-    on_ranks(body)
+    parameters = zeros("one block")
+    exchange = Exchange(parameters, comm, codec_for(16))
+    residuals = exchange.residuals(parameters)
+    results = np.zeros(60)
+    for step in range(40):
+        vector = np.full(60, 2e5 if step == 0 else 0, np.float32)
+        exchange.sum(vector, residuals)
+        results += vector
+    assert np.abs(results - comm.size * 2e5).max() < 1
 
 
-class Counting(Communicator):
-    """Passes on to another communicator, and counts the bytes that really go to other ranks."""
+class Counting:
+    """Passes on to a communicator, and counts the bytes that really go to other ranks.
+
+    It has the collectives of an exchange and nothing else, so no other is used.
+    """
 
     def __init__(self, inner):
         self.inner, self.rank, self.size = inner, inner.rank, inner.size
+        self.trace, self.hosts = inner.trace, inner.hosts
         self.bytes, self.calls = 0, 0
 
     def allgather(self, send, receive, counts):
@@ -93,100 +87,57 @@ class Counting(Communicator):
         self.bytes += nbytes
         self.calls += 1
 
-    def broadcast(self, array, root=0):
-        raise NotImplementedError
-
-    def split(self, group):
-        raise NotImplementedError
-
-    def endpoint(self, peers, *, serving):
-        raise NotImplementedError
-
-    def messages(self):
-        raise NotImplementedError
-
-    @property
-    def timeout_s(self):
-        raise NotImplementedError
-
-    def sum_integers(self, values):
-        raise NotImplementedError
-
-    def _allgather_object(self, item):
-        raise NotImplementedError
-
-    def duplicate(self):
-        raise NotImplementedError
-
-    @property
-    def host(self):
-        return self.inner.host
-
 
 LARGE = {"W1": (300, 400), "b1": (400,), "W2": (400, 100), "b2": (100,)}  # 160,500 values
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize("block_size", [256, 1024])
-def test_bytes_sent(on_ranks, bits, block_size):
+def test_bytes_sent(comm, bits, block_size):
     """2 (K-1)/K n (b/8 + levels/block) bytes a rank and exchange, in two collectives."""
-
-    def body(comm):
-        parameters = Parameters({k: np.zeros(s, np.float32) for k, s in LARGE.items()})
-        counting, n = Counting(comm), parameters.flat.size
-        if bits == 32:
-            exchange, residuals = Exchange(parameters, counting), None
-        else:
-            codec = codec_for(bits, block_size=block_size)
-            exchange = Exchange(parameters, counting, codec)
-            residuals = exchange.residuals(parameters)
-        for step in range(2):
-            exchange.sum(gradient_of(comm.rank, step, n), residuals)
-        assert exchange.bytes_sent == counting.bytes
-        assert counting.calls == 4
-        levels = {1: 8, 16: 0, 32: 0}.get(bits, 4)
-        formula = 2 * (comm.size - 1) / comm.size * n * (bits / 8 + levels / block_size)
-        assert 0.95 * formula <= exchange.bytes_sent / 2 <= 1.05 * formula
-
-    on_ranks(body)
+    parameters = Parameters({k: np.zeros(s, np.float32) for k, s in LARGE.items()})
+    counting, n = Counting(comm), parameters.flat.size
+    if bits == 32:
+        exchange, residuals = Exchange(parameters, counting), None
+    else:
+        codec = codec_for(bits, block_size=block_size)
+        exchange = Exchange(parameters, counting, codec)
+        residuals = exchange.residuals(parameters)
+    for step in range(2):
+        exchange.sum(gradient_of(comm.rank, step, n), residuals)
+    assert exchange.bytes_sent == counting.bytes
+    assert counting.calls == 4
+    levels = {1: 8, 16: 0, 32: 0}.get(bits, 4)
+    formula = 2 * (comm.size - 1) / comm.size * n * (bits / 8 + levels / block_size)
+    assert 0.95 * formula <= exchange.bytes_sent / 2 <= 1.05 * formula
 
 
 @every_layout
 @every_codec
-def test_small_vectors_are_not_inflated(on_ranks, codec, layout):
+def test_small_vectors_are_not_inflated(comm, codec, layout):
     """Every rank's payload, going and coming, is at most as large as its float32 values."""
-
-    def body(comm):
-        parameters = zeros(layout)
-        counting, n = Counting(comm), parameters.flat.size
-        exchange = Exchange(parameters, counting, codec)
-        exchange.sum(gradient_of(comm.rank, 0, n), exchange.residuals(parameters))
-        assert exchange.bytes_sent == counting.bytes
-        sent = comm.allgather_object(exchange.bytes_sent)
-        assert sum(sent) <= 2 * (comm.size - 1) * 4 * n
-
-    on_ranks(body)
+    parameters = zeros(layout)
+    counting, n = Counting(comm), parameters.flat.size
+    exchange = Exchange(parameters, counting, codec)
+    exchange.sum(gradient_of(comm.rank, 0, n), exchange.residuals(parameters))
+    assert exchange.bytes_sent == counting.bytes
+    sent = comm.allgather_object(exchange.bytes_sent)
+    assert sum(sent) <= 2 * (comm.size - 1) * 4 * n
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_short_vector_takes_one_collective(on_ranks, dtype):
-    def body(comm):
-        parameters = zeros("large and small", dtype)
-        counting = Counting(comm)
-        exchange = Exchange(parameters, counting)
-        exchange.sum(parameters.flat)
-        assert counting.calls == 1
-        assert exchange.bytes_sent == counting.bytes == (comm.size - 1) * parameters.flat.nbytes
-
-    on_ranks(body)
+def test_a_short_vector_takes_one_collective(comm, dtype):
+    parameters = zeros("large and small", dtype)
+    counting = Counting(comm)
+    exchange = Exchange(parameters, counting)
+    exchange.sum(parameters.flat)
+    assert counting.calls == 1
+    assert exchange.bytes_sent == counting.bytes == (comm.size - 1) * parameters.flat.nbytes
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
-def test_few_bits_are_for_float32(on_ranks, bits):
-    def body(comm):
-        with pytest.raises(
-            UserError, match=rf"^gradient_bits={bits} needs float32 parameters.* float64; use 32"
-        ):
-            Exchange(zeros("one block", np.float64), comm, codec_for(bits))
-
-    on_ranks(body)
+def test_few_bits_are_for_float32(comm, bits):
+    with pytest.raises(
+        UserError, match=rf"^gradient_bits={bits} needs float32 parameters.* float64; use 32"
+    ):
+        Exchange(zeros("one block", np.float64), comm, codec_for(bits))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 from cases import OPTIMIZERS, gradient_of, zeros
@@ -12,7 +10,7 @@ from learners import everything, refuses_what_is_not_finite, starts_warm
 from parallel_sgd import SGD, DataParallelSGD, Learner, UserError
 
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-every_value = pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+NOT_FINITE = [np.nan, np.inf, -np.inf]
 every_large_value = pytest.mark.parametrize("value", [1e35, -1e35, 1.0001e30])
 
 
@@ -26,96 +24,48 @@ def test_a_warm_start_for_other_bits(on_ranks, bits):
     on_ranks(lambda comm: starts_warm(comm, OPTIMIZERS["Adam"], bits))
 
 
-def test_a_warm_start_needs_the_same_minibatch_everywhere(on_ranks):
-    def body(comm):
-        algorithm = DataParallelSGD(distributed_after=100)
-        learner = Learner(zeros("one block"), SGD(lr=0.1), algorithm, comm)
-        if comm.size == 1:
-            assert learner.step(samples=3) == 3
-            return
-        before = everything(learner)
-        for samples in (3 + comm.rank, 3 + (comm.rank == comm.size - 1), 3 * (comm.rank == 0)):
-            with pytest.raises(UserError, match=r"samples of a minibatch.*differs: rank.* 0.*: 3"):
-                learner.step(samples=samples)
-            assert everything(learner) == before
+def test_a_warm_start_needs_the_same_minibatch_everywhere(comm):
+    algorithm = DataParallelSGD(distributed_after=100)
+    learner = Learner(zeros("one block"), SGD(lr=0.1), algorithm, comm)
+    if comm.size == 1:
         assert learner.step(samples=3) == 3
+        return
+    before = everything(learner)
+    for samples in (3 + comm.rank, 3 + (comm.rank == comm.size - 1), 3 * (comm.rank == 0)):
+        with pytest.raises(UserError, match=r"samples of a minibatch.*differs: rank.* 0.*: 3"):
+            learner.step(samples=samples)
+        assert everything(learner) == before
+    assert learner.step(samples=3) == 3
 
-    on_ranks(body)
 
-
-def test_a_warm_start_sends_no_objects(on_ranks, monkeypatch):
+def test_a_warm_start_sends_no_objects(comm, monkeypatch):
     """Of pickled objects there is none in a minibatch: only a few integers."""
-
-    def body(comm):
-        learner = Learner(
-            zeros("one block"), SGD(lr=0.1), DataParallelSGD(distributed_after=100), comm
-        )
-        monkeypatch.setattr(comm, "allgather_object", None)
-        for samples in (3, 0, 5):
-            assert learner.step(samples=samples) == samples
-
-    on_ranks(body)
+    learner = Learner(zeros("one block"), SGD(lr=0.1), DataParallelSGD(distributed_after=100), comm)
+    monkeypatch.setattr(comm, "allgather_object", None)
+    for samples in (3, 0, 5):
+        assert learner.step(samples=samples) == samples
 
 
-@every_value
+@pytest.mark.parametrize("value", [*NOT_FINITE, None])
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32, {0: 1, 10: 32}], ids=str)
-def test_a_gradient_that_is_not_finite(on_ranks, bits, value):
+def test_a_rank_that_cannot_go_on_ends_the_step_of_all(on_ranks, bits, value):
     on_ranks(lambda comm: refuses_what_is_not_finite(comm, bits, value))
 
 
-@every_value
+@pytest.mark.parametrize("value", NOT_FINITE)
 def test_a_gradient_that_is_not_finite_in_float64(on_ranks, value):
     on_ranks(lambda comm: refuses_what_is_not_finite(comm, 32, value, dtype=np.float64))
 
 
-@every_value
-def test_a_gradient_that_is_not_finite_in_a_warm_start(on_ranks, value):
+@pytest.mark.parametrize("value", [*NOT_FINITE, None])
+def test_a_rank_that_cannot_go_on_in_a_warm_start(on_ranks, value):
     on_ranks(lambda comm: refuses_what_is_not_finite(comm, 1, value, warm_start=True))
 
 
 @every_large_value
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, {0: 1, 100: 32}], ids=str)
 def test_a_gradient_too_large_for_few_bits(on_ranks, bits, value):
-    def body(comm):
-        algorithm = DataParallelSGD(gradient_bits=bits)
-        learner = Learner(zeros("large and small"), OPTIMIZERS["momentum"], algorithm, comm)
-        culprit = comm.size - 1
-        for step in range(2):
-            learner.gradient.flat[:] = gradient_of(comm.rank, step, learner.gradient.flat.size)
-            learner.step(samples=1)
-        before = everything(learner)
-        if comm.rank == culprit:
-            learner.gradient.flat[7] = value
-        message = (
-            rf"^the gradient is too large: its largest magnitude is [\d.]+e\+3[05], and at most "
-            rf"1e\+30 can be exchanged with gradient_bits=\d+; .* \(on rank {culprit}\)$"
-        )
-        with pytest.raises(UserError, match=message):
-            learner.step(samples=1)
-        assert everything(learner) == before
-
-    on_ranks(body)
-
-
-def of_wide_range(bits):
-    """float16 would end at 65504."""
-    return DataParallelSGD(
-        gradient_bits=bits, **({"half_format": "bfloat16"} if bits == 16 else {})
-    )
-
-
-@pytest.mark.parametrize("bits", [1, 2, 8, 16], ids=str)
-def test_the_largest_gradient_itself_is_exchanged(on_ranks, bits):
-    """1e30 in float32 is a little more than 1e30."""
-
-    def body(comm):
-        algorithm = of_wide_range(bits)
-        learner = Learner(zeros("large and small"), SGD(lr=1e-20), algorithm, comm)
-        learner.gradient.flat[5] = 1e30
-        learner.step(samples=1)
-        assert np.isfinite(learner.parameters.flat).all()
-
-    on_ranks(body)
+    on_ranks(lambda comm: refuses_what_is_not_finite(comm, bits, value))
 
 
 @every_large_value
@@ -128,99 +78,53 @@ def test_the_largest_gradient_itself_is_exchanged(on_ranks, bits):
     ],
     ids=["32", "changing", "warm start"],
 )
-def test_full_precision_takes_all_that_is_finite(on_ranks, algorithm, value):
-    def body(comm):
-        learner = Learner(zeros("large and small"), SGD(lr=1e-25), algorithm, comm)
-        learner.gradient.flat[5] = value
+def test_full_precision_takes_all_that_is_finite(comm, algorithm, value):
+    learner = Learner(zeros("large and small"), SGD(lr=1e-25), algorithm, comm)
+    learner.gradient.flat[5] = value
+    learner.step(samples=1)
+    trained = learner.parameters.flat[5]
+    np.testing.assert_allclose(trained, np.float32(-1e-25 * value), rtol=1e-5)
+
+
+def test_several_ranks_that_diverge_are_all_named(comm):
+    learner = Learner(zeros("one block"), SGD(lr=0.1), DataParallelSGD(), comm)
+    learner.gradient.flat[:] = np.nan
+    with pytest.raises(UserError) as caught:
         learner.step(samples=1)
-        found = learner.parameters.flat[5]
-        np.testing.assert_allclose(found, np.float32(-1e-25 * value), rtol=1e-5)
-
-    on_ranks(body)
+    ranks = "rank 0" if comm.size == 1 else "ranks " + ", ".join(map(str, range(comm.size)))
+    assert str(caught.value).endswith(f"(on {ranks})")
 
 
-@pytest.mark.parametrize(("value", "text"), [(np.nan, "nan"), (-np.inf, "inf")])
-def test_what_is_not_finite_is_named(on_ranks, value, text):
-    def body(comm):
-        learner = Learner(zeros("one block"), SGD(lr=0.1), DataParallelSGD(), comm)
-        learner.gradient.flat[0] = value
-        message = rf"^the gradient is not finite: its largest magnitude is {text}; a smaller"
-        with pytest.raises(UserError, match=message):
-            learner.step(samples=1)
-
-    on_ranks(body)
-
-
-def test_several_ranks_that_diverge_are_all_named(on_ranks):
-    def body(comm):
-        learner = Learner(zeros("one block"), SGD(lr=0.1), DataParallelSGD(), comm)
-        learner.gradient.flat[:] = np.nan
-        with pytest.raises(UserError) as caught:
-            learner.step(samples=1)
-        ranks = "rank 0" if comm.size == 1 else "ranks " + ", ".join(map(str, range(comm.size)))
-        assert str(caught.value).endswith(f"(on {ranks})")
-
-    on_ranks(body)
-
-
-@pytest.mark.parametrize("largest", [1e29, -9.9e29])
-def test_large_gradients_that_are_finite_are_exchanged(on_ranks, largest):
-    def body(comm):
-        for bits in (1, 2, 8, 16, 32):
-            algorithm = of_wide_range(bits)
-            learner = Learner(zeros("large and small"), SGD(lr=1e-20), algorithm, comm)
-            for step in range(3):
-                gradient = gradient_of(comm.rank, step, learner.gradient.flat.size)
-                learner.gradient.flat[:] = gradient * (abs(largest) / 1e3)
-                learner.gradient.flat[5] = largest
-                learner.step(samples=1)
-            assert np.isfinite(learner.parameters.flat).all()
-
-    on_ranks(body)
-
-
-@pytest.mark.parametrize("distributed_after", [0, 1000])
-def test_one_rank_that_cannot_go_on_ends_the_step_of_all(on_ranks, distributed_after):
-    """`fail` on one rank, in place of the `step` in which the others wait."""
-
-    def body(comm):
-        algorithm = DataParallelSGD(gradient_bits=1, distributed_after=distributed_after)
-        learner = Learner(zeros("large and small"), OPTIMIZERS["Adam"], algorithm, comm)
-        learner.gradient.flat[:] = gradient_of(0, 0, learner.gradient.flat.size)
+@pytest.mark.parametrize("largest", [1e29, -9.9e29, 1e30])
+@pytest.mark.parametrize("bits", [1, 2, 8, 16, 32])
+def test_large_gradients_that_are_finite_are_exchanged(comm, largest, bits):
+    """1e30 in float32 is a little more than 1e30; float16 would end at 65504."""
+    wide = {"half_format": "bfloat16"} if bits == 16 else {}
+    algorithm = DataParallelSGD(gradient_bits=bits, **wide)
+    learner = Learner(zeros("large and small"), SGD(lr=1e-20), algorithm, comm)
+    for step in range(3):
+        gradient = gradient_of(comm.rank, step, learner.gradient.flat.size)
+        learner.gradient.flat[:] = gradient * (abs(largest) / 1e3)
+        learner.gradient.flat[5] = largest
         learner.step(samples=1)
-        before = everything(learner)
-        go_on = partial(learner.step, samples=1)
-        give_up = partial(learner.fail, "label 12")
-        with pytest.raises(UserError, match=rf"^label 12 \(on rank {comm.size - 1}\)$"):
-            (give_up if comm.rank == comm.size - 1 else go_on)()
-        assert everything(learner) == before
-
-    on_ranks(body)
+    assert np.isfinite(learner.parameters.flat).all()
 
 
 @pytest.mark.parametrize("samples", [-1, 2**63, 2**200])
-def test_samples_must_be_what_can_be_counted(on_ranks, samples):
+def test_samples_must_be_what_can_be_counted(comm, samples):
     """Of one rank alone, too."""
-
-    def body(comm):
-        learner = Learner(zeros("one block"), SGD(lr=0.1), DataParallelSGD(), comm)
-        message = rf"^samples={samples} must be a whole number from 0 to \d+ \(on rank 0\)$"
-        with pytest.raises(UserError, match=message):
-            learner.step(samples=samples if comm.rank == 0 else 1)
-        assert learner.step(samples=2**33) == comm.size * 2**33
-
-    on_ranks(body)
+    learner = Learner(zeros("one block"), SGD(lr=0.1), DataParallelSGD(), comm)
+    message = rf"^samples={samples} must be a whole number from 0 to \d+ \(on rank 0\)$"
+    with pytest.raises(UserError, match=message):
+        learner.step(samples=samples if comm.rank == 0 else 1)
+    assert learner.step(samples=2**33) == comm.size * 2**33
 
 
-def test_a_rank_without_samples_adds_nothing(on_ranks):
+def test_a_rank_without_samples_adds_nothing(comm):
     """Not even what the last exchange has left in its gradient; NumPy's integers are numbers."""
-
-    def body(comm):
-        learner = Learner(zeros("one block"), SGD(lr=1.0), DataParallelSGD(), comm)
-        for _ in range(2):
-            if comm.rank == 0:
-                learner.gradient.flat[:] = 1
-            assert learner.step(samples=np.int64(comm.rank == 0)) == 1
-        assert (learner.parameters.flat == -2).all()
-
-    on_ranks(body)
+    learner = Learner(zeros("one block"), SGD(lr=1.0), DataParallelSGD(), comm)
+    for _ in range(2):
+        if comm.rank == 0:
+            learner.gradient.flat[:] = 1
+        assert learner.step(samples=np.int64(comm.rank == 0)) == 1
+    assert (learner.parameters.flat == -2).all()

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from cases import zeros
-from few_weights import ALGORITHMS, by_algorithm, error_of, last, learner_of, numbered
+from few_weights import ALGORITHMS, by_algorithm, errors_of, last, learner_of, named, numbered
 
 import parallel_sgd as psgd
 from parallel_sgd.data import Source
@@ -29,10 +29,8 @@ def test_two_learners_called_in_crossed_order(on_ranks, name, call):
                 learner.step(2)
             else:
                 getattr(learner, call)()
-        if comm.size == 1:
-            raise UserError(f"{call} of learner 0")
 
-    message, size = error_of(on_ranks, body)
+    message, size = errors_of(on_ranks, body)
     if size > 1:
         assert message.startswith("what the ranks do must be the same on all ranks, but differs: ")
         assert re.search(rf"rank {size - 1}: '{call} of learner \d+'$", message)
@@ -54,7 +52,7 @@ class Augmented:
 @pytest.mark.parametrize("what", ["x", "y", "labels of items"])
 def test_ranks_that_read_different_data_of_one_shape(on_ranks, what):
     def body(comm):
-        learner = learner_of(comm, psgd.DataParallelSGD())
+        learner = learner_of(comm)
         x, y = numbered(400)
         other = last(comm) and comm.size > 1
         if what == "x":
@@ -63,21 +61,16 @@ def test_ranks_that_read_different_data_of_one_shape(on_ranks, what):
             y = y[::-1] if other else y
         data = (Augmented(comm.rank, y), None) if what == "labels of items" else (x, y)
         Source(*data, 4 * comm.size).meet(learner)
-        if comm.size == 1:
-            raise UserError("data")
 
-    message, size = error_of(on_ranks, body)
+    message, size = errors_of(on_ranks, body)
     if size > 1:
         assert message.startswith("data must be the same on all ranks, but differs: rank")
 
 
-def test_items_that_are_augmented_at_random_are_the_same_data(on_ranks):
-    def body(comm):
-        learner = learner_of(comm, psgd.DataParallelSGD())
-        source = Source(Augmented(comm.rank, np.arange(20)), minibatch_size=4)
-        assert len(list(source.minibatches(learner))) == 5
-
-    on_ranks(body)
+def test_items_that_are_augmented_at_random_are_the_same_data(comm):
+    learner = learner_of(comm)
+    source = Source(Augmented(comm.rank, np.arange(20)), minibatch_size=4)
+    assert len(list(source.minibatches(learner))) == 5
 
 
 class Windows:
@@ -95,69 +88,52 @@ class Windows:
 
 
 @pytest.mark.parametrize("often", [0.5, 1.0])
-def test_labels_that_are_drawn_anew_are_no_other_data(on_ranks, often):
-    def body(comm):
-        for number in range(5):
-            learner = learner_of(comm, psgd.DataParallelSGD())
-            source = Source(Windows(100 * number + comm.rank, often), minibatch_size=4 * comm.size)
-            for x, _ in source.minibatches(learner):
-                learner.step(len(x))
-            learner.finish()
-
-    on_ranks(body)
+def test_labels_that_are_drawn_anew_are_no_other_data(comm, often):
+    for number in range(5):
+        learner = learner_of(comm)
+        source = Source(Windows(100 * number + comm.rank, often), minibatch_size=4 * comm.size)
+        for x, _ in source.minibatches(learner):
+            learner.step(len(x))
+        learner.finish()
 
 
-def test_a_session_over_windows_is_resumed(on_ranks, tmp_path):
-    def body(comm):
-        folder = comm.allgather_object(tmp_path)[0]
-        for epochs in (1, 2):
-            model = psgd.models.SoftmaxRegression(4, 4)
-            rows = Session(
-                model=model,
-                train=psgd.data.as_dataset(Windows(comm.rank + epochs, 1.0)),
-                test=psgd.data.Arrays(np.eye(4, dtype=np.float32), np.arange(4)),
-                optimizer=psgd.SGD(lr=0.001),
-                algorithm=psgd.DataParallelSGD(),
-                comm=comm,
-                minibatch_size=4 * comm.size,
-                epochs=epochs,
-                seed=0,
-                checkpoints=folder,
-                checkpoint_every=20,
-                resume=folder if epochs > 1 else None,
-            ).run()
-            assert len(rows) == epochs
+def session(comm, train, labels, **options):
+    return Session(
+        model=psgd.models.SoftmaxRegression(4, 4),
+        train=train,
+        test=psgd.data.Arrays(np.eye(4, dtype=np.float32), labels),
+        optimizer=psgd.SGD(lr=0.001),
+        algorithm=psgd.DataParallelSGD(),
+        comm=comm,
+        minibatch_size=4 * comm.size,
+        seed=0,
+        **options,
+    )
 
-    on_ranks(body)
+
+def test_a_session_over_windows_is_resumed(comm, tmp_path):
+    folder = comm.allgather_object(tmp_path)[0]
+    kept = {"checkpoints": folder, "checkpoint_every": 20}
+    for epochs, resume in ((1, None), (2, folder)):
+        windows = psgd.data.as_dataset(Windows(comm.rank + epochs, 1.0))
+        rows = session(comm, windows, np.arange(4), epochs=epochs, resume=resume, **kept).run()
+        assert len(rows) == epochs
 
 
 def test_sessions_compare_test_data(on_ranks):
     def body(comm):
-        x, y = np.eye(4, dtype=np.float32), np.arange(4)
-        test = psgd.data.Arrays(x, y[::-1] if last(comm) and comm.size > 1 else y)
-        model = psgd.models.SoftmaxRegression(4, 4)
-        Session(
-            model=model,
-            train=psgd.data.Arrays(x, y),
-            test=test,
-            optimizer=psgd.SGD(lr=0.1),
-            algorithm=psgd.DataParallelSGD(),
-            comm=comm,
-            minibatch_size=4,
-            epochs=1,
-            seed=0,
-        ).run()
-        if comm.size == 1:
-            raise UserError("test data")
+        y = np.arange(4)
+        train = psgd.data.Arrays(np.eye(4, dtype=np.float32), y)
+        session(comm, train, y[::-1] if last(comm) and comm.size > 1 else y, epochs=1).run()
 
-    message, size = error_of(on_ranks, body)
+    message, size = errors_of(on_ranks, body)
     if size > 1:
         assert message.startswith("test data must be the same on all ranks, but differs: rank")
 
 
-@pytest.mark.parametrize("found", ["step", "meet", "finish", "save"])
+@pytest.mark.parametrize("where", ["step", "meet", "finish", "save"])
 @by_algorithm
-def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, found):
+def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, where):
     """What all have in common: in blocks, where they began."""
     algorithm = ALGORITHMS[name]
 
@@ -170,22 +146,20 @@ def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, found):
 
         for _ in range(4):
             step()
-        model = learner.algorithm.shared_model(learner.state, learner.parameters)
+        model = learner.at_work.common_model()
         if last(comm) and comm.size > 1:
             model[0] += 1
-        if found == "step":
+        if where == "step":
             for _ in range(EVERY + 2):
                 step()
-        elif found == "save":
+        elif where == "save":
             psgd.Checkpoints(comm.allgather_object(tmp_path)[0]).save(learner)
         else:
-            getattr(learner, found)()
-        if comm.size == 1:
-            raise UserError("the model's checksum")
+            getattr(learner, where)()
 
-    message, size = error_of(on_ranks, body)
+    message, size = errors_of(on_ranks, body)
     if size > 1:
-        others = "rank 0" if size == 2 else "ranks " + ", ".join(map(str, range(size - 1)))
+        others = named(range(size - 1))
         assert re.match(
             rf"the model's checksum must be the same on all ranks, but differs: {others}: '\w+'; "
             rf"rank {size - 1}: '\w+'$",
@@ -195,50 +169,46 @@ def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, found):
 
 @pytest.mark.parametrize("how", ["drift", "fail"])
 @by_algorithm
-def test_going_back_to_a_checkpoint_after_an_error(on_ranks, tmp_path, name, how):
+def test_going_back_to_a_checkpoint_after_an_error(comm, tmp_path, name, how):
     """Ranks that differ need not be alike for that, and are afterwards."""
+    learner = learner_of(comm, ALGORITHMS[name])
 
-    def body(comm):
-        learner = learner_of(comm, ALGORITHMS[name])
+    def train(steps):
+        for _ in range(steps):
+            learner.gradient.flat[:] = 1
+            learner.announce(2, 2 * comm.size)
+            learner.step(2)
 
-        def train(steps):
-            for _ in range(steps):
-                learner.gradient.flat[:] = 1
-                learner.expect(2, 2 * comm.size)
-                learner.step(2)
+    def go_wrong():
+        train(1)
+        if how == "fail" and comm.rank == 0:
+            learner.fail("bad")
+        learner.at_work.common_model()[1] += comm.rank
+        train(EVERY + 2)
 
-        def go_wrong():
-            train(1)
-            if how == "fail" and comm.rank == 0:
-                learner.fail("bad")
-            learner.algorithm.shared_model(learner.state, learner.parameters)[1] += comm.rank
-            train(EVERY + 2)
-
-        train(4)
-        folder = comm.allgather_object(tmp_path)[0]
-        with psgd.Checkpoints(folder) as checkpoints:
-            checkpoints.save(learner)
-        alike = learner.parameters.flat.copy()
-        if how == "fail" or comm.size > 1:
-            with pytest.raises(SharedError):
-                go_wrong()
-        psgd.load_checkpoint(learner, folder)
-        assert np.array_equal(learner.parameters.flat, alike)
-        train(2 * EVERY + 1)
-        learner.finish()
-
-    on_ranks(body)
+    train(4)
+    folder = comm.allgather_object(tmp_path)[0]
+    with psgd.Checkpoints(folder) as checkpoints:
+        checkpoints.save(learner)
+    alike = learner.parameters.flat.copy()
+    if how == "fail" or comm.size > 1:
+        with pytest.raises(SharedError):
+            go_wrong()
+    psgd.load_checkpoint(learner, folder)
+    assert np.array_equal(learner.parameters.flat, alike)
+    train(2 * EVERY + 1)
+    learner.finish()
 
 
 def test_loading_on_one_rank_alone(on_ranks, tmp_path):
     def body(comm):
-        learner = learner_of(comm, psgd.DataParallelSGD())
+        learner = learner_of(comm)
         if last(comm):
             psgd.load_checkpoint(learner, tmp_path)
         else:
             learner.step(2)
 
-    message, size = error_of(on_ranks, body)  # of one rank, that there is no checkpoint
+    message, size = errors_of(on_ranks, body)  # of one rank, that there is no checkpoint
     if size > 1:
         assert re.search(r"what the ranks do .*'load_checkpoint of learner \d+'$", message)
 
@@ -255,63 +225,33 @@ def test_a_checksum_sees_every_bit(dtype, size):
     assert checksum(x) == before
 
 
-@pytest.mark.parametrize("overlap", [0, 1000])
-@pytest.mark.parametrize("where", ["step", "finish", "other"])
-def test_after_an_error_the_model_is_that_of_the_blocks_beginning(on_ranks, overlap, where):
-    """Where a rank was about to synchronize, also with overlap and where another has failed."""
-
-    def body(comm):
-        algorithm = psgd.BlockMomentumSGD(sync_steps=2, overlap_samples=overlap)
-        learner = learner_of(comm, algorithm)
-        fails = where == "other" and comm.rank == 0
-        end = (lambda: learner.fail("bad")) if fails else lambda: learner.step(2)
-        for step in range(5 if where == "finish" else 6):
-            learner.gradient.flat[:] = np.nan if step == 4 else 1 + comm.rank
-            learner.expect(2, 2 * comm.size)
-            if step < 5:
-                learner.step(2)
-        with pytest.raises(SharedError):
-            learner.finish() if where == "finish" else end()
-        if not fails:
-            assert np.isfinite(learner.parameters.flat).all()
-            assert np.array_equal(learner.parameters.flat, learner.state.start)
-
-    on_ranks(body)
+def test_an_optimizers_state_is_reset_to_what_it_was_at_first(comm):
+    optimizer = psgd.Adagrad(lr=0.1, initial_accumulator=0.5)
+    parameters = zeros("one block")
+    algorithm = psgd.BlockMomentumSGD(sync_steps=3)
+    learner = psgd.Learner(parameters, optimizer, algorithm, comm)
+    (s,) = learner.local_step.state.buffers.values()
+    for step in range(6):
+        learner.gradient.flat[:] = 1
+        learner.step(2)
+        assert (s == 0.5).all() == (step % 3 == 2)
+    assert learner.local_step.state.samples == 12 * comm.size
 
 
-def test_an_optimizers_state_is_reset_to_what_it_was_at_first(on_ranks):
-    def body(comm):
-        optimizer = psgd.Adagrad(lr=0.1, initial_accumulator=0.5)
-        parameters = zeros("one block")
-        algorithm = psgd.BlockMomentumSGD(sync_steps=3)
-        learner = psgd.Learner(parameters, optimizer, algorithm, comm)
-        (s,) = learner.local_step.state.buffers.values()
-        for step in range(6):
+def test_bytes_are_counted_once_when_bits_change_and_inner_states_are_averaged(comm):
+    def sent(bits):
+        algorithm = psgd.ModelAveragingSGD(
+            sync_steps=1, gradient_bits=bits, inner_state="average", block_size=64
+        )
+        learner = psgd.Learner(zeros("one block"), psgd.MomentumSGD(lr=0.1), algorithm, comm)
+        for _ in range(3):
             learner.gradient.flat[:] = 1
-            learner.step(2)
-            assert (s == 0.5).all() == (step % 3 == 2)
-        assert learner.local_step.state.samples == 12 * comm.size
+            learner.step(1)
+        learner.finish()
+        return learner.bytes_sent
 
-    on_ranks(body)
-
-
-def test_bytes_are_counted_once_when_bits_change_and_inner_states_are_averaged(on_ranks):
-    def body(comm):
-        def sent(bits):
-            algorithm = psgd.ModelAveragingSGD(
-                sync_steps=1, gradient_bits=bits, inner_state="average", block_size=64
-            )
-            learner = psgd.Learner(zeros("one block"), psgd.MomentumSGD(lr=0.1), algorithm, comm)
-            for _ in range(3):
-                learner.gradient.flat[:] = 1
-                learner.step(1)
-            learner.finish()
-            return learner.bytes_sent
-
-        later = 2 * comm.size  # the clock in the third block's end
-        assert 3 * sent({0: 32, later + 1: 16}) == 2 * sent({0: 32, 10**9: 16}) + sent(16)
-
-    on_ranks(body)
+    later = 2 * comm.size  # the clock in the third block's end
+    assert 3 * sent({0: 32, later + 1: 16}) == 2 * sent({0: 32, 10**9: 16}) + sent(16)
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -340,9 +280,9 @@ def test_arguments_of_another_kind_are_refused_on_all_ranks(on_ranks, wrong, mes
         }
         psgd.Learner(**{**given, **(wrong if not alone or comm.rank == 0 else {})}, comm=comm)
 
-    found, size = error_of(on_ranks, body)
-    assert re.match(message, found)
-    assert found.endswith("(on rank 0)") == (alone or size == 1)
+    told, size = errors_of(on_ranks, body)
+    assert re.match(message, told)
+    assert told.endswith("(on rank 0)") == (alone or size == 1)
 
 
 def test_a_communicator_of_mpi4py_is_none():
@@ -356,10 +296,8 @@ def test_blocks_in_which_a_rank_can_have_no_sample_are_refused(on_ranks):
     def body(comm):
         algorithm = psgd.BlockMomentumSGD(block_samples=max(comm.size - 1, 1))
         learner_of(comm, algorithm)
-        if comm.size == 1:
-            raise UserError("block_samples")
 
-    message, size = error_of(on_ranks, body)
+    message, size = errors_of(on_ranks, body)
     if size > 1:
         assert message.startswith(
             f"block_samples={size - 1} must be at least the number of ranks, {size}: "

@@ -49,93 +49,78 @@ def train(learner: Learner, steps: int) -> None:
 
 @pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_closed_learner(name, finished, on_ranks):
+def test_a_closed_learner(name, finished, comm):
     """What it was stays to be seen; it trains no more."""
-
-    def body(comm: Communicator) -> None:
-        with learner_of(name, comm) as learner:
-            train(learner, 3)
-            if finished:
-                learner.finish()
-            learner.algorithm.wait(learner.state)
-            before = learner.bytes_sent, learner.samples, learner.parameters.flat.copy()
-        assert (learner.bytes_sent, learner.samples) == before[:2]
-        assert np.array_equal(learner.parameters.flat, before[2])
-        learner.report()
-        learner.close()
-        for use in (
-            lambda: learner.step(1),
-            learner.finish,
-            learner.meet,
-            lambda: train(learner, 1),
-        ):
-            with pytest.raises(UserError, match="this learner is closed"):
-                use()
+    with learner_of(name, comm) as learner:
+        train(learner, 3)
+        if finished:
+            learner.finish()
+        learner.at_work.wait()
+        before = learner.bytes_sent, learner.samples, learner.parameters.flat.copy()
+    assert (learner.bytes_sent, learner.samples) == before[:2]
+    assert np.array_equal(learner.parameters.flat, before[2])
+    learner.report()
+    learner.close()
+    for use in (
+        lambda: learner.step(1),
+        learner.finish,
+        learner.meet,
+        lambda: train(learner, 1),
+    ):
         with pytest.raises(UserError, match="this learner is closed"):
-            psgd.Checkpoints("nowhere").save(learner)
-        comm.barrier()
+            use()
+    with pytest.raises(UserError, match="this learner is closed"):
+        psgd.Checkpoints("nowhere").save(learner)
+    comm.barrier()
 
-    on_ranks(body)
 
-
-def test_a_gradient_that_no_step_has_taken(on_ranks):
+def test_a_gradient_that_no_step_has_taken(comm):
     """An exchange that has begun on some ranks comes to its end on all."""
-
-    def body(comm: Communicator) -> None:
-        with learner_of("overlap", comm) as learner:
-            train(learner, 1)
-            if comm.rank % 2 == 0:
-                learner.gradient.flat.fill(1)
-                learner.ready("w")
-        for thread in threading.enumerate():
-            if thread.name == f"gradient exchange of rank {comm.rank}":
-                thread.join(10)
-                assert not thread.is_alive()
-
-    on_ranks(body)
+    with learner_of("overlap", comm) as learner:
+        train(learner, 1)
+        if comm.rank % 2 == 0:
+            learner.gradient.flat.fill(1)
+            learner.ready("w")
+    for thread in threading.enumerate():
+        if thread.name == f"gradient exchange of rank {comm.rank}":
+            thread.join(10)
+            assert not thread.is_alive()
 
 
-def test_threads_and_parts_end(on_ranks):
-    def body(comm: Communicator) -> None:
-        before = threading.active_count()
-        for name in ALGORITHMS:
-            for _ in range(3):
-                with learner_of(name, comm) as learner:
-                    train(learner, 2)
-        comm.barrier()
-        if comm.size == 1:  # threads of other ranks would be counted, too
-            ended = time.monotonic() + 10
-            while threading.active_count() > before and time.monotonic() < ended:
-                time.sleep(1e-3)
-            assert threading.active_count() == before
-        if isinstance(comm, ThreadCommunicator):
-            assert comm._world._parts == {}
-
-    on_ranks(body)
+def test_threads_and_parts_end(comm):
+    before = threading.active_count()
+    for name in ALGORITHMS:
+        for _ in range(3):
+            with learner_of(name, comm) as learner:
+                train(learner, 2)
+    comm.barrier()
+    if comm.size == 1:  # threads of other ranks would be counted, too
+        ended = time.monotonic() + 10
+        while threading.active_count() > before and time.monotonic() < ended:
+            time.sleep(1e-3)
+        assert threading.active_count() == before
+    if isinstance(comm, ThreadCommunicator):
+        assert comm._world._subworlds == {}
 
 
-def test_an_error_that_others_do_not_have_is_not_held_up(on_ranks):
+def test_an_error_that_others_do_not_have_is_not_held_up(comm):
     """Leaving a block by it waits for nobody; by one that all share, all is given back."""
-
-    def body(comm: Communicator) -> None:
-        learner = learner_of("blocks", comm)
-        if comm.rank == 0:
-            with pytest.raises(KeyError), learner:
-                raise KeyError("alone")
-        for _ in range(2):
-            other = learner_of("blocks", comm)
-            train(other, 1)
-            with pytest.raises(SharedError, match="all"), other:
-                comm.raise_together("all")
-            with pytest.raises(UserError, match="closed"):
-                other.step(samples=1)
-        with pytest.raises(SharedError), comm.duplicate() as apart:
-            apart.raise_together("all")
-        with pytest.raises(UserError, match="this communicator is closed"):
-            apart.barrier()
-        apart.close()
-
-    on_ranks(body)
+    learner = learner_of("blocks", comm)
+    if comm.rank == 0:
+        with pytest.raises(KeyError), learner:
+            raise KeyError("alone")
+    for _ in range(2):
+        other = learner_of("blocks", comm)
+        train(other, 1)
+        with pytest.raises(SharedError, match="all"), other:
+            comm.raise_together("all")
+        with pytest.raises(UserError, match="closed"):
+            other.step(samples=1)
+    with pytest.raises(SharedError), comm.duplicate() as apart:
+        apart.raise_together("all")
+    with pytest.raises(UserError, match="this communicator is closed"):
+        apart.barrier()
+    apart.close()
 
 
 def failing(comm: Communicator, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -165,8 +150,8 @@ def test_a_checkpoint_that_fails_ends_training(name, on_ranks, tmp_path, monkeyp
         events.append(failing(comm, monkeypatch))
         checkpoints.save(learner)
         comm.barrier()
-        for each in events:
-            each.set()
+        for event in events:
+            event.set()
         if comm.rank == comm.size - 1:
             assert checkpoints._writing is not None
             checkpoints._writing._ended.wait(20)
@@ -211,105 +196,23 @@ def test_loading_waits_for_what_is_being_written(on_ranks, tmp_path, monkeypatch
     on_ranks(body)
 
 
-def test_loading_says_what_went_wrong_in_the_writing(on_ranks, tmp_path, monkeypatch):
-    def body(comm: Communicator) -> None:
-        folder = shared(comm, tmp_path)
-        learner, checkpoints = learner_of("in the foreground", comm), psgd.Checkpoints(folder)
-        checkpoints.save(learner)
+def test_loading_says_what_went_wrong_in_the_writing(comm, tmp_path, monkeypatch):
+    folder = shared(comm, tmp_path)
+    learner, checkpoints = learner_of("in the foreground", comm), psgd.Checkpoints(folder)
+    checkpoints.save(learner)
+    checkpoints.wait()
+    failing(comm, monkeypatch).set()
+    comm.barrier()
+    train(learner, 1)
+    learner.meet()
+    checkpoints.save(learner)
+    with pytest.raises(UserError, match="No space left on device"):
+        psgd.load_checkpoint(learner, folder)
+    comm.barrier()
+    psgd.load_checkpoint(learner, folder)  # the older one, now that it is known
+    assert learner.samples == 0
+    with pytest.raises(UserError, match="No space left on device"):
         checkpoints.wait()
-        failing(comm, monkeypatch).set()
-        comm.barrier()
-        train(learner, 1)
-        learner.meet()
-        checkpoints.save(learner)
-        with pytest.raises(UserError, match="No space left on device"):
-            psgd.load_checkpoint(learner, folder)
-        comm.barrier()
-        psgd.load_checkpoint(learner, folder)  # the older one, now that it is known
-        assert learner.samples == 0
-        with pytest.raises(UserError, match="No space left on device"):
-            checkpoints.wait()
-
-    on_ranks(body)
-
-
-def test_loading_meets_first(on_ranks, tmp_path):
-    """A rank that has failed is not waited for until the time is out."""
-
-    def body(comm: Communicator) -> None:
-        learner = learner_of("blocks", comm)
-
-        def go_on() -> None:
-            if comm.rank == comm.size - 1:
-                learner.fail("label 12")
-            psgd.load_checkpoint(learner, tmp_path)
-
-        with pytest.raises(UserError, match=rf"label 12 \(on rank {comm.size - 1}\)"):
-            go_on()
-
-    on_ranks(body)
-
-
-def test_a_full_disk_leaves_nothing_behind(on_ranks, tmp_path, monkeypatch):
-    """Whatever is being written: the folder, a rank's files, the manifest."""
-
-    def body(comm: Communicator) -> None:
-        folder = shared(comm, tmp_path)
-        learner, checkpoints = learner_of("in the foreground", comm), psgd.Checkpoints(folder)
-        for name in ("begin", "publish"):
-            right = getattr(checkpoint_files, name)
-
-            def full(*arguments: Any) -> Any:
-                raise OSError(errno.ENOSPC, "No space left on device")
-
-            comm.barrier()
-            monkeypatch.setattr(checkpoint_files, name, full)
-            comm.barrier()
-            with pytest.raises(UserError, match=r"No space left on device \(on rank 0\)"):
-                checkpoints.save(learner, background=False)
-            comm.barrier()
-            assert list(folder.iterdir()) == []
-            monkeypatch.setattr(checkpoint_files, name, right)
-            comm.barrier()
-
-    on_ranks(body)
-
-
-def test_counts_beyond_what_mpi_takes(on_ranks, monkeypatch):
-    """In pieces of three values the results are the same."""
-    from parallel_sgd.communication import mpi, mpi_messages
-
-    def body(comm: Communicator) -> None:
-        ranks, me = range(comm.size), comm.rank
-        counts = [(5 * k) % 8 for k in ranks]
-        whole = np.concatenate([10 * k + np.arange(counts[k]) for k in ranks]).astype(np.float32)
-        everything = np.zeros_like(whole)
-        comm.allgather(np.arange(counts[me], dtype=np.float32) + 10 * me, everything, counts)
-        assert np.array_equal(everything, whole)
-        for root in ranks:
-            array = whole + root if me == root else np.zeros_like(whole)
-            comm.broadcast(array, root)
-            assert np.array_equal(array, whole + root)
-        sizes = [[(3 * i + 7 * j) % 9 for j in ranks] for i in ranks]
-        sent = np.concatenate([100 * me + 10 * j + np.arange(sizes[me][j]) for j in ranks])
-        received = np.zeros(sum(sizes[i][me] for i in ranks), sent.dtype)
-        comm.alltoall(sent, sizes[me], received, [sizes[i][me] for i in ranks], most=99)
-        rows = [100 * i + 10 * me + np.arange(sizes[i][me]) for i in ranks]
-        assert np.array_equal(received, np.concatenate(rows))
-        assert comm.sum_integers(np.arange(7)).tolist() == (comm.size * np.arange(7)).tolist()
-        messages, ended = comm.messages(), []
-        into = np.zeros(8)
-        messages.receive(into, (me - 1) % comm.size, 4, lambda: ended.append("received"))
-        messages.send(np.arange(8.0) + me, (me + 1) % comm.size, 4, lambda: ended.append("sent"))
-        with messages.watched("the test"):
-            while messages.under_way:
-                messages.progress()
-        assert sorted(ended) == ["received", "sent"]
-        assert np.array_equal(into, np.arange(8.0) + (me - 1) % comm.size)
-
-    monkeypatch.setattr(mpi.MpiCommunicator, "most_values", 3)
-    monkeypatch.setattr(mpi_messages.MpiMessages, "most_values", 3)
-    on_ranks(body)
 
 
 def test_the_background_lets_go_of_what_it_worked_with():

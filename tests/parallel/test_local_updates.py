@@ -8,14 +8,12 @@ from functools import partial
 import local_updates
 import numpy as np
 import pytest
-from cases import BLOCK_SIZE, CODECS, gradient_of, zeros
-from invariants import same_on_all_ranks
+from cases import BLOCK_SIZE, gradient_of, zeros
 from local_updates import ALGORITHMS, equals_the_equations
 
 from parallel_sgd import (
     SGD,
     BlockMomentumSGD,
-    DiLoCo,
     Learner,
     ModelAveragingSGD,
     MomentumSGD,
@@ -32,9 +30,6 @@ IDENTITIES = [
     local_updates.cntk_is_classical_with_a_larger_rate,
     local_updates.slow_momentum_is_classical_at_a_constant_rate,
     local_updates.diloco_is_nesterov_block_momentum,
-    local_updates.identical_data_are_one_rank,
-    local_updates.one_rank_is_serial,
-    local_updates.swapped_ranks_train_the_same_model,
 ]
 
 
@@ -49,39 +44,6 @@ def test_the_trajectory_is_that_of_the_equations(on_ranks, name, told):
     on_ranks(partial(equals_the_equations, name=name, told=told))
 
 
-@pytest.mark.parametrize("codec", CODECS)
-def test_compressed_blocks_lose_nothing(on_ranks, codec):
-    """Over many blocks, Φ's way + all residuals == the ranks' weighted ways, to rounding."""
-
-    def body(comm):
-        parameters = zeros("matrix and bias")
-        algorithm = ModelAveragingSGD(
-            sync_steps=2,
-            gradient_bits=CODECS[codec].bits,
-            block_size=BLOCK_SIZE,
-            threshold=getattr(CODECS[codec], "threshold", "zero"),
-            half_format=getattr(CODECS[codec], "format", "float16"),
-        )
-        learner = Learner(parameters, SGD(lr=1.0), algorithm, comm)
-        n, ways = parameters.flat.size, np.zeros(parameters.flat.size)
-        samples = [k + 1 for k in range(comm.size)]
-        for step in range(12):
-            for k, m in enumerate(samples):
-                ways += m / sum(samples) * gradient_of(k, step, n).astype(float)
-            learner.gradient.flat[:] = samples[comm.rank] * gradient_of(comm.rank, step, n)
-            learner.step(samples=samples[comm.rank])
-        same_on_all_ranks(comm, parameters.flat)
-        return parameters.flat.astype(float), ways, learner.state.residuals
-
-    results = on_ranks(body)
-    final, ways, residuals = results[0]
-    if residuals is not None:
-        assert residuals.own.any()
-        final -= np.sum([r.own for _, _, r in results], axis=0, dtype=float)
-        final -= np.concatenate([r.total["0"] for _, _, r in results])
-    np.testing.assert_allclose(final, -ways, rtol=0, atol=2e-4)
-
-
 class Silent:
     """A communicator that may not be used: for the steps within a block."""
 
@@ -90,22 +52,18 @@ class Silent:
 
 
 @pytest.mark.parametrize("source", [Source, RankSource])
-def test_within_a_block_nothing_is_communicated(on_ranks, source):
+def test_within_a_block_nothing_is_communicated(comm, source):
     """And a block's end costs one exchange in 32 bits."""
-
-    def body(comm):
-        parameters = Parameters({"w": np.zeros(9, np.float32)})
-        learner = Learner(parameters, SGD(lr=0.1), ModelAveragingSGD(sync_steps=5), comm)
-        x, y = np.eye(9, dtype=np.float32)[np.arange(200) % 9], np.arange(200)
-        minibatches = source(x, y, minibatch_size=4 * comm.size, epochs=10).minibatches(learner)
-        for step, (x, _) in zip(range(10), minibatches, strict=False):
-            learner.comm = comm if step % 5 == 4 else Silent(comm)
-            learner.gradient.flat[:] = x.sum(axis=0)
-            learner.step(samples=len(x))
-            blocks = (step + 1) // 5
-            assert learner.bytes_sent == blocks * (comm.size - 1) * 9 * 4
-
-    on_ranks(body)
+    parameters = Parameters({"w": np.zeros(9, np.float32)})
+    learner = Learner(parameters, SGD(lr=0.1), ModelAveragingSGD(sync_steps=5), comm)
+    x, y = np.eye(9, dtype=np.float32)[np.arange(200) % 9], np.arange(200)
+    minibatches = source(x, y, minibatch_size=4 * comm.size, epochs=10).minibatches(learner)
+    for step, (x, _) in zip(range(10), minibatches, strict=False):
+        learner.comm = comm if step % 5 == 4 else Silent(comm)
+        learner.gradient.flat[:] = x.sum(axis=0)
+        learner.step(samples=len(x))
+        blocks = (step + 1) // 5
+        assert learner.bytes_sent == blocks * (comm.size - 1) * 9 * 4
 
 
 @pytest.mark.parametrize("overlap", [0, 10**6])
@@ -121,8 +79,8 @@ def test_a_local_step_allocates_nothing(on_ranks, overlap):
         peaks = []
         for _ in range(12):
             learner.gradient.flat.fill(1)
-            learner.expect(1, comm.size)
-            algorithm.wait(learner.state)
+            learner.announce(1, comm.size)
+            learner.at_work.wait()
             comm.barrier()
             tracemalloc.reset_peak()
             before, _ = tracemalloc.get_traced_memory()
@@ -139,48 +97,6 @@ def test_a_local_step_allocates_nothing(on_ranks, overlap):
     assert max(max(peaks) for peaks in results) < 4 * 2**18 / 100 * len(results)
 
 
-@pytest.mark.parametrize("bits", [1, 32])
-def test_what_is_left_is_synchronized_at_the_end_and_only_once(on_ranks, bits):
-    def body(comm):
-        parameters = zeros("large and small")
-        algorithm = DiLoCo(sync_steps=100, gradient_bits=bits, block_size=BLOCK_SIZE)
-        learner = Learner(parameters, SGD(lr=0.1), algorithm, comm)
-        learner.finish()
-        assert not parameters.flat.any()
-        for step in range(3):
-            learner.gradient.flat[:] = gradient_of(comm.rank, step, parameters.flat.size)
-            learner.step(samples=1 + comm.rank)
-        with learner.shared_model():
-            assert not parameters.flat.any()
-        assert parameters.flat.any()
-        learner.finish()
-        same_on_all_ranks(comm, parameters.flat)
-        final = parameters.flat.copy()
-        assert final.any()
-        learner.finish()
-        assert np.array_equal(parameters.flat, final)
-
-    on_ranks(body)
-
-
-def test_a_block_without_samples_changes_nothing(on_ranks):
-    """Not even by the outer momentum."""
-
-    def body(comm):
-        parameters = zeros("large and small")
-        learner = Learner(parameters, SGD(lr=0.1), DiLoCo(sync_steps=2), comm)
-        for step in range(2):
-            learner.gradient.flat[:] = gradient_of(comm.rank, step, parameters.flat.size)
-            learner.step(samples=1)
-        before = parameters.flat.copy()
-        for _ in range(5):
-            assert learner.step(samples=0) == 0
-        learner.finish()
-        assert np.array_equal(parameters.flat, before)
-
-    on_ranks(body)
-
-
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [
@@ -188,171 +104,47 @@ def test_a_block_without_samples_changes_nothing(on_ranks):
         (BlockMomentumSGD(sync_period=1), "sync_period=1 must be at least a rank's part of a mini"),
     ],
 )
-def test_a_block_smaller_than_a_minibatch_is_refused(on_ranks, algorithm, message):
-    def body(comm):
-        learner = Learner(zeros("one block"), SGD(lr=0.1), algorithm, comm)
-        with pytest.raises(SharedError, match=f"{message}.*{8 * comm.size} samples"):
-            learner.step(samples=8)
-
-    on_ranks(body)
+def test_a_block_smaller_than_a_minibatch_is_refused(comm, algorithm, message):
+    learner = Learner(zeros("one block"), SGD(lr=0.1), algorithm, comm)
+    with pytest.raises(SharedError, match=f"{message}.*{8 * comm.size} samples"):
+        learner.step(samples=8)
 
 
 @pytest.mark.parametrize("bits", [1, 32])
 @pytest.mark.parametrize("overlap", [0, 10**6])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_model_that_is_not_finite_ends_the_block_of_all(on_ranks, bits, overlap, value):
+def test_a_model_that_is_not_finite_ends_the_block_of_all(comm, bits, overlap, value):
     """Φ, the momentum and the residuals stay clean."""
-
-    def body(comm):
-        algorithm = BlockMomentumSGD(
-            sync_steps=3, gradient_bits=bits, block_size=BLOCK_SIZE, overlap_samples=overlap
-        )
-        learner = Learner(zeros("large and small"), SGD(lr=0.1), algorithm, comm)
-        culprit = comm.size - 1
-        for step in range(6):
-            learner.gradient.flat[:] = gradient_of(comm.rank, step, learner.gradient.flat.size)
-            if comm.rank == culprit and step == 4:
-                learner.gradient.flat[3] = value
-            if step < 5:
-                learner.step(samples=2)
-        with pytest.raises(UserError, match=rf"model's change .* not finite.*rank {culprit}\)$"):
+    algorithm = BlockMomentumSGD(
+        sync_steps=3, gradient_bits=bits, block_size=BLOCK_SIZE, overlap_samples=overlap
+    )
+    learner = Learner(zeros("large and small"), SGD(lr=0.1), algorithm, comm)
+    culprit = comm.size - 1
+    for step in range(6):
+        learner.gradient.flat[:] = gradient_of(comm.rank, step, learner.gradient.flat.size)
+        if comm.rank == culprit and step == 4:
+            learner.gradient.flat[3] = value
+        if step < 5:
             learner.step(samples=2)
-        learner.algorithm.wait(learner.state)
-        residuals = learner.state.residuals
-        for array in (
-            learner.state.start,
-            learner.state.momentum,
-            *([] if residuals is None else [residuals.own, residuals.total["0"]]),
-        ):
-            assert np.isfinite(array).all()
-
-    on_ranks(body)
-
-
-@pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("overlap", [0, 3])
-@pytest.mark.parametrize("where", ["step", "meet", "finish"])
-def test_a_rank_that_fails_within_a_block_is_heard_where_they_meet(on_ranks, where, overlap, told):
-    def body(comm):
-        algorithm = ModelAveragingSGD(sync_steps=4, overlap_samples=overlap)
-        learner = Learner(zeros("one block"), SGD(lr=0.1), algorithm, comm)
-        learner.gradient.flat.fill(1)
-
-        def take(steps):
-            for _ in range(steps):
-                if told:
-                    learner.expect(1, comm.size)
-                learner.step(samples=1)
-
-        def go_on():
-            if comm.rank == comm.size - 1:
-                learner.fail("label 12")
-            take(10 if where == "step" else 2)
-            getattr(learner, where)()
-
-        take(5)
-        with pytest.raises(UserError, match=rf"label 12 \(on rank {comm.size - 1}\)"):
-            go_on()
-
-    on_ranks(body)
+    with pytest.raises(UserError, match=rf"model's change .* not finite.*rank {culprit}\)$"):
+        learner.step(samples=2)
+    learner.at_work.wait()
+    residuals = learner.state.exchange.residuals
+    for array in (
+        learner.state.start,
+        learner.state.momentum,
+        *([] if residuals is None else [residuals.worker_error, residuals.owner_error["0"]]),
+    ):
+        assert np.isfinite(array).all()
 
 
-def test_a_rank_that_leaves_out_samples_is_noticed(on_ranks):
-    """Of what a source gave at once, and by the others at the end of the block."""
-
-    def body(comm):
-        learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
-        learner.expect(4, 4 * comm.size)
-        learner.step(samples=4)
-        learner.expect(4, 4 * comm.size)
-        with pytest.raises(UserError, match=r"samples=3 must be the 4 .* gave \(on rank 0\)"):
-            learner.step(samples=3 if comm.rank == 0 else 4)
-        assert np.isfinite(learner.parameters.flat).all()
-
-    on_ranks(body)
-
-
-def test_a_wrong_total_is_noticed_at_the_end_of_the_block(on_ranks):
-    def body(comm):
-        learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
-        for total in (4 * comm.size, 4 * comm.size + 1):
-            learner.expect(4, total)
-            if total == 4 * comm.size:
-                learner.step(samples=4)
-        counts = ", ".join(["8"] * comm.size)
-        message = rf"have trained on {8 * comm.size} samples in this block \(\[{counts}\] by rank"
-        with pytest.raises(SharedError, match=message):
+def test_a_wrong_total_is_noticed_at_the_end_of_the_block(comm):
+    learner = Learner(zeros("one block"), SGD(lr=0.1), ModelAveragingSGD(sync_steps=2), comm)
+    for total in (4 * comm.size, 4 * comm.size + 1):
+        learner.announce(4, total)
+        if total == 4 * comm.size:
             learner.step(samples=4)
-
-    on_ranks(body)
-
-
-def labelled(samples):
-    return np.stack([np.arange(samples)] * 9, 1).astype(np.float32), np.arange(samples)
-
-
-@pytest.mark.parametrize("kind", [Source, RankSource])
-@pytest.mark.parametrize("way", ["zip", "ahead", "added up", "left"])
-def test_minibatches_may_be_fetched_ahead_added_up_or_left(on_ranks, kind, way):
-    """The clock, and what each block has, are those of the steps that were taken."""
-
-    def body(comm):
-        parameters = Parameters({"w": np.zeros(9, np.float32)})
-        learner = Learner(parameters, SGD(lr=1e-4), ModelAveragingSGD(sync_steps=3), comm)
-        taken = []
-
-        def step(*minibatches):
-            samples = sum(len(x) for x, _ in minibatches)
-            learner.gradient.flat[:] = sum(x.sum(axis=0) for x, _ in minibatches)
-            taken.append(learner.step(samples=samples))
-
-        source = kind(*labelled(303), minibatch_size=4 * comm.size, epochs=2, shuffle=False)
-        minibatches = source.minibatches(learner)
-        if way == "zip":
-            for _ in range(3):
-                for minibatch, _ in zip(source.minibatches(learner), range(5), strict=False):
-                    step(minibatch)
-        elif way == "ahead":
-            waiting = [next(minibatches)]
-            for minibatch in minibatches:
-                waiting.append(minibatch)
-                step(waiting.pop(0))
-            step(*waiting)
-        elif way == "added up":
-            for pair in zip(minibatches, minibatches, strict=False):
-                step(*pair)
-        else:
-            next(minibatches)
-            del minibatches
-            for minibatch in source.minibatches(learner):
-                step(minibatch)
-        learner.finish()
-        total = sum(comm.allgather_object(sum(taken))) // comm.size
-        assert learner.samples == total
-        if way == "zip":
-            assert total == 15 * 4 * comm.size
-        elif way != "added up":
-            assert total == 606 * (1 if kind is Source else comm.size)
-
-    on_ranks(body)
-
-
-def test_uneven_data_of_their_own(on_ranks):
-    """Ranks with 5, 12, 19, ... samples and one with none; all finish with one model."""
-
-    def body(comm):
-        count = 0 if comm.size > 1 and comm.rank == comm.size - 1 else 5 + 7 * comm.rank
-        total = sum(comm.allgather_object(count))
-        parameters = Parameters({"w": np.zeros(3)})
-        learner = Learner(parameters, SGD(lr=0.1), BlockMomentumSGD(sync_period=4), comm)
-        random = np.random.default_rng(comm.rank)
-        x, y = random.standard_normal((count, 3)) + comm.rank, np.zeros(count, int)
-        source = RankSource(x, y, minibatch_size=2 * comm.size, epochs=3, dtype=np.float64)
-        for x, _ in source.minibatches(learner):
-            learner.gradient.flat[:] = (parameters.flat - x).sum(axis=0)
-            learner.step(samples=len(x))
-        learner.finish()
-        assert learner.samples == 3 * total
-        same_on_all_ranks(comm, parameters.flat)
-
-    on_ranks(body)
+    counts = ", ".join(["8"] * comm.size)
+    message = rf"have trained on {8 * comm.size} samples in this block \(\[{counts}\] by rank"
+    with pytest.raises(SharedError, match=message):
+        learner.step(samples=4)

@@ -55,192 +55,154 @@ def minibatch(learner: Learner, step: int, *, tell: bool) -> None:
 
 @both_transports
 @pytest.mark.parametrize("bits", [1, 8, 32, {0: 32, 20: 1}])
-def test_overlap_changes_no_bit(on_ranks, transport, bits):
+def test_overlap_changes_no_bit(comm, transport, bits):
     """Also where some ranks have no samples, and in step 4 none has."""
-
-    def body(comm):
-        plain = learner_of(comm, gradient_bits=bits, transport=transport)
-        overlapped = learner_of(comm, gradient_bits=bits, transport=transport, overlap=True)
-        assert len(overlapped.state.buckets) > 2
-        for step in range(STEPS):
-            minibatch(plain, step, tell=False)
-            minibatch(overlapped, step, tell=True)
-            assert np.array_equal(plain.parameters.flat, overlapped.parameters.flat)
-        for learner in (plain, overlapped):
-            learner.finish()
+    plain = learner_of(comm, gradient_bits=bits, transport=transport)
+    overlapped = learner_of(comm, gradient_bits=bits, transport=transport, overlap=True)
+    assert len(overlapped.state.exchange.buckets) > 2
+    for step in range(STEPS):
+        minibatch(plain, step, tell=False)
+        minibatch(overlapped, step, tell=True)
         assert np.array_equal(plain.parameters.flat, overlapped.parameters.flat)
-        if bits == 1:
-            theirs, ours = plain.state.residuals, overlapped.state.residuals
-            assert np.array_equal(theirs.own, ours.own) and ours.own.any()
-        assert plain.bytes_sent == overlapped.bytes_sent
-        assert (plain.bytes_sent > 0) == (comm.size > 1)
-
-    on_ranks(body)
-
-
-def test_some_parameters_need_not_be_told_of(on_ranks):
-    def body(comm):
-        plain = learner_of(comm, gradient_bits=1)
-        overlapped = learner_of(comm, gradient_bits=1, overlap=True)
-        for learner in (plain, overlapped):
-            learner.gradient.flat[:] = gradient(learner, 0)
-        overlapped.ready("W2")
-        if comm.rank == 0:
-            overlapped.ready("b3")
-        for learner in (plain, overlapped):
-            learner.step(2)
-        assert np.array_equal(plain.parameters.flat, overlapped.parameters.flat)
-
-    on_ranks(body)
+    for learner in (plain, overlapped):
+        learner.finish()
+    assert np.array_equal(plain.parameters.flat, overlapped.parameters.flat)
+    if bits == 1:
+        theirs, ours = (learner.state.exchange.residuals for learner in (plain, overlapped))
+        assert np.array_equal(theirs.worker_error, ours.worker_error) and ours.worker_error.any()
+    assert plain.bytes_sent == overlapped.bytes_sent
+    assert (plain.bytes_sent > 0) == (comm.size > 1)
 
 
-def test_exchanges_begin_before_the_step(on_ranks):
-    """Once all ranks have told of the last parameters, their sum comes without a `step`."""
-
-    def body(comm):
-        learner = learner_of(comm, overlap=True)
+def test_some_parameters_need_not_be_told_of(comm):
+    plain = learner_of(comm, gradient_bits=1)
+    overlapped = learner_of(comm, gradient_bits=1, overlap=True)
+    for learner in (plain, overlapped):
         learner.gradient.flat[:] = gradient(learner, 0)
-        expected = sum(gradient_of(k, 0, learner.gradient.flat.size) for k in range(comm.size))
-        last = learner.state.buckets[0]
-        for name in last.names:
-            learner.ready(name)
-        for _ in range(2000):
-            if np.allclose(learner.gradient.flat[last.values], expected[last.values], atol=1e-4):
-                break
-            comm.messages().idle(1e-3)
-        else:
-            raise AssertionError("the last bucket has not been summed")
-        learner.step(1)
+    overlapped.ready("W2")
+    if comm.rank == 0:
+        overlapped.ready("b3")
+    for learner in (plain, overlapped):
+        learner.step(2)
+    assert np.array_equal(plain.parameters.flat, overlapped.parameters.flat)
 
-    on_ranks(body)
+
+def test_exchanges_begin_before_the_step(comm):
+    """Once all ranks have told of the last parameters, their sum comes without a `step`."""
+    learner = learner_of(comm, overlap=True)
+    learner.gradient.flat[:] = gradient(learner, 0)
+    expected = sum(gradient_of(k, 0, learner.gradient.flat.size) for k in range(comm.size))
+    last = learner.state.exchange.buckets[0]
+    for name in last.names:
+        learner.ready(name)
+    for _ in range(2000):
+        if np.allclose(learner.gradient.flat[last.values], expected[last.values], atol=1e-4):
+            break
+        comm.messages().idle(1e-3)
+    else:
+        raise AssertionError("the last bucket has not been summed")
+    learner.step(1)
 
 
 @both_transports
-def test_a_gradient_that_is_not_finite(on_ranks, transport):
+def test_a_gradient_that_is_not_finite(comm, transport):
     """All ranks raise, whatever was under way; models are unchanged, residuals finite."""
-
-    def body(comm):
-        learner = learner_of(comm, gradient_bits=1, overlap=True, transport=transport)
-        minibatch(learner, 0, tell=True)
-        before = learner.parameters.flat.copy()
-        learner.gradient.flat[:] = gradient(learner, 1)
-        if comm.rank == comm.size - 1:
-            learner.gradient["W2"][3, 3] = np.nan
-        for name in reversed(learner.gradient.names):
-            learner.ready(name)
-        with pytest.raises(UserError, match=rf"not finite.*on rank {comm.size - 1}"):
-            learner.step(1)
-        assert np.array_equal(learner.parameters.flat, before)
-        assert np.isfinite(learner.state.residuals.own).all()
-        minibatch(learner, 2, tell=True)  # and training can go on
-
-    on_ranks(body)
+    learner = learner_of(comm, gradient_bits=1, overlap=True, transport=transport)
+    minibatch(learner, 0, tell=True)
+    before = learner.parameters.flat.copy()
+    learner.gradient.flat[:] = gradient(learner, 1)
+    if comm.rank == comm.size - 1:
+        learner.gradient["W2"][3, 3] = np.nan
+    for name in reversed(learner.gradient.names):
+        learner.ready(name)
+    with pytest.raises(UserError, match=rf"not finite.*on rank {comm.size - 1}"):
+        learner.step(1)
+    assert np.array_equal(learner.parameters.flat, before)
+    assert np.isfinite(learner.state.exchange.residuals.worker_error).all()
+    minibatch(learner, 2, tell=True)  # and training can go on
 
 
 @pytest.mark.parametrize("how", ["fail", "samples", "meet"])
-def test_a_rank_that_fails_leaves_nobody_waiting(on_ranks, how):
+def test_a_rank_that_fails_leaves_nobody_waiting(comm, how):
     """Others have begun to exchange what this rank will never compute."""
-
-    def body(comm):
-        learner = learner_of(comm, gradient_bits=1, overlap=True)
-        learner.gradient.flat[:] = gradient(learner, 0)
-        failing = comm.rank == 0
-        if not failing or how == "samples":
-            for name in ("b3", "W3", "b2"):
-                learner.ready(name)
-        if failing:
-            end = (lambda: learner.step(0)) if how == "samples" else lambda: learner.fail("bad")
-        else:
-            end = learner.meet if how == "meet" else lambda: learner.step(2)
-        with pytest.raises(UserError, match="rank 0"):
-            end()
-        assert not learner.state.overlapped.running
-        minibatch(learner, 2, tell=True)
-
-    on_ranks(body)
+    learner = learner_of(comm, gradient_bits=1, overlap=True)
+    learner.gradient.flat[:] = gradient(learner, 0)
+    failing = comm.rank == 0
+    if not failing or how == "samples":
+        for name in ("b3", "W3", "b2"):
+            learner.ready(name)
+    if failing:
+        end = (lambda: learner.step(0)) if how == "samples" else lambda: learner.fail("bad")
+    else:
+        end = learner.meet if how == "meet" else lambda: learner.step(2)
+    with pytest.raises(UserError, match="rank 0"):
+        end()
+    assert not learner.state.exchange.overlapped.running
+    minibatch(learner, 2, tell=True)
 
 
-def test_names_are_checked(on_ranks):
-    def body(comm):
-        learner = learner_of(comm, overlap=True)
-        with pytest.raises(UserError, match=r"name='W9' must be a parameter: W1, b1"):
-            learner.ready("W9")
-
-    on_ranks(body)
+def test_names_are_checked(comm):
+    learner = learner_of(comm, overlap=True)
+    with pytest.raises(UserError, match=r"name='W9' must be a parameter: W1, b1"):
+        learner.ready("W9")
 
 
 @both_transports
 @pytest.mark.parametrize("bits", [1, 32])
-def test_double_buffering_is_one_minibatch_late(on_ranks, transport, bits):
+def test_double_buffering_is_one_minibatch_late(comm, transport, bits):
     """Every gradient is applied once, with the model that was there one minibatch later."""
-
-    def body(comm):
-        options = {"gradient_bits": bits, "transport": transport}
-        plain, late = (
-            learner_of(comm, **options),
-            learner_of(comm, double_buffering=True, **options),
-        )
-        models = [plain.parameters.flat.copy()]
-        for step in range(STEPS):
-            minibatch(plain, step, tell=False)
-            minibatch(late, step, tell=False)
-            assert late.samples == plain.samples
-            if plain.last_samples:
-                assert np.array_equal(late.parameters.flat, models[-1])
-                models.append(plain.parameters.flat.copy())
-        late.finish()
-        assert np.array_equal(late.parameters.flat, plain.parameters.flat)
+    options = {"gradient_bits": bits, "transport": transport}
+    plain, late = (
+        learner_of(comm, **options),
+        learner_of(comm, double_buffering=True, **options),
+    )
+    models = [plain.parameters.flat.copy()]
+    for step in range(STEPS):
+        minibatch(plain, step, tell=False)
+        minibatch(late, step, tell=False)
         assert late.samples == plain.samples
-        assert late.state.sent_samples == 0
+        if plain.last_samples:
+            assert np.array_equal(late.parameters.flat, models[-1])
+            models.append(plain.parameters.flat.copy())
+    late.finish()
+    assert np.array_equal(late.parameters.flat, plain.parameters.flat)
+    assert late.samples == plain.samples
+    assert late.state.sent_samples == 0
 
-    on_ranks(body)
 
-
-def test_one_way_of_overlap_at_a_time():
-    with pytest.raises(UserError, match="overlap=True and double_buffering=True: at most one"):
-        DataParallelSGD(overlap=True, double_buffering=True)
-
-
-def test_a_model_tells_of_its_parameters(on_ranks):
+def test_a_model_tells_of_its_parameters(comm):
     """Last ones first, once each, when their gradient is complete."""
     import parallel_sgd as psgd
 
-    def body(comm):
-        model = psgd.models.MLP([6, 8, 8, 3], seed=1)
-        x, y = np.random.default_rng(comm.rank).standard_normal((5, 6)), np.arange(5) % 3
-        whole = model.parameters.like()
-        model.gradient(x, y, out=whole)
-        learner = Learner(model.parameters, SGD(lr=0.1), DataParallelSGD(overlap=True), comm)
-        told = []
+    model = psgd.models.MLP([6, 8, 8, 3], seed=1)
+    x, y = np.random.default_rng(comm.rank).standard_normal((5, 6)), np.arange(5) % 3
+    whole = model.parameters.like()
+    model.gradient(x, y, out=whole)
+    learner = Learner(model.parameters, SGD(lr=0.1), DataParallelSGD(overlap=True), comm)
+    told = []
 
-        def ready(name: str) -> None:
-            assert np.array_equal(learner.gradient[name], whole[name])
-            told.append(name)
+    def ready(name: str) -> None:
+        assert np.array_equal(learner.gradient[name], whole[name])
+        told.append(name)
 
-        model.gradient(x, y, out=learner.gradient, ready=ready)
-        assert sorted(told) == sorted(model.parameters)
-        assert [name[1] for name in told] == ["3", "3", "2", "2", "1", "1"]
-        model.gradient(x[:0], y[:0], out=learner.gradient, ready=ready)
-        assert len(told) == 6
-
-    on_ranks(body)
+    model.gradient(x, y, out=learner.gradient, ready=ready)
+    assert sorted(told) == sorted(model.parameters)
+    assert [name[1] for name in told] == ["3", "3", "2", "2", "1", "1"]
+    model.gradient(x[:0], y[:0], out=learner.gradient, ready=ready)
+    assert len(told) == 6
 
 
-def test_what_no_step_has_taken_ends_with_training(on_ranks):
+def test_what_no_step_has_taken_ends_with_training(comm):
     """A loop that is left between `ready` and `step`, on some of the ranks."""
-
-    def body(comm):
-        learner = learner_of(comm, gradient_bits=1, overlap=True)
-        minibatch(learner, 0, tell=True)
-        before = learner.parameters.flat.copy()
-        learner.gradient.flat[:] = gradient(learner, 1)
-        if comm.rank < 2:
-            learner.ready("b3")
-        learner.finish()
-        assert not learner.state.overlapped.running
-        assert np.array_equal(learner.parameters.flat, before)
-
-    on_ranks(body)
+    learner = learner_of(comm, gradient_bits=1, overlap=True)
+    minibatch(learner, 0, tell=True)
+    before = learner.parameters.flat.copy()
+    learner.gradient.flat[:] = gradient(learner, 1)
+    if comm.rank < 2:
+        learner.ready("b3")
+    learner.finish()
+    assert not learner.state.exchange.overlapped.running
+    assert np.array_equal(learner.parameters.flat, before)
 
 
 def test_an_error_before_the_step_ends_the_program():
@@ -267,16 +229,13 @@ raise KeyError("of the user's")
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("bits", [{0: 32}, {0: 32, 10: 32}])
-def test_a_schedule_of_32_bits_is_32_bits(on_ranks, bits, dtype):
-    def body(comm):
-        found = []
-        for each in (bits, 32):
-            parameters = Parameters({n: np.ones(s, dtype) for n, s in SHAPES.items()})
-            algorithm = DataParallelSGD(gradient_bits=each)
-            learner = Learner(parameters, MomentumSGD(lr=0.01), algorithm, comm)
-            for step in range(STEPS):
-                minibatch(learner, step, tell=False)
-            found.append(learner.parameters.flat)
-        assert np.array_equal(*found)
-
-    on_ranks(body)
+def test_a_schedule_of_32_bits_is_32_bits(comm, bits, dtype):
+    models = []
+    for gradient_bits in (bits, 32):
+        parameters = Parameters({n: np.ones(s, dtype) for n, s in SHAPES.items()})
+        algorithm = DataParallelSGD(gradient_bits=gradient_bits)
+        learner = Learner(parameters, MomentumSGD(lr=0.01), algorithm, comm)
+        for step in range(STEPS):
+            minibatch(learner, step, tell=False)
+        models.append(learner.parameters.flat)
+    assert np.array_equal(*models)

@@ -19,10 +19,10 @@ from served_identities import (
     the_bound_holds,
     what_few_bits_lose_is_not_lost,
 )
-from served_training import asynchronous, servers_of, starting_point
+from served_training import asynchronous, beside_and_apart, servers_of, starting_point
 
 from parallel_sgd import SGD, Adagrad, Adam, Learner, MomentumSGD
-from parallel_sgd.parameter_server.group import GIL
+from parallel_sgd.parameter_server.roles import GIL
 from parallel_sgd.schedules import Linear, Steps
 
 OPTIMIZERS = {
@@ -34,13 +34,6 @@ OPTIMIZERS = {
 }
 
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-beside_and_apart = pytest.mark.parametrize(
-    "apart",
-    [
-        pytest.param(False, marks=pytest.mark.filterwarnings("ignore:servers=0"), id="beside"),
-        pytest.param(True, id="apart"),
-    ],
-)
 
 
 def all_on_the_last(label, number, servers):
@@ -143,26 +136,18 @@ def test_the_bound_of_the_lead(on_ranks, apart, staleness):
 
 
 @beside_and_apart
-def test_without_a_bound_there_is_none(on_ranks, apart):
-    def body(comm):
-        several = comm.size - servers_of(comm, apart) > 1
-        assert (leads_by(comm, apart, ahead=5) >= 5) == several
-
-    on_ranks(body)
+def test_without_a_bound_there_is_none(comm, apart):
+    several = comm.size - servers_of(comm, apart) > 1
+    assert (leads_by(comm, apart, ahead=5) >= 5) == several
 
 
-@pytest.mark.parametrize("options", [{}, {"placement": "hash"}, {"mode": "bounded"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"placement": "hash"}, {"mode": "bounded"}, {"delay_compensation": 0.3}],
+    ids=str,
+)
 def test_a_pipeline_is_one_step_late(on_ranks, options):
     on_ranks(lambda comm: a_pipeline_is_one_step_late(comm, **options))
-
-
-def test_a_pipeline_knows_how_stale_it_is(on_ranks):
-    """A gradient is of the model that was pulled before the last one."""
-    on_ranks(lambda comm: a_pipeline_is_one_step_late(comm, staleness=True))
-
-
-def test_the_delay_of_a_pipeline_is_compensated(on_ranks):
-    on_ranks(lambda comm: a_pipeline_is_one_step_late(comm, delay_compensation=0.3))
 
 
 @beside_and_apart
@@ -172,14 +157,11 @@ def test_what_few_bits_lose_is_not_lost(on_ranks, apart, bits):
     on_ranks(lambda comm: what_few_bits_lose_is_not_lost(comm, apart, bits, **options))
 
 
-def test_servers_beside_workers_are_warned_of(on_ranks):
-    def body(comm):
-        algorithm = asynchronous(servers=0)
-        if comm.rank or comm.size == 1:
-            Learner(starting_point(), SGD(lr=0.1), algorithm, comm)
-            return
-        with pytest.warns(UserWarning, match=f"^{re.escape(GIL)}$") as caught:
-            Learner(starting_point(), SGD(lr=0.1), algorithm, comm)
-        assert len(caught) == 1
-
-    on_ranks(body)
+def test_servers_beside_workers_are_warned_of(comm):
+    algorithm = asynchronous(servers=0)
+    if comm.rank or comm.size == 1:
+        Learner(starting_point(), SGD(lr=0.1), algorithm, comm)
+        return
+    with pytest.warns(UserWarning, match=f"^{re.escape(GIL)}$") as caught:
+        Learner(starting_point(), SGD(lr=0.1), algorithm, comm)
+    assert len(caught) == 1

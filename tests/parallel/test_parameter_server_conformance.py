@@ -15,9 +15,9 @@ HALF = "the period under way is not kept where another number of ranks takes up 
 ON_THE_WAY = "some ranks have the answer to a push already, and others have not"
 
 #: In pipelines every rank has a model of its own between two rounds; by the ranks that it takes.
-GRADIENTS = {"serial": (1, LATE), "regrouped": (1, HALF), "errors": (2, ON_THE_WAY)}
+GRADIENTS = {"serial": (1, LATE), "resharded": (1, HALF), "errors": (2, ON_THE_WAY)}
 DELTAS = {
-    "regrouped": (1, HALF),
+    "resharded": (1, HALF),
     "errors": (2, ON_THE_WAY),
     "agreement": (2, ON_THE_WAY),
 }
@@ -27,14 +27,11 @@ ALWAYS = ("options", "state", "arrays", "bytes_sent", "communication")
 
 
 ROUNDS = {
-    "gradients": ({}, {"optimizer": Adam(lr=0.01)}),
+    "gradients": ({}, {"optimizer": Adam(lr=0.05)}),
     "deltas": ({"currency": "deltas"}, {"optimizer": MomentumSGD(lr=0.1)}),
-    "several minibatches, deltas": (
-        {"sync_period": None, "sync_steps": 3, "currency": "deltas"},
-        {},
-    ),
+    "several minibatches, deltas": ({"sync_steps": 3, "currency": "deltas"}, {}),
     "several minibatches": (
-        {"sync_period": None, "sync_steps": 3},
+        {"sync_steps": 3},
         {"exceptions": {"serial": "the gradients of three minibatches are one step"}},
     ),
 }
@@ -44,26 +41,22 @@ ROUNDS = {
 def test_rounds_conform_on_threads(name):
     """With `test_conformance`, where they push 1 bit, on MPI too."""
     options, more = ROUNDS[name]
-    algorithm = DataParallelASGD(**{"mode": "sync", "servers": 0, "sync_period": 1, **options})
+    algorithm = DataParallelASGD(**{"mode": "sync", "servers": 0, "sync_steps": 1, **options})
     check_algorithm(algorithm, ranks=(3,), **more)
 
 
 @pytest.mark.few_ranks
 @pytest.mark.threads(1, 3)
 @pytest.mark.parametrize(("currency", "by_nature"), [("gradients", GRADIENTS), ("deltas", DELTAS)])
-def test_a_pipeline_in_rounds_conforms(on_ranks, currency, by_nature):
+def test_a_pipeline_in_rounds_conforms(comm, currency, by_nature):
     algorithm = DataParallelASGD(
-        mode="sync", servers=0, sync_period=1, pipeline=True, currency=currency
+        mode="sync", servers=0, sync_steps=1, pipeline=True, currency=currency
     )
-
-    def body(comm):
-        exceptions = {name: why for name, (least, why) in by_nature.items() if comm.size >= least}
-        outcomes = check_algorithm(algorithm, comm=comm, exceptions=exceptions)
-        excepted = {name for name, outcome in outcomes.items() if outcome.startswith("exception")}
-        assert excepted == set(exceptions)
-        assert list(outcomes) == list(CHECKS)
-
-    on_ranks(body)
+    exceptions = {name: why for name, (least, why) in by_nature.items() if comm.size >= least}
+    outcomes = check_algorithm(algorithm, comm=comm, exceptions=exceptions)
+    excepted = {name for name, outcome in outcomes.items() if outcome.startswith("exception")}
+    assert excepted == set(exceptions)
+    assert list(outcomes) == list(CHECKS)
 
 
 WITHOUT_AN_ORDER = {
@@ -96,5 +89,5 @@ def test_one_worker_alone_conforms_in_any_mode(currency):
         assert "exception" not in " ".join(outcomes.values())
 
 
-#: "regrouped" asks for two ranks, whose order is another one every time.
-ON_ONE_RANK = [name for name in CHECKS if name != "regrouped"]
+#: "resharded" asks for two ranks, whose order is another one every time.
+ON_ONE_RANK = [name for name in CHECKS if name != "resharded"]

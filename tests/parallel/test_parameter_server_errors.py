@@ -13,6 +13,7 @@ from served_training import (
     N,
     Serial,
     asynchronous,
+    beside_and_apart,
     finished,
     gradient_at,
     learner_of,
@@ -28,25 +29,14 @@ from parallel_sgd.errors import SharedError
 from parallel_sgd.parameter_server import Kind
 from parallel_sgd.parameter_server.answers import Answers
 from parallel_sgd.parameter_server.conversation import Ask
-from parallel_sgd.parameter_server.wire import NAMES, Message, _seal
-
-beside_and_apart = pytest.mark.parametrize(
-    "apart",
-    [
-        pytest.param(False, marks=pytest.mark.filterwarnings("ignore:servers=0"), id="beside"),
-        pytest.param(True, id="apart"),
-    ],
-)
+from parallel_sgd.parameter_server.wire import NAMES, Message, _checksum
 
 
-def test_as_many_servers_as_ranks(on_ranks):
-    def body(comm):
-        for servers in (comm.size + (comm.size == 1), comm.size + 1):
-            message = rf"^servers={servers} must be less than the number of ranks, {comm.size}$"
-            with pytest.raises(SharedError, match=message):
-                Learner(starting_point(), SGD(lr=0.1), asynchronous(servers=servers), comm)
-
-    on_ranks(body)
+def test_as_many_servers_as_ranks(comm):
+    for servers in (comm.size + (comm.size == 1), comm.size + 1):
+        message = rf"^servers={servers} must be less than the number of ranks, {comm.size}$"
+        with pytest.raises(SharedError, match=message):
+            Learner(starting_point(), SGD(lr=0.1), asynchronous(servers=servers), comm)
 
 
 @pytest.mark.parametrize(
@@ -89,39 +79,33 @@ def test_a_server_that_comes_first():
     assert len(set(simulate(3, body, timeout_s=5))) == 1
 
 
-def test_a_worker_with_another_model(on_ranks):
-    def body(comm):
-        parameters, culprit = starting_point(), comm.size - 2
-        if comm.rank == culprit:
-            parameters = Parameters({"W": np.zeros((N, 1)), "b": np.zeros(0)})
-        make = lambda: Learner(parameters, SGD(lr=0.1), asynchronous(), comm)  # noqa: E731
-        if comm.size == 1:
-            make()
-            return
-        with pytest.raises(SharedError, match=r"^layout of the parameters must be the"):
-            make()
-
-    on_ranks(body)
+def test_a_worker_with_another_model(comm):
+    parameters, culprit = starting_point(), comm.size - 2
+    if comm.rank == culprit:
+        parameters = Parameters({"W": np.zeros((N, 1)), "b": np.zeros(0)})
+    make = lambda: Learner(parameters, SGD(lr=0.1), asynchronous(), comm)  # noqa: E731
+    if comm.size == 1:
+        make()
+        return
+    with pytest.raises(SharedError, match=r"^layout of the parameters must be the"):
+        make()
 
 
-def test_who_may_not_step(on_ranks):
-    def body(comm):
-        learner = learner_of(comm, asynchronous(), SGD(lr=0.1))
-        if learner.serves:
-            message = rf"^rank {comm.rank} is a server and takes no step: call learner\.finish\(\)"
-            with pytest.raises(UserError, match=message):
-                learner.step(samples=1)
-        else:
-            put_gradient(learner, 0, 1)
+def test_who_may_not_step(comm):
+    learner = learner_of(comm, asynchronous(), SGD(lr=0.1))
+    if learner.serves:
+        message = rf"^rank {comm.rank} is a server and takes no step: call learner\.finish\(\)"
+        with pytest.raises(UserError, match=message):
             learner.step(samples=1)
-        final = finished(comm, learner)
-        if not learner.serves:
-            with pytest.raises(UserError, match=r"^step\(\) after finish\(\): this worker has lef"):
-                learner.step(samples=1)
-        learner.finish()
-        assert same_bits(learner.parameters.flat, final)
-
-    on_ranks(body)
+    else:
+        put_gradient(learner, 0, 1)
+        learner.step(samples=1)
+    final = finished(comm, learner)
+    if not learner.serves:
+        with pytest.raises(UserError, match=r"^step\(\) after finish\(\): this worker has lef"):
+            learner.step(samples=1)
+    learner.finish()
+    assert same_bits(learner.parameters.flat, final)
 
 
 def how_it_ends(comm, algorithm, value=np.nan):
@@ -160,17 +144,14 @@ def how_it_ends(comm, algorithm, value=np.nan):
     ],
     ids=lambda options: ", ".join(map(str, options.values())) or "async",
 )
-def test_one_worker_that_cannot_go_on_ends_all(on_ranks, apart, options, value):
-    def body(comm):
-        algorithm = asynchronous(servers=servers_of(comm, apart), **options)
-        texts = comm.allgather_object(how_it_ends(comm, algorithm, value))
-        assert len(set(texts)) == 1, texts
-        what = {"deltas": "model"}.get(algorithm.currency, "gradient")
-        said = "label 12" if value is None else f"the {what} is not finite: "
-        culprit = comm.size - 1 - algorithm.servers
-        assert re.match(rf"{re.escape(said)}.*\(on rank {culprit}\)$", texts[0]), texts[0]
-
-    on_ranks(body)
+def test_one_worker_that_cannot_go_on_ends_all(comm, apart, options, value):
+    algorithm = asynchronous(servers=servers_of(comm, apart), **options)
+    texts = comm.allgather_object(how_it_ends(comm, algorithm, value))
+    assert len(set(texts)) == 1, texts
+    what = {"deltas": "model"}.get(algorithm.currency, "gradient")
+    said = "label 12" if value is None else f"the {what} is not finite: "
+    culprit = comm.size - 1 - algorithm.servers
+    assert re.match(rf"{re.escape(said)}.*\(on rank {culprit}\)$", texts[0]), texts[0]
 
 
 def step_and_finish(learner):
@@ -178,55 +159,48 @@ def step_and_finish(learner):
     learner.finish()
 
 
-def test_a_gradient_too_large_for_few_bits_ends_all(on_ranks):
-    def body(comm):
-        parameters = starting_point(np.float32)
-        learner = Learner(parameters, SGD(lr=0.1), asynchronous(gradient_bits=1), comm)
-        learner.gradient.flat[:] = 1e35 if comm.rank == 0 else 1
-        message = r"^the gradient is too large: .* gradient_bits=1; .* \(on rank 0\)$"
-        with pytest.raises(SharedError, match=message):
-            learner.finish() if learner.serves else step_and_finish(learner)
-        if not learner.serves:  # the servers have ended: nothing may wait for them any more
-            for ask in (learner.finish, learner.meet):
-                with pytest.raises(SharedError, match=message):
-                    ask()
-
-    on_ranks(body)
+def test_a_gradient_too_large_for_few_bits_ends_all(comm):
+    parameters = starting_point(np.float32)
+    learner = Learner(parameters, SGD(lr=0.1), asynchronous(gradient_bits=1), comm)
+    learner.gradient.flat[:] = 1e35 if comm.rank == 0 else 1
+    message = r"^the gradient is too large: .* gradient_bits=1; .* \(on rank 0\)$"
+    with pytest.raises(SharedError, match=message):
+        learner.finish() if learner.serves else step_and_finish(learner)
+    if not learner.serves:  # the servers have ended: nothing may wait for them any more
+        for ask in (learner.finish, learner.meet):
+            with pytest.raises(SharedError, match=message):
+                ask()
 
 
-def test_errors_among_workers_call_them_by_their_ranks_in_the_world(on_ranks):
+def test_errors_among_workers_call_them_by_their_ranks_in_the_world(comm):
     """Also in what is made of their communicator, as checkpoints do."""
-
-    def body(comm):
-        if comm.size != 3:
-            return
-        role = "server" if comm.rank == 0 else "worker"
-        learner = Learner(starting_point(), SGD(lr=0.1), asynchronous(role=role), comm)
-        if not learner.serves:
-            assert (learner.comm.size, learner.comm.rank) == (2, comm.rank - 1)
-            with pytest.raises(SharedError, match=r"differs: rank 1: 1; rank 2: 2$"):
-                learner.comm.require_agreement({"n": comm.rank})
-            with pytest.raises(SharedError, match=r"^bad \(on rank 2\)$"):
-                learner.comm.raise_together("bad" if comm.rank == 2 else None)
-            with (
-                pytest.raises(SharedError, match=r"^bad \(on rank 1\)$"),
-                learner.comm.duplicate() as apart,
-            ):
-                apart.raise_together("bad" if comm.rank == 1 else None)
-            alone = learner.comm.split(comm.rank)
-            with pytest.raises(SharedError, match=rf"^bad \(on rank {comm.rank}\)$"), alone:
-                alone.raise_together("bad")
-        learner.finish()
-
-    on_ranks(body)
+    if comm.size != 3:
+        return
+    role = "server" if comm.rank == 0 else "worker"
+    learner = Learner(starting_point(), SGD(lr=0.1), asynchronous(role=role), comm)
+    if not learner.serves:
+        assert (learner.comm.size, learner.comm.rank) == (2, comm.rank - 1)
+        with pytest.raises(SharedError, match=r"differs: rank 1: 1; rank 2: 2$"):
+            learner.comm.require_agreement({"n": comm.rank})
+        with pytest.raises(SharedError, match=r"^bad \(on rank 2\)$"):
+            learner.comm.raise_together("bad" if comm.rank == 2 else None)
+        with (
+            pytest.raises(SharedError, match=r"^bad \(on rank 1\)$"),
+            learner.comm.duplicate() as apart,
+        ):
+            apart.raise_together("bad" if comm.rank == 1 else None)
+        alone = learner.comm.split(comm.rank)
+        with pytest.raises(SharedError, match=rf"^bad \(on rank {comm.rank}\)$"), alone:
+            alone.raise_together("bad")
+    learner.finish()
 
 
-def header(seal=True, **values):
+def header(checksum=True, **values):
     """A header with these numbers, whatever they are."""
     numbers = Message(kind=Kind.PUSH, clock=1).packed()
     for name, value in values.items():
         numbers[1 + NAMES.index(name)] = value
-    numbers[0] = _seal(numbers) if seal else numbers[0]
+    numbers[0] = _checksum(numbers) if checksum else numbers[0]
     return numbers
 
 
@@ -269,7 +243,7 @@ def wrong_messages(client):
     for announced in (8, 48, 2**41):
         message = rf"^body={announced} of this message "
         yield message, Raw(header(body=announced), 24), BODY
-    for kind in (Kind.MODEL, Kind.FINAL, Kind.REFUSED, Kind.FAILED, Kind.WAIT):
+    for kind in (Kind.MODEL, Kind.FINAL, Kind.REFUSED, Kind.FAILED, Kind.HEARTBEAT):
         yield rf"^a worker cannot send {kind.name}$", Message(kind=kind, body=24), BODY
     yield r"^table=5 is not known", Message(kind=Kind.PULL_ROWS, table=5, count=3, body=24), BODY
     yield r"^table=0 is not known", Message(kind=Kind.PUSH_ROWS, count=3, body=24), BODY
@@ -283,33 +257,29 @@ def wrong_messages(client):
 
 
 @beside_and_apart
-def test_a_server_refuses_what_is_wrong_and_lives_on(on_ranks, apart):
+def test_a_server_refuses_what_is_wrong_and_lives_on(comm, apart):
     """Refused messages change nothing: with them, the training is that without them."""
-
-    def body(comm):
-        learner = learner_of(comm, asynchronous(servers=servers_of(comm, apart)), SGD(lr=0.2))
-        serial, refused = Serial(SGD(lr=0.2)), 0
-        if not learner.serves:
-            client, x = learner.state.client, learner.parameters.flat
-            for step, worker in turns(learner, 3):
-                m = 1 + (worker + step) % 3
-                if worker == learner.comm.rank:
-                    client.pull(out=x)
-                    for message, wrong, its_body in wrong_messages(client):
-                        with pytest.raises(UserError, match=message) as caught:
-                            client.ask([Ask(0, wrong, its_body)])
-                        assert not isinstance(caught.value, SharedError)
-                        refused += 1
-                    put_gradient(learner, step, m)
-                    client.push(learner.gradient.flat, None, m, 1.0, out=x)
-                serial.step(gradient_at(serial.x, worker, step, m), m)
-            assert refused == 3 * 29
-        final = finished(comm, learner)
-        if not learner.serves:
-            assert same_bits(final, serial.x)
-            assert [each.pushes for each in learner.state.table] == [3] * learner.comm.size
-
-    on_ranks(body)
+    learner = learner_of(comm, asynchronous(servers=servers_of(comm, apart)), SGD(lr=0.2))
+    serial, refused = Serial(SGD(lr=0.2)), 0
+    if not learner.serves:
+        client, x = learner.state.client, learner.parameters.flat
+        for step, worker in turns(learner, 3):
+            m = 1 + (worker + step) % 3
+            if worker == learner.comm.rank:
+                client.pull(out=x)
+                for message, wrong, its_body in wrong_messages(client):
+                    with pytest.raises(UserError, match=message) as caught:
+                        client.ask([Ask(0, wrong, its_body)])
+                    assert not isinstance(caught.value, SharedError)
+                    refused += 1
+                put_gradient(learner, step, m)
+                client.push(learner.gradient.flat, None, m, 1.0, out=x)
+            serial.step(gradient_at(serial.x, worker, step, m), m)
+        assert refused == 3 * 29
+    final = finished(comm, learner)
+    if not learner.serves:
+        assert same_bits(final, serial.x)
+        assert [worker.pushes for worker in learner.state.table] == [3] * learner.comm.size
 
 
 class NoAnswer:
@@ -321,7 +291,7 @@ class NoAnswer:
         self.body, self._header = message.body, message.packed()
         for name, value in values.items():
             self._header[1 + NAMES.index(name)] = value
-        self._header[0] = _seal(self._header) if values else 0
+        self._header[0] = _checksum(self._header) if values else 0
 
     def packed(self):
         return self._header

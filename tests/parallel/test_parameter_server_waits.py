@@ -1,4 +1,4 @@
-"""Workers that would wait for each other for ever are told at once, in spite of signs of life."""
+"""Workers that would wait for each other for ever are told at once, in spite of heartbeats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import time
 
 import pytest
-from served_training import asynchronous, learner_of, put_gradient, servers_of
+from served_training import asynchronous, beside_and_apart, learner_of, put_gradient, servers_of
 
 from parallel_sgd import SGD, Checkpoints, UserError, simulate
 from parallel_sgd.errors import SharedError
@@ -14,14 +14,6 @@ from parallel_sgd.parameter_server import Client
 from parallel_sgd.parameter_server.server import Server
 
 SECONDS = 15  #: after which a wait counts as endless; the rest of the job then ends, too
-
-beside_and_apart = pytest.mark.parametrize(
-    "apart",
-    [
-        pytest.param(False, marks=pytest.mark.filterwarnings("ignore:servers=0"), id="beside"),
-        pytest.param(True, id="apart"),
-    ],
-)
 
 
 @pytest.fixture(autouse=True)
@@ -113,44 +105,36 @@ def how_it_ends(comm, learner, what):
 
 @beside_and_apart
 @pytest.mark.parametrize("name", CASES)
-def test_workers_that_wait_for_each_other_are_told(on_ranks, apart, name):
+def test_workers_that_wait_for_each_other_are_told(comm, apart, name):
     options, first, others, said = CASES[name]
-
-    def body(comm):
-        algorithm = asynchronous(servers=servers_of(comm, apart), **options)
-        learner = learner_of(comm, algorithm, SGD(lr=0.1))
-        if comm.size - algorithm.servers * apart == 1:  # there is nobody to wait for
-            learner.finish()
-            return
-        end = how_it_ends(comm, learner, others if comm.rank else first)
-        texts, seconds = zip(*comm.allgather_object(end), strict=True)
-        assert max(seconds) < SECONDS / 2
-        start = "^training cannot go on, since workers wait for each other: "
-        for text in texts:
-            assert re.search(rf"{start}{said}; every worker must take as many", text), texts
-
-    on_ranks(body)
+    algorithm = asynchronous(servers=servers_of(comm, apart), **options)
+    learner = learner_of(comm, algorithm, SGD(lr=0.1))
+    if comm.size - algorithm.servers * apart == 1:  # there is nobody to wait for
+        learner.finish()
+        return
+    end = how_it_ends(comm, learner, others if comm.rank else first)
+    texts, seconds = zip(*comm.allgather_object(end), strict=True)
+    assert max(seconds) < SECONDS / 2
+    start = "^training cannot go on, since workers wait for each other: "
+    for text in texts:
+        assert re.search(rf"{start}{said}; every worker must take as many", text), texts
 
 
 @beside_and_apart
-def test_no_bound_waits_for_a_worker_that_meets_the_others(on_ranks, apart):
+def test_no_bound_waits_for_a_worker_that_meets_the_others(comm, apart):
     """It pushes no more until they come: that they are far ahead of it is no reason to wait."""
-
-    def body(comm):
-        algorithm = asynchronous(servers=servers_of(comm, apart), mode="bounded", staleness=1)
-        learner = learner_of(comm, algorithm, SGD(lr=0.1))
-        count = 2 if comm.rank == 0 else 7 + comm.rank
-        if not learner.serves:
-            steps(learner, count)
-            learner.meet()
-            steps(learner, 1)
-        learner.finish()
-        if not learner.serves:
-            pushes = [each.pushes for each in learner.state.table]
-            assert pushes[learner.comm.rank] == count + 1
-            assert pushes[0] == 3
-
-    on_ranks(body)
+    algorithm = asynchronous(servers=servers_of(comm, apart), mode="bounded", staleness=1)
+    learner = learner_of(comm, algorithm, SGD(lr=0.1))
+    count = 2 if comm.rank == 0 else 7 + comm.rank
+    if not learner.serves:
+        steps(learner, count)
+        learner.meet()
+        steps(learner, 1)
+    learner.finish()
+    if not learner.serves:
+        pushes = [worker.pushes for worker in learner.state.table]
+        assert pushes[learner.comm.rank] == count + 1
+        assert pushes[0] == 3
 
 
 @beside_and_apart
@@ -174,27 +158,23 @@ def test_a_worker_that_leaves_without_finish_is_found(apart, mode):
     assert time.monotonic() - begin < SECONDS / 2
 
 
-def test_servers_end_with_their_workers(on_ranks):
+def test_servers_end_with_their_workers(comm):
     """What the background asks after the last answer would never be answered."""
+    learner = learner_of(comm, asynchronous(), SGD(lr=0.1))
+    if not learner.serves:
+        steps(learner, 1)
+        client, x = learner.state.client, learner.parameters.flat
+        late = []
 
-    def body(comm):
-        learner = learner_of(comm, asynchronous(), SGD(lr=0.1))
-        if not learner.serves:
-            steps(learner, 1)
-            client, x = learner.state.client, learner.parameters.flat
-            late = []
+        def leave_and_ask(client=client, x=x):
+            table = client.leave(x)
+            with pytest.raises(UserError, match=r"^the servers have left with learner\.finish"):
+                client.ask_all(13)
+            late.append(table)
 
-            def leave_and_ask(client=client, x=x):
-                table = client.leave(x)
-                with pytest.raises(UserError, match=r"^the servers have left with learner\.finish"):
-                    client.ask_all(13)
-                late.append(table)
-
-            Client.in_turn(client, leave_and_ask)
-            assert late
-            learner.state.finished = True
-            client.close()
-            learner.state.connection.end()
-        learner.finish()
-
-    on_ranks(body)
+        Client.in_turn(client, leave_and_ask)
+        assert late
+        learner.state.finished = True
+        client.close()
+        learner.state.connection.end()
+    learner.finish()

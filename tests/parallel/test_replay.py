@@ -76,7 +76,7 @@ def run(
                 time.sleep(lead_s if rank else 0)
     final = finished(comm, learner)
     table = learner.state.table
-    seen = [] if table is None else [(each.pushes, dict(each.staleness)) for each in table]
+    seen = [] if table is None else [(worker.pushes, dict(worker.staleness)) for worker in table]
     return final.tobytes(), seen
 
 
@@ -86,22 +86,18 @@ def one_folder(comm: Communicator, tmp_path: Any) -> str:
 
 
 @every_run
-def test_a_run_is_repeated(on_ranks, tmp_path, name):
+def test_a_run_is_repeated(comm, tmp_path, name):
     """Whatever the speed of every worker is then; also one of MPI."""
-
-    def body(comm):
-        folder = one_folder(comm, tmp_path)
-        outcome = run(comm, folder, name, seed=0, replays=False)
-        everywhere = comm.allgather_object(outcome)  # servers have written their orders by now
-        if comm.rank == 0:
-            for seed in (1, 2):
-                again = partial(run, folder=folder, name=name, seed=seed, replays=True)
-                assert simulate(comm.size, again, timeout_s=20) == everywhere
-        comm.barrier()
-        if name == "async":  # where they came from
-            assert run(comm, folder, name, seed=3, replays=True) == outcome
-
-    on_ranks(body)
+    folder = one_folder(comm, tmp_path)
+    outcome = run(comm, folder, name, seed=0, replays=False)
+    everywhere = comm.allgather_object(outcome)  # servers have written their orders by now
+    if comm.rank == 0:
+        for seed in (1, 2):
+            again = partial(run, folder=folder, name=name, seed=seed, replays=True)
+            assert simulate(comm.size, again, timeout_s=20) == everywhere
+    comm.barrier()
+    if name == "async":  # where they came from
+        assert run(comm, folder, name, seed=3, replays=True) == outcome
 
 
 def test_another_order_is_another_run(tmp_path):
@@ -119,12 +115,20 @@ def test_another_order_is_another_run(tmp_path):
     assert finals[0][1] != finals[1][1]
 
 
-def test_another_number_of_ranks_is_refused(tmp_path):
-    play = partial(run, folder=str(tmp_path), name="async", seed=0)
-    simulate(3, partial(play, replays=False))
-    message = r"^replay='.*' is of workers=2, but here it is 1 \(on rank 1\)$"
-    with pytest.raises(UserError, match=message):
-        simulate(2, partial(play, replays=True), timeout_s=5)
+@pytest.mark.filterwarnings("ignore:servers=0")
+@pytest.mark.parametrize(
+    ("recorded", "replayed", "ranks", "message"),
+    [
+        ("async", "async", 2, r"workers=2, but here it is 1 \(on rank 1\)"),
+        ("async", "pipeline", 3, r"pipeline=False, but here it is True \(on rank 2\)"),
+        ("async, beside", "async, beside", 2, r"servers=3, but here it is 2 \(on ranks 0, 1\)"),
+    ],
+)
+def test_another_run_is_refused(tmp_path, recorded, replayed, ranks, message):
+    play = partial(run, folder=str(tmp_path), seed=0)
+    simulate(3, partial(play, name=recorded, replays=False))
+    with pytest.raises(UserError, match=rf"^replay='.*' is of {message}$"):
+        simulate(ranks, partial(play, name=replayed, replays=True), timeout_s=5)
 
 
 def test_a_server_that_cannot_record_is_not_in_the_way_of_others(tmp_path):
@@ -166,21 +170,9 @@ def test_a_problem_counts_for_more_than_the_order_that_cannot_be_written(
 
 
 def test_an_order_that_was_never_recorded(tmp_path):
+    play = partial(run, folder=str(tmp_path), name="async", seed=0, replays=True)
     with pytest.raises(UserError, match=r"^replay='.*': no order of server 0"):
-        simulate(
-            2,
-            partial(run, folder=str(tmp_path), name="async", seed=0, replays=True),
-            timeout_s=5,
-        )
-
-
-@pytest.mark.filterwarnings("ignore:servers=0")
-def test_a_server_beside_a_worker_refuses_too(tmp_path):
-    play = partial(run, folder=str(tmp_path), name="async, beside", seed=0)
-    simulate(3, partial(play, replays=False))
-    message = r"^replay='.*' is of servers=3, but here it is 2 \(on ranks 0, 1\)$"
-    with pytest.raises(UserError, match=message):
-        simulate(2, partial(play, replays=True), timeout_s=5)
+        simulate(2, play, timeout_s=5)
 
 
 @pytest.mark.parametrize("name", ["async", "compensated, 2 servers"])
@@ -191,10 +183,3 @@ def test_a_shorter_run_ends_with_a_reason(tmp_path, name):
     message = r"^replay: the recorded order has the worker on rank \d next, which waits for the ot"
     with pytest.raises(UserError, match=message):  # at once
         simulate(4, partial(play, replays=True, steps=5), timeout_s=60)
-
-
-def test_another_run_is_refused(tmp_path):
-    simulate(3, partial(run, folder=str(tmp_path), name="async", seed=0, replays=False))
-    message = r"^replay='.*' is of pipeline=False, but here it is True \(on rank 2\)$"
-    with pytest.raises(UserError, match=message):
-        simulate(3, partial(run, folder=str(tmp_path), name="pipeline", seed=0, replays=True))

@@ -7,63 +7,23 @@ from itertools import chain, islice
 
 import numpy as np
 import pytest
+from few_weights import disagreement, errors_of, last, learner_of, named, numbered, put
 
-from parallel_sgd import SGD, DataParallelSGD, Learner, Parameters
+from parallel_sgd import DataParallelSGD
 from parallel_sgd.data import RankSource, Source
-from parallel_sgd.errors import SharedError
-
-
-def numbered(samples, first=0):
-    """Samples that are their own number, x and y alike."""
-    y = first + np.arange(samples)
-    return np.stack([y, -y], 1).astype(np.float32).reshape(samples, 2), y
-
-
-def learner_of(comm, distributed_after=0):
-    parameters = Parameters({"w": np.zeros(2, np.float32)})
-    algorithm = DataParallelSGD(distributed_after=distributed_after)
-    return Learner(parameters, SGD(lr=0.01), algorithm, comm)
 
 
 def train(minibatches, learner):
     """Take a step for every minibatch; the labels of each."""
     labels = []
     for x, y in minibatches:
-        learner.gradient.flat[:] = x.sum(axis=0)
-        learner.step(samples=len(x))
+        learner.step(put(learner, (x, y)))
         labels.append(y.tolist())
     return labels
 
 
-def flat(lists):
+def joined(lists):
     return list(chain.from_iterable(lists))
-
-
-def last(comm):
-    return comm.rank == comm.size - 1
-
-
-def errors_of(on_ranks, body):
-    """The message that all ranks raise alike, None where none does, and how many they are."""
-
-    def caught(comm):
-        try:
-            body(comm)
-        except SharedError as error:
-            return str(error)
-        return None
-
-    messages = on_ranks(caught)
-    assert len(set(messages)) == 1
-    return messages[0], len(messages)
-
-
-def disagreement(fact, size, usual, other):
-    if size == 1:
-        return None
-    ranks = "rank 0" if size == 2 else "ranks " + ", ".join(map(str, range(size - 1)))
-    has = f"{ranks}: {usual}; rank {size - 1}: {other}"
-    return f"{fact} must be the same on all ranks, but differs: {has}"
 
 
 OPTIONS = [
@@ -137,9 +97,9 @@ def test_all_ranks_together_take_every_sample_once_an_epoch(on_ranks):
     results = on_ranks(body)
     for epoch in range(2):
         steps = zip(*(epochs[epoch] for epochs, _ in results), strict=True)
-        minibatches = [flat(parts) for parts in steps]
+        minibatches = [joined(parts) for parts in steps]
         assert [len(minibatch) for minibatch in minibatches] == [7, 7, 7, 7, 2]
-        assert sorted(flat(minibatches)) == list(range(30))
+        assert sorted(joined(minibatches)) == list(range(30))
     assert all(samples == 60 for _, samples in results)
 
 
@@ -150,7 +110,7 @@ def test_a_source_that_threads_share(on_ranks):
         learner = learner_of(comm)
         return train(source.minibatches(learner), learner)
 
-    assert sorted(flat(flat(on_ranks(body)))) == sorted([*range(30)] * 2)
+    assert sorted(joined(joined(on_ranks(body)))) == sorted([*range(30)] * 2)
 
 
 @pytest.mark.parametrize("bad", ["nan", "label", "item"])
@@ -161,7 +121,7 @@ def test_bad_data_on_one_rank(on_ranks, bad, kind, distributed_after):
     """In the second minibatch, as the last rank reads it, while the others wait in `step`."""
 
     def body(comm):
-        learner = learner_of(comm, distributed_after)
+        learner = learner_of(comm, DataParallelSGD(distributed_after=distributed_after))
         x, y = numbered(24)
         if last(comm) and bad == "nan":
             x[12:] = np.nan
@@ -184,15 +144,15 @@ def test_bad_data_on_one_rank(on_ranks, bad, kind, distributed_after):
 @pytest.mark.parametrize("distributed_after", [0, 10**6])
 def test_bad_data_on_all_ranks(on_ranks, distributed_after):
     def body(comm):
-        learner = learner_of(comm, distributed_after)
+        learner = learner_of(comm, DataParallelSGD(distributed_after=distributed_after))
         x, y = numbered(24)
         x[12:] = np.nan
         source = Source(x, y, 12, shuffle=False)
         train(source.minibatches(learner), learner)
 
     message, size = errors_of(on_ranks, body)
-    ranks = "rank 0" if size == 1 else "ranks " + ", ".join(map(str, range(size)))
     if distributed_after:
+        ranks = named(range(size))
         assert message == f"x[12][0] = nan is not finite: must be a finite number (on {ranks})"
     else:
         assert f"(on rank {size - 1})" in message and "x[12][0] = nan" in message
@@ -214,28 +174,24 @@ def test_ranks_with_data_of_their_own_and_one_that_is_dry(on_ranks):
         count = 0 if last(comm) and comm.size > 1 else 9 + 4 * comm.rank
         total = sum(comm.allgather_object(count))
         learner = learner_of(comm)
-        source = RankSource(*numbered(count, 100 * comm.rank), 12, epochs=2)
+        source = RankSource(*numbered(count, comm.rank), 12, epochs=2)
         epochs = [train(source.epoch(number, learner), learner) for number in range(2)]
         assert learner.samples == 2 * total
         for labels in epochs:
-            assert sorted(flat(labels)) == list(range(100 * comm.rank, 100 * comm.rank + count))
+            assert sorted(joined(labels)) == list(range(100 * comm.rank, 100 * comm.rank + count))
         return [len(labels) for labels in epochs]
 
     steps = on_ranks(body)
     assert all(theirs == steps[0] for theirs in steps)
 
 
-def test_ranks_with_data_of_their_own_go_on_where_they_stood(on_ranks):
-    def body(comm):
-        count = 9 + 4 * comm.rank
-        learner, other = learner_of(comm), learner_of(comm)
-        labels = train(minibatches_of(count, comm).minibatches(learner), learner)
-        first = minibatches_of(count, comm).minibatches(other)
-        seen = train(islice(first, 2), other)
-        assert seen + train(minibatches_of(count, comm).minibatches(other), other) == labels
-        assert other.samples == learner.samples
+def test_ranks_with_data_of_their_own_go_on_where_they_stood(comm):
+    def minibatches(learner):
+        data = numbered(9 + 4 * comm.rank, comm.rank)
+        return RankSource(*data, 12, epochs=2).minibatches(learner)
 
-    def minibatches_of(count, comm):
-        return RankSource(*numbered(count, 100 * comm.rank), 12, epochs=2)
-
-    on_ranks(body)
+    learner, other = learner_of(comm), learner_of(comm)
+    labels = train(minibatches(learner), learner)
+    seen = train(islice(minibatches(other), 2), other)
+    assert seen + train(minibatches(other), other) == labels
+    assert other.samples == learner.samples

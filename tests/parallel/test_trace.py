@@ -8,7 +8,6 @@ import re
 import threading
 import time
 from collections import defaultdict
-from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -30,6 +29,7 @@ from parallel_sgd.algorithms import Algorithm
 from parallel_sgd.communication.clocks import compare_clocks
 from parallel_sgd.errors import SharedError
 from parallel_sgd.models import MLP
+from parallel_sgd.options import option, options
 from parallel_sgd.trace import NO_TRACE, Trace
 from parallel_sgd.training import learner, trace_file
 from parallel_sgd.training.trace_file import traced
@@ -44,37 +44,36 @@ def contents(path, comm):
 
 def intervals(file, name):
     """Begin and end of the intervals of a name in ns, by rank."""
-    found = defaultdict(list)
+    by_rank = defaultdict(list)
     for event in file["traceEvents"]:
         if event["name"] == name:
-            found[event["pid"]].append(ends(event))
-    return found
+            by_rank[event["pid"]].append(ends(event))
+    return by_rank
 
 
 def ends(event):
     return round(1000 * event["ts"]), round(1000 * event["ts"]) + round(1000 * event["dur"])
 
 
-def train(comm, algorithm):
-    """Eight steps, with three samples a rank in each."""
-    model = MLP([6, 5, 4], seed=0)
-    trained = Learner(model.parameters, SGD(lr=0.1), algorithm, comm)
-    x, y = np.eye(3, 6), np.arange(3)
-    for _ in range(8):
-        model.gradient(x, y, out=trained.gradient)
-        trained.step(samples=len(y))
-    trained.finish()
-    return trained
+def learner_of(comm, algorithm, every=0):
+    parameters = MLP([6, 5, 4], seed=0).parameters
+    return Learner(parameters, SGD(lr=0.1), algorithm, comm, sync_perf_stats=every)
 
 
-def test_clocks_are_compared(on_ranks):
-    def body(comm):
-        found = compare_clocks(comm, lambda: time.perf_counter() + AHEAD_S * comm.rank)
-        assert abs(found.ahead_s - AHEAD_S * comm.rank) <= found.uncertain_s + 1e-9
-        assert found.uncertain_s < 0.05
-        assert abs(found.at_s - AHEAD_S * comm.rank - time.perf_counter()) < 10
+def take(trained, steps, pause_s=0.0):
+    """So many steps, with five samples a rank in each."""
+    for _ in range(steps):
+        time.sleep(pause_s)
+        trained.gradient.flat.fill(1)
+        trained.announce(5, 5 * trained.comm.size)
+        trained.step(samples=5)
 
-    on_ranks(body)
+
+def test_clocks_are_compared(comm):
+    reading = compare_clocks(comm, lambda: time.perf_counter() + AHEAD_S * comm.rank)
+    assert abs(reading.ahead_s - AHEAD_S * comm.rank) <= reading.uncertain_s + 1e-9
+    assert reading.uncertain_s < 0.05
+    assert abs(reading.at_s - AHEAD_S * comm.rank - time.perf_counter()) < 10
 
 
 @pytest.mark.parametrize("algorithm", [DataParallelSGD(gradient_bits=1), BlockMomentumSGD()])
@@ -95,7 +94,9 @@ def test_a_valid_file_of_all_ranks_and_threads(on_ranks, tmp_path, algorithm):
             thread.join()
             assert comm.split(comm.rank % 2).trace is trace
             trace.record("wire", time.perf_counter(), time.perf_counter(), bytes=7)
-            train(comm, algorithm)
+            trained = learner_of(comm, algorithm)
+            take(trained, 8)
+            trained.finish()
         assert comm.trace is NO_TRACE
         return comm.rank, comm.host, contents(path, comm)
 
@@ -135,7 +136,7 @@ def require_nesting(events):
         by_thread[event["pid"], event["tid"]].append(ends(event))
     for own in by_thread.values():
         open_until = []
-        for begin, end in sorted(own, key=lambda each: (each[0], -each[1])):
+        for begin, end in sorted(own, key=lambda ends: (ends[0], -ends[1])):
             while open_until and open_until[-1] <= begin:
                 open_until.pop()
             assert not open_until or end <= open_until[-1]
@@ -151,8 +152,9 @@ def test_ranks_that_wait_for_each_other_are_seen_to_at_the_same_time(
     def now(comm):
         return time.perf_counter() + AHEAD_S * comm.rank
 
-    skewed = SimpleNamespace(compare=lambda comm: compare_clocks(comm, lambda: now(comm)))
-    monkeypatch.setattr(trace_file, "compare_clocks", skewed.compare)
+    monkeypatch.setattr(
+        trace_file, "compare_clocks", lambda comm: compare_clocks(comm, lambda: now(comm))
+    )
 
     def body(comm):
         with traced(path, comm):
@@ -167,8 +169,8 @@ def test_ranks_that_wait_for_each_other_are_seen_to_at_the_same_time(
     uncertain = 2 * max(file["otherData"]["clock_uncertain_us"]) * 1000 + 2
     waits = list(intervals(file, "wait").values())
     assert [len(own) for own in waits] == [rounds] * len(waits)
-    for each in zip(*waits, strict=True):
-        assert max(begin for begin, _ in each) <= min(end for _, end in each) + uncertain
+    for ranks in zip(*waits, strict=True):
+        assert max(begin for begin, _ in ranks) <= min(end for _, end in ranks) + uncertain
 
 
 def test_no_more_events_than_are_promised(on_ranks, tmp_path, monkeypatch):
@@ -187,16 +189,12 @@ def test_no_more_events_than_are_promised(on_ranks, tmp_path, monkeypatch):
     assert len([e for e in file["traceEvents"] if e["ph"] == "X"]) == 4 * len(ranks)
 
 
-def test_an_unwritable_path_is_refused_on_all_ranks(on_ranks, tmp_path):
+def test_an_unwritable_path_is_refused_on_all_ranks(comm, tmp_path):
     (tmp_path / "file").touch()
-
-    def body(comm):
-        refused = pytest.raises(SharedError, match=r"^trace=.* cannot be written: .*\(on rank 0\)")
-        with refused, traced(tmp_path / "file" / "trace.json", comm):
-            pytest.fail("it was not refused")
-        assert comm.trace is NO_TRACE
-
-    on_ranks(body)
+    refused = pytest.raises(SharedError, match=r"^trace=.* cannot be written: .*\(on rank 0\)")
+    with refused, traced(tmp_path / "file" / "trace.json", comm):
+        pytest.fail("it was not refused")
+    assert comm.trace is NO_TRACE
 
 
 def test_the_file_is_whole_or_not_there(on_ranks, tmp_path, monkeypatch):
@@ -212,7 +210,7 @@ def test_the_file_is_whole_or_not_there(on_ranks, tmp_path, monkeypatch):
     def body(comm):
         with pytest.raises(SharedError, match="No space left on device"), traced(path, comm):
             pass
-        assert [each.name for each in path.parent.iterdir()] == ["trace.json"]
+        assert os.listdir(tmp_path) == ["trace.json"]
         assert path.read_text() == "before"
         comm.barrier()
         both = pytest.raises(SharedError, match=r"diverged; trace=.*No space left")
@@ -246,18 +244,32 @@ def test_after_an_error(on_ranks, tmp_path, error, after_errors, written):
     assert results[0] == (list(range(len(results))) if written else [])
 
 
-@dataclass(frozen=True, kw_only=True)
+@pytest.fixture
+def printed(monkeypatch):
+    """The lines of statistics, each with the time at which it was said, in s."""
+    lines = []
+
+    def say(line, flush):
+        lines.append((line, time.perf_counter()))
+
+    monkeypatch.setattr(learner, "print", say, raising=False)
+    return lines
+
+
+@options
 class Meeting(Algorithm):
     """All ranks meet after every so many steps: they say that it was an exchange, or broadcast."""
 
-    period: int
-    says: bool = True
+    synchronizes_every_step = False
+    period: int = option(1)
+    says: bool = option(True)
 
-    def init(self, parameters, comm):
+    def init(self, work):
         return SimpleNamespace(steps=0)
 
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
+    def step(self, state, work, minibatch):
         state.steps += 1
+        comm = work.comm
         if state.steps % self.period == 0 and self.says:
             with comm.trace.span("exchange"):
                 comm.barrier()
@@ -265,45 +277,28 @@ class Meeting(Algorithm):
         elif state.steps % self.period == 0:
             time.sleep(0.01 * (comm.rank > 0))  # for which the first rank waits
             comm.broadcast(np.zeros(3), root=comm.size - 1)
-        return comm.size * samples
-
-    def bytes_sent(self, state):
-        return 0
 
 
 @pytest.mark.parametrize(("period", "every", "expected"), [(1, 4, 3), (2, 2, 2), (1, 0, 0)])
-def test_a_line_after_every_so_many_synchronizations(
-    on_ranks, monkeypatch, period, every, expected
-):
+def test_a_line_after_every_so_many_synchronizations(on_ranks, printed, period, every, expected):
     """On the first rank alone; a step in which nobody meets belongs to the next meeting. The times
     of a line are parts of the time since the line before, of which none is counted twice."""
-    printed, at_s = [], []
-
-    def note(line, flush):
-        printed.append(line)
-        at_s.append(time.perf_counter())
-
-    monkeypatch.setattr(learner, "print", note, raising=False)
 
     def body(comm):
-        parameters = MLP([6, 5, 4], seed=0).parameters
-        algorithm = Meeting(period=period)
-        trained = Learner(parameters, SGD(lr=0.1), algorithm, comm, sync_perf_stats=every)
+        trained = learner_of(comm, Meeting(period=period), every)
         assert (comm.trace is NO_TRACE) == (every == 0 or comm.rank > 0)
-        for step in range(1, 14):
-            time.sleep(0.005)
-            if step == period and comm.rank == 0:  # the first synchronization, of which no line is
-                at_s.append(time.perf_counter())
-            trained.step(samples=5)
+        take(trained, period - 1, pause_s=0.005)
+        first_s = time.perf_counter()  # the first synchronization, of which no line is
+        take(trained, 14 - period, pause_s=0.005)
         trained.finish()
         assert comm.trace is NO_TRACE
         comm.barrier()
-        return list(printed), list(pairwise(at_s))
+        return [("", first_s), *printed]
 
     results = on_ranks(body)
-    lines, between = results[0]
-    assert len(lines) == len(between) == expected
-    for number, (line, (begin_s, end_s)) in enumerate(zip(lines, between, strict=True)):
+    lines = list(pairwise(results[0]))
+    assert len(lines) == expected
+    for number, ((_, begin_s), (line, end_s)) in enumerate(lines):
         first = number * every + 2
         assert line.startswith(f"synchronizations {first} to {first + every - 1}: ")
         assert f"by {len(results)} ranks" in line
@@ -319,23 +314,17 @@ def test_a_line_after_every_so_many_synchronizations(
 
 
 @pytest.mark.parametrize("period", [1, 3])
-def test_an_algorithm_of_ones_own_synchronizes_where_it_exchanges_arrays(
-    on_ranks, monkeypatch, period
-):
+def test_an_algorithm_of_ones_own_synchronizes_where_it_exchanges_arrays(on_ranks, printed, period):
     """It need not know of traces; what a program broadcasts between the steps is its own affair."""
-    printed = []
-    monkeypatch.setattr(learner, "print", lambda line, flush: printed.append(line), raising=False)
 
     def body(comm):
-        parameters = MLP([6, 5, 4], seed=0).parameters
-        algorithm = Meeting(period=period, says=False)
-        trained = Learner(parameters, SGD(lr=0.1), algorithm, comm, sync_perf_stats=2)
+        trained = learner_of(comm, Meeting(period=period, says=False), every=2)
         for _ in range(5 * period):
             comm.broadcast(np.zeros(3))
-            trained.step(samples=5)
+            take(trained, 1)
         trained.finish()
         comm.barrier()
-        return list(printed)
+        return [line for line, _ in printed]
 
     results = on_ranks(body)
     assert [line.split(":")[0] for line in results[0]] == [
@@ -347,11 +336,8 @@ def test_an_algorithm_of_ones_own_synchronizes_where_it_exchanges_arrays(
 
 
 def test_where_nothing_is_exchanged_the_end_says_so(capsys):
-    parameters = MLP([6, 5, 4], seed=0).parameters
-    algorithm = Meeting(period=9)
-    trained = Learner(parameters, SGD(lr=0.1), algorithm, Communicator.single(), sync_perf_stats=50)
-    for _ in range(3):
-        trained.step(samples=5)
+    trained = learner_of(Communicator.single(), Meeting(period=9), every=50)
+    take(trained, 3)
     trained.finish()
     assert capsys.readouterr().out.startswith(
         "sync_perf_stats=50: in none of 3 steps have ranks exchanged arrays; an algorithm that"
@@ -360,12 +346,8 @@ def test_where_nothing_is_exchanged_the_end_says_so(capsys):
 
 def test_blocks_that_end_before_the_first_is_full_have_exchanged(on_ranks, capsys):
     def body(comm):
-        parameters = MLP([6, 5, 4], seed=0).parameters
-        algorithm = ModelAveragingSGD(sync_steps=10)
-        trained = Learner(parameters, SGD(lr=0.1), algorithm, comm, sync_perf_stats=1)
-        for _ in range(3):
-            trained.gradient.flat.fill(0)
-            trained.step(samples=5)
+        trained = learner_of(comm, ModelAveragingSGD(sync_steps=10), every=1)
+        take(trained, 3)
         trained.finish()
 
     on_ranks(body)
@@ -373,21 +355,15 @@ def test_blocks_that_end_before_the_first_is_full_have_exchanged(on_ranks, capsy
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_of_workers_at_their_own_paces_each_speaks_for_itself(on_ranks, monkeypatch, mode):
+def test_of_workers_at_their_own_paces_each_speaks_for_itself(on_ranks, printed, mode):
     """What the others do is not known to it."""
-    printed = []
-    monkeypatch.setattr(learner, "print", lambda line, flush: printed.append(line), raising=False)
 
     def body(comm):
-        parameters = MLP([6, 5, 4], seed=0).parameters
-        algorithm = DataParallelASGD(sync_steps=1, mode=mode)
-        trained = Learner(parameters, SGD(lr=0.1), algorithm, comm, sync_perf_stats=2)
-        for _ in range(0 if trained.serves else 3):
-            trained.gradient.flat.fill(0)
-            trained.step(samples=5)
+        trained = learner_of(comm, DataParallelASGD(sync_steps=1, mode=mode), every=2)
+        take(trained, 0 if trained.serves else 3)
         trained.finish()
         comm.barrier()
-        return list(printed), trained.comm.size
+        return [line for line, _ in printed], trained.comm.size
 
     (lines, workers), *_ = on_ranks(body)
     (line,) = lines
@@ -398,21 +374,17 @@ def test_of_workers_at_their_own_paces_each_speaks_for_itself(on_ranks, monkeypa
 
 
 @pytest.mark.parametrize("gradient_bits", [1, 32])
-def test_what_exchanges_tell(on_ranks, gradient_bits):
+def test_what_exchanges_tell(comm, gradient_bits):
     """By which synchronizations are counted: an exchange in every step that has samples."""
-
-    def body(comm):
-        trace = comm.trace = Trace()
-        try:
-            trained = train(comm, DataParallelSGD(gradient_bits=gradient_bits))
-        finally:
-            comm.trace = NO_TRACE
-        assert trained.samples == 8 * 3 * comm.size
-        for step in (event for event in trace.events if event.name == "step"):
-            assert any(
-                step.begin_s <= event.begin_s and event.end_s <= step.end_s
-                for event in trace.events
-                if event.name == "exchange"
-            )
-
-    on_ranks(body)
+    trace = comm.trace = Trace()
+    try:
+        take(learner_of(comm, DataParallelSGD(gradient_bits=gradient_bits)), 8)
+    finally:
+        comm.trace = NO_TRACE
+    assert [event.name for event in trace.events].count("step") == 8
+    for step in (event for event in trace.events if event.name == "step"):
+        assert any(
+            step.begin_s <= event.begin_s and event.end_s <= step.end_s
+            for event in trace.events
+            if event.name == "exchange"
+        )

@@ -2,177 +2,137 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 
 import numpy as np
+from wrong_results import LastBlockIsLost, with_exchange
 
 from parallel_sgd import DataParallelSGD, DiLoCo, ModelAveragingSGD, UserError
-from parallel_sgd.algorithms import LocalUpdateState
+from parallel_sgd.algorithms import ExchangeState, LocalUpdateState
+from parallel_sgd.communication import Together
+from parallel_sgd.communication.roles import Everybody
 from parallel_sgd.state import across, workspace
 
 option = dataclass(frozen=True, kw_only=True)  # what an algorithm is
 
 
-@dataclass(kw_only=True)
-class ForgetfulState(LocalUpdateState):
-    momentum: object = workspace()
-
-
-@dataclass(kw_only=True)
-class CountsNothing(LocalUpdateState):
-    block_steps: int = workspace(default=0)
-
-
-@dataclass(kw_only=True)
-class Undeclared(LocalUpdateState):
-    clock: int = 0
-
-
-@dataclass(kw_only=True)
-class WithAList(LocalUpdateState):
-    losses: list = across("same", default_factory=list)
-
-
-@dataclass(kw_only=True)
-class NoMeaning(LocalUpdateState):
-    clock: int = across("median", default=0)
-
-
-@dataclass(kw_only=True)
-class SummedNumber(LocalUpdateState):
-    clock: int = across("sum", default=0)
-
-
-@dataclass(kw_only=True)
-class OwnCountsAreSame(LocalUpdateState):
-    own_samples: int = across("same", default=0)
-
-
-@dataclass(kw_only=True)
-class OwnCountsAreMeans(LocalUpdateState):
-    own_samples: int = across("mean", default=0)
-
-
-@dataclass(kw_only=True)
-class OwnCountsAreAlike(LocalUpdateState):
-    own_samples: int = across("most", default=0)
-
-
-@dataclass(kw_only=True)
-class SharedCounter(LocalUpdateState):
-    block_samples: int = across("share", default=0)
-
-
-@dataclass(kw_only=True)
-class SummedStart(LocalUpdateState):
-    start: object = across("sum")
-
-
-@dataclass(kw_only=True)
-class SummedMomentum(LocalUpdateState):
-    momentum: object = across("sum")
-
-
-def with_state(base, kind):
-    """An algorithm whose state is of another class."""
+def with_state(base, **fields):
+    """An algorithm in whose state these fields are declared otherwise, or added."""
+    declared = [(name, object, field) for name, field in fields.items()]
+    kind = make_dataclass("State", declared, bases=(LocalUpdateState,), kw_only=True)
 
     class WithState(base):
-        def init(self, parameters, comm):
-            return kind(**vars(super().init(parameters, comm)))
+        def init(self, work):
+            return kind(**vars(super().init(work)))
 
     return WithState(sync_steps=3)
 
 
-class ForgetsResiduals(DataParallelSGD):
-    def init(self, parameters, comm):
-        @dataclass(kw_only=True)
-        class State:
-            residuals: object = workspace()
-            exchanges: dict = workspace()
-
-        return State(**vars(super().init(parameters, comm)))
+def own_samples_declared(rule):
+    return with_state(ModelAveragingSGD, own_samples=across(rule, default=0))
 
 
-class FailsAlone(DataParallelSGD):
-    def fail(self, state, problem, comm):
+def start_declared(rule):
+    return with_state(ModelAveragingSGD, start=across(rule))
+
+
+def with_group(base, kind, **given):
+    """An algorithm whose ranks wait for each other in another way."""
+
+    class Roles(Together):
+        def form(self, comm):
+            return kind(comm)
+
+    class WithGroup(base):
+        roles = Roles()
+
+    return WithGroup(**given)
+
+
+@dataclass(kw_only=True)
+class ForgetsResiduals(ExchangeState):
+    residuals: object = workspace()
+
+
+class FailsAlone(Everybody):
+    def fail(self, problem):
         raise UserError(problem)
 
 
-class FailsWithoutReason(DataParallelSGD):
-    def fail(self, state, problem, comm):
-        super().fail(state, "something is wrong", comm)
+class FailsWithoutReason(Everybody):
+    def fail(self, problem):
+        super().fail("something is wrong")
+
+
+class EndsWithoutMeeting(Everybody):
+    """Who fails in the last step is waited for by nobody."""
+
+    def meet_to_finish(self):
+        pass
+
+
+class NeverMeets(Everybody):
+    def meet(self):
+        pass
 
 
 class TakesWhatIsNotFinite(DataParallelSGD):
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        total = comm.agree(None, samples)
-        if total:
-            state.exchanges[32].sum(gradient.flat)
-            local_step(gradient.flat, total)
-        return total
-
-
-class EndsWithoutMeeting(ModelAveragingSGD):
-    """Who fails in the last step is waited for by nobody."""
-
-    def finish(self, state, parameters, local_step, comm):
-        parameters.flat[...] = state.start
-
-
-class NeverMeets(ModelAveragingSGD):
-    def meet(self, state, comm):
-        pass
+    def problem(self, state, work, samples):
+        return None
 
 
 class CommunicatesBeforeItMeets(ModelAveragingSGD):
     """One collective in one step, in which a rank may have failed."""
 
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        if 20 < local_step.samples < 30:
-            comm.broadcast(state.start)
-        return super().step(state, parameters, gradient, samples, local_step, comm, total)
+    def step(self, state, work, minibatch):
+        if 20 < work.samples < 30:
+            work.comm.broadcast(state.start)
+        super().step(state, work, minibatch)
 
 
 class LeavesADifference(ModelAveragingSGD):
-    def step(self, state, parameters, *arguments):
+    def step(self, state, work, minibatch):
+        x = work.parameters.flat
         try:
-            return super().step(state, parameters, *arguments)
+            super().step(state, work, minibatch)
         except UserError:
-            parameters.flat[...] = state.start - parameters.flat + 1e-3
+            x[...] = state.start - x + 1e-3
             raise
 
 
 class LeavesNothing(ModelAveragingSGD):
-    def finish(self, state, parameters, local_step, comm):
-        x = parameters.flat.copy()
-        parameters.flat.fill(np.nan)
-        self.meet(state, comm)
-        parameters.flat[...] = x
-        super().finish(state, parameters, local_step, comm)
+    def step(self, state, work, minibatch):
+        try:
+            super().step(state, work, minibatch)
+        except UserError:
+            work.parameters.flat.fill(np.nan)
+            raise
 
 
 class MovesTheSharedModel(DataParallelSGD):
-    def step(self, state, parameters, *arguments):
-        parameters.flat[...] += 1
-        total = super().step(state, parameters, *arguments)
-        parameters.flat[...] -= 1
-        return total
+    def problem(self, state, work, samples):
+        work.parameters.flat[...] += 1
+        return super().problem(state, work, samples)
+
+    def step(self, state, work, minibatch):
+        work.parameters.flat[...] -= 1
+        super().step(state, work, minibatch)
 
 
 class ReplacesTheVector(DataParallelSGD):
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        parameters._set_flat(parameters.flat.copy())
-        return super().step(state, parameters, gradient, samples, local_step, comm)
+    def step(self, state, work, minibatch):
+        work.parameters._set_flat(work.parameters.flat.copy())
+        super().step(state, work, minibatch)
 
 
-class CountsNoBytes(DataParallelSGD):
-    def bytes_sent(self, state):
-        return 0
+class CountsNoBytes(ExchangeState):
+    bytes_sent = 0
 
 
-class CountsBytesDown(DataParallelSGD):
-    def bytes_sent(self, state):
-        return 10**9 - super().bytes_sent(state)
+class CountsBytesDown(ExchangeState):
+    @property
+    def bytes_sent(self):
+        return 10**9 - super().bytes_sent
 
 
 @dataclass(frozen=True)
@@ -204,31 +164,31 @@ class Addressed(DataParallelSGD):
 
 
 FAULTS = [
-    (with_state(DiLoCo, ForgetfulState), ["resume"]),
-    (with_state(ModelAveragingSGD, CountsNothing), ["resume"]),
-    (ForgetsResiduals(gradient_bits=1), ["resume"]),
-    (with_state(DiLoCo, Undeclared), ["state"]),
-    (with_state(DiLoCo, WithAList), ["state"]),
-    (with_state(DiLoCo, NoMeaning), ["state"]),
-    (with_state(DiLoCo, SummedNumber), ["state"]),
-    (with_state(ModelAveragingSGD, OwnCountsAreSame), ["same_state", "regrouped"]),
-    (with_state(ModelAveragingSGD, OwnCountsAreMeans), ["state", "regrouped"]),
-    (with_state(ModelAveragingSGD, OwnCountsAreAlike), ["regrouped"]),
-    (with_state(ModelAveragingSGD, SharedCounter), ["regrouped"]),
-    (with_state(ModelAveragingSGD, SummedStart), ["regrouped"]),
-    (with_state(DiLoCo, SummedMomentum), ["regrouped"]),
-    (FailsAlone(), ["errors"]),
-    (FailsWithoutReason(), ["errors"]),
+    (with_state(DiLoCo, momentum=workspace()), ["resume"]),
+    (with_state(ModelAveragingSGD, block_steps=workspace(default=0)), ["resume"]),
+    (with_exchange(DataParallelSGD, ForgetsResiduals, gradient_bits=1), ["resume"]),
+    (with_state(DiLoCo, clock=0), ["state"]),
+    (with_state(DiLoCo, losses=across("same", default_factory=list)), ["state"]),
+    (with_state(DiLoCo, clock=across("median", default=0)), ["state"]),
+    (with_state(DiLoCo, clock=across("sum", default=0)), ["state"]),
+    (own_samples_declared("same"), ["same_state", "resharded"]),
+    (own_samples_declared("mean"), ["state", "resharded"]),
+    (own_samples_declared("most"), ["resharded"]),
+    (with_state(ModelAveragingSGD, block_samples=across("share", default=0)), ["resharded"]),
+    (start_declared("sum"), ["resharded"]),
+    (with_state(DiLoCo, momentum=across("sum")), ["resharded"]),
+    (with_group(DataParallelSGD, FailsAlone), ["errors"]),
+    (with_group(DataParallelSGD, FailsWithoutReason), ["errors"]),
     (TakesWhatIsNotFinite(), ["errors"]),
-    (EndsWithoutMeeting(sync_steps=3), ["errors"]),
-    (NeverMeets(sync_steps=3), ["errors"]),
+    (with_group(LastBlockIsLost, EndsWithoutMeeting, sync_steps=3), ["errors"]),
+    (with_group(ModelAveragingSGD, NeverMeets, sync_steps=3), ["errors"]),
     (CommunicatesBeforeItMeets(sync_steps=3), ["errors"]),
     (LeavesADifference(sync_steps=3), ["errors"]),
     (LeavesNothing(sync_steps=3), ["errors"]),
     (MovesTheSharedModel(), ["errors"]),
     (ReplacesTheVector(), ["arrays"]),
-    (CountsNoBytes(), ["bytes_sent"]),
-    (CountsBytesDown(), ["bytes_sent"]),
+    (with_exchange(DataParallelSGD, CountsNoBytes), ["bytes_sent"]),
+    (with_exchange(DataParallelSGD, CountsBytesDown), ["bytes_sent"]),
     (Positional(), ["options"]),
     (HiddenOption(rate=2.0), ["options"]),
     (Unhashable(), ["options"]),

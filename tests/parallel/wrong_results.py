@@ -2,210 +2,220 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+from mutations import Instead
 
 from parallel_sgd import DataParallelSGD, DiLoCo, ModelAveragingSGD
+from parallel_sgd.algorithms import ExchangeState
+from parallel_sgd.algorithms.outer import Averaging, OuterNesterov
 
 RANKS = 3  #: on which they are caught
+
+
+def with_exchange(base, kind, **given):
+    """An algorithm whose exchange is of another class."""
+
+    class WithExchange(base):
+        def init(self, work):
+            state = super().init(work)
+            state.exchange = kind(**vars(state.exchange))
+            return state
+
+    WithExchange.__name__ = kind.__name__
+    return WithExchange(**given)
 
 
 class Around(DataParallelSGD):
     """Data-parallel SGD whose optimizer is called by `change`."""
 
-    def change(self, local_step, gradient, samples, total, comm):
+    def change(self, optimizer, gradient, minibatch, comm):
         raise NotImplementedError
 
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        class Changed:
-            def __init__(self):
-                self.state, self.samples = local_step.state, local_step.samples
+    def step(self, state, work, minibatch):
+        def changed(inner, summed, _):
+            self.change(inner, summed, minibatch, work.comm)
 
-            def __call__(_, summed, total):
-                self.change(local_step, summed, samples, total, comm)
-
-        return super().step(state, parameters, gradient, samples, Changed(), comm)
+        super().step(state, replace(work, optimizer=Instead(work.optimizer, changed)), minibatch)
 
 
 class NoCommunication(DataParallelSGD):
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        total = comm.agree(None, samples)
-        local_step(gradient.flat, samples, total)
-        return total
+    def step(self, state, work, minibatch):
+        work.optimizer(work.gradient.flat, *minibatch)
 
 
 class OneRankIsNotHeard(DataParallelSGD):
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        if comm.rank == 1:
-            gradient.flat[...] = 0
-        return super().step(state, parameters, gradient, samples, local_step, comm)
+    def step(self, state, work, minibatch):
+        if work.comm.rank == 1:
+            work.gradient.flat[...] = 0
+        super().step(state, work, minibatch)
 
 
 class Stripe(DataParallelSGD):
     """A part of the vector is not exchanged, and rank 0's is taken."""
 
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        if comm.rank:
-            gradient.flat[100:200] = 0
-        return super().step(state, parameters, gradient, samples, local_step, comm)
+    def step(self, state, work, minibatch):
+        if work.comm.rank:
+            work.gradient.flat[100:200] = 0
+        super().step(state, work, minibatch)
 
 
-class NoAverage(ModelAveragingSGD):
-    class Silent:
-        bytes_sent = 0
-
-        def sum(self, vector, residuals=None):
-            pass
-
-    def init(self, parameters, comm):
-        state = super().init(parameters, comm)
-        state.exchanges[32] = self.Silent()
-        return state
+class NoAverage(ExchangeState):
+    def sum(self, vector):
+        pass
 
 
 class SumOfGradients(Around):
-    def change(self, local_step, gradient, samples, total, comm):
-        local_step(gradient * total, total)
+    def change(self, optimizer, gradient, minibatch, comm):
+        optimizer(gradient * minibatch.total, minibatch.total)
 
 
-class SumOfModels(ModelAveragingSGD):
-    def share(self, own_samples, samples):
+class SumOfModels(Averaging):
+    def weight(self, own_samples, samples):
         return 1.0
 
 
 class FlippedSign(Around):
-    def change(self, local_step, gradient, samples, total, comm):
-        local_step(-gradient, total)
+    def change(self, optimizer, gradient, minibatch, comm):
+        optimizer(-gradient, minibatch.total)
 
 
-class FlippedOuterSign(ModelAveragingSGD):
-    def outer_step(self, state, block_gradient, samples, lr, ranks):
-        state.start += block_gradient
+class FlippedOuterSign(Averaging):
+    def step(self, model, momentum, gradient, block):
+        model += gradient
 
 
-class StaleStart(DiLoCo):
+class StaleStart(OuterNesterov):
     """A block's gradient is applied to the model with which the block before began."""
 
-    def init(self, parameters, comm):
-        state = super().init(parameters, comm)
-        state.momentum[...] = state.start
-        return state
+    def init(self, model):
+        return model.flat.copy()
 
-    def outer_step(self, state, block_gradient, samples, lr, ranks):
-        new = state.momentum - block_gradient
-        state.momentum[...] = state.start
-        state.start[...] = new
+    def step(self, model, momentum, gradient, block):
+        new = momentum - gradient
+        momentum[...] = model
+        model[...] = new
 
 
 class LastBlockIsLost(ModelAveragingSGD):
-    def finish(self, state, parameters, local_step, comm):
-        self.meet(state, comm)
-        parameters.flat[...] = state.start
+    def finish(self, state, work):
+        work.parameters.flat[...] = state.start
 
 
 class RanksEndApart(ModelAveragingSGD):
-    def finish(self, state, parameters, local_step, comm):
-        self.meet(state, comm)
+    def finish(self, state, work):
+        pass
 
 
 class MeanOfMeans(DataParallelSGD):
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        gradient.flat *= comm.agree(None, samples) / (comm.size * max(samples, 1))
-        return super().step(state, parameters, gradient, samples, local_step, comm)
+    def step(self, state, work, minibatch):
+        work.gradient.flat *= minibatch.total / (work.comm.size * max(minibatch.samples, 1))
+        super().step(state, work, minibatch)
 
 
-class MeanOfModels(ModelAveragingSGD):
-    def share(self, own_samples, samples):
+class MeanOfModels(Averaging):
+    def weight(self, own_samples, samples):
         return 1 / RANKS
 
 
 class FirstRankCountsMore(DataParallelSGD):
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        gradient.flat *= 1.001 if comm.rank == 0 else 1
-        return super().step(state, parameters, gradient, samples, local_step, comm)
+    def step(self, state, work, minibatch):
+        work.gradient.flat *= 1.001 if work.comm.rank == 0 else 1
+        super().step(state, work, minibatch)
+
+
+class DividesByItsOwnSamples(Around):
+    def change(self, optimizer, gradient, minibatch, comm):
+        optimizer(gradient, max(minibatch.samples, 1))
 
 
 class RanksDiffer(Around):
-    def change(self, local_step, gradient, samples, total, comm):
-        local_step(gradient * (1 + 1e-6 * comm.rank), total)
+    def change(self, optimizer, gradient, minibatch, comm):
+        optimizer(gradient * (1 + 1e-6 * comm.rank), minibatch.total)
 
 
 class OwnClock(Around):
-    def change(self, local_step, gradient, samples, total, comm):
-        local_step(gradient, total, samples)
+    def change(self, optimizer, gradient, minibatch, comm):
+        optimizer(gradient, minibatch.total, minibatch.samples)
 
 
 class LeavesWithoutSamples(DataParallelSGD):
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
+    def step(self, state, work, minibatch):
+        if minibatch.samples:
+            super().step(state, work, minibatch)
+
+
+class ChangesWithoutSamples(DataParallelSGD):
+    def problem(self, state, work, samples):
         if samples == 0:
-            return 0
-        return super().step(state, parameters, gradient, samples, local_step, comm)
-
-
-class CountsEmptyMinibatches(ModelAveragingSGD):
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        total = comm.agree(None, samples)
-        if total == 0:
-            state.block_steps += 1
-        return super().step(state, parameters, gradient, samples, local_step, comm, total)
+            work.parameters.flat[...] *= 1.001
+        return super().problem(state, work, samples)
 
 
 class Guesses(ModelAveragingSGD):
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        total = samples * comm.size if total is None else total
-        return super().step(state, parameters, gradient, samples, local_step, comm, total)
+    """The others' samples, where no source has told."""
+
+    asynchronous = True
 
 
 STEPS_EVER = []
 
 
 class Global(Around):
-    def change(self, local_step, gradient, samples, total, comm):
-        STEPS_EVER.append(total)
-        local_step(gradient * (1 + 1e-5 * len(STEPS_EVER)), total)
+    def change(self, optimizer, gradient, minibatch, comm):
+        STEPS_EVER.append(minibatch.total)
+        optimizer(gradient * (1 + 1e-5 * len(STEPS_EVER)), minibatch.total)
 
 
 class WritesSharedModel(ModelAveragingSGD):
-    def shared_model(self, state, parameters):
-        state.start[...] = parameters.flat
+    def shared_model(self, state, work):
+        state.start[...] = work.parameters.flat
         return state.start
 
 
-class MeetingChangesModel(ModelAveragingSGD):
-    def meet(self, state, comm):
-        super().meet(state, comm)
-        state.start *= 1.001
+class WaitingChangesResiduals(ExchangeState):
+    def wait(self):
+        self.residuals.worker_error *= 1.1
 
 
 class RoundsToFloat32(DataParallelSGD):
-    def step(self, state, parameters, gradient, samples, local_step, comm, total=None):
-        total = super().step(state, parameters, gradient, samples, local_step, comm)
-        parameters.flat[...] = parameters.flat.astype(np.float32)
-        return total
+    def step(self, state, work, minibatch):
+        super().step(state, work, minibatch)
+        work.parameters.flat[...] = work.parameters.flat.astype(np.float32)
 
+
+FEW_BITS = {"gradient_bits": 1, "block_size": 64}
 
 FAULTS = [
     (NoCommunication(), ["agreement", "communication", "weights"]),
-    (NoAverage(sync_steps=3), ["agreement", "communication", "bytes_sent"]),
+    (
+        with_exchange(ModelAveragingSGD, NoAverage, sync_steps=3),
+        ["agreement", "communication", "bytes_sent"],
+    ),
     (OneRankIsNotHeard(), ["communication", "permuted", "weights", "identical"]),
-    (OneRankIsNotHeard(gradient_bits=1, block_size=64), ["communication"]),
+    (OneRankIsNotHeard(**FEW_BITS), ["communication"]),
     (Stripe(), ["communication", "permuted", "weights"]),
     (SumOfGradients(), ["serial", "identical"]),
-    (SumOfModels(sync_steps=3), ["identical", "weights"]),
-    (FlippedSign(), ["serial"]),
-    (FlippedOuterSign(sync_steps=3), ["serial"]),
-    (StaleStart(sync_steps=3), ["serial"]),
+    (ModelAveragingSGD(outer=SumOfModels(), sync_steps=3), ["identical", "weights"]),
+    (FlippedSign(), ["serial", "learns"]),
+    (ModelAveragingSGD(outer=FlippedOuterSign(), sync_steps=3), ["serial", "learns"]),
+    (DiLoCo(outer=StaleStart(), sync_steps=3), ["serial"]),
     (LastBlockIsLost(sync_steps=3), ["serial"]),
     (RanksEndApart(sync_steps=3), ["agreement"]),
-    (MeanOfMeans(), ["weights"]),
-    (MeanOfModels(sync_steps=3), ["weights"]),
+    (MeanOfMeans(), ["weights", "dry_ranks_count_nothing"]),
+    (ModelAveragingSGD(outer=MeanOfModels(), sync_steps=3), ["weights"]),
     (FirstRankCountsMore(), ["permuted", "weights"]),
+    (DividesByItsOwnSamples(), ["agreement", "weights", "identical"]),
     (RanksDiffer(), ["agreement"]),
     (OwnClock(), ["agreement", "dry_ranks"]),
     (LeavesWithoutSamples(), ["dry_ranks", "weights"]),
-    (CountsEmptyMinibatches(sync_steps=3), ["nothing"]),
-    (Guesses(sync_steps=3), ["told", "dry_ranks"]),
+    (ChangesWithoutSamples(), ["nothing"]),
+    (Guesses(sync_steps=3), ["announced", "dry_ranks"]),
     (Global(), ["repeatable", "resume"]),
     (WritesSharedModel(sync_steps=3), ["agreement"]),
-    (MeetingChangesModel(sync_steps=3), ["observed"]),
+    (with_exchange(DataParallelSGD, WaitingChangesResiduals, **FEW_BITS), ["observed"]),
     (RoundsToFloat32(), ["float64", "serial"]),
+    (DataParallelSGD(**FEW_BITS, error_feedback=False), ["owed"]),
+    (ModelAveragingSGD(**FEW_BITS, error_feedback=False, sync_steps=3), ["owed"]),
 ]

@@ -76,10 +76,10 @@ class Gpu:
             del self.local.stream
 
     def current(self) -> Stream:
-        found: Stream | None = getattr(self.local, "stream", None)
-        if found is None:
-            found = self.local.punctual = getattr(self.local, "punctual", Punctual(self))
-        return found
+        stream: Stream | None = getattr(self.local, "stream", None)
+        if stream is None:
+            stream = self.local.punctual = getattr(self.local, "punctual", Punctual(self))
+        return stream
 
 
 class Event:

@@ -21,8 +21,8 @@ class MemoryRows:
     def rows(self, ids):
         self.asked.append(ids.copy())
         distinct, places = np.unique(ids, return_inverse=True)
-        found = np.array([self.row(i) for i in distinct.tolist()], self.dtype)
-        return found.reshape(-1, self.width)[places.reshape(ids.shape)]
+        rows = np.array([self.row(i) for i in distinct.tolist()], self.dtype)
+        return rows.reshape(-1, self.width)[places.reshape(ids.shape)]
 
     def row(self, i):
         if i in self.stored:

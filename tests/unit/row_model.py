@@ -22,10 +22,10 @@ def unmix(number):
     """The number that `mix` makes this one of."""
 
     def unshift(z, by):
-        found = z
+        unshifted = z
         for _ in range(64 // by):
-            found = z ^ (found >> by)
-        return found
+            unshifted = z ^ (unshifted >> by)
+        return unshifted
 
     z = unshift(number, 31) * pow(0x94D049BB133111EB, -1, 1 << 64) & WORD
     z = unshift(z, 27) * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & WORD
@@ -34,8 +34,8 @@ def unmix(number):
 
 def same_hash(hashed, many):
     """Ids whose searches begin at one slot, and that look alike to all slots."""
-    found = (unmix(hashed << 32 | low) for low in range(10**6))
-    return [i for i, _ in zip((i for i in found if i <= LAST), range(many), strict=False)]
+    ids = (unmix(hashed << 32 | low) for low in range(10**6))
+    return [i for i, _ in zip((i for i in ids if i <= LAST), range(many), strict=False)]
 
 
 POOLS = {

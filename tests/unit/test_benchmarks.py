@@ -1,4 +1,4 @@
-"""The statistics of the benchmarks, and the convergence benchmark in small."""
+"""The statistics of the benchmarks, the convergence benchmark in small, and reports in files."""
 
 from __future__ import annotations
 
@@ -11,39 +11,26 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import convergence, exchange, figures, parameter_server
+from benchmarks import convergence, figures, training
 from benchmarks.__main__ import main as benchmarks_main
-from benchmarks.cluster import payload_rate
 from benchmarks.convergence.contenders import CONTENDERS, gain
 from benchmarks.convergence.runs import Runs, read
 from benchmarks.convergence.study import RATES, Climb, Plan, study
 from benchmarks.convergence.summary import Summary
 from benchmarks.convergence.tasks import POINTS, TASKS
 from benchmarks.convergence.training import Run, train
-from benchmarks.exchange import cases, links, one_machine
 from benchmarks.report import Report
 from benchmarks.statistics import bootstrap_interval, compare
-from parallel_sgd import Parameters, UserError, simulate
-from parallel_sgd.compression import OneBit
+from parallel_sgd import UserError
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
-def test_the_interval_of_equal_values_is_that_value():
+def test_the_intervals_of_equal_values_and_of_two_are_known():
     assert bootstrap_interval([0.25] * 10, 0.9) == (0.25, 0.25)
-
-
-def test_the_interval_of_two_values_is_known():
     # the mean of two draws is 0, 1/2 or 1, with probabilities 1/4, 1/2 and 1/4
     assert bootstrap_interval([0, 1], 0.90) == (0, 1)
     assert bootstrap_interval([0, 1], 0.40) == (0.5, 0.5)
-
-
-def test_the_interval_agrees_with_the_normal_one_for_many_values():
-    values = np.random.default_rng(0).normal(3, 2, 400)
-    low, high = bootstrap_interval(values, 0.95)
-    half = 1.96 * values.std() / math.sqrt(len(values))
-    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.02)
 
 
 def test_intervals_cover_the_mean_as_often_as_the_docstring_says():
@@ -56,9 +43,9 @@ def test_intervals_cover_the_mean_as_often_as_the_docstring_says():
 def test_pairing_removes_what_seeds_have_in_common():
     common = np.random.default_rng(2).normal(1, 1, 10)  # far more than the margin
     noise = np.random.default_rng(3).normal(0, 0.001, 10)
-    found = compare(common + noise, common, margin=0.01)
-    assert found.equivalent and found.verdict == "equivalent"
-    assert found.mean == pytest.approx(noise.mean())
+    comparison = compare(common + noise, common, margin=0.01)
+    assert comparison.equivalent and comparison.verdict == "equivalent"
+    assert comparison.mean == pytest.approx(noise.mean())
 
 
 @pytest.mark.parametrize(
@@ -72,39 +59,37 @@ def test_pairing_removes_what_seeds_have_in_common():
     ],
 )
 def test_verdicts(differences, verdict):
-    found = compare(np.array(differences) + 0.5, [0.5] * 3, margin=0.01)
-    assert found.verdict == verdict
-    assert found.equivalent == (found.reach <= 1)
+    comparison = compare(np.array(differences) + 0.5, [0.5] * 3, margin=0.01)
+    assert comparison.verdict == verdict
+    assert comparison.equivalent == (comparison.reach <= 1)
 
 
-def test_a_climb_ends_where_both_neighbours_are_worse():
-    climb = Climb("digits", "serial", 1, (), RATES)
-    losses = {i: (i - 8) ** 2 for i in range(len(RATES))}
-    rounds = 0
-    while wanted := climb.next_points():
-        climb.scores |= {i: losses[i] for i in wanted}
-        rounds += 1
-    assert climb.best == 8 and rounds == 4 and sorted(climb.scores) == [4, 5, 6, 7, 8, 9]
-    assert climb.setting(8).lr == RATES[8] and not climb.setting(8).at_edge
-
-
-def test_a_climb_stops_at_the_edge_and_says_so():
+@pytest.mark.parametrize(
+    ("loss", "best", "rounds", "tried"),
+    [
+        (lambda i: (i - 8) ** 2, 8, 4, [4, 5, 6, 7, 8, 9]),  # both neighbours are worse
+        (lambda i: float(i), 0, 5, [0, 1, 2, 3, 4, 5, 6]),  # at the edge, and says so
+    ],
+)
+def test_a_climb_ends_at_the_best(loss, best, rounds, tried):
     climb = Climb("digits", "serial", 1, (), RATES)
     while wanted := climb.next_points():
-        climb.scores |= {i: float(i) for i in wanted}
-    assert climb.best == 0 and climb.setting(0).at_edge
+        climb.scores |= {i: loss(i) for i in wanted}
+        rounds -= 1
+    assert climb.best == best and rounds == 0 and sorted(climb.scores) == tried
+    assert climb.setting(best).lr == RATES[best] and climb.setting(best).at_edge == (best == 0)
 
 
 def test_gains():
-    def found(name, options, ranks=8):
+    def gain_of(name, options, ranks=8):
         return gain(CONTENDERS[name].algorithm(options, 4), ranks)
 
-    assert found("averaging", ()) == 1
-    assert found("BMUF", ()) == 8
-    assert found("BMUF", (("block_momentum", 0.5), ("block_learning_rate", 0.5))) == 1
-    assert found("CNTK", ()) == 15
-    assert found("SlowMo", ()) == 2
-    assert found("DiLoCo", ()) == pytest.approx(7)
+    assert gain_of("averaging", ()) == 1
+    assert gain_of("BMUF", ()) == 8
+    assert gain_of("BMUF", (("block_momentum", 0.5), ("block_learning_rate", 0.5))) == 1
+    assert gain_of("CNTK", ()) == 15
+    assert gain_of("SlowMo", ()) == 2
+    assert gain_of("DiLoCo", ()) == pytest.approx(7)
 
 
 def test_everybody_sees_the_same_number_of_samples_in_whole_minibatches_and_blocks():
@@ -167,15 +152,15 @@ def test_a_report_is_drawn_anew_from_its_file(tmp_path, monkeypatch, name, drawi
     pytest.importorskip("matplotlib")
     report = Report.read(RESULTS / f"{name}.json")
     drawn = []
-    each = [(start, spied(which, drawn)) for start, which in figures.DRAWINGS]
-    monkeypatch.setattr(figures, "DRAWINGS", each)
+    drawings = [(start, spied(which, drawn)) for start, which in figures.DRAWINGS]
+    monkeypatch.setattr(figures, "DRAWINGS", drawings)
     report.draw(tmp_path / "drawn.png")
-    (found,) = drawn
-    assert found.by is drawing
-    assert all(axes.get_xlabel() for axes in found.figure.axes)
-    assert report.title in found.figure.get_suptitle()
+    (picture,) = drawn
+    assert picture.by is drawing
+    assert all(axes.get_xlabel() for axes in picture.figure.axes)
+    assert report.title in picture.figure.get_suptitle()
     if name == "plan":
-        (axes,) = found.figure.axes
+        (axes,) = picture.figure.axes
         values = {float(y) for line in axes.get_lines() for y in line.get_ydata()}
         measured = {row.value for row in report.rows if "hosts, " in row.name}
         assert len(measured) == 36 and measured <= values
@@ -205,11 +190,15 @@ def spied(drawing, drawn):
     return draw
 
 
-def test_a_file_of_something_else_is_refused(tmp_path):
-    path = tmp_path / "runs.json"
-    path.write_text('{"a": 1}')
-    with pytest.raises(UserError, match="not the runs"):
-        read(path)
+@pytest.mark.parametrize(
+    ("reads", "wrong"),
+    [(read, "not the runs"), (training.summary.read, "not the results of this benchmark")],
+)
+def test_a_file_of_something_else_is_refused(tmp_path, reads, wrong):
+    path = tmp_path / "a.json"
+    path.write_text('{"rows": []}')
+    with pytest.raises(UserError, match=wrong):
+        reads(path)
 
 
 def test_options_become_a_plan():
@@ -218,221 +207,3 @@ def test_options_become_a_plan():
     options = parser.parse_args(["--quick", "--task", "bytes", "--ranks", "8", "16"])
     assert convergence.plan_of(options) == Plan(["bytes"], 3, 1, [8, 16], 8)
     assert convergence.plan_of(parser.parse_args([])) == Plan(["digits", "bytes"])
-
-
-def test_a_push_in_1_bit_has_the_bytes_that_the_benchmark_expects():
-    values = 1 << 14
-    blocks = OneBit().blocks(Parameters({"W": np.zeros((values // 1024, 1024), np.float32)}))
-    assert blocks.offsets[-1] == parameter_server.dense.pushed_bytes(values)
-
-
-def test_the_benchmark_of_rows_asks_for_rows_of_the_table_in_another_order():
-    ids = parameter_server.sparse.all_ids(1000)
-    assert len(set(ids.tolist())) == len(ids)
-    batches = parameter_server.sparse.random_batches(ids, 100, seed=1)
-    first, second = next(batches), next(batches)
-    assert len(first) == 100 and set(first) <= set(ids) and not set(first) & set(second)
-    assert first.tolist() != ids[:100].tolist()
-
-
-def test_the_report_on_parameter_servers(monkeypatch):
-    modes = {"alike": 40.0, "slow": 30.0, "slowest": 10.0, "staleness": 2.0}
-    cases = [f"{count} {kind}" for count in (1, 2) for kind in ("pull", "push", "both")]
-    rows = {"pull": 2e6, "push": 1e6}
-    found = {
-        "dense": {
-            "updates": {
-                "bare": 1000.0,
-                "bare, step": 800.0,
-                "bare, 1 bit": 2000.0,
-                "learner, 1": 720.0,
-                "learner, 2": 900.0,
-                "client": 760.0,
-                "learner, 1 bit": 1000.0,
-            },
-            "bytes": {"32": 4 << 20, "1": 139264},
-            "step_s": 0.00025,
-            "where": {"wire": 0.001},
-        },
-        "slow_worker": dict.fromkeys(("async", "bounded", "sync", "geo"), modes),
-        "sparse": {
-            "random": rows,
-            "table": rows,
-            "bytes": 160.0,
-            "bare": dict.fromkeys(cases, 4e6),
-            "served": dict.fromkeys(cases, 2e6),
-        },
-    }
-    sections = []
-
-    def on_ranks(ranks, module, options):
-        name = module.removeprefix("parameter_server.")
-        sections.append(name)
-        assert options["rounds"] >= 1 and options["seconds"] > 0
-        return found[name]
-
-    monkeypatch.setattr(parameter_server, "on_ranks", on_ranks)
-    parser = argparse.ArgumentParser()
-    parameter_server.add_arguments(parser)
-    report = parameter_server.main(parser.parse_args(["--servers", "2"]))
-    assert sections == ["dense", "slow_worker", "sparse"]
-    ratios = {row.name: row.ratio for row in report.rows}
-    assert len(ratios) == len(report.rows)  # or bars of the figure would lie on each other
-    assert ratios["learner.step, 32 bit, beside sum"] == pytest.approx(0.9)
-    assert ratios["learner.step, 32 bit, 2 servers"] == pytest.approx(1.25)
-    assert ratios["memory of the server's table, a row"] == pytest.approx(1.25)
-    parameter_server.main(parser.parse_args(["--only", "slow-worker"]))
-    assert sections[3:] == ["slow_worker"]
-
-
-def exchange_options(line: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    exchange.add_arguments(parser)
-    return parser.parse_args(line.split())
-
-
-def test_the_report_on_sums_inside_one_machine(monkeypatch):
-    bits = {str(b): 0.001 * b for b in (1, 2, 4, 8, 16, 32)}
-    found = {
-        "allreduce": 0.064,
-        "seconds": bits,
-        "pipelined": {name: 0.5 * seconds for name, seconds in bits.items()},
-        "bytes": {**bits, "1": 2000 * (1 / 8 + 8 / 1024)},
-        "memory_per_parameter": {"1000000": 7.0},
-        "tiny_step": {"1": 2e-5, "32": 3e-5},
-        "tiny_allreduce": 1e-5,
-        "alone": 1e-5,
-    }
-
-    def on_ranks(ranks, module, options):
-        assert (ranks, module) == (2, "exchange.one_machine")
-        assert options == {"values": 2000, "rounds": 3}
-        return found
-
-    monkeypatch.setattr(one_machine, "on_ranks", on_ranks)
-    report = exchange.main(exchange_options("--values 2k --rounds 3"))
-    ratios = {row.name: row.ratio for row in report.rows}
-    assert len(ratios) == len(report.rows)
-    assert ratios["32 bit, time"] == pytest.approx(0.5)
-    assert ratios["1 bit, transport pipelined, time"] == pytest.approx(0.5)
-    assert ratios["1 bit, bytes sent by a rank"] == pytest.approx(1)
-    assert ratios["step of 650 parameters, 1 bit"] == pytest.approx(2)
-
-
-SECONDS = {"gloo": 8.0, "1 bit, pipelined": 0.25, "32 bit, pipelined": 4.0, "auto": 0.5}
-
-
-class Playing:
-    """Two hosts whose sums take known times: of both sides, or of ours alone."""
-
-    def __init__(self, *sides: str, wrong: str = "") -> None:
-        self.connections = dict.fromkeys(sides)
-        self.wrong = wrong
-        self.turns: list[str] = []
-
-    def all(self, side, command, **options):
-        if command == "begin":
-            auto = {"gradient_bits": {"4": options["values"]}, "transport": "pipelined"}
-            return [{"auto": auto} if side == "ours" else {}] * 2
-        name, times = options["name"], options["times"]
-        assert (name == "gloo") == (side == "peer")
-        self.turns.append(name)
-        first = name not in self.turns[:-1]  # which does not count
-        seconds = 99.0 if first else SECONDS.get(name, 1.0)
-        wrong = name == self.wrong
-        return [
-            {
-                "seconds": [seconds / (2 - rank)] * times,
-                "error": 0.1 * wrong,
-                "digest": wrong * rank,
-            }
-            for rank in range(2)
-        ]
-
-
-def links_report(*sides: str) -> Report:
-    sizes = [links.measured(Playing(*sides), values, 1) for values in (250_000, 25_000_000)]
-    return links.tabled(sizes, 2, 1e9)
-
-
-def test_the_report_on_sums_over_links():
-    report = links_report("ours", "peer")
-    rows = {row.name: row for row in report.rows}
-    assert len(rows) == len(report.rows)  # or bars of the figure would lie on each other
-    limit = 4 * 25e6 / payload_rate(1e9)  # of two hosts: each sends as much as the vector is long
-    assert rows["100 MB, 32 bit, pipelined"].value == 4000
-    assert rows["100 MB, 32 bit, pipelined"].ratio == pytest.approx(4 / limit)
-    assert rows["100 MB, gloo"].ratio == pytest.approx(8 / limit)
-    assert rows["100 MB, MPI_Allreduce"].ratio == pytest.approx(1 / limit)
-    one_bit = 25e6 * (1 + 8 * 8 / 1024) / 8 / payload_rate(1e9)
-    assert rows["100 MB, 1 bit, pipelined"].ratio == pytest.approx(0.25 / one_bit)
-    four = 25e6 * (4 + 8 * 4 / 1024) / 8 / payload_rate(1e9)
-    assert rows["100 MB, auto: 4 bit, pipelined"].ratio == pytest.approx(0.5 / four)
-    gain = rows["100 MB, gloo in 32 bit over ours in 1 bit"]
-    assert (gain.value, gain.ratio) == (32, 1.6)
-    assert rows["100 MB, 32 bit over the links"].value == pytest.approx(4 / limit)
-    assert "1 MB, 32 bit over the links" not in rows
-    assert rows["100 MB, auto over the best"].value == 2
-    assert "256 KiB" in report.title
-
-
-def test_without_pytorch_the_report_on_links_says_so():
-    rows = {row.name: row for row in links_report("ours").rows}
-    assert rows["gloo's all_reduce"].reference == "PyTorch is not installed here"
-    assert not [name for name in rows if "gloo" in name and name != "gloo's all_reduce"]
-
-
-def test_cases_have_their_turns_one_after_the_other():
-    playing = Playing("ours", "peer")
-    links.measured(playing, 2_500_000, 2)
-    names = playing.turns[:10]
-    assert len(set(names)) == 10 and playing.turns == 3 * names
-    assert [links.times(values) for values in (1000, 250_000, 2_500_000, 25_000_000)] == [
-        8,
-        8,
-        4,
-        1,
-    ]
-
-
-@pytest.mark.parametrize(
-    "name", ["MPI_Allreduce", "gloo", "32 bit, collective", "1 bit, pipelined"]
-)
-def test_a_sum_that_is_wrong_ends_the_benchmark(name):
-    with pytest.raises(UserError, match=f"^{name} has "):
-        links.measured(Playing("ours", "peer", wrong=name), 1000, 1)
-
-
-def test_a_turn_checks_the_sum_and_compares_the_ranks():
-    values = 5000
-
-    def body(comm, wrong=0.0):
-        given, total = cases.vector_of(comm.rank, values), np.empty(values, np.float32)
-
-        def call():
-            total[:] = sum(cases.vector_of(k, values) for k in range(comm.size))
-            total[7] += wrong
-            total[-8:] += wrong * comm.rank
-
-        return cases.turn(given, total, comm.size, 3, comm.barrier, call)
-
-    found = simulate(3, body)
-    assert all(len(each["seconds"]) == 3 and each["error"] < links.ROUNDING for each in found)
-    links.require_sum("gloo", found)
-    bad = simulate(3, lambda comm: body(comm, 0.1))
-    assert all(each["error"] > 1e-3 for each in bad)
-    assert len({each["digest"] for each in found}) == 1 < len({each["digest"] for each in bad})
-
-
-@pytest.mark.parametrize(
-    ("line", "wrong"),
-    [
-        ("--rate 1gbit", r"rate=1e\+09 bit/s needs --hosts"),
-        ("--values 1 2", r"values=\[1, 2\] must be one number without --hosts"),
-        ("--hosts 1", "hosts=1 must be at least 2"),
-        ("--hosts 2 -n 3", "ranks=3 must not be given with --hosts"),
-    ],
-)
-def test_what_the_benchmark_of_sums_refuses(line, wrong):
-    with pytest.raises(UserError, match=wrong):
-        exchange.main(exchange_options(line))

@@ -20,8 +20,10 @@ import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
 from parallel_sgd.state import across, workspace
 from parallel_sgd.training import checkpoint_files
-from parallel_sgd.training.captured import capture, flatten, restore, unflatten
 from parallel_sgd.training.progress import Progress, Standing
+from parallel_sgd.training.state_tree import capture, flatten, restore, unflatten
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 
 def learner_of() -> Learner:
@@ -42,12 +44,6 @@ def everything(learner: Learner) -> tuple[Any, dict[str, bytes]]:
     return tree, {name: array.tobytes() for name, array in arrays.items()}
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls the plug on these tests; each flush could take the time of many."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     checkpoints = psgd.Checkpoints(tmp_path / "checkpoints")
@@ -66,14 +62,14 @@ def test_the_files_are_plain(saved):
     manifest = json.loads((saved / "manifest.json").read_text())
     assert {p.name for p in saved.iterdir()} == {*manifest["files"], "manifest.json"}
     assert np.array_equal(tensors["parameters"], train(learner_of(), 3).parameters.flat)
-    assert tensors["algorithm.residuals.own"].shape == (6,)
+    assert tensors["algorithm.exchange.residuals.worker_error"].shape == (6,)
     assert numbers["state"]["optimizer"] == {
         "buffers": {"m": ["optimizer.buffers.m"], "v": ["optimizer.buffers.v"]},
         "steps": 3,
         "samples": 6,
     }
     assert numbers["extra"] == {"epoch": 1}
-    assert (manifest["samples"], manifest["ranks"], manifest["format"]) == (6, 1, 1)
+    assert (manifest["samples"], manifest["ranks"], manifest["format"]) == (6, 1, 2)
     assert manifest["layout"] == {"w": [2, 3]}
     assert manifest["parallel_sgd"] == psgd.__version__
     for name, facts in manifest["files"].items():
@@ -117,9 +113,9 @@ def test_every_truncation_and_flipped_bits_are_refused(saved, name):
 
 
 def test_another_format_is_refused(saved, monkeypatch):
-    monkeypatch.setattr(checkpoint_files, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint_files, "FORMAT", 3)
     with pytest.raises(
-        UserError, match=r"has format 1, written by .*; this version reads format 2"
+        UserError, match=r"has format 2, written by .*; this version reads format 3"
     ):
         psgd.load_checkpoint(learner_of(), saved)
 
@@ -239,19 +235,9 @@ class Odd:
     buffer: Any = workspace(default_factory=lambda: field)
 
 
-class Outsider(psgd.Algorithm):
-    """An algorithm that leaves the state of a test alone."""
-
-    def init(self, parameters: Any, comm: Any) -> Any:
-        raise NotImplementedError
-
-    def step(self, *arguments: Any) -> int:
-        raise NotImplementedError
-
-
 def with_state(state: Odd) -> Learner:
     learner = learner_of()
-    learner.algorithm, learner.state = Outsider(), state
+    learner.state = state
     return learner
 
 
@@ -283,11 +269,11 @@ def test_what_no_state_may_hold_is_named(value, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_lines_of_the_readme(tmp_path, monkeypatch):
+def test_the_lines_of_the_documentation(tmp_path, monkeypatch):
     """Pasted as they are, beside an older checkpoint: what was saved is what is loaded."""
     monkeypatch.chdir(tmp_path)
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (lines,) = (block for block in readme.split("```") if "checkpoints.save(" in block)
+    text = (Path(__file__).parents[2] / "docs" / "using.md").read_text()
+    (lines,) = (block for block in text.split("```") if "checkpoints.save(" in block)
     learner = train(learner_of(), 1)
     psgd.Checkpoints("checkpoints").save(learner, background=False)
     slow, right = threading.Event(), checkpoint_files.publish

@@ -22,8 +22,8 @@ import pytest
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError, simulate
 from parallel_sgd.array_files import flushed
-from parallel_sgd.training.captured import capture, flatten
-from parallel_sgd.training.checkpoint_files import MANIFEST, SEAL
+from parallel_sgd.training.checkpoint_files import CHECKSUM_FIELD, MANIFEST
+from parallel_sgd.training.state_tree import capture, flatten
 
 MUTATIONS = int(os.environ.get("PARALLEL_SGD_FUZZ", "40"))  #: of each algorithm and document
 
@@ -35,12 +35,10 @@ ALGORITHMS: dict[str, psgd.Algorithm[Any]] = {
     "parameter servers": psgd.DataParallelASGD(servers=0, sync_steps=2, tables=(TABLE,)),
 }
 
-pytestmark = pytest.mark.filterwarnings("ignore:servers=0")
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:servers=0"),
+    pytest.mark.usefixtures("no_waiting_for_the_disk"),
+]
 
 
 def learner_of(name: str, comm: Communicator) -> Learner:
@@ -80,33 +78,33 @@ ODD: tuple[Callable[[random.Random, Any], Any], ...] = (
 
 def places(document: Any) -> list[tuple[Any, Any]]:
     """Every container of a document with every key of it."""
-    found: list[tuple[Any, Any]] = []
+    pairs: list[tuple[Any, Any]] = []
     rest = [document]
     while rest:
-        each = rest.pop()
-        items = each.items() if isinstance(each, dict) else enumerate(each)
+        container = rest.pop()
+        items = container.items() if isinstance(container, dict) else enumerate(container)
         for key, value in items:
-            found.append((each, key))
+            pairs.append((container, key))
             if isinstance(value, dict | list):
                 rest.append(value)
-    return found
+    return pairs
 
 
 def mutated(go: random.Random, document: Any) -> str:
     """Its text, with one to three places changed."""
     document = copy.deepcopy(document)
     for _ in range(go.choice([1, 1, 1, 2, 3])):
-        found = places(document)
-        if not found:
+        pairs = places(document)
+        if not pairs:
             break
-        holder, key = go.choice(found)
+        holder, key = go.choice(pairs)
         match go.randrange(4):
             case 0 if isinstance(holder, dict):
                 del holder[key]
             case 1 if isinstance(holder, dict):
                 holder[go.choice(["x", key + "x", "parameters", "0"])] = holder.pop(key)
             case 2:
-                other, place = go.choice(found)
+                other, place = go.choice(pairs)
                 holder[key] = copy.deepcopy(other[place])
             case _:
                 holder[key] = go.choice(ODD)(go, holder[key])
@@ -115,9 +113,9 @@ def mutated(go: random.Random, document: Any) -> str:
     return json.dumps(document, indent=1)
 
 
-def sealed(checkpoint: Path, manifest: Any) -> None:
+def with_checksum(checkpoint: Path, manifest: Any) -> None:
     body = (manifest if isinstance(manifest, str) else json.dumps(manifest, indent=1)).rstrip()
-    body = body.removesuffix("}").rstrip() + SEAL
+    body = body.removesuffix("}").rstrip() + CHECKSUM_FIELD
     checksum = hashlib.sha256(body.encode()).hexdigest()
     (checkpoint / MANIFEST).write_text(f'{body}{checksum}"\n}}\n')
 
@@ -148,11 +146,11 @@ def test_edited_documents(name, document, ranks, tmp_path):
     def edit() -> None:
         text = mutated(pick, original)
         if document == MANIFEST:
-            sealed(wrong, text)
+            with_checksum(wrong, text)
             return
         (wrong / document).write_text(text)
         manifest["files"][document] = flushed(wrong / document)
-        sealed(wrong, manifest)
+        with_checksum(wrong, manifest)
 
     def body(comm: Communicator) -> int:
         learner, refused = learner_of(name, comm), 0

@@ -83,8 +83,8 @@ def test_labels_are_drawn_with_the_true_probabilities():
 def test_the_bayes_loss_is_that_of_the_true_probabilities():
     data = Clicks(70_000)  # more than are looked at together
     p, (_, y) = data.probabilities(np.arange(len(data))), data.arrays()
-    found = -np.where(y == 1, np.log(p), np.log1p(-p)).mean()
-    assert data.bayes_loss() == pytest.approx(found, abs=0.01)
+    loss = -np.where(y == 1, np.log(p), np.log1p(-p)).mean()
+    assert data.bayes_loss() == pytest.approx(loss, abs=0.01)
     assert data.bayes_loss() == pytest.approx(-(p * np.log(p) + (1 - p) * np.log1p(-p)).mean())
     wrong = 1 / (1 + np.exp(-0.8 * np.log(p / (1 - p))))
     assert -(p * np.log(wrong) + (1 - p) * np.log1p(-wrong)).mean() > data.bayes_loss()

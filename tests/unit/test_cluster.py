@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shlex
@@ -12,14 +11,16 @@ from contextlib import nullcontext
 
 import pytest
 
-from benchmarks import cluster, on_ranks, parameter_server
-from benchmarks.cluster import EmulatedHosts, __main__, hostfile, links, namespaces
-from benchmarks.cluster import hosts as hosts_module
-from benchmarks.cluster.mpi import AGENT, wiring
+from benchmarks import on_ranks
 from benchmarks.parameter_server import links as server_links
 from parallel_sgd import UserError
+from parallel_sgd.command_line import cluster
+from parallel_sgd.command_line.cluster import EmulatedHosts, command, hostfile, links, namespaces
+from parallel_sgd.command_line.cluster import hosts as hosts_module
+from parallel_sgd.command_line.cluster.mpi import AGENT, wiring
 from parallel_sgd.command_line.hostfiles import MPICH, OPEN_MPI, read_hostfile
 from parallel_sgd.command_line.launcher import THREAD_VARIABLES, parse
+from parallel_sgd.command_line.main import main
 
 MPIS = {OPEN_MPI: {"vendor": OPEN_MPI, "version": "5.0.11"}}
 MPIS[MPICH] = {"vendor": MPICH, "version": "5.0.2"}
@@ -85,8 +86,8 @@ def test_only_what_a_process_that_is_gone_has_made_is_left_over():
         "psgd-hosts-11-switch (id: 0)\npsgd-hosts-11-0 (id: 1)\npsgd-hosts-12-0\n"
         "own\nmy-psgd-hosts-11-0\npsgd-other-11-0\npsgd-hosts-9x-0\n"
     )
-    found = namespaces.leftovers(listed.splitlines(), {12, 1})
-    assert found == ["psgd-hosts-11-switch", "psgd-hosts-11-0"]
+    left = namespaces.leftovers(listed.splitlines(), {12, 1})
+    assert left == ["psgd-hosts-11-switch", "psgd-hosts-11-0"]
 
 
 def test_leftovers_are_removed_with_their_hostfile_and_named(calls, tmp_path, capsys):
@@ -98,19 +99,20 @@ def test_leftovers_are_removed_with_their_hostfile_and_named(calls, tmp_path, ca
         (folder / "written").write_text(str(path))
         path.write_text(f"{hostfile.MARK} {GONE}\nhost\n")
     files[2].write_text("node1\n")  # the user has put another in its place
-    assert __main__.main(["--remove"]) == 0
+    assert main(["cluster", "--remove"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert sorted(said) == sorted(
         f"removed {path}" for path in (files[0], left, tmp_path / f"psgd-hosts-{GONE}-x")
     )
     assert sorted(tmp_path.iterdir()) == sorted([*files[1:], own])
-    assert __main__.main(["--remove"]) == 0
+    assert main(["cluster", "--remove"]) == 0
     assert capsys.readouterr().out == "nothing was left behind\n"
 
 
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])
-def test_hosts_and_what_runs_in_them_are_removed_whatever_happens(calls, tmp_path, error):
-    with nullcontext() if error is None else pytest.raises(error):  # noqa: SIM117
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt, RuntimeError, signal.SIGTERM])
+def test_hosts_and_what_runs_in_them_are_removed_whatever_happens(calls, tmp_path, end):
+    known = {None: nullcontext(), signal.SIGTERM: pytest.raises(SystemExit, match="143")}
+    with known.get(end) or pytest.raises(end):  # noqa: SIM117
         with cluster.emulated_hosts(2, 1e9) as hosts:
             assert (hosts.folder / "hosts").read_text() == "".join(
                 f"{name} slots=1\n" for name in hosts.names
@@ -119,8 +121,10 @@ def test_hosts_and_what_runs_in_them_are_removed_whatever_happens(calls, tmp_pat
             made = [words[3] for words in calls if words[:3] == ["ip", "netns", "add"]]
             assert made == [hosts.switch, *hosts.names]
             calls.clear()
-            if error:
-                raise error
+            if end == signal.SIGTERM:
+                signal.raise_signal(end)
+            elif end:
+                raise end
     removed = [words[3] for words in calls if words[:3] == ["ip", "netns", "del"]]
     assert removed == made
     assert ["kill", 4242, signal.SIGKILL] in calls
@@ -144,14 +148,6 @@ def test_hosts_that_cannot_be_finished_are_removed_too(calls, monkeypatch):
     ):
         raise AssertionError
     assert sum(words[:3] == ["ip", "netns", "del"] for words in calls) == 3
-
-
-def test_sigterm_ends_the_body_in_order(calls, tmp_path):
-    with pytest.raises(SystemExit) as caught, cluster.emulated_hosts(1, math.inf):
-        signal.raise_signal(signal.SIGTERM)
-    assert caught.value.code == 128 + signal.SIGTERM
-    assert sum(words[:3] == ["ip", "netns", "del"] for words in calls) == 2
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
@@ -185,13 +181,14 @@ def refused(count=2, rate=1e9, slots=1):
 
 def test_what_is_missing_is_said_in_one_line_before_anything_is_made(calls, monkeypatch):
     assert "hosts=0" in refused(count=0)
+    assert "hosts=201 of an emulated cluster must be 1 to 200" in refused(count=201)
     assert "slots=0" in refused(slots=0)
     assert "rate=nan" in refused(rate=math.nan)
-    assert "rate=1000 bit/s" in refused(rate=1e3)
+    assert "rate=1000 bit/s of emulated links must be 1mbit to 1000gbit" in refused(rate=1e3)
     assert not calls
     for vendor, version in ((OPEN_MPI, "4.1.6"), ("Intel MPI", "2021.11")):
-        found = {"vendor": vendor, "version": version}
-        monkeypatch.setattr(hosts_module, "bound_mpi", lambda found=found: found)
+        mpi = {"vendor": vendor, "version": version}
+        monkeypatch.setattr(hosts_module, "bound_mpi", lambda mpi=mpi: mpi)
         said = f"need Open MPI 5 or MPICH, and mpi4py is bound to {vendor} {version}"
         assert said in refused()
     assert not [words for words in calls if "add" in words]
@@ -201,6 +198,42 @@ def test_what_is_missing_is_said_in_one_line_before_anything_is_made(calls, monk
     monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
     assert "need root" in refused()
     assert not calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "a command must be given: -- mpiexec -hostfile hosts python train.py"),
+        (["--hosts", "2", "--"], "a command must be given"),
+        (["--rate", "fast", "--", "true"], "--rate: must be a rate such as 100mbit or 1gbit"),
+        (["--colour", "--", "true"], "unrecognized arguments: --colour"),
+        (["--hosts", "2", "--", "true"], "emulated hosts need root"),
+        (["--remove"], "emulated hosts need root"),
+        (["--hosts", "0", "--", "true"], "--hosts: must be a whole number from 1 to 1048576: '0'"),
+        (["--slots", "x", "--", "true"], "--slots: must be a whole number from 1 to 1048576: 'x'"),
+        (["--hostfile", "no/hosts", "--", "true"], "hostfile='no/hosts' must be in a folder that"),
+        (["--hostfile", "mine", "--", "true"], "hostfile='mine' must not exist, or have been left"),
+    ],
+)
+def test_the_command_refuses_in_one_line(calls, monkeypatch, tmp_path, capsys, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    (tmp_path / "mine").write_text("node1 slots=4\n")
+    assert main(["cluster", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"parallel-sgd: error: {said}")
+    assert not calls and [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert (tmp_path / "mine").read_text() == "node1 slots=4\n"
+
+
+@pytest.mark.parametrize("before", [["--"], []])
+def test_the_command_keeps_its_own_options(calls, monkeypatch, tmp_path, capsys, before):
+    run = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "run_job", lambda words, environ: run.append(words) or 3)
+    assert main(["cluster", "--hosts", "1", *before, "mpiexec", "-n", "2", "--", "x"]) == 3
+    assert run[0][4:] == ["mpiexec", "-n", "2", "--", "x"]
+    assert "1 host, slots=1, links of 1000 Mbit/s, in hosts: mpiexec" in capsys.readouterr().err
 
 
 def test_a_hostfile_of_others_is_left_alone(tmp_path):
@@ -231,7 +264,7 @@ def test_ranks_are_started_by_our_launcher_one_on_each_slot(monkeypatch, tmp_pat
     monkeypatch.setattr(on_ranks.subprocess, "run", run)
     made = example(tmp_path, slots=2, mpi=mpi)
     with pytest.raises(UserError, match=r"6 ranks of benchmarks\.x ended with exit code 3"):
-        made.run("x", {"a": 1})
+        on_ranks.on_hosts(made, "x", {"a": 1})
     command = started["command"]
     assert command[:4] == ["ip", "netns", "exec", made.switch]
     assert made.environment.items() <= started["env"].items()
@@ -252,14 +285,14 @@ def test_the_environment_makes_a_plain_mpiexec_work(monkeypatch, tmp_path):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
     monkeypatch.setattr(hosts_module, "usable_cores", lambda: 13)
-    found = example(tmp_path, 3, 2).environment
-    assert found["PRTE_MCA_plm_ssh_agent"] == str(tmp_path / "agent")
-    assert found["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
-    assert found["OMPI_MCA_btl"] == "tcp,sm,self" and found["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
-    assert found["OMP_NUM_THREADS"] == "7" and found["NUMBA_NUM_THREADS"] == "2"
-    found = example(tmp_path, mpi=MPICH).environment
-    assert found["HYDRA_LAUNCHER_EXEC"] == str(tmp_path / "agent")
-    assert found["FI_PROVIDER"] == "tcp" and set(THREAD_VARIABLES) < set(found)
+    variables = example(tmp_path, 3, 2).environment
+    assert variables["PRTE_MCA_plm_ssh_agent"] == str(tmp_path / "agent")
+    assert variables["PRTE_MCA_rmaps_default_mapping_policy"] == "slot:oversubscribe"
+    assert variables["OMPI_MCA_btl"] == "tcp,sm,self" and variables["OMPI_ALLOW_RUN_AS_ROOT"] == "1"
+    assert variables["OMP_NUM_THREADS"] == "7" and variables["NUMBA_NUM_THREADS"] == "2"
+    variables = example(tmp_path, mpi=MPICH).environment
+    assert variables["HYDRA_LAUNCHER_EXEC"] == str(tmp_path / "agent")
+    assert variables["FI_PROVIDER"] == "tcp" and set(THREAD_VARIABLES) < set(variables)
 
 
 def test_a_host_by_its_number(calls, tmp_path):
@@ -295,36 +328,3 @@ def test_the_limit_of_the_links():
     assert server_links.limit(1, 1000, 1000, 1e9) == math.inf
     assert server_links.limit(3, pulled, pulled, math.inf) == math.inf
     assert server_links.numbers(4) == [1, 3] and server_links.numbers(2) == [1]
-
-
-def test_the_report_on_links(monkeypatch):
-    updates = {f"learner, {n}, {bits}": 9.0 for n in (1, 3) for bits in (32, 1)}
-    updates |= {name.replace("learner", "bare"): 10.0 for name in updates}
-    found = {"updates": updates, "where": {"1": {"wire": 0.07}, "3": {"wire": 0.1}}}
-    asked = []
-
-    class Hosts:
-        def __init__(self, count, rate):
-            asked.append((count, rate))
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
-
-        def run(self, module, options):
-            asked.append((module, options["values"]))
-            return found
-
-    monkeypatch.setattr(parameter_server, "emulated_hosts", Hosts)
-    parser = argparse.ArgumentParser()
-    parameter_server.add_arguments(parser)
-    report = parameter_server.main(parser.parse_args(["--rate", "1gbit"]))
-    assert asked == [(4, 1e9), ("parameter_server.links", 1 << 20)]
-    ratios = {row.name: row.ratio for row in report.rows}
-    assert len(ratios) == len(report.rows)
-    assert ratios["learner.step, 32 bit, 3 workers"] == pytest.approx(0.9)
-    assert ratios["learner.step, 1 bit, 1 worker"] == pytest.approx(0.9)
-    with pytest.raises(UserError, match="hosts=1 must be at least 2"):
-        parameter_server.main(parser.parse_args(["--rate", "1gbit", "--hosts", "1"]))

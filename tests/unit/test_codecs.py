@@ -9,13 +9,13 @@ import pytest
 
 from parallel_sgd import Parameters, UserError
 from parallel_sgd.compression import (
-    GRADIENT_BITS,
     FullPrecision,
     HalfPrecision,
     OneBit,
     UniformLevels,
     codec_for,
     codec_from_dict,
+    registered_bits,
 )
 
 CODECS = [
@@ -23,7 +23,7 @@ CODECS = [
     OneBit(block_size=100, threshold="mean"),
     *(UniformLevels(bits=bits, block_size=size) for bits in (2, 4, 8) for size in (1024, 70)),
     HalfPrecision(),
-    HalfPrecision(format="bfloat16", block_size=70),
+    HalfPrecision(half_format="bfloat16", block_size=70),
     FullPrecision(),
 ]
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=str)
@@ -54,7 +54,7 @@ def test_codecs_have_plain_values():
     assert repr(codec) == "OneBit(block_size=64, threshold='mean')"
     assert codec_from_dict(json.loads(json.dumps(codec.to_dict()))) == codec
     assert repr(codec_for(np.int32(4))) == "UniformLevels(bits=4, block_size=1024)"
-    assert repr(HalfPrecision(format=np.str_("float16"))) == repr(HalfPrecision())
+    assert repr(HalfPrecision(half_format=np.str_("float16"))) == repr(HalfPrecision())
 
 
 def test_codecs_are_values():
@@ -62,13 +62,13 @@ def test_codecs_are_values():
     assert len({OneBit(), OneBit(block_size=1024), OneBit(threshold="mean")}) == 2
 
 
-@pytest.mark.parametrize("bits", GRADIENT_BITS)
+@pytest.mark.parametrize("bits", registered_bits())
 def test_codec_for_takes_every_option(bits):
     codec = codec_for(bits, block_size=64, threshold="mean", half_format="bfloat16")
     assert codec.bits == bits
     assert codec.block_size == 64
     assert getattr(codec, "threshold", "mean") == "mean"
-    assert getattr(codec, "format", "bfloat16") == "bfloat16"
+    assert getattr(codec, "half_format", "bfloat16") == "bfloat16"
 
 
 @every_codec
@@ -124,7 +124,7 @@ def test_float64_travels_whole():
         (lambda: OneBit(threshold="median"), "threshold='median' must be 'zero' or 'mean'"),
         (lambda: OneBit(threshold=None), "threshold=None must be 'zero' or 'mean'"),
         (
-            lambda: HalfPrecision(format="float8"),
+            lambda: HalfPrecision(half_format="float8"),
             "half_format='float8' must be 'float16' or 'bfloat16'",
         ),
         (lambda: codec_from_dict({"name": "Zip"}), "codec name='Zip' must be one of OneBit, .*"),
@@ -136,7 +136,7 @@ def test_what_is_not_possible_is_refused(make, message):
         make()
 
 
-@pytest.mark.parametrize("bits", GRADIENT_BITS)
+@pytest.mark.parametrize("bits", registered_bits())
 @pytest.mark.parametrize("block_size", [0, -1, 2**20 + 1, 1.5, "1024", None, True])
 def test_block_sizes_that_are_refused(bits, block_size):
     with pytest.raises(

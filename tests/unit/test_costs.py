@@ -8,57 +8,57 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parallel_sgd import DataParallelSGD, Parameters, UserError, simulate
-from parallel_sgd.compression import GRADIENT_BITS
-from parallel_sgd.exchange import kernel_speeds
-from parallel_sgd.exchange.costs import (
+from parallel_sgd import SGD, DataParallelSGD, Learner, Parameters, UserError, simulate
+from parallel_sgd.communication.messages import PIECE_VALUES
+from parallel_sgd.compression import registered_bits
+from parallel_sgd.costs import (
     CARRIED,
     KernelSpeeds,
     Link,
     best_bits,
     bytes_sent,
     exchange_s,
+    kernel_speeds,
+    measure_kernel_speeds,
 )
-from parallel_sgd.exchange.kernel_speeds import measure_kernel_speeds
-from parallel_sgd.exchange.pieces import PIECE
 
-FREE = KernelSpeeds(*(dict.fromkeys(GRADIENT_BITS, math.inf) for _ in range(3)))
+FREE = KernelSpeeds(*(dict.fromkeys(registered_bits(), math.inf) for _ in range(3)))
 EVEN = KernelSpeeds(
-    {bits: math.inf if bits == 32 else 4e9 for bits in GRADIENT_BITS},
-    {bits: math.inf if bits == 32 else 8e9 for bits in GRADIENT_BITS},
-    dict.fromkeys(GRADIENT_BITS, 8e9),
+    {bits: math.inf if bits == 32 else 4e9 for bits in registered_bits()},
+    {bits: math.inf if bits == 32 else 8e9 for bits in registered_bits()},
+    dict.fromkeys(registered_bits(), 8e9),
 )
 SLOW, FAST = Link(0.0, 1e8, message_s=0.0), Link(0.0, 1e12, message_s=0.0)
 
 
-@pytest.mark.parametrize("bits", GRADIENT_BITS)
+@pytest.mark.parametrize("bits", registered_bits())
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_the_bytes_are_those_that_an_exchange_sends(bits, ranks):
     values = 1024 * 12
 
     def sent(comm):
         parameters = Parameters({"W": np.zeros(values, np.float32)})
-        state = DataParallelSGD(gradient_bits=bits, transport="collective").init(parameters, comm)
-        exchange = state.exchanges[bits]
-        exchange.sum(parameters.flat, state.residuals)
-        return exchange.bytes_sent
+        algorithm = DataParallelSGD(gradient_bits=bits, transport="collective")
+        learner = Learner(parameters, SGD(lr=0.1), algorithm, comm)
+        learner.step(samples=1)
+        return learner.bytes_sent
 
     assert np.mean(simulate(ranks, sent)) == pytest.approx(bytes_sent(values, bits, ranks))
 
 
 def test_a_slow_link_takes_all_the_time():
-    found = exchange_s(10**8, 32, 4, SLOW, FREE)
-    assert found.total_s == found.wire_s == pytest.approx(2 * 3 / 4 * 4e8 / 1e8 / CARRIED)
-    assert found.kernels_s == found.startup_s == 0
+    cost = exchange_s(10**8, 32, 4, SLOW, FREE)
+    assert cost.total_s == cost.wire_s == pytest.approx(2 * 3 / 4 * 4e8 / 1e8 / CARRIED)
+    assert cost.kernels_s == cost.startup_s == 0
 
 
 def test_kernels_are_an_encode_an_add_an_encode_of_the_sum_and_a_decode():
-    found = exchange_s(8 * 10**9, 1, 4, FAST, EVEN, pipelined=False)
-    assert found.kernels_s == pytest.approx(2 * (1 + 1 / 4) + 1 + 1)
+    cost = exchange_s(8 * 10**9, 1, 4, FAST, EVEN, pipelined=False)
+    assert cost.kernels_s == pytest.approx(2 * (1 + 1 / 4) + 1 + 1)
     halved = exchange_s(8 * 10**9, 1, 4, FAST, EVEN, cores_per_rank=0.5)
-    assert halved.kernels_s == pytest.approx(2 * found.kernels_s)
+    assert halved.kernels_s == pytest.approx(2 * cost.kernels_s)
     alone = exchange_s(8 * 10**9, 1, 4, FAST, EVEN, cores_per_rank=4)
-    assert alone.kernels_s == found.kernels_s
+    assert alone.kernels_s == cost.kernels_s
 
 
 def test_latencies_are_shared_and_messages_are_not():
@@ -71,25 +71,25 @@ def test_latencies_are_shared_and_messages_are_not():
     assert together.startup_s == pytest.approx(2 * (1e-3 + 3 * 10e-5))
 
 
-@pytest.mark.parametrize("bits", GRADIENT_BITS)
+@pytest.mark.parametrize("bits", registered_bits())
 def test_the_pipeline_hides_the_lesser_of_wire_and_kernels_but_not_all_of_it(bits):
-    values, ranks, link = 64 * PIECE, 4, SLOW
+    values, ranks, link = 64 * PIECE_VALUES, 4, SLOW
     apart = exchange_s(values, bits, ranks, link, EVEN, pipelined=False)
     assert apart.total_s == pytest.approx(apart.wire_s + apart.kernels_s)
-    found = exchange_s(values, bits, ranks, link, EVEN)
-    hidden = apart.total_s - found.total_s
-    assert 0.9 * found.kernels_s < hidden < found.kernels_s < found.wire_s
-    short = exchange_s(PIECE, 32, ranks, link, EVEN)  # one piece: an owner waits for all of it
+    cost = exchange_s(values, bits, ranks, link, EVEN)
+    hidden = apart.total_s - cost.total_s
+    assert 0.9 * cost.kernels_s < hidden < cost.kernels_s < cost.wire_s
+    short = exchange_s(PIECE_VALUES, 32, ranks, link, EVEN)  # an owner waits for the one piece
     assert short.total_s == pytest.approx(short.wire_s + short.kernels_s)
 
 
 def test_ranks_of_a_host_share_its_link_and_send_once():
     on_two = exchange_s(10**8, 4, 2, SLOW, EVEN)
-    found = exchange_s(10**8, 4, 8, SLOW, EVEN, ranks_per_host=4)
-    assert found.wire_s == pytest.approx(on_two.wire_s)
+    cost = exchange_s(10**8, 4, 8, SLOW, EVEN, ranks_per_host=4)
+    assert cost.wire_s == pytest.approx(on_two.wire_s)
     own = 10**8 / 4
     shared = own * 1.5 / 4e9 + own / 8e9 + 10**8 / 8e9 + (10**8 + 3 * own) / 8e9
-    assert found.kernels_s == pytest.approx(shared)
+    assert cost.kernels_s == pytest.approx(shared)
     assert exchange_s(10**8, 4, 4, SLOW, EVEN, ranks_per_host=4).wire_s == 0
 
 
@@ -97,8 +97,8 @@ def test_the_time_of_a_core_for_tcp():
     sent = bytes_sent(10**6, 32, 2)
     tcp = replace(FAST, core_s_per_byte=1e-9)
     assert exchange_s(10**6, 32, 2, tcp, FREE).total_s == pytest.approx(sent * 1e-9)
-    found = exchange_s(64 * PIECE, 1, 2, tcp, EVEN)  # the core has both to do
-    assert found.total_s == pytest.approx(found.wire_s + found.kernels_s, rel=1e-4)
+    cost = exchange_s(64 * PIECE_VALUES, 1, 2, tcp, EVEN)  # the core has both to do
+    assert cost.total_s == pytest.approx(cost.wire_s + cost.kernels_s, rel=1e-4)
 
 
 def test_slow_links_want_few_bits_and_fast_ones_lose_no_precision_for_nothing():
@@ -106,8 +106,8 @@ def test_slow_links_want_few_bits_and_fast_ones_lose_no_precision_for_nothing():
     assert best_bits(10**7, 4, FAST, EVEN) == 32
     assert best_bits(10**7, 4, SLOW, EVEN, allowed=(32, 8, 4)) == 4
     assert best_bits(10**7, 1, SLOW, EVEN) == 32
-    found = [best_bits(10**7, 4, Link(0.0, rate), EVEN) for rate in np.geomspace(1e7, 1e12, 60)]
-    assert found == sorted(found) and len(set(found)) > 2
+    bits = [best_bits(10**7, 4, Link(0.0, rate), EVEN) for rate in np.geomspace(1e7, 1e12, 60)]
+    assert bits == sorted(bits) and len(set(bits)) > 2
 
 
 def test_more_bits_are_taken_up_to_five_percent():
@@ -135,10 +135,10 @@ def test_what_cannot_be_asked():
 
 def test_speeds_are_measured_for_all_bits(monkeypatch):
     monkeypatch.setattr(kernel_speeds, "VALUES", 1 << 17)
-    found = measure_kernel_speeds(block_size=256)
-    for speeds in (found.encode, found.decode, found.decode_add):
-        assert set(speeds) == set(GRADIENT_BITS)
+    kernels = measure_kernel_speeds(block_size=256)
+    for speeds in (kernels.encode, kernels.decode, kernels.decode_add):
+        assert set(speeds) == set(registered_bits())
         assert all(speed > 1e7 for speed in speeds.values())
-    assert found.encode[32] == found.decode[32] == math.inf
-    assert math.isfinite(found.decode_add[32])
+    assert kernels.encode[32] == kernels.decode[32] == math.inf
+    assert math.isfinite(kernels.decode_add[32])
     assert set(measure_kernel_speeds(bits=(4,)).encode) == {32, 4}

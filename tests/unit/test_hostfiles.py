@@ -20,26 +20,19 @@ def hostfile(folder: Path, text: str) -> Hostfile:
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [
-        ("n0 slots=4\nn1 slots=2\n", [("n0", 4), ("n1", 2)]),
-        ("n0:4\nn1:2", [("n0", 4), ("n1", 2)]),
-        (
-            "n0\nn1.example.org\n10.0.0.7\n",
-            [("n0", None), ("n1.example.org", None), ("10.0.0.7", None)],
-        ),
-        (
-            "# all of them\n\n  n0   slots = 4  # the big one\n\t\nn-1 # small\n",
-            [("n0", 4), ("n-1", None)],
-        ),
-        ("n0 slots=4 max_slots=8\nn1 max-slots=2 slots=1\n", [("n0", 4), ("n1", 1)]),
-        ("n0:4 binding=user:0,1 ifname=eth0\nn1 user=me\n", [("n0", 4), ("n1", None)]),
-        ("n0 slots=2\r\nn1:3\r\n", [("n0", 2), ("n1", 3)]),
-        ("\ufeffn0 slots=2\n", [("n0", 2)]),
+        ("n0 slots=4\nn1 slots=2\n", {"n0": 4, "n1": 2}),
+        ("n0:4\nn1:2", {"n0": 4, "n1": 2}),
+        ("n0\nn1.example.org\n10.0.0.7\n", {"n0": None, "n1.example.org": None, "10.0.0.7": None}),
+        ("# all\n\n  n0   slots = 4  # the big one\n\t\nn-1 # small\n", {"n0": 4, "n-1": None}),
+        ("n0 slots=4 max_slots=8\nn1 max-slots=2 slots=1\n", {"n0": 4, "n1": 1}),
+        ("n0:4 binding=user:0,1 ifname=eth0\nn1 user=me\n", {"n0": 4, "n1": None}),
+        ("n0 slots=2\r\nn1:3\r\n", {"n0": 2, "n1": 3}),
+        ("\ufeffn0 slots=2\n", {"n0": 2}),
     ],
 )
-def test_reads_both_dialects(
-    tmp_path: Path, text: str, hosts: list[tuple[str, int | None]]
-) -> None:
-    assert [(host.name, host.slots) for host in hostfile(tmp_path, text).hosts] == hosts
+def test_reads_both_dialects(tmp_path: Path, text: str, hosts: dict[str, int | None]) -> None:
+    read = [(host.name, host.slots) for host in hostfile(tmp_path, text).hosts]
+    assert read == list(hosts.items())
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import ast
 import doctest
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,29 +24,35 @@ FLOORS: list[set[str]] = [
     {"kernels"},
     {"errors", "starting", "state", "trace", "version"},
     {"validation"},
+    {"checks"},
+    {"options"},
     {"files"},
     {"parameters"},
     {"communication"},
     {"array_files", "compression"},
-    {"schedules"},
+    {"costs", "schedules"},
     {"optimizers"},
-    {"exchange"},
+    {"embedding", "exchange"},
     {"parameter_server"},
     {"algorithms"},
     {"data", "models"},
     {"training"},
-    {"integrations", "planning", "testing"},
+    {"integrations", "planning"},
     {"command_line"},
+    {"testing"},
     {"__init__", "__main__"},
 ]
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # Rooms that know less than all that is below them.
-GROUND = {"kernels", "errors", "state", "trace", "version", "files", "validation", "parameters"}
+GROUND = {"kernels", "errors", "state", "trace", "version", "validation", "checks", "options"}
+GROUND |= {"files", "parameters"}
 KNOWN_ONLY = {
     "communication": GROUND - {"parameters"} | {"starting"},
     "compression": GROUND,
+    "costs": GROUND | {"communication", "compression"},
     "optimizers": GROUND | {"schedules"},
+    "embedding": GROUND - {"parameters"} | {"array_files", "communication", "optimizers"},
     "data": GROUND,
     "models": GROUND,
     "__main__": {"command_line"},
@@ -63,14 +70,14 @@ OWNERS = {
 
 def sources() -> dict[str, str]:
     """Dotted name below the package, with the text, of every module; `kernels` is a link."""
-    found = {}
+    texts = {}
     for folder, _, names in os.walk(PACKAGE, followlinks=True):
         for name in names:
             path = Path(folder, name)
             if path.suffix == ".py":
                 parts = path.relative_to(PACKAGE).with_suffix("").parts
-                found[".".join(parts)] = path.read_text()
-    return found
+                texts[".".join(parts)] = path.read_text()
+    return texts
 
 
 def imported(module: str, text: str) -> Iterator[str]:
@@ -95,11 +102,11 @@ def offences(module: str, text: str) -> list[str]:
     room = module.split(".")[0]
     if room not in FLOOR:
         return [f"{module}: the house has no room {room!r}: give it a floor"]
-    found = []
+    problems = []
     for name in imported(module, text):
         library, _, rest = name.partition(".")
         if library in OWNERS and room not in OWNERS[library]:
-            found.append(f"{module} imports {name}, which belongs to {OWNERS[library]}")
+            problems.append(f"{module} imports {name}, which belongs to {OWNERS[library]}")
         if library != "parallel_sgd":
             continue
         other = rest.split(".")[0]
@@ -108,10 +115,10 @@ def offences(module: str, text: str) -> list[str]:
         if other not in FLOOR:  # a name that the package's own __init__ defines
             other = "__init__"
         if FLOOR[other] >= FLOOR[room]:
-            found.append(f"{module} imports {name}, which points up")
+            problems.append(f"{module} imports {name}, which points up")
         elif room in KNOWN_ONLY and other not in KNOWN_ONLY[room]:
-            found.append(f"{module} imports {name}, and {room} may know {KNOWN_ONLY[room]}")
-    return found
+            problems.append(f"{module} imports {name}, and {room} may know {KNOWN_ONLY[room]}")
+    return problems
 
 
 @pytest.mark.parametrize(("module", "text"), sources().items(), ids=sources())
@@ -132,10 +139,12 @@ def test_the_sources_are_all_there():
         ("kernels.cpu", "from .. import parameters"),
         ("kernels.cuda.launch", "from ...errors import UserError"),
         ("parameters", "import parallel_sgd.communication"),
-        ("communication.mpi", "def f():\n    from ..compression.codecs import OneBit"),
+        ("validation", "from .options import Whole"),
+        ("communication.mpi", "def f():\n    from ..compression.codec import OneBit"),
         ("communication.mpi", "from ..parameters import Parameters"),
-        ("compression.codecs", "from ..communication import Communicator"),
-        ("compression.codecs", "from mpi4py import MPI"),
+        ("compression.codec", "from ..communication import Communicator"),
+        ("compression.codec", "from mpi4py import MPI"),
+        ("costs.model", "from ..exchange.layout import cut_pieces"),
         ("optimizers", "import numba"),
         ("data.source", "from ..models import MLP"),
         ("models.mlp", "from parallel_sgd import Learner"),
@@ -152,13 +161,59 @@ def test_what_would_point_up_is_noticed(module, text):
     ("module", "text"),
     [
         ("kernels.cpu", "from . import simd\nfrom .blocks import Blocks\nimport numba"),
-        ("exchange.two_stage", "from ..compression import Codec\nfrom ..communication import X"),
+        ("exchange.reduction", "from ..compression import Codec\nfrom ..costs import Measured"),
         ("__init__", "from . import data\nfrom .training import Learner"),
         ("training.learner", "from ..algorithms import Algorithm"),
     ],
 )
 def test_what_points_down_is_let_pass(module, text):
     assert offences(module, text) == []
+
+
+def dependencies(texts: dict[str, str]) -> dict[str, set[str]]:
+    """What each module of the package imports of it, also inside functions."""
+    modules = {module.removesuffix(".__init__") for module in texts}
+    known: dict[str, set[str]] = {}
+    for module, text in texts.items():
+        own = known[module.removesuffix(".__init__")] = set()
+        for name in imported(module, text):
+            library, _, rest = name.partition(".")
+            while rest and rest not in modules:  # a name in a module
+                rest = rest.rpartition(".")[0]
+            if library == "parallel_sgd":
+                own.add(rest or "__init__")
+    return known
+
+
+def circles(texts: dict[str, str]) -> set[str]:
+    """Modules that know themselves, by way of others: what remains as others are taken away that
+    know, or are known by, nothing that remains."""
+    known = dependencies(texts)
+    while True:
+        needed = set().union(*known.values())
+        rest = {
+            module: others & known.keys()
+            for module, others in known.items()
+            if others & known.keys() and module in needed
+        }
+        if rest == known:
+            return set(rest)
+        known = rest
+
+
+def test_no_modules_import_each_other():
+    assert circles(sources()) == set()
+
+
+def test_modules_that_import_each_other_are_noticed():
+    texts = {
+        "communication.__init__": "from .mpi import world",
+        "communication.communicator": "def f():\n    from . import mpi",
+        "communication.mpi": "from .phrases import x\nfrom .communicator import Communicator",
+        "communication.phrases": "import os",
+        "exchange.links": "from ..communication import Communicator",
+    }
+    assert circles(texts) == {"communication.communicator", "communication.mpi"}
 
 
 def test_importing_the_package_starts_nothing():
@@ -188,3 +243,19 @@ def test_examples_in_docstrings(module):
 
 def test_there_are_examples():
     assert {"__init__", "parameters", "training.learner"} <= set(WITH_EXAMPLES)
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = {str(page.relative_to(ROOT)): page for page in [ROOT / "README.md", *ROOT.glob("*/*.md")]}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_files_that_a_page_names_are_there(page):
+    text = PAGES[page].read_text()
+    links = re.findall(r"\]\(([^)#:]+)[^):]*\)", text)
+    paths = re.findall(r"`((?:tests|parallel_sgd|kernels|benchmarks|examples)/[\w/]+\.\w+)`", text)
+    tests = re.findall(r"`(test_\w+\.py)`", text)
+    missing = [link for link in links if not (PAGES[page].parent / link).exists()]
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    missing += [name for name in tests if not list((ROOT / "tests").rglob(name))]
+    assert not missing

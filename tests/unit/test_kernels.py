@@ -1,177 +1,252 @@
-"""The Numba kernels write the bytes of the reference, and touch nothing beside their arrays."""
+"""The Numba and CUDA kernels write the bytes of the reference, and touch nothing beside them.
+
+The CUDA kernels run in an emulation on the CPU, and on a GPU where there is one.
+"""
 
 from __future__ import annotations
 
-import math
+import gc
+import importlib
+import sys
 import threading
+from types import ModuleType
+from typing import Any
 
+import cuda_emulation
 import numpy as np
 import pytest
-from kernel_cases import CASES
+from kernel_cases import CASES, Case
 
-from parallel_sgd.kernels import cpu, reference
+from parallel_sgd.kernels import cpu, cuda, reference
 from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
+from parallel_sgd.kernels.cuda import launch
 
-GUARD = 32  # values on either side of an array that no kernel may touch
-SIZES = (0, 1, 31, 1000, 4101)
-
-
-def both(name, *arguments):
-    """Call a kernel and its reference on copies of the arguments; returns the reference's."""
-    expected = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
-    guarded = [guard(a) if isinstance(a, np.ndarray) else (None, a) for a in arguments]
-    result = getattr(cpu, name)(*(a for _, a in guarded))
-    assert repr(result) == repr(getattr(reference, name)(*expected))
-    for position, (whole, _) in enumerate(guarded):
-        if whole is not None:
-            everything = guard(expected[position])[0]
-            same = whole.tobytes() == everything.tobytes()  # a diff of bytes would take minutes
-            assert same, f"{name}: argument {position} differs"
-    return expected
+GUARD = 64  # values on either side of an array that no kernel may touch
+SIZES = (0, 1, 31, 1000, 4096 + 5)
 
 
-def both_ways(name, x, *rest):
-    """A step in place, and one with the new x elsewhere, which is all that sets them apart."""
-    new_x, *changed = both(name, x, *rest)
-    old_x, *same, out = both(name, x, *rest, np.full_like(x, np.nan))
-    assert old_x.tobytes() == x.tobytes()
-    for a, b in zip([new_x, *changed], [out, *same], strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+def _has_gpu() -> bool:
+    try:
+        return bool(importlib.import_module("cupy").cuda.runtime.getDeviceCount())
+    except Exception:  # no CuPy, no driver, no device: each has its own
+        return False
 
 
-def guard(array):
-    """An array with marked values on both sides, and the part of it that holds the given one."""
-    whole = np.full(len(array) + 2 * GUARD, 77, array.dtype)
-    inside = whole[GUARD : GUARD + len(array)]
-    inside[:] = array
-    return whole, inside
+CUDA = ["emulation", "gpu"] if _has_gpu() else ["emulation"]
+EMULATED = cuda_emulation.cupy()
 
 
-def payload_of(blocks):
+class Both:
+    """Calls a kernel and its reference on copies of the same arrays, and compares all bytes."""
+
+    def __init__(self, kernels: ModuleType, cupy: Any) -> None:
+        self.kernels, self.cupy = kernels, cupy
+
+    def __call__(self, name: str, *arguments: Any) -> list[Any]:
+        expected = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+        guarded = [self._guard(a) if isinstance(a, np.ndarray) else (None, a) for a in arguments]
+        result = getattr(self.kernels, name)(*(a for _, a in guarded))
+        assert repr(result) == repr(getattr(reference, name)(*expected))
+        for position, (whole, _) in enumerate(guarded):
+            if whole is not None:
+                everything = self._guard(expected[position])[0]
+                same = _same(self.cupy.asnumpy(whole), self.cupy.asnumpy(everything))
+                assert same, f"{name}: argument {position} differs"  # a diff would take minutes
+        return expected
+
+    def both_ways(self, name: str, x: Any, *rest: Any) -> None:
+        """A step in place, and one with the new x elsewhere, which is all that sets them apart."""
+        new_x, *changed = self(name, x, *rest)
+        old_x, *same, out = self(name, x, *rest, np.full_like(x, np.nan))
+        assert _same(old_x, x)
+        for a, b in zip([new_x, *changed], [out, *same], strict=True):
+            assert _same(np.asarray(a), np.asarray(b))
+
+    def _guard(self, array: Any) -> tuple[Any, Any]:
+        """An array of the kernels' kind between marked values, and the part with the given one."""
+        whole = np.full(len(array) + 2 * GUARD, 77, array.dtype)
+        whole[GUARD : GUARD + len(array)] = array
+        there = self.cupy.asarray(whole)
+        return there, there[GUARD : GUARD + len(array)]
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())
+
+
+@pytest.fixture(params=["numba", *CUDA])
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Both:
+    """Each body of the kernels with its arrays."""
+    if request.param == "numba":
+        return Both(cpu, EMULATED)  # whose arrays are NumPy's
+    if request.param == "emulation":
+        if cuda_emulation.COMPILER is None:
+            pytest.skip("no C compiler")
+        monkeypatch.setitem(sys.modules, "cupy", EMULATED)
+    return Both(cuda, importlib.import_module("cupy"))
+
+
+on_cuda = pytest.mark.parametrize("both", CUDA, indirect=True)
+
+
+def _payload(blocks: Blocks) -> Any:
     return np.full(blocks.bytes.stop - blocks.bytes.start, 0xA5, np.uint8)
 
 
-def vector(n, seed, dtype=np.float32):
+def _vector(n: int, seed: int, dtype: Any = np.float32) -> Any:
     return np.random.default_rng([n, seed]).standard_normal(n).astype(dtype)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_one_bit(case):
+def test_one_bit(both: Both, case: Case) -> None:
     blocks = case.blocks(1)
     for mean_threshold in (False, True):
-        arrays = case.gradient, case.residual, payload_of(blocks)
-        payload = both("encode_1bit", blocks, *arrays, mean_threshold)[3]
+        arguments = case.gradient, case.residual, _payload(blocks), mean_threshold
+        *_, payload, _ = both("encode_1bit", blocks, *arguments)
         for add in (False, True):
-            both("decode_1bit", blocks, payload, vector(len(case.gradient), 1), add)
+            both("decode_1bit", blocks, payload, _vector(len(case.gradient), 1), add)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_levels(case, bits):
+def test_levels(both: Both, case: Case, bits: int) -> None:
     blocks = case.blocks(bits)
-    payload = both("encode_levels", bits, blocks, case.gradient, case.residual, payload_of(blocks))[
-        4
-    ]
+    arguments = case.gradient, case.residual, _payload(blocks)
+    *_, payload = both("encode_levels", bits, blocks, *arguments)
     for add in (False, True):
-        both("decode_levels", bits, blocks, payload, vector(len(case.gradient), 1), add)
-
-
-@pytest.mark.parametrize("bfloat", [False, True])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_half(case, bfloat):
-    payload = np.zeros(2 * len(case.gradient), np.uint8)
-    payload = both("encode_half", case.gradient, case.residual, payload, bfloat)[2]
-    for add in (False, True):
-        both("decode_half", payload, vector(len(case.gradient), 1), add, bfloat)
+        both("decode_levels", bits, blocks, payload, _vector(len(case.gradient), 1), add)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_any_payload_is_decoded_alike(bits):
-    """Also one that encoding never writes, with the most negative code and bits behind the end."""
+def test_any_payload_is_decoded(both: Both, bits: int) -> None:
+    """Even what encoding never writes: levels of -0, the lowest code, bits behind the end."""
     starts = cut([300, 100], 70)
     blocks = Blocks(starts, payload_offsets(starts, bits))
     payload = np.random.default_rng(bits).integers(0, 256, blocks.bytes.stop, np.uint8)
     for first in blocks.offsets[:-1]:
-        payload[first : first + 8] = np.float32([-0.0, -1.5]).view(np.uint8)
+        payload[first : first + 8] = np.array([-0.0, -1.5], np.float32).view(np.uint8)
     for add in (False, True):
-        arguments = blocks, payload, vector(400, bits), add
+        arguments = blocks, payload, _vector(400, bits), add
         both("decode_1bit", *arguments) if bits == 1 else both("decode_levels", bits, *arguments)
 
 
-def test_float16_of_every_exponent():
+@pytest.mark.parametrize("bfloat", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_half(both: Both, case: Case, bfloat: bool) -> None:
+    payload = np.full(2 * len(case.gradient), 0xA5, np.uint8)
+    _, _, payload, _ = both("encode_half", case.gradient, case.residual, payload, bfloat)
+    for add in (False, True):
+        both("decode_half", payload, _vector(len(case.gradient), 1), add, bfloat)
+
+
+@pytest.mark.parametrize("bfloat", [False, True])
+def test_half_of_every_exponent(both: Both, bfloat: bool) -> None:
     """Each float32 sign, exponent and upper mantissa, with lower bits on both sides of halfway."""
     upper = np.arange(1 << 16, dtype=np.uint32) << 16
     for lower in (0, 1, 0x0FFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x8000, 0xFFFF):
         v = (upper | np.uint32(lower)).view(np.float32)
         v = v[np.isfinite(v)]
-        payload = np.zeros(2 * len(v), np.uint8)
         residual = np.full_like(v, -0.0)  # so that v = -0 stays one
-        cpu.encode_half(v, residual, payload, False)
-        expected = np.clip(v, -65504, 65504).astype(np.float16)
-        assert np.array_equal(payload.view(np.uint16), expected.view(np.uint16))
-        assert np.array_equal(residual, v - expected.astype(np.float32))
+        with np.errstate(over="ignore", invalid="ignore"):
+            both("encode_half", v, residual, np.zeros(2 * len(v), np.uint8), bfloat)
 
 
-def test_every_finite_float16_is_decoded():
-    half = np.arange(1 << 16, dtype=np.uint16)
-    half = half[np.isfinite(half.view(np.float16))]
-    out = np.empty(len(half), np.float32)
-    cpu.decode_half(half.view(np.uint8), out, False, False)
-    expected = half.view(np.float16).astype(np.float32)
-    assert np.array_equal(out.view(np.uint32), expected.view(np.uint32))
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("n", SIZES)
-def test_optimizer_steps(n, dtype):
-    x, m, g = (vector(n, seed, dtype) for seed in range(3))
-    v = np.abs(vector(n, 3, dtype))
-    both_ways("sgd_step", x, g, 0.01)
-    for nesterov in (False, True):
-        both_ways("momentum_step", x, m, g, 0.1, 0.9, 0.37, nesterov)
-    both_ways("adam_step", x, m, v, g, 1 / 7, 0.01, 0.9, 0.999, 1e-8, 0.0)
-    both_ways("adam_step", x, m, v, g, 1 / 7, 0.01, 0.9, 0.999, 1e-8, 0.003)
-    both_ways("adagrad_step", x, v, g, 1 / 7, 0.01, 1e-10)
-    both_ways("adagrad_step", x, 0 * v, np.where(g < 0, 0, g), 1.0, 0.1, 1e-10)
-    both("compensate_delay", g, x, m, 0.04)
+@pytest.mark.parametrize("bfloat", [False, True])
+def test_every_half_is_decoded(both: Both, bfloat: bool) -> None:
+    words = np.arange(2**16, dtype=np.uint16)
+    number = (words & (0x7F80 if bfloat else 0x7C00)) != (0x7F80 if bfloat else 0x7C00)
+    infinity = (words & (0x7F if bfloat else 0x3FF)) == 0
+    if both.kernels is cpu and not bfloat:
+        infinity[:] = False  # encoding writes none in float16, and Numba's body reads none
+    payload = words[number | infinity].view(np.uint8)
+    both("decode_half", payload, np.zeros(len(payload) // 2, np.float32), False, bfloat)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("n", SIZES)
-def test_largest_magnitude(n, dtype):
-    x = vector(n, 0, dtype)
-    both("largest_magnitude", x)
-    for value in (np.inf, -np.inf, np.nan, -np.nan, 1e35, -1e35, np.finfo(dtype).tiny):
+def test_largest_magnitude(both: Both, n: int, dtype: Any) -> None:
+    x, limits = _vector(n, 0, dtype), np.finfo(dtype)
+    for fine in (x, -np.zeros(n, dtype), np.full(n, -limits.smallest_subnormal)):
+        both("largest_magnitude", fine)
+    for value in (np.inf, -np.inf, np.nan, -np.nan, 1e35, -1e35, limits.tiny):
         for place in {0, n // 2, n - 1} if n else ():
-            y = x.copy()
-            y[place] = value
-            both("largest_magnitude", y)
+            special = x.copy()
+            special[place] = value
+            both("largest_magnitude", special)
             if n > 1:
-                y[(place + 1) % n] = np.inf  # NaN is found beside infinity too
-                assert math.isnan(cpu.largest_magnitude(y)) == math.isnan(value)
+                special[(place + 1) % n] = np.inf  # NaN is found beside infinity too
+                both("largest_magnitude", special)
+
+
+@on_cuda
+def test_largest_magnitude_in_turns(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "_MOST_GRID", 2)
+    for place in (0, 1024, 2048, 5000, 7003):
+        x = np.zeros(7004, np.float32)
+        x[place] = -3
+        both("largest_magnitude", x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", SIZES)
+def test_optimizer_steps(both: Both, n: int, dtype: Any) -> None:
+    x, m, gradient = (_vector(n, seed, dtype) for seed in range(3))
+    v, third = _vector(n, 3, dtype) ** 2, 1 / 3
+    both.both_ways("sgd_step", x, gradient, 0.1)
+    for nesterov in (False, True):
+        both.both_ways("momentum_step", x, m, gradient, 0.1, 0.9, 0.3, nesterov)
+    for decay in (0.0, 0.003):
+        both.both_ways("adam_step", x, m, v, gradient, third, 1e-3, 0.9, 0.999, 1e-8, decay)
+    both.both_ways("adam_step", x, 0 * m, 0 * v, 0 * gradient, 1.0, 1e-3, 0.9, 0.999, 1e-8, 0.0)
+    both.both_ways("adagrad_step", x, v, gradient, third, 1e-2, 1e-10)
+    both.both_ways("adagrad_step", x, 0 * v, np.maximum(gradient, 0), 1.0, 1e-2, 1e-10)
+    both("compensate_delay", gradient, x, m, 0.04)
+
+
+def test_longest_block(both: Both) -> None:
+    starts = cut([2**20], 2**20)
+    blocks = Blocks(starts, payload_offsets(starts, 4))
+    v = _vector(2**20, 0)
+    both("encode_levels", 4, blocks, v, 0 * v, _payload(blocks))
+
+
+@on_cuda
+def test_index_copies_are_shared_by_parts_and_die_with_their_blocks(both: Both) -> None:
+    gc.collect()
+    before = len(launch._copies)
+    starts = cut([4000], 256)
+    blocks = Blocks(starts, payload_offsets(starts, 1))
+    parts = [blocks.part(first, first + 1) for first in range(len(blocks))]
+    for part in parts:
+        payload = both.cupy.zeros(part.bytes.stop - part.bytes.start, np.uint8)
+        out = both.cupy.zeros(part.values.stop - part.values.start, np.float32)
+        cuda.decode_1bit(part, payload, out, False)
+    assert len(launch._copies) == before + 2
+    del blocks, part, parts, starts
+    gc.collect()
+    assert len(launch._copies) == before
 
 
 @pytest.mark.parametrize("name", ["encode_1bit", "encode_levels", "adam_step"])
-def test_kernels_run_in_several_threads_at_once(name):
+def test_kernels_run_in_several_threads_at_once(name: str) -> None:
     """Every thread has its arrays; what a kernel keeps for itself must not be shared."""
     starts = cut([5000], 100)
-    blocks = {b: Blocks(starts, payload_offsets(starts, b)) for b in (1, 4)}
+    blocks = Blocks(starts, payload_offsets(starts, 1 if name == "encode_1bit" else 4))
 
-    def work(kernels, seed):
-        x, r, v = vector(5000, seed), vector(5000, seed + 9), np.abs(vector(5000, seed + 18))
-        payload = payload_of(blocks[4])
+    def work(kernels: Any, seed: int) -> bytes:
+        x, r, v = _vector(5000, seed), _vector(5000, seed + 9), np.abs(_vector(5000, seed + 18))
+        payload = _payload(blocks)
         if name == "encode_1bit":
-            payload = payload_of(blocks[1])
-            kernels.encode_1bit(blocks[1], x, r, payload, False)
+            kernels.encode_1bit(blocks, x, r, payload, False)
         elif name == "encode_levels":
-            kernels.encode_levels(4, blocks[4], x, r, payload)
+            kernels.encode_levels(4, blocks, x, r, payload)
         else:
             kernels.adam_step(x, r, v, v[::-1].copy(), 0.5, 0.1, 0.9, 0.99, 1e-8, 0.1)
-        return x.tobytes() + r.tobytes() + v.tobytes() + payload.tobytes()
+        return b"".join(array.tobytes() for array in (x, r, v, payload))
 
     results = {}
 
-    def repeat(seed):
+    def repeat(seed: int) -> None:
         results[seed] = {work(cpu, seed) for _ in range(20)}
 
     threads = [threading.Thread(target=repeat, args=(seed,)) for seed in range(4)]

@@ -1,13 +1,10 @@
-"""The model of text: gradients against finite differences, look-up, and what is refused."""
+"""The model of text: look-up of embeddings, and what is no byte; see `test_models` too."""
 
 from __future__ import annotations
-
-import tracemalloc
 
 import numpy as np
 import pytest
 
-from parallel_sgd.data import library_source
 from parallel_sgd.errors import UserError
 from parallel_sgd.models import MLP, ByteLanguageModel
 from parallel_sgd.models.language import add_rows, multiply_rows
@@ -34,27 +31,6 @@ def gradient(model, x, y):
     return out, model.gradient(x, y, out)
 
 
-def test_gradient_is_the_slope_of_the_summed_loss(make):
-    model = make(seed=1, dtype="float64")
-    x, y = samples(5)
-    flat = model.parameters.flat
-    flat += 0.1 * np.random.default_rng(2).standard_normal(flat.size)  # biases too
-    found = gradient(model, x, y)[0].flat
-    used = np.zeros(model.parameters["E"].shape, bool)
-    used[np.unique(x)] = True
-    expected = np.zeros_like(flat)
-    for i, value in enumerate(flat.copy()):
-        if i < used.size and not used.flat[i]:
-            continue  # the loss does not know bytes that do not occur
-        flat[i] = value + 1e-6
-        above = gradient(model, x, y)[1]
-        flat[i] = value - 1e-6
-        expected[i] = (above - gradient(model, x, y)[1]) / 2e-6
-        flat[i] = value
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
-    assert (np.abs(found[: used.size][used.ravel()]) > 1e-3).all()
-
-
 def test_logits_are_those_of_an_mlp_on_the_embeddings_side_by_side(make):
     model = make(seed=3, dtype="float64")
     sizes = [CONTEXT * WIDTH, *model.sizes[1:-1], 256]
@@ -63,35 +39,11 @@ def test_logits_are_those_of_an_mlp_on_the_embeddings_side_by_side(make):
     x, y = samples(7)
     embedded = np.array([np.concatenate([model.parameters["E"][b] for b in row]) for row in x])
     expected, loss = gradient(mlp, embedded, y)
-    found, found_loss = gradient(model, x, y)
-    assert found_loss == pytest.approx(loss)
+    g, model_loss = gradient(model, x, y)
+    assert model_loss == pytest.approx(loss)
     for name in mlp.parameters:
-        np.testing.assert_allclose(found[name], expected[name], atol=1e-12)
+        np.testing.assert_allclose(g[name], expected[name], atol=1e-12)
     assert model.evaluate(x, y) == pytest.approx(mlp.evaluate(embedded, y))
-
-
-def test_loss_and_gradient_are_sums_over_the_minibatch(make):
-    model = make(dtype="float64")
-    x, y = samples(9)
-    whole, loss = gradient(model, x, y)
-    parts = [gradient(model, x[part], y[part]) for part in (slice(0, 2), slice(2, 3), slice(3, 9))]
-    np.testing.assert_allclose(sum(part[0].flat for part in parts), whole.flat, atol=1e-12)
-    assert sum(part[1] for part in parts) == pytest.approx(loss)
-
-
-@pytest.mark.parametrize("shape", [(0, CONTEXT), (0,)])
-def test_an_empty_minibatch_gives_zeros(make, shape):
-    found, loss = gradient(make(), np.empty(shape, np.float32), np.empty(0, np.int64))
-    assert loss == 0.0 and not found.flat.any()
-
-
-def test_a_minibatch_of_another_size_reuses_memory_and_not_values(make):
-    model = make(dtype="float64")
-    for count in (8, 3, 1, 12, 5):
-        x, y = samples(count, seed=count)
-        found, loss = gradient(model, x, y)
-        fresh, fresh_loss = gradient(make(dtype="float64"), x, y)
-        assert (found.flat == fresh.flat).all() and loss == fresh_loss
 
 
 def test_bytes_may_come_in_any_type(make):
@@ -100,26 +52,13 @@ def test_bytes_may_come_in_any_type(make):
     expected, loss = gradient(model, x, y)
     for dtype in ("uint8", "int64", "uint64", "float16", "float32", "float64", ">f4"):
         given = x.astype(dtype)
-        found, found_loss = gradient(model, given, y.astype("uint8"))
-        assert (found.flat == expected.flat).all() and found_loss == loss
+        g, typed_loss = gradient(model, given, y.astype("uint8"))
+        assert (g.flat == expected.flat).all() and typed_loss == loss
         assert (given == x).all()
     assert gradient(model, x.tolist(), y)[1] == loss
 
 
-def test_float32_follows_float64(make):
-    x, y = samples(20)
-    single, single_loss = gradient(make(), x, y)
-    double, double_loss = gradient(make(dtype="float64"), x, y)
-    assert single.dtype == np.float32 and double.dtype == np.float64
-    np.testing.assert_allclose(single.flat, double.flat, rtol=1e-4, atol=1e-4)
-    assert single_loss == pytest.approx(double_loss, rel=1e-5)
-
-
-def test_initial_values_come_from_the_seed(make):
-    first = make().parameters.flat
-    assert (make(seed=0).parameters.flat == first).all()
-    assert (make(seed=1).parameters.flat != first).any()
-    assert (make(dtype="float64").parameters.flat.astype(np.float32) == first).all()
+def test_initial_values():
     usual = ByteLanguageModel()
     assert usual.parameters.names == ("E", "W1", "b1", "W2", "b2")
     assert usual.parameters["E"].std() == pytest.approx(1, rel=0.05)
@@ -139,22 +78,6 @@ def test_rows_of_one_byte_are_summed_on_cpu_and_gpu_alike():
         out = np.full((256, 4), np.nan)
         function(rows, where, out)
         np.testing.assert_allclose(out, expected, atol=1e-13)
-
-
-def test_a_step_allocates_little():
-    model = ByteLanguageModel(hidden=[1024])
-    random = np.random.default_rng(0)
-    x = random.integers(256, size=(64, 8)).astype(np.float32)
-    y = random.integers(256, size=64)
-    out = model.parameters.like()
-    model.gradient(x, y, out)
-    tracemalloc.start()
-    try:
-        model.gradient(x, y, out)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < out.flat.nbytes / 20
 
 
 def test_values_that_are_no_bytes_are_refused(make):
@@ -179,67 +102,3 @@ def test_values_that_are_no_bytes_are_refused(make):
         assert str(caught.value).endswith(" must be a byte: a whole number from 0 to 255")
         with pytest.raises(UserError, match=r"^x\[4\]\[1\] = "):
             model.evaluate(x, y, batch=3)
-
-
-def test_bad_minibatches_are_refused():
-    model = ByteLanguageModel(CONTEXT, WIDTH, [4])
-    x, y = samples(6)
-    high = y.copy()
-    high[4] = 256
-    for message, arguments in [
-        (r"x must have shape \[m, 3\]: it has \[m, 2\]$", (x[:, :2], y)),
-        (r"x must have shape \[m, 3\]: it has \[m\]$", (x[:, 0], y)),
-        (r"y\[4\] = 256 is out of range: labels must be from 0 to 255", (x, high)),
-        ("x and y must have one length: 6 and 5", (x, y[:5])),
-    ]:
-        with pytest.raises(UserError, match=message):
-            model.gradient(*arguments, model.parameters.like())
-
-
-def test_bad_arguments_are_refused():
-    for message, options in [
-        ("context=0 must be a whole number, at least 1", {"context": 0}),
-        ("width=1.5 must be a whole number, at least 1", {"width": 1.5}),
-        (r"hidden\[1\]=0 must be a whole number, at least 1", {"hidden": [3, 0]}),
-        ("hidden=5 must be a sequence of whole numbers", {"hidden": 5}),
-        ("seed=-1 must be a whole number, at least 0", {"seed": -1}),
-        ("dtype must be float32 or float64: 'int8'", {"dtype": "int8"}),
-        ("device must be 'cpu' or 'cuda': 'tpu'", {"device": "tpu"}),
-    ]:
-        with pytest.raises(UserError, match="^" + message):
-            ByteLanguageModel(**options)
-
-
-def test_it_learns_the_librarys_source():
-    train, test = library_source(most_bytes=100_000)
-    model = ByteLanguageModel(seed=0)
-    x, y = test.arrays()
-    before = model.evaluate(x, y)[0]
-    out = model.parameters.like()
-    order = np.random.default_rng(0).permutation(len(train))
-    for begin in range(0, len(order), 64):
-        minibatch = order[begin : begin + 64]
-        model.gradient(*train.read(minibatch), out)
-        model.parameters.flat -= np.float32(0.3 / len(minibatch)) * out.flat
-    loss = model.evaluate(x, y)[0]
-    counts = np.bincount(train.arrays()[1], minlength=256) + 1
-    unigram = -np.log(counts / counts.sum())[y].mean()
-    assert before > 5 and loss < unigram - 0.4
-
-
-def test_cupy_gives_what_numpy_gives(make):
-    cupy = pytest.importorskip("cupy")
-    try:
-        cupy.cuda.runtime.getDevice()
-    except cupy.cuda.runtime.CUDARuntimeError:
-        pytest.skip("no GPU")
-    x, y = samples(9)
-    host, device = make(dtype="float64"), make(dtype="float64", device="cuda")
-    expected, loss = gradient(host, x, y)
-    for given in ((x, y), (cupy.asarray(x), cupy.asarray(y))):
-        found, found_loss = gradient(device, *given)
-        np.testing.assert_allclose(found.flat.get(), expected.flat, atol=1e-12)
-        assert found_loss == pytest.approx(loss)
-    assert device.evaluate(x, y) == pytest.approx(host.evaluate(x, y))
-    with pytest.raises(UserError, match=r"x\[0\]\[0\] = 256.0 must be a byte"):
-        device.evaluate(cupy.full((9, CONTEXT), 256.0), cupy.asarray(y))

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 from parallel_sgd.communication import abort, launched
-from parallel_sgd.communication.abort import (
-    abort_on_error,
-    install_excepthook,
-    install_excepthook_if_launched,
-)
+from parallel_sgd.communication.abort import install_excepthook, install_excepthook_if_launched
+from parallel_sgd.communication.entry_point import abort_on_error
 from parallel_sgd.communication.launched import (
     launched_local_size,
     launched_rank,
@@ -20,8 +17,8 @@ from parallel_sgd.communication.launched import (
     without_launcher,
     world_mismatch,
 )
+from parallel_sgd.communication.messages import PIECE_BYTES
 from parallel_sgd.errors import UserError
-from parallel_sgd.exchange.pieces import PIECE_BYTES
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "4",
@@ -30,41 +27,34 @@ OPEN_MPI = {
     "PMIX_RANK": "2",
 }
 MPICH = {"PMI_SIZE": "4", "PMI_RANK": "2", "MPI_LOCALNRANKS": "3", "PMI_FD": "9"}
+MVAPICH = {"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"}
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
 SRUN = ALLOCATION | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}
 
 
 @pytest.mark.parametrize(
-    ("environ", "size", "rank", "local_size", "name"),
+    ("environ", "told"),  # size, rank, local size and name
     [
-        ({}, None, None, None, None),
-        (OPEN_MPI, 4, 2, 3, "Open MPI's mpiexec"),
-        (MPICH, 4, 2, 3, "MPICH's mpiexec"),
-        ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"}, 2, 1, None, "MVAPICH's mpiexec"),
-        (SRUN, 4, 2, None, "srun"),
-        (SRUN | {"PMI_SIZE": "4", "PMI_RANK": "2"}, 4, 2, None, "srun"),
+        ({}, [None, None, None, None]),
+        (OPEN_MPI, [4, 2, 3, "Open MPI's mpiexec"]),
+        (MPICH, [4, 2, 3, "MPICH's mpiexec"]),
+        (MVAPICH, [2, 1, None, "MVAPICH's mpiexec"]),
+        (SRUN, [4, 2, None, "srun"]),
+        (SRUN | {"PMI_SIZE": "4", "PMI_RANK": "2"}, [4, 2, None, "srun"]),
         # salloc, sbatch, and Slurm's own steps: an allocation, but no ranks yet
-        (ALLOCATION, None, None, None, None),
-        (ALLOCATION | {"SLURM_STEP_ID": "4294967290"}, None, None, None, None),
+        (ALLOCATION, [None, None, None, None]),
+        (ALLOCATION | {"SLURM_STEP_ID": "4294967290"}, [None, None, None, None]),
         # mpiexec under Slurm starts its daemons through srun
-        (ALLOCATION | {"SLURM_STEP_ID": "1"} | OPEN_MPI, 4, 2, 3, "Open MPI's mpiexec"),
-        (ALLOCATION | {"SLURM_STEP_ID": "1"} | MPICH, 4, 2, 3, "MPICH's mpiexec"),
-        ({"PMIX_RANK": "1"}, None, 1, None, "a PMIx launcher"),
-        ({"PMIX_RANK": "1", "PARALLEL_SGD_RANKS": "2"}, 2, 1, None, "parallel-sgd run"),
-        ({"PMI_SIZE": "", "OMPI_COMM_WORLD_SIZE": "four"}, None, None, None, None),
+        (ALLOCATION | {"SLURM_STEP_ID": "1"} | OPEN_MPI, [4, 2, 3, "Open MPI's mpiexec"]),
+        (ALLOCATION | {"SLURM_STEP_ID": "1"} | MPICH, [4, 2, 3, "MPICH's mpiexec"]),
+        ({"PMIX_RANK": "1"}, [None, 1, None, "a PMIx launcher"]),
+        ({"PMIX_RANK": "1", "PARALLEL_SGD_RANKS": "2"}, [2, 1, None, "parallel-sgd run"]),
+        ({"PMI_SIZE": "", "OMPI_COMM_WORLD_SIZE": "four"}, [None, None, None, None]),
     ],
 )
-def test_what_the_launcher_says(
-    environ: dict[str, str],
-    size: int | None,
-    rank: int | None,
-    local_size: int | None,
-    name: str | None,
-) -> None:
-    assert launched_size(environ) == size
-    assert launched_rank(environ) == rank
-    assert launched_local_size(environ) == local_size
-    assert launcher_name(environ) == name
+def test_what_the_launcher_says(environ: dict[str, str], told: list[int | str | None]) -> None:
+    ask = (launched_size, launched_rank, launched_local_size, launcher_name)
+    assert [question(environ) for question in ask] == told
 
 
 def test_without_launcher() -> None:
@@ -89,12 +79,10 @@ def test_without_launcher() -> None:
 )  # fmt: skip
 def test_world_mismatch(environ: dict[str, str], world: int, vendor: str, says: str | None) -> None:
     line = world_mismatch(world, vendor, environ)
-    if says is None:
-        assert line is None
+    if line is None or says is None:
+        assert line == says
     else:
-        assert line is not None
-        assert says in line
-        assert "\n" not in line
+        assert says in line and "\n" not in line
 
 
 @pytest.fixture
@@ -134,9 +122,9 @@ def test_errors_are_told(
 
 
 @pytest.mark.usefixtures("on_a_rank")
-def test_the_users_own_line_is_named_not_the_standard_librarys(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_users_own_line_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not the standard library's."""
+
     def calls_the_library() -> None:
         raise_ours = "import json; json.loads('{}', object_hook=hook)"
         exec(compile(raise_ours, abort._PACKAGE + "module.py", "exec"), {"hook": our_hook})
@@ -153,9 +141,7 @@ def test_the_users_own_line_is_named_not_the_standard_librarys(
 
 
 @pytest.mark.usefixtures("on_a_rank")
-def test_no_line_is_named_for_wrong_arguments_of_our_own_command_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_arguments_of_our_own_commands_have_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     source = "import parallel_sgd.command_line.train as t; t.main(['--no-such-option'])"
     with pytest.raises(SystemExit), abort_on_error():
         exec(compile(source, "/home/user/train.py", "exec"), {})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -84,24 +85,20 @@ def test_thread_variables_that_the_user_has_set_stay() -> None:
     assert added["OPENBLAS_NUM_THREADS"] == added["NUMBA_NUM_THREADS"] == "5"
 
 
-def test_a_hostfile_reaches_each_mpiexec_in_its_dialect(tmp_path: Path) -> None:
-    path = tmp_path / "hosts"
-    path.write_text("n0 slots=2\nn1 slots=2\n")
-    hostfile = read_hostfile(path)
-    mpich = planned(MPICH, hostfile=hostfile, cores=8)
-    assert options(mpich) == ["-n", "4", "-hosts", "n0:2,n1:2"]
-    assert mpich.environ["NUMBA_NUM_THREADS"] == "4"
-    given = options(planned(OPEN_MPI, hostfile=hostfile, environ={"PYTHONPATH": "/p"}))
-    assert given[:4] == ["-n", "4", "--hostfile", str(path)]
-    passed = [value for name, value in pairwise(given) if name == "-x"]
-    assert passed == [*THREAD_VARIABLES, "PARALLEL_SGD_RANKS", "PYTHONPATH"]
-
-
 @pytest.fixture
 def hostfile(tmp_path: Path) -> Any:
     path = tmp_path / "hosts"
     path.write_text("n0 slots=2\nn1 slots=2\n")
     return read_hostfile(path)
+
+
+def test_a_hostfile_reaches_each_mpiexec_in_its_dialect(hostfile: Any, tmp_path: Path) -> None:
+    mpich = planned(MPICH, hostfile=hostfile, cores=8)
+    assert options(mpich) == ["-n", "4", "-hosts", "n0:2,n1:2"]
+    assert mpich.environ["NUMBA_NUM_THREADS"] == "4"
+    given = planned(OPEN_MPI, hostfile=hostfile, environ={"PYTHONPATH": "/p"})
+    assert options(given)[:4] == ["-n", "4", "--hostfile", str(tmp_path / "hosts")]
+    assert passed_on(given) == [*THREAD_VARIABLES, "PARALLEL_SGD_RANKS", "PYTHONPATH"]
 
 
 def passed_on(launch: Launch) -> list[str]:
@@ -129,11 +126,11 @@ def test_servers_from_the_users_environment_reach_other_hosts_too(hostfile: Any)
     launch = planned(OPEN_MPI, environ={SERVERS: "1"}, servers=2, hostfile=hostfile)
     assert launch.environ[SERVERS] == "2"
     assert passed_on(launch).count(SERVERS) == 1
-    assert SERVERS not in passed_on(planned(OPEN_MPI, hostfile=hostfile))
 
 
-def test_servers_that_nobody_asked_for() -> None:
-    assert SERVERS not in planned(MPICH).environ
+def test_servers_that_nobody_asked_for(hostfile: Any) -> None:
+    launch = planned(OPEN_MPI, hostfile=hostfile)
+    assert SERVERS not in launch.environ and SERVERS not in passed_on(launch)
     assert requested_servers({}) is None
     assert without_launcher({SERVERS: "1", SURVIVE: "1", "PATH": "/bin"}) == {"PATH": "/bin"}
 
@@ -147,29 +144,28 @@ def test_a_number_of_servers_that_is_none(text: str, monkeypatch: pytest.MonkeyP
     assert requested_servers() == 2
 
 
+SURVIVING = ["--with-ft", "ulfm", "--mca", "coll", "^hcoll,portals4,han,cuda"]
+
+
 def test_ranks_that_survive_another(hostfile: Any) -> None:
-    survive = ["--with-ft", "ulfm", "--mca", "coll", "^hcoll,portals4,han,cuda"]
     launch = planned(OPEN_MPI, cores=4, survive=True)
     plain = options(planned(OPEN_MPI, cores=4))
-    assert options(launch) == [*plain, *survive]
+    assert options(launch) == [*plain, *SURVIVING]
     assert launch.environ[SURVIVE] == "1"
     assert f"{SURVIVE}=1 " in launch.line()
     assert "'^hcoll,portals4,han,cuda'" in launch.line()
     assert SURVIVE in passed_on(planned(OPEN_MPI, survive=True, hostfile=hostfile))
     batch = planned(OPEN_MPI, survive=True, environ={"PBS_NODEFILE": "/var/nodes"})
-    assert options(batch)[2:7] == survive
+    assert options(batch)[2:7] == SURVIVING
     assert SURVIVE not in planned(OPEN_MPI).environ
 
 
 @pytest.mark.parametrize(
     ("own", "added"),
     [
-        (("--with-ft", "mpi"), ["--mca", "coll", "^hcoll,portals4,han,cuda"]),
-        (("--mca", "coll", "^han"), ["--with-ft", "ulfm"]),
-        (
-            ("--mca", "coll_hcoll_enable", "0"),
-            ["--with-ft", "ulfm", "--mca", "coll", "^hcoll,portals4,han,cuda"],
-        ),
+        (("--with-ft", "mpi"), SURVIVING[2:]),
+        (("--mca", "coll", "^han"), SURVIVING[:2]),
+        (("--mca", "coll_hcoll_enable", "0"), SURVIVING),
     ],
 )
 def test_the_users_own_way_to_survive_wins(own: tuple[str, ...], added: list[str]) -> None:
@@ -241,43 +237,36 @@ def test_arguments_after_the_script_are_the_scripts(script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "wrong"),
+    ("line", "wrong"),
     [
-        (["run", "train.py"], "-n must be given"),
-        (["run", "-n", "0", "train.py"], "-n.*from 1 to 1048576: '0'"),
-        (["run", "-n", "2147483648", "train.py"], "-n.*from 1 to 1048576: '2147483648'"),
-        (["run", "-n", "-2", "train.py"], "-n"),
-        (["run", "-n", "four", "train.py"], "-n.*whole number.*'four'"),
-        (["run", "-n", "2.0", "train.py"], "-n.*whole number.*'2.0'"),
-        (["run", "-n", "2"], "a script must be given"),
-        (["run", "-n", "2", "-m"], "-m must be followed by a module"),
-        (["run", "-n", "2", "none.py"], "script must exist: 'none.py'"),
-        (["run", "-n", "2", "python3", "train.py"], "'python3'.*without the interpreter"),
-        (
-            ["run", "-n", "2", "--hostfile", "none", "train.py"],
-            "hostfile 'none': there is no such file",
-        ),
-        (["run", "-n", "2", "--timeout-s", "0", "train.py"], "--timeout-s.*above 0: '0'"),
-        (["run", "-n", "2", "--timeout-s", "nan", "train.py"], "--timeout-s.*'nan'"),
-        (["run", "-n", "2", "--mpiexec-options", "'", "train.py"], "--mpiexec-options.*quoted"),
-        (
-            ["run", "-n", "5", "--servers", "5", "train.py"],
-            "servers=5 must be less than the number of ranks, 5: ",
-        ),
-        (["run", "-n", "2", "--servers", "3", "train.py"], "servers=3 must be less .* ranks, 2: "),
-        (["run", "-n", "2", "--servers", "-1", "train.py"], "--servers.*from 0 to 1048576: '-1'"),
-        (["run", "-n", "2", "--servers", "1.0", "train.py"], "--servers.*whole number.*'1.0'"),
-        (["run", "-n", "2", "--colour", "train.py"], "unrecognized arguments: --colour"),
-        (["run", "-n", "2", "--mpiexec", "/no/mpiexec", "train.py"], "'/no/mpiexec'"),
-        (["fly"], "invalid choice: 'fly'"),
-        (["--colour"], "--colour|COMMAND"),
-        (["info", "--colour"], "unrecognized arguments: --colour"),
+        ("run train.py", "-n must be given"),
+        ("run -n 0 train.py", "-n.*from 1 to 1048576: '0'"),
+        ("run -n 2147483648 train.py", "-n.*from 1 to 1048576: '2147483648'"),
+        ("run -n four train.py", "-n.*whole number.*'four'"),
+        ("run -n 2", "a script must be given"),
+        ("run -n 2 -m", "-m must be followed by a module"),
+        ("run -n 2 none.py", "script must exist: 'none.py'"),
+        ("run -n 2 python3 train.py", "'python3'.*without the interpreter"),
+        ("run -n 2 --hostfile none train.py", "hostfile 'none': there is no such file"),
+        ("run -n 2 --timeout-s 0 train.py", "--timeout-s.*above 0: '0'"),
+        ("run -n 2 --timeout-s nan train.py", "--timeout-s.*'nan'"),
+        ("run -n 2 --mpiexec-options ' train.py", "--mpiexec-options.*quoted"),
+        ("run -n 5 --servers 5 train.py", "servers=5 must be less than the number of ranks, 5: "),
+        ("run -n 2 --servers 3 train.py", "servers=3 must be less .* ranks, 2: "),
+        ("run -n 2 --servers -1 train.py", "--servers.*from 0 to 1048576: '-1'"),
+        ("run -n 2 --servers 1.0 train.py", "--servers.*whole number.*'1.0'"),
+        ("run -n 2 --colour train.py", "unrecognized arguments: --colour"),
+        ("run -n 2 --mpiexec /no/mpiexec train.py", "'/no/mpiexec'"),
+        ("fly", "invalid choice: 'fly'"),
+        ("simulate", "the following arguments are required: -n"),
+        ("--colour", "--colour|COMMAND"),
+        ("info --colour", "unrecognized arguments: --colour"),
     ],
 )
 def test_one_line_and_exit_code_2(
-    script: str, capsys: pytest.CaptureFixture[str], argv: list[str], wrong: str
+    script: str, capsys: pytest.CaptureFixture[str], line: str, wrong: str
 ) -> None:
-    assert main(argv) == 2
+    assert main(line.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -377,37 +366,26 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str], argv: list[str], s
     assert re.search(shows, capsys.readouterr().out)
 
 
-class FakeCupy:
+def cupy_with(**count: Any) -> Any:
     """As much of CuPy as `parallel-sgd info` asks."""
+    gpu = {"name": b"H200", "totalGlobalMem": 2**37, "major": 9, "minor": 0}
+    cupy = Mock(__version__="14.2.0")
+    cupy.cuda.runtime.getDeviceCount.configure_mock(**count)
+    cupy.cuda.runtime.getDeviceProperties.return_value = gpu
+    return cupy
 
-    __version__ = "14.2.0"
 
-    def __init__(self, devices: int | Exception) -> None:
-        self.devices = devices
-        self.cuda = self.runtime = self
-
-    def getDeviceCount(self) -> int:
-        if isinstance(self.devices, Exception):
-            raise self.devices
-        return self.devices
-
-    def getDeviceProperties(self, index: int) -> dict[str, Any]:
-        return {"name": b"H200", "totalGlobalMem": 2**37, "major": 9, "minor": 0}
+GPU = "H200, 128 GiB, sm_90"
+ABSENT = RuntimeError("cudaErrorNoDevice: none")
 
 
 @pytest.mark.parametrize(
     ("cupy", "gpus"),
     [
         (None, {"found": "unknown (cupy is not installed)"}),
-        (FakeCupy(0), {"cupy": "14.2.0", "found": "none"}),
-        (
-            FakeCupy(RuntimeError("cudaErrorNoDevice: none")),
-            {"cupy": "14.2.0", "found": "none (cudaErrorNoDevice: none)"},
-        ),
-        (
-            FakeCupy(2),
-            {"cupy": "14.2.0", "0": "H200, 128 GiB, sm_90", "1": "H200, 128 GiB, sm_90"},
-        ),
+        (cupy_with(return_value=0), {"cupy": "14.2.0", "found": "none"}),
+        (cupy_with(side_effect=ABSENT), {"cupy": "14.2.0", "found": f"none ({ABSENT})"}),
+        (cupy_with(return_value=2), {"cupy": "14.2.0", "0": GPU, "1": GPU}),
     ],
 )
 def test_info_without_mpi_and_with_and_without_gpus(
@@ -416,11 +394,11 @@ def test_info_without_mpi_and_with_and_without_gpus(
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(mpi_runtime, "_PROBE", "import no_such_mpi4py")
     monkeypatch.setattr(info, "find_mpiexecs", list)
-    found = info.collect()
-    assert found["gpus"] == gpus
-    assert "no_such_mpi4py" in found["mpi"]["error"]
-    assert found["mpiexec"] == {"error": "there is none beside python or in PATH"}
-    assert found["cores"]["cores_per_rank"] == found["cores"]["usable_by_this_process"]
+    sections = info.collect()
+    assert sections["gpus"] == gpus
+    assert "no_such_mpi4py" in sections["mpi"]["error"]
+    assert sections["mpiexec"] == {"error": "there is none beside python or in PATH"}
+    assert sections["cores"]["cores_per_rank"] == sections["cores"]["usable_by_this_process"]
     assert main(["info"]) == 0
     shown = capsys.readouterr().out
     assert "cores\n  in this machine " in shown

@@ -151,11 +151,11 @@ def test_the_order_does_not_come_from_the_file_system(library, monkeypatch):
             names.sort()
             yield place, folders, names
 
-    found = []
+    splits = []
     for order in (backwards, forwards):
         monkeypatch.setattr(os, "walk", order)
-        found.append([part.files for part in library_source(2, 0.3)])
-    assert found[0] == found[1]
+        splits.append([part.files for part in library_source(2, 0.3)])
+    assert splits[0] == splits[1]
 
 
 def test_a_library_without_source_is_one_line(tmp_path, monkeypatch):

@@ -108,6 +108,6 @@ def test_assertions_of_helpers_are_rewritten() -> None:
     ]
     assert {"cases", "served_training", "jobs"} <= {file.stem for file in with_assertions}
     for file in with_assertions:
-        found = importlib.util.find_spec(file.stem)
-        assert found is not None and found.origin == str(file), "two modules of one name"
-        assert type(found.loader).__name__ == "AssertionRewritingHook", file.stem
+        spec = importlib.util.find_spec(file.stem)
+        assert spec is not None and spec.origin == str(file), "two modules of one name"
+        assert type(spec.loader).__name__ == "AssertionRewritingHook", file.stem

@@ -6,7 +6,6 @@ come to them, and add in another order than ours; it refuses calls that differ b
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from collections.abc import Callable
@@ -18,13 +17,15 @@ import fake_cupy
 import numpy as np
 import pytest
 
-from parallel_sgd import DataParallelSGD, Parameters, UserError, kernels, simulate
+from parallel_sgd import Parameters, UserError, kernels, simulate
+from parallel_sgd.algorithms import ExchangeState
+from parallel_sgd.communication import messages
+from parallel_sgd.communication.nccl import Nccl
 from parallel_sgd.compression import codec_for
 from parallel_sgd.errors import SharedError
-from parallel_sgd.exchange import Exchange, Residuals, Routes, cut_buckets, pieces
-from parallel_sgd.exchange.nccl import Nccl, start_nccl
+from parallel_sgd.exchange import Exchange, ExchangeOptions, Topology, cut_buckets
+from parallel_sgd.exchange.nccl import start_nccl
 
-STEPS = 3
 BLOCK = 32
 SHAPES = {"W": (20, 37), "b": (37,), "V": (300,)}
 HOSTS = "aabb"
@@ -49,7 +50,7 @@ class Meeting:
             if rank not in calls:
                 calls[rank] = call
                 if len(calls) == size:
-                    self.work([calls[each] for each in range(size)])
+                    self.work([calls[k] for k in range(size)])
             return len(calls) == size
 
     def work(self, calls: list[tuple[Any, ...]]) -> None:
@@ -128,7 +129,7 @@ class Machine:
         self.nccl = fake_nccl(self.gpu)
         reference = import_module("parallel_sgd.kernels.reference")
         monkeypatch.setattr(kernels, "_load", lambda name: reference)
-        monkeypatch.setattr(pieces, "PIECE", 64)
+        monkeypatch.setattr(messages, "PIECE_VALUES", 64)
         self._set = monkeypatch.setitem
         self._set(sys.modules, "cupy", self.cupy)
         self.use(self.nccl)
@@ -160,20 +161,6 @@ def whole_numbers(rank: int, step: int, size: int, dtype: Any = np.float32) -> A
     return values.astype(dtype)
 
 
-def results(machine: Machine, comm: Any, exchange: Exchange, residuals: Residuals | None) -> Any:
-    found = []
-    for step in range(STEPS):
-        values = whole_numbers(comm.rank, step, exchange_size(exchange))
-        vector = machine.cupy.asarray(values)
-        exchange.sum(vector, residuals)
-        found.append(np.array(vector))
-    return np.array(found)
-
-
-def exchange_size(exchange: Exchange) -> int:
-    return max(stages.bucket.values.stop for stages in exchange._stages)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("hosts", ["aabb", "aaab", "aaaa", "a"])
 def test_full_precision_is_one_all_reduce(machine: Machine, hosts: str, dtype: Any) -> None:
@@ -182,10 +169,10 @@ def test_full_precision_is_one_all_reduce(machine: Machine, hosts: str, dtype: A
     def body(comm: Any) -> Any:
         parameters = machine.zeros(dtype)
         size = parameters.flat.size
-        routes, nccl = start_nccl(parameters, comm, "auto", lossless=True)
+        topology, nccl = start_nccl(parameters, comm, "auto", lossless=True)
         buckets = cut_buckets(parameters, BLOCK, 1)
         assert len(buckets) > 1
-        options: Any = {"transport": "nccl", "routes": routes, "nccl": nccl, "buckets": buckets}
+        options: Any = {"transport": "nccl", "topology": topology, "nccl": nccl, "buckets": buckets}
         exchange = Exchange(parameters, comm, **options)
         vector = machine.cupy.asarray(whole_numbers(comm.rank, 0, size, dtype))
         exchange.sum(vector)
@@ -205,51 +192,57 @@ def test_hosts_send_one_message(machine: Machine, hosts: str, bits: int | None) 
     def body(comm: Any) -> None:
         codec = None if bits is None else codec_for(bits, block_size=BLOCK)
         parameters = machine.zeros()
-        routes, nccl = start_nccl(parameters, comm, True, lossless=False)
-        assert routes == Routes.over(hosts)
-        found = []
+        topology, nccl = start_nccl(parameters, comm, True, lossless=False)
+        assert topology == Topology.over(hosts)
+        results = []
         for options in ({"transport": "pipelined"}, {"transport": "nccl", "nccl": nccl}):
             buckets = cut_buckets(parameters, BLOCK, 1)
-            exchange = Exchange(parameters, comm, codec, routes=routes, buckets=buckets, **options)
-            residuals = exchange.residuals(parameters) if codec else None
-            sums = results(machine, comm, exchange, residuals)
-            found.append((sums, residuals))
-        (expected, theirs), (sums, ours) = found
+            exchange = Exchange(
+                parameters, comm, codec, topology=topology, buckets=buckets, **options
+            )
+            residuals, sums = exchange.residuals(parameters) if codec else None, []
+            for step in range(3):
+                values = whole_numbers(comm.rank, step, parameters.flat.size)
+                vector = machine.cupy.asarray(values)
+                exchange.sum(vector, residuals)
+                sums.append(np.array(vector))
+            results.append((sums, residuals))
+        (expected, theirs), (sums, ours) = results
         assert np.array_equal(sums, expected)
         if theirs is not None and ours is not None:
-            assert np.array_equal(ours.own, theirs.own)
-            assert ours.own.any() and ours.total
-            for name, total in theirs.total.items():
-                assert np.array_equal(ours.total[name], total)
+            assert np.array_equal(ours.worker_error, theirs.worker_error)
+            assert ours.worker_error.any() and ours.owner_error
+            for name, total in theirs.owner_error.items():
+                assert np.array_equal(ours.owner_error[name], total)
 
     machine.simulate(hosts, body)
 
 
-def test_stray_residuals_are_sent(machine: Machine) -> None:
+def test_non_owned_residuals_are_sent(machine: Machine) -> None:
     """What a residual holds of pieces that others exchange is in the next sum, and only there.
 
-    What it holds of this rank's pieces takes its usual way, so that a run that is taken up again by
+    What it holds of this rank's pieces is sent as usual, so that a run that is taken up again by
     as many ranks has the same bits.
     """
 
     def body(comm: Any) -> None:
         parameters = machine.zeros()
-        routes, nccl = start_nccl(parameters, comm, "auto", lossless=False)
+        topology, nccl = start_nccl(parameters, comm, "auto", lossless=False)
         codec, size = codec_for(1, block_size=BLOCK), parameters.flat.size
         place = comm.rank % 2
-        found = []
+        results = []
         for options in ({"transport": "pipelined"}, {"transport": "nccl", "nccl": nccl}):
-            exchange = Exchange(parameters, comm, codec, routes=routes, **options)
+            exchange = Exchange(parameters, comm, codec, topology=topology, **options)
             residuals = exchange.residuals(parameters)
-            owners = [routes.hosts[routes.host_of[k]].index(k) for k in range(comm.size)]
-            for owner, stripe in enumerate(exchange._stages[0].stripes):
-                stray = owners[owner] != place
-                residuals.own[stripe.values] = 7 if stray else 0.1
+            owners = [topology.hosts[topology.host_of[k]].index(k) for k in range(comm.size)]
+            for owner, stripe in enumerate(exchange._transport.reductions[0].stripes):
+                non_owned = owners[owner] != place
+                residuals.worker_error[stripe.values] = 7 if non_owned else 0.1
             vector = machine.cupy.asarray(whole_numbers(comm.rank, 0, size))
-            exchange.send_stray_residuals = True
+            residuals.has_non_owned = True
             exchange.sum(vector, residuals)
-            found.append((np.array(vector), residuals.own))
-        (expected, theirs), (total, ours) = found
+            results.append((np.array(vector), residuals.worker_error))
+        (expected, theirs), (total, ours) = results
         assert np.array_equal(total, expected)
         assert np.array_equal(ours, theirs)
 
@@ -261,8 +254,8 @@ def test_buckets_are_summed_as_they_become_ready(machine: Machine) -> None:
         parameters = machine.zeros()
         size, buckets = parameters.flat.size, cut_buckets(parameters, BLOCK, 1)
         for lossless in (True, False):
-            routes, nccl = start_nccl(parameters, comm, "auto", lossless=lossless)
-            options: Any = {"transport": "nccl", "routes": routes, "nccl": nccl}
+            topology, nccl = start_nccl(parameters, comm, "auto", lossless=lossless)
+            options: Any = {"transport": "nccl", "topology": topology, "nccl": nccl}
             exchange = Exchange(parameters, comm, buckets=buckets, **options)
             vector = machine.cupy.asarray(np.full(size, np.nan, np.float32))
             asked = [0] * len(buckets)
@@ -289,7 +282,7 @@ def test_nccl_waits_for_the_current_stream(machine: Machine) -> None:
             nccl.all_reduce(values)
             assert (values == 3).all()
             stream.do(lambda: values.fill(comm.rank + 1))
-            nccl.share([(values[:5], 0), (values[5:], 1)])
+            nccl.broadcast_all([(values[:5], 0), (values[5:], 1)])
         assert values.tolist() == [1] * 5 + [2] * 5
 
     machine.simulate("aa", body)
@@ -319,40 +312,49 @@ def test_a_rank_that_never_comes_is_not_waited_for_without_end(machine: Machine)
         machine.simulate("aa", body, timeout_s=0.3)
 
 
-def refusal(
-    machine: Machine, hosts: str, parameters: Callable[[], Parameters], **given: Any
-) -> str:
-    options = {"hierarchical": "auto", "lossless": True, **given}
+def cannot_start() -> None:
+    raise NcclError("NCCL_ERROR_SYSTEM_ERROR: no interface")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "lossless", "hierarchical", "change", "message"),
+    [
+        (
+            *("aa", True, "auto", lambda machine: setattr(machine.nccl, "available", False)),
+            r"^transport='nccl' needs NCCL, which CuPy does not find",
+        ),
+        (
+            *("aa", True, "auto"),
+            lambda machine: setattr(machine.nccl, "get_unique_id", cannot_start),
+            r"NCCL, which cannot start: NCCL_ERROR_SYSTEM_ERROR: no interface \(on rank 0\)",
+        ),
+        (
+            *("aaab", True, "auto"),
+            lambda machine: machine.buses.__setitem__(2, machine.buses[0]),
+            r"^transport='nccl' needs a GPU for each rank, but on a 3 ranks have 2: ranks 0, 2 "
+            r"share 0000:00:00.0$",
+        ),
+        (
+            *("aaab", False, "auto", lambda machine: None),
+            r"as many ranks on every host .* a has 3 and b has 1",
+        ),
+        (
+            *("aabb", False, False, lambda machine: None),
+            r"^hierarchical=False must be True or 'auto' with transport='nccl'",
+        ),
+    ],
+)
+def test_what_is_refused(
+    machine: Machine, hosts: str, lossless: bool, hierarchical: Any, change: Any, message: str
+) -> None:
+    change(machine)
 
     def body(comm: Any) -> None:
-        hierarchical, lossless = options["hierarchical"], options["lossless"]
-        start_nccl(parameters(), comm, hierarchical, lossless=lossless)
+        start_nccl(machine.zeros(), comm, hierarchical, lossless=lossless)
 
-    with pytest.raises(SharedError) as found:
+    with pytest.raises(SharedError, match=message) as caught:
         machine.simulate(hosts, body)
-    text = str(found.value)
-    assert "\n" not in text
-    return text
-
-
-def test_numpy_parameters_are_refused(machine: Machine) -> None:
-    text = refusal(machine, "aa", lambda: Parameters({"x": np.zeros(5, np.float32)}))
-    assert text.startswith("transport='nccl' needs CuPy parameters, but these are NumPy's")
-
-
-def test_cupy_without_nccl_is_refused(machine: Machine) -> None:
-    machine.nccl.available = False
-    text = refusal(machine, "aa", machine.zeros)
-    assert text.startswith("transport='nccl' needs NCCL, which CuPy does not find")
-
-
-def test_two_ranks_on_one_gpu_are_refused(machine: Machine) -> None:
-    machine.buses[2] = machine.buses[0]
-    text = refusal(machine, "aaab", machine.zeros)
-    assert text == (
-        "transport='nccl' needs a GPU for each rank, but on a 3 ranks have 2: ranks 0, 2 share "
-        "0000:00:00.0"
-    )
+    assert "\n" not in str(caught.value)
 
 
 def test_gpus_of_different_hosts_may_have_one_name(machine: Machine) -> None:
@@ -364,25 +366,6 @@ def test_gpus_of_different_hosts_may_have_one_name(machine: Machine) -> None:
     assert machine.simulate("aabb", body) == [2, 2, 2, 2]
 
 
-def test_uneven_hosts_are_refused_by_name(machine: Machine) -> None:
-    text = refusal(machine, "aaab", machine.zeros, lossless=False)
-    assert re.search("as many ranks on every host .* a has 3 and b has 1", text)
-
-
-def test_fewer_bits_without_hosts_are_refused(machine: Machine) -> None:
-    text = refusal(machine, "aabb", machine.zeros, lossless=False, hierarchical=False)
-    assert text.startswith("hierarchical=False must be True or 'auto' with transport='nccl'")
-
-
-def test_nccl_that_cannot_start_is_refused(machine: Machine) -> None:
-    def get_unique_id() -> None:
-        raise NcclError("NCCL_ERROR_SYSTEM_ERROR: no interface")
-
-    machine.nccl.get_unique_id = get_unique_id
-    text = refusal(machine, "aa", machine.zeros)
-    assert "NCCL, which cannot start: NCCL_ERROR_SYSTEM_ERROR: no interface (on rank 0)" in text
-
-
 @pytest.mark.parametrize("bits", [32, 1])
 def test_an_algorithm_takes_it(machine: Machine, bits: int) -> None:
     """By the user's word, with new bits over the same communicators of NCCL."""
@@ -390,23 +373,24 @@ def test_an_algorithm_takes_it(machine: Machine, bits: int) -> None:
     def body(comm: Any) -> Any:
         parameters = machine.zeros()
         schedule = {0: bits, 1000: 32} if bits < 32 else bits
-        algorithm = DataParallelSGD(gradient_bits=schedule, transport="nccl", block_size=BLOCK)
-        state = algorithm.init(parameters, comm)
-        assert state.way.transport == "nccl"
+        options = ExchangeOptions(gradient_bits=schedule, transport="nccl", block_size=BLOCK)
+        clock = iter((0, 1000))
+        state = ExchangeState.init(options, parameters, lambda: next(clock), comm)
+        assert state.plan.transport == "nccl"
         vector = machine.cupy.asarray(whole_numbers(comm.rank, 0, parameters.flat.size))
-        for samples in (0, 1000):
-            algorithm.exchange_after(state, samples, parameters).sum(vector, state.residuals)
+        for _ in range(2):
+            state.sum(vector)
         return np.array(vector)
 
-    found = machine.simulate(HOSTS, body)
-    assert all(np.array_equal(each, found[0]) for each in found)
+    sums = machine.simulate(HOSTS, body)
+    assert all(np.array_equal(vector, sums[0]) for vector in sums)
     assert len(machine.nccl.meetings) == (1 if bits == 32 else 2)
 
 
 def test_numpy_parameters_are_refused_by_algorithms() -> None:
     def body(comm: Any) -> None:
         parameters = Parameters({"x": np.zeros(5, np.float32)})
-        DataParallelSGD(transport="nccl").init(parameters, comm)
+        ExchangeState.init(ExchangeOptions(transport="nccl"), parameters, lambda: 0, comm)
 
-    with pytest.raises(UserError, match="needs CuPy parameters"):
+    with pytest.raises(UserError, match=r"^transport='nccl' needs CuPy p.*, but these are NumPy's"):
         simulate(2, body)

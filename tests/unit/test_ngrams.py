@@ -13,11 +13,11 @@ FILES = {"a.py": b"import os\nimport re\n", "b.py": b"", "c.py": bytes(range(40)
 
 def before(files, order):
     """The `order` bytes before every byte, one at a time."""
-    found = []
+    texts = []
     for content in files.values():
         padded = bytes(order) + content
-        found += [padded[i : i + order] for i in range(len(content))]
-    return found
+        texts += [padded[i : i + order] for i in range(len(content))]
+    return texts
 
 
 @pytest.mark.parametrize("orders", [(1, 2, 3, 4, 5, 6), (3,), (5, 2), (12, 1)])
@@ -28,12 +28,12 @@ def test_equal_ngrams_have_equal_ids_and_others_do_not(orders):
     assert bytes(y.tolist()) == b"".join(FILES.values())
     texts = {}
     for column, order in enumerate(orders):
-        for text, found in zip(before(FILES, order), x[:, column].tolist(), strict=True):
-            assert texts.setdefault(found, text) == text  # orders differ in length
+        for text, row_id in zip(before(FILES, order), x[:, column].tolist(), strict=True):
+            assert texts.setdefault(row_id, text) == text  # orders differ in length
     assert len(texts) == sum(len(set(before(FILES, order))) for order in orders)
     some = np.random.default_rng(0).integers(len(data), size=30)
-    found_x, found_y = data.read(some, dtype=None)
-    assert (found_x == x[some]).all() and (found_y == y[some]).all()
+    some_x, some_y = data.read(some, dtype=None)
+    assert (some_x == x[some]).all() and (some_y == y[some]).all()
 
 
 def test_ids_are_today_what_they_were():
@@ -47,9 +47,9 @@ def test_ids_are_today_what_they_were():
 def test_it_is_the_library_split_as_the_other():
     train, test = library_ngrams((2, 4), most_bytes=200_000)
     others = library_source(4, most_bytes=200_000)
-    for found, other in zip((train, test), others, strict=True):
-        assert found.files == other.files and len(found) == len(other)
-        x, y = found.read(np.arange(5000))
+    for ngrams, other in zip((train, test), others, strict=True):
+        assert ngrams.files == other.files and len(ngrams) == len(other)
+        x, y = ngrams.read(np.arange(5000))
         windows, labels = other.read(np.arange(5000), dtype=None)
         assert (y == labels).all()
         for column, order in enumerate((2, 4)):

@@ -40,32 +40,30 @@ def compare(optimizer, textbook):
     for gradient, samples in gradients():
         x = textbook(x, gradient / samples, samples, seen)
         seen += samples
-    found, state = trained(optimizer)
-    np.testing.assert_allclose(found, x, rtol=1e-12, atol=1e-14)
+    trained_x, state = trained(optimizer)
+    np.testing.assert_allclose(trained_x, x, rtol=1e-12, atol=1e-14)
     assert (state.steps, state.samples) == (len(MINIBATCHES), sum(MINIBATCHES))
     single, _ = trained(optimizer, np.float32)
     assert single.dtype == np.float32
     np.testing.assert_allclose(single, x, rtol=1e-4, atol=1e-5)
 
 
-def test_sgd():
-    compare(SGD(lr=0.1), lambda x, g, samples, seen: x - 0.1 * g)
-
-
-def test_sgd_per_sample():
-    compare(SGD(lr_per_sample=0.01), lambda x, g, samples, seen: x - 0.01 * samples * g)
-
-
 @pytest.mark.parametrize(
-    "schedule",
-    [Steps({0: 0.3, 16: 0.1, 20: 0.0}), Linear({0: 0.0, 30: 0.4}), Cosine(start=0.5, samples=40)],
+    "rate",
+    [
+        0.01,
+        Steps({0: 0.3, 16: 0.1, 20: 0.0}),
+        Linear({0: 0.0, 30: 0.4}),
+        Cosine(start=0.5, samples=40),
+    ],
 )
 @pytest.mark.parametrize("name", ["lr", "lr_per_sample"])
-def test_schedules_run_by_the_samples_before_a_minibatch(schedule, name):
+def test_sgd_by_the_rate_after_the_samples_before_a_minibatch(rate, name):
     def textbook(x, g, samples, seen):
-        return x - schedule(seen) * (samples if name == "lr_per_sample" else 1) * g
+        now = rate(seen) if isinstance(rate, Schedule) else rate
+        return x - now * (samples if name == "lr_per_sample" else 1) * g
 
-    compare(SGD(**{name: schedule}), textbook)
+    compare(SGD(**{name: rate}), textbook)
 
 
 @pytest.mark.parametrize("unit_gain", [False, True])
@@ -92,20 +90,6 @@ def test_momentum(unit_gain, time_constant, nesterov, rate):
         kind(**{rate: 0.02}, unit_gain=unit_gain, momentum_time_constant=time_constant, **options),
         textbook,
     )
-
-
-def test_nesterov_is_momentum_seen_from_the_look_ahead_point():
-    """Sutskever's two-line form, whose gradient is taken at theta + mu * velocity."""
-    matrix = np.diag(np.linspace(0.1, 2, N))
-    lr, mu = 0.1, 0.7
-    parameters = Parameters({"x": np.ones(N)})
-    step = NesterovSGD(lr=lr, momentum=mu).bind(parameters)
-    theta, velocity = np.ones(N), np.zeros(N)
-    for _ in range(10):
-        velocity = mu * velocity - lr * matrix @ (theta + mu * velocity)
-        theta = theta + velocity
-        step(matrix @ parameters.flat, 1)
-        np.testing.assert_allclose(parameters.flat, theta + mu * velocity, rtol=1e-12)
 
 
 def test_the_default_momentum():
@@ -155,13 +139,6 @@ def test_adagrad(rate, epsilon, initial):
     compare(Adagrad(**{rate: lr}, epsilon=epsilon, initial_accumulator=initial), textbook)
 
 
-def test_adagrad_leaves_alone_what_has_no_gradient_yet():
-    parameters = Parameters({"x": np.ones(3)})
-    step = Adagrad(lr=0.5).bind(parameters)
-    step(np.array([0.0, 1.0, -1e-3]), 1)
-    np.testing.assert_allclose(parameters.flat, [1, 0.5, 1.5], rtol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("kind", OPTIMIZERS.values())
 def test_the_parameters_may_go_on_in_another_vector(kind, dtype):
@@ -202,15 +179,15 @@ def test_without_samples_nothing_moves():
 @pytest.mark.parametrize("rate", ["lr", "lr_per_sample"])
 def test_a_factor_on_the_learning_rate(kind, rate):
     """It counts for the steps before which it is set, as the same factor on the rate would."""
-    found, expected = (Parameters({"W": np.linspace(-1, 1, N)}) for _ in range(2))
+    parameters, expected = (Parameters({"W": np.linspace(-1, 1, N)}) for _ in range(2))
     full, half = (kind(**{rate: value}).bind(expected) for value in (0.1, 0.05))
-    ramped = kind(**{rate: 0.1}).bind(found)
+    ramped = kind(**{rate: 0.1}).bind(parameters)
     half.state = full.state  # one state, two rates
     for i, (gradient, samples) in enumerate(gradients()):
         ramped.state.lr_factor = 0.5 if i < 3 else 1.0
         ramped(gradient, samples)
         (half if i < 3 else full)(gradient, samples)
-    np.testing.assert_allclose(found.flat, expected.flat, rtol=1e-13)
+    np.testing.assert_allclose(parameters.flat, expected.flat, rtol=1e-13)
     assert ramped.lr == 0.1
 
 
@@ -220,19 +197,6 @@ def test_the_factor_on_the_learning_rate_is_no_training_state():
     assert [field.name for field in fields(state) if field.metadata.get("workspace")] == [
         "lr_factor"
     ]
-
-
-def test_a_constant_gradient_leads_as_far_with_unit_gain_as_without_momentum():
-    """The gain of m over many steps is 1 in the unit-gain form, 1 / (1 - momentum) in the plain."""
-    ones = np.ones(4)
-    for unit_gain, gain in ((True, 1), (False, 10)):
-        p = Parameters({"x": np.zeros(4)})
-        step = MomentumSGD(lr=1e-3, momentum=0.9, unit_gain=unit_gain).bind(p)
-        for _ in range(300):
-            step(5 * ones, 5)
-        before = p.flat.copy()
-        step(5 * ones, 5)
-        np.testing.assert_allclose(before - p.flat, 1e-3 * gain, rtol=1e-9)
 
 
 def test_the_bound_step_tells_its_rate():
@@ -245,76 +209,6 @@ def test_the_bound_step_tells_its_rate():
 
 def test_every_optimizer_has_a_name():
     assert set(OPTIMIZERS.values()) == {SGD, MomentumSGD, NesterovSGD, Adam, Adagrad}
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        (SGD, {}, "SGD: lr=None and lr_per_sample=None: exactly one of them must be given"),
-        (Adam, {"lr": 1, "lr_per_sample": 1}, "Adam: lr=1 and .*: exactly one of them must be"),
-        (SGD, {"lr": -0.1}, "lr=-0.1 must be a finite number, at least 0"),
-        (SGD, {"lr": math.nan}, "lr=nan must be a finite number"),
-        (SGD, {"lr_per_sample": math.inf}, "lr_per_sample=inf must be a finite number"),
-        (
-            MomentumSGD,
-            {"lr": 1, "momentum": 1.0},
-            "momentum=1.0 must be a finite number, at least 0 and less than 1",
-        ),
-        (MomentumSGD, {"lr": 1, "momentum": math.nan}, "momentum=nan must be a finite number"),
-        (MomentumSGD, {"lr": 1, "momentum": "0.9"}, "momentum='0.9' must be a finite number"),
-        (MomentumSGD, {"lr": 1, "unit_gain": "yes"}, "unit_gain='yes' must be False or True"),
-        (MomentumSGD, {"lr": 1, "unit_gain": 1}, "unit_gain=1 must be False or True"),
-        (
-            NesterovSGD,
-            {"lr": 1, "momentum": 0.9, "momentum_time_constant": 5},
-            "momentum=0.9 and momentum_time_constant=5: at most one",
-        ),
-        (
-            MomentumSGD,
-            {"lr": 1, "momentum_time_constant": -1},
-            "momentum_time_constant=-1 must be a finite number, at least 0",
-        ),
-        (
-            MomentumSGD,
-            {"lr": 1, "momentum_time_constant": math.inf},
-            "momentum_time_constant=inf must be a finite number, at least 0",
-        ),
-        (Adam, {"lr": 1, "beta1": 1.0}, "beta1=1.0 must be a finite number, at least 0 and less"),
-        (Adam, {"lr": 1, "beta2": -0.1}, "beta2=-0.1 must be a finite number, at least 0 and"),
-        (
-            Adam,
-            {"lr": 1, "epsilon": -1e-8},
-            "epsilon=-1e-08 must be a finite number, at lea",
-        ),
-        (Adam, {"lr": 1, "epsilon": 0}, "epsilon=0 must be a finite number, at least 1e-30"),
-        (Adagrad, {"lr": 1, "epsilon": 1e-50}, "epsilon=1e-50 must be a finite number, at least"),
-        (Adagrad, {"lr": 1, "initial_accumulator": 1e-50}, "initial.*=1e-50 .*, also in float32"),
-        (SGD, {"lr": 1e-50}, "lr=1e-50 must be a finite number, at least 0, also in float32"),
-        (Adam, {"lr": 1, "beta1": 1 - 1e-9}, "beta1=0.999999999 .*less than 1, also in float32"),
-        (MomentumSGD, {"lr": 1, "momentum": 1 - 1e-9}, "momentum=.* less than 1, also in float32"),
-        (Adam, {"lr": 1, "beta2": None}, "beta2=None must be a finite number"),
-        (
-            Adam,
-            {"lr": 1, "epsilon": math.inf},
-            "epsilon=inf must be a finite number, at least",
-        ),
-        (Adagrad, {"lr": 1, "epsilon": -1}, "epsilon=-1 must be a finite number, at least 1e-30"),
-        (
-            Adagrad,
-            {"lr": 1, "initial_accumulator": math.nan},
-            "initial_accumulator=nan must be a finite number, at least 0",
-        ),
-        (Adam, {"lr": 1, "weight_decay": math.inf}, "weight_decay=inf must be a finite number"),
-        (
-            Adam,
-            {"lr": 1, "weight_decay": math.nan},
-            "weight_decay=nan must be a finite number, at least 0",
-        ),
-    ],
-)
-def test_what_is_not_possible_is_refused(kind, options, message):
-    with pytest.raises(UserError, match=f"^{message}"):
-        kind(**options)
 
 
 @pytest.mark.parametrize("name", ["lr", "lr_per_sample"])
@@ -416,9 +310,11 @@ def test_a_schedule_that_goes_wrong_is_noticed_before_the_step(kind, name, bad):
     assert (step.state.steps, step.state.samples) == (1, 10)
 
 
-def test_a_schedule_of_ones_own_may_yield_any_real_number():
-    step = SGD(lr=Until(samples=0, after=np.float32(0.25))).bind(Parameters({"x": np.ones(3)}))
-    assert type(step.lr) is float and step.lr == 0.25
+@pytest.mark.parametrize("value", [np.float32(0.25), np.float64(1e-50), 0])
+def test_a_schedule_of_ones_own_may_yield_any_real_number(value):
+    """Also one that float32 does not have."""
+    step = SGD(lr=Until(samples=0, after=value)).bind(Parameters({"x": np.ones(3)}))
+    assert type(step.lr) is float and step.lr == value
 
 
 @pytest.mark.parametrize("optimizer", [Adam(lr=0.1, epsilon=1e-30), Adagrad(lr=0.1, epsilon=1e-30)])
@@ -430,17 +326,6 @@ def test_a_parameter_without_a_gradient_stays(optimizer, dtype):
     for _ in range(3):
         local_step(gradient, 1)
     assert (parameters.flat == 1).all()
-
-
-def test_a_schedule_may_fall_below_what_float32_has():
-    assert SGD(lr=Steps({0: 1.0, 10: 0.0})).rate_after(10) == 0
-    assert SGD(lr=Vanishing()).rate_after(10) == 1e-50
-
-
-@dataclass(frozen=True)
-class Vanishing(Schedule):
-    def __call__(self, samples):
-        return np.float64(1e-50)
 
 
 @pytest.mark.parametrize("optimizer", [Adam(lr=0.1), Adagrad(lr=0.1, initial_accumulator=0.5)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 
 import numpy as np
@@ -12,7 +11,9 @@ from disks import files_of_at_most
 
 from parallel_sgd import UserError
 from parallel_sgd.parameter_server import order as order_module
-from parallel_sgd.parameter_server.order import AnyOrder, RecordedOrder, ReplayedOrder
+from parallel_sgd.parameter_server.order import Order, RecordedOrder, ReplayedOrder
+
+ORDER, ABOUT = "order-of-server-0.i4", "order-of-server-0.json"
 
 
 def facts_of(servers=1, workers=3, **options):
@@ -28,19 +29,19 @@ def recorded(folder, workers, server=0, servers=1):
 
 
 def replayed(folder, server=0, servers=1):
-    order, found = ReplayedOrder(str(folder), server, facts_of(servers)), []
+    order, workers = ReplayedOrder(str(folder), server, facts_of(servers)), []
     while (worker := order.next()) is not None:
         assert order.next() == worker  # until it was answered
-        found.append(worker)
+        workers.append(worker)
         order.answered(worker)
     order.answered(2)
     assert order.next() is None  # after the end anybody again
     order.close()
-    return found
+    return workers
 
 
 def test_any_order_lets_anybody_come():
-    order = AnyOrder()
+    order = Order()
     order.answered(1)
     order.close()
     assert order.next() is None
@@ -94,7 +95,7 @@ def test_of_another_run(tmp_path, here, differs):
 @pytest.mark.parametrize("damage", ["cut", "longer", "nobody"])
 def test_a_damaged_order_is_refused(tmp_path, damage):
     recorded(tmp_path, [0, 1, 2, 1])
-    path = tmp_path / "order-of-server-0.i4"
+    path = tmp_path / ORDER
     data = path.read_bytes()
     path.write_bytes({"cut": data[:-4], "longer": data + b"\0", "nobody": b"\7" * 16}[damage])
     with pytest.raises(UserError, match=r"^replay='.*': order-of-server-0\.i4 is damaged$"):
@@ -112,63 +113,51 @@ def test_a_job_that_was_ended_is_replayed_as_far_as_it_came(tmp_path, capsys):
     order.close()
 
 
-@pytest.mark.parametrize("what", ["nothing", "one half", "the other half", "no JSON"])
-def test_where_nothing_is_recorded(tmp_path, what):
+def missing(path):
+    path.unlink()
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+#: What may stand in the place of a description.
+NO_ORDERS = [
+    b"[1, 2]",
+    b'"requests"',
+    b"7",
+    b'{"a":' * 100_000,
+    b"[" * 100_000,
+    b'{"servers": "1", "workers": "3"}',
+    b'{"requests": [2]}',
+    b'{"requests": true}',
+    b'{"requests": 1e999}',
+    b'{"requests": ' + b"9" * 5000 + b"}",
+    bytes(range(256)),
+    '{"requests": 2}'.encode("utf-16") + b"!",
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "replace", "why"),
+    [
+        *((name, missing, "") for name in (ORDER, ABOUT)),
+        *((n, by, rf"{n} (must|cannot) be ") for n in (ORDER, ABOUT) for by in (pipe, folder)),
+        *((ABOUT, lambda path, by=text: path.write_bytes(by), "") for text in NO_ORDERS),
+    ],
+)
+def test_what_is_no_recording_is_refused(tmp_path, name, replace, why):
     recorded(tmp_path, [0, 1])
-    order, about = sorted(tmp_path.iterdir(), key=lambda path: path.suffix == ".json")
-    if what in ("nothing", "one half"):
-        order.unlink()
-    if what in ("nothing", "the other half"):
-        about.unlink()
-    if what == "no JSON":
-        about.write_text("servers: 1")
-    with pytest.raises(UserError, match=r"^replay='.*': no order of server 0 \("):
-        ReplayedOrder(str(tmp_path), 0, facts_of())
-
-
-def test_an_order_of_another_server_only(tmp_path):
-    recorded(tmp_path, [0, 1], server=1, servers=2)
-    with pytest.raises(UserError, match=r"no order of server 0 \("):
-        ReplayedOrder(str(tmp_path), 0, facts_of(2))
-
-
-NO_ORDERS = {
-    "a list": b"[1, 2]",
-    "a text": b'"requests"',
-    "a number": b"7",
-    "nested without end": b'{"a":' * 100_000,
-    "lists without end": b"[" * 100_000,
-    "no requests": b'{"servers": "1", "workers": "3"}',
-    "requests as a list": b'{"requests": [2]}',
-    "requests as a truth": b'{"requests": true}',
-    "requests not finite": b'{"requests": 1e999}',
-    "a number too long": b'{"requests": ' + b"9" * 5000 + b"}",
-    "other bytes": bytes(range(256)),
-    "UTF-16": '{"requests": 2}'.encode("utf-16") + b"!",
-}
-
-
-@pytest.mark.parametrize("text", NO_ORDERS.values(), ids=NO_ORDERS)
-def test_what_is_no_description_is_refused(tmp_path, text):
-    recorded(tmp_path, [0, 1])
-    (tmp_path / "order-of-server-0.json").write_bytes(text)
-    with pytest.raises(UserError, match=r"^replay='.*': no order of server 0 \(") as caught:
+    replace(tmp_path / name)
+    with pytest.raises(UserError, match=rf"^replay='.*': no order of server 0 \({why}") as caught:
         ReplayedOrder(str(tmp_path), 0, facts_of())
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["order-of-server-0.i4", "order-of-server-0.json"])
-@pytest.mark.parametrize("kind", ["pipe", "folder"])
-def test_only_files_are_read(tmp_path, name, kind):
-    recorded(tmp_path, [0, 1])
-    path = tmp_path / name
-    path.unlink()
-    if kind == "pipe":
-        os.mkfifo(path)
-    else:
-        path.mkdir()
-    with pytest.raises(UserError, match=rf"server 0 \({re.escape(name)} (must|cannot) be "):
-        ReplayedOrder(str(tmp_path), 0, facts_of())
 
 
 def mutated(random, data):

@@ -56,7 +56,7 @@ def test_the_views_move_to_another_vector(dtype):
     p = parameters(dtype)
     before, values, views = p.flat, p.flat.copy(), dict(p)
     there = np.arange(len(values), dtype=dtype)
-    p.lie_over(there)
+    p.rebind(there)
     assert p.flat is there
     assert p.flat.tolist() == list(range(len(values)))
     assert {name: view.shape for name, view in p.items()} == p.shapes == SHAPES
@@ -72,7 +72,7 @@ def test_the_views_fit_no_other_vector(other):
     p = parameters()
     before = p.flat
     with pytest.raises(AssertionError):
-        p.lie_over(other)
+        p.rebind(other)
     assert p.flat is before
 
 

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tracemalloc
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks import plan as benchmark
 from parallel_sgd import Communicator, DataParallelASGD, DataParallelSGD, Parameters
+from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.command_line import plan, train
 from parallel_sgd.command_line.main import main
-from parallel_sgd.compression import GRADIENT_BITS
-from parallel_sgd.exchange.costs import CARRIED, KernelSpeeds, Link, exchange_s
+from parallel_sgd.compression import registered_bits
+from parallel_sgd.costs import CARRIED, KernelSpeeds, Link, exchange_s
+from parallel_sgd.exchange import ExchangeOptions
 from parallel_sgd.planning import Job, candidates, recommend
 from parallel_sgd.planning.candidates import Blocks, DataParallel, DoubleBuffered, Servers
 
 SPEEDS = KernelSpeeds(
-    {bits: math.inf if bits == 32 else 4e9 for bits in GRADIENT_BITS},
-    {bits: math.inf if bits == 32 else 8e9 for bits in GRADIENT_BITS},
-    dict.fromkeys(GRADIENT_BITS, 8e9),
+    {bits: math.inf if bits == 32 else 4e9 for bits in registered_bits()},
+    {bits: math.inf if bits == 32 else 8e9 for bits in registered_bits()},
+    dict.fromkeys(registered_bits(), 8e9),
 )
 JOB = Job(
     nodes=64,
@@ -72,23 +71,23 @@ def test_every_algorithm_has_a_line(capsys):
 @pytest.mark.parametrize("local", [1, 4])
 def test_terms_and_totals_fit(nodes, local):
     job = replace(JOB, nodes=nodes, ranks_per_node=local)
-    for each in candidates(job):
-        cost = each.cost(job)
+    for candidate in candidates(job):
+        cost = candidate.cost(job)
         terms = cost.compute_s, cost.kernels_s, cost.wire_s, cost.startup_s
         assert all(term >= 0 for term in terms)
         assert max(cost.compute_s, cost.wire_s) <= cost.total_s <= sum(terms) + 1e-12
         assert 0 < cost.efficiency <= 1
-        assert all(size >= 0 for size in each.memory(job).values())
+        assert all(size >= 0 for size in candidate.memory(job).values())
 
 
 def test_a_step_without_overlap_is_compute_and_exchange():
-    found = DataParallel(4).cost(JOB)
+    cost = DataParallel(4).cost(JOB)
     totals = {
         n: 0.2 + exchange_s(60_000_000, 4, 64, JOB.link, SPEEDS, buckets=n).total_s
         for n in (57, 28, 14, 7, 3, 1)
     }
-    assert found.total_s == pytest.approx(totals[found.buckets])
-    assert found.total_s <= 1.01 * min(totals.values())
+    assert cost.total_s == pytest.approx(totals[cost.buckets])
+    assert cost.total_s <= 1.01 * min(totals.values())
     slow = DataParallel(4).cost(replace(JOB, step_s=100.0))
     assert slow.buckets == 57  # the default, where it makes no difference
 
@@ -104,15 +103,15 @@ def test_overlap_hides_wire_behind_two_thirds_of_the_step():
 
 
 def test_a_block_is_paid_once_in_all_its_steps():
-    every = {(each.name, each.bits): each for each in candidates(JOB)}
+    every = {(candidate.name, candidate.bits): candidate for candidate in candidates(JOB)}
     averaging = every["model averaging", 32]
     assert isinstance(averaging, Blocks) and averaging.steps(JOB) == 625  # 40,000 samples
     slowmo = every["SlowMo", 4]
-    found = slowmo.cost(JOB)
-    extra_s = JOB.exchange(4, found.buckets).total_s + JOB.passes_s(14)
-    assert found.total_s - 0.2 == pytest.approx(extra_s / 48)
-    in_kernels_s = JOB.exchange(4, found.buckets).kernels_s + JOB.passes_s(14)
-    assert found.kernels_s == pytest.approx(in_kernels_s / 48)
+    cost = slowmo.cost(JOB)
+    extra_s = JOB.exchange(4, cost.buckets).total_s + JOB.passes_s(14)
+    assert cost.total_s - 0.2 == pytest.approx(extra_s / 48)
+    in_kernels_s = JOB.exchange(4, cost.buckets).kernels_s + JOB.passes_s(14)
+    assert cost.kernels_s == pytest.approx(in_kernels_s / 48)
     shorter = averaging.cost(replace(JOB, minibatch=640))
     assert shorter.wire_s == pytest.approx(10 * averaging.cost(JOB).wire_s, rel=0.02)
 
@@ -124,7 +123,7 @@ def test_servers_are_limited_by_their_links():
     assert servers.cost(JOB).total_s == pytest.approx(served)
     idle = replace(JOB, step_s=100.0)
     assert servers.cost(idle).efficiency == pytest.approx(56 / 64, rel=0.01)
-    assert not any(isinstance(each, Servers) for each in candidates(JOB.on(1)))
+    assert not any(isinstance(candidate, Servers) for candidate in candidates(JOB.on(1)))
 
 
 def test_memory():
@@ -134,8 +133,8 @@ def test_memory():
     assert bit["residuals"] == 4 * n * (1 + 1 / 64)
     assert DoubleBuffered(1).memory(JOB)["gradient"] == 8 * n
     averaging, momentum = (
-        sum(each.memory(JOB).values()) for each in candidates(JOB)
-        if each.name in ("model averaging", "block momentum") and each.bits == 32
+        sum(candidate.memory(JOB).values()) for candidate in candidates(JOB)
+        if candidate.name in ("model averaging", "block momentum") and candidate.bits == 32
     )  # fmt: skip
     assert momentum - averaging == 4 * n
     eight = replace(JOB, nodes=9)
@@ -147,53 +146,54 @@ def test_memory_is_what_training_takes(bits):
     job = replace(JOB, nodes=1, parameters=1 << 20)
     expected = DataParallel(bits).memory(job)
     parameters = Parameters({"W": np.zeros((1024, 1024), np.float32)})
-    DataParallelSGD(gradient_bits=bits).init(parameters, Communicator.single())  # loads kernels
+    given = ExchangeOptions(gradient_bits=bits), parameters, lambda: 0, Communicator.single()
+    ExchangeState.init(*given)  # loads kernels
     tracemalloc.start()
-    state = DataParallelSGD(gradient_bits=bits).init(parameters, Communicator.single())
+    state = ExchangeState.init(*given)
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert state.exchanges
+    assert state.current
     assert taken == pytest.approx(expected["residuals"] + expected["buffers"], rel=0.1)
 
 
-@pytest.mark.parametrize("each", candidates(JOB), ids=lambda each: f"{each.name} {each.bits}")
-def test_the_options_are_those_of_train(each):
-    words = f"{each.options} --gradient-bits {each.bits}".split()
+@pytest.mark.parametrize("candidate", candidates(JOB), ids=lambda c: f"{c.name} {c.bits}")
+def test_the_options_are_those_of_train(candidate):
+    words = f"{candidate.options} --gradient-bits {candidate.bits}".split()
     _, algorithm, _ = train.read(words)
-    kind = DataParallelASGD if isinstance(each, Servers) else DataParallelSGD
-    assert type(algorithm) is (each.algorithm if isinstance(each, Blocks) else kind)
-    assert algorithm.gradient_bits == each.bits
+    kind = DataParallelASGD if isinstance(candidate, Servers) else DataParallelSGD
+    assert type(algorithm) is (candidate.algorithm if isinstance(candidate, Blocks) else kind)
+    assert algorithm.gradient_bits == candidate.bits
     if kind is type(algorithm) is DataParallelSGD:
-        assert algorithm.overlap == getattr(each, "overlap", False)
-        assert algorithm.double_buffering == isinstance(each, DoubleBuffered)
+        assert algorithm.overlap == getattr(candidate, "overlap", False)
+        assert algorithm.double_buffering == isinstance(candidate, DoubleBuffered)
 
 
 def test_precision_is_not_given_away_where_links_are_fast():
-    found = recommend(replace(JOB, link=Link(1e-6, math.inf, message_s=0.0), nodes=4))
-    assert found.choice == DataParallel(32)
-    assert "as serial SGD does" in found.reason and found.reason.count(". ") == 1
-    assert "block momentum" not in found.reason
+    advice = recommend(replace(JOB, link=Link(1e-6, math.inf, message_s=0.0), nodes=4))
+    assert advice.choice == DataParallel(32)
+    assert "as serial SGD does" in advice.reason and advice.reason.count(". ") == 1
+    assert "block momentum" not in advice.reason
 
 
 def test_many_nodes_want_large_buckets():
-    found = recommend(replace(JOB, nodes=1024, step_s=2.0))
-    assert isinstance(found.choice, DataParallel) and found.choice.cost(JOB).buckets < 57
-    values = int(found.options.rpartition("--bucket-values ")[2])
+    advice = recommend(replace(JOB, nodes=1024, step_s=2.0))
+    assert isinstance(advice.choice, DataParallel) and advice.choice.cost(JOB).buckets < 57
+    values = int(advice.options.rpartition("--bucket-values ")[2])
     assert 60_000_000 // 57 < values <= 60_000_000
     assert "--bucket-values" not in recommend(replace(JOB, parameters=10**6)).options
 
 
 def test_few_bits_where_they_are_enough():
-    found = recommend(replace(JOB, nodes=8))
-    assert isinstance(found.choice, DataParallel) and found.choice.bits < 32
-    assert "With error feedback" in found.reason
-    assert "; block momentum would keep 100%." in found.reason
+    advice = recommend(replace(JOB, nodes=8))
+    assert isinstance(advice.choice, DataParallel) and advice.choice.bits < 32
+    assert "With error feedback" in advice.reason
+    assert "; block momentum would keep 100%." in advice.reason
 
 
 def test_blocks_only_where_gradients_are_much_slower_and_with_what_they_cost():
-    found = recommend(replace(JOB, link=Link.ethernet(1e8, 1e-3)))
-    assert isinstance(found.choice, Blocks)
-    assert "It changes the result" in found.reason and "0.45 nats" in found.reason
+    advice = recommend(replace(JOB, link=Link.ethernet(1e8, 1e-3)))
+    assert isinstance(advice.choice, Blocks)
+    assert "It changes the result" in advice.reason and "0.45 nats" in advice.reason
 
 
 def test_json_and_figure(capsys, tmp_path):
@@ -203,9 +203,9 @@ def test_json_and_figure(capsys, tmp_path):
     assert code == 0
     content = json.loads(json_file.read_text(), parse_constant=pytest.fail)
     assert content["job"]["bandwidth"] is None
-    assert [each["nodes"] for each in content["plan"]] == [2**i for i in range(11)]
-    here = next(each for each in content["plan"] if each["nodes"] == 64)["algorithms"]
-    assert len(here) == 23 and all(each["seconds"]["wire"] == 0 for each in here)
+    assert [row["nodes"] for row in content["plan"]] == [2**i for i in range(11)]
+    here = next(row for row in content["plan"] if row["nodes"] == 64)["algorithms"]
+    assert len(here) == 23 and all(row["seconds"]["wire"] == 0 for row in here)
     chosen = content["recommended"]
     assert (chosen["algorithm"], chosen["bits"]) in {(e["algorithm"], e["bits"]) for e in here}
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -271,39 +271,3 @@ def test_what_is_missing_is_named(capsys):
     assert main(["plan", "--nodes", "4"]) == 2
     error = capsys.readouterr().err
     assert "--bandwidth" in error and "--step-time" in error
-
-
-def test_the_benchmark_shows_errors(monkeypatch):
-    link = {"latency_s": 1e-5, "message_s": 1e-5, "core_s_per_byte": 1e-9}
-    right = exchange_s(
-        250_000,
-        32,
-        2,
-        Link(bytes_per_s=benchmark.payload_rate(1e9), **link),
-        SPEEDS,
-        cores_per_rank=1.0,
-        pipelined=False,
-    ).total_s
-
-    class Hosts:
-        def run(self, module, options):
-            if module == "plan_link":
-                return link
-            assert options == {"sizes": [250_000], "bits": [32], "transport": "auto"}
-            return [{"values": 250_000, "bits": 32, "seconds": 2 * right, "pipelined": False}]
-
-    @contextmanager
-    def hosts(count, rate):
-        assert count == 2 and rate in (1e9, math.inf)
-        yield Hosts()
-
-    monkeypatch.setattr(benchmark, "emulated_hosts", hosts)
-    monkeypatch.setattr(benchmark, "measure_kernel_speeds", lambda: SPEEDS)
-    monkeypatch.setattr(benchmark, "usable_cores", lambda: 2)
-    parser = argparse.ArgumentParser()
-    benchmark.add_arguments(parser)
-    words = ["--hosts", "2", "--megabytes", "1", "--bits", "32"]
-    rows = {row.name: row for row in benchmark.main(parser.parse_args(words)).rows}
-    assert rows["2 hosts, 1 MB, 32 bit"].ratio == pytest.approx(2)
-    assert rows["2 hosts, 1 MB, 32 bit"].reference.endswith("error -50%")
-    assert rows["largest error"].value == pytest.approx(50)

@@ -66,22 +66,16 @@ def kill(processes: list[subprocess.Popen[str]], *ranks: int) -> None:
         processes[rank].wait()
 
 
-def test_the_first_one_that_is_gone_is_named(ranks):
-    with Roll(RANKS) as roll:
-        sign_on(roll, ranks)
-        kill(ranks, 2, 0, 1, 3)
-        said = roll.gone_without_a_word()
-    assert said is not None and said.startswith(f"rank 2 (pid {ranks[2].pid}) was gone first")
-
-
-def test_one_that_was_gone_at_an_earlier_look_is_named(ranks):
+@pytest.mark.parametrize("looks", [0, 1], ids=["all at once", "at an earlier look"])
+def test_the_first_one_that_is_gone_is_named(ranks, looks):
     with Roll(RANKS) as roll:
         sign_on(roll, ranks)
         kill(ranks, 2)
-        roll.look()
-        kill(ranks, 0)
+        for _ in range(looks):
+            roll.look()
+        kill(ranks, 0, 1, 3)
         said = roll.gone_without_a_word()
-    assert said is not None and said.startswith("rank 2 (pid")
+    assert said is not None and said.startswith(f"rank 2 (pid {ranks[2].pid}) was gone first")
 
 
 @pytest.mark.parametrize("why", [LEFT, FAILED])
@@ -111,20 +105,16 @@ def test_nobody_is_named_where_there_are_too_few_pipes(ranks, monkeypatch, opene
         assert roll.gone_without_a_word() is None
 
 
-def test_nobody_is_named_where_one_is_elsewhere(ranks):
+@pytest.mark.parametrize("coming", [False, True], ids=["elsewhere", "just signing on"])
+def test_nobody_is_named_where_one_is_not_there(ranks, coming):
     with Roll(RANKS) as roll:
         sign_on(roll, ranks[:3])
+        if coming:
+            pipe = os.open(Path(roll.environ[FOLDER], f"3.{PROCESS}"), os.O_WRONLY)
         kill(ranks, 1, 0)
         assert roll.gone_without_a_word() is None
-
-
-def test_nobody_is_named_where_one_is_just_signing_on(ranks):
-    with Roll(RANKS) as roll:
-        sign_on(roll, ranks[:3])
-        pipe = os.open(Path(roll.environ[FOLDER], f"3.{PROCESS}"), os.O_WRONLY)
-        kill(ranks, 1)
-        assert roll.gone_without_a_word() is None
-        os.close(pipe)
+        if coming:
+            os.close(pipe)
 
 
 def test_more_ranks_than_descriptors_are_not_watched():

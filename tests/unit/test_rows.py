@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from row_model import LAST, POOLS, RowModel, initial
 
 from parallel_sgd import SGD, Adagrad, Adam, UserError
+from parallel_sgd.array_files import write_arrays
+from parallel_sgd.embedding import Embedding, check_tables
+from parallel_sgd.embedding.records import Records
+from parallel_sgd.embedding.rows import RowTable, server_of
 from parallel_sgd.kernels import memory, row_kernels
-from parallel_sgd.parameter_server.embedding import Embedding
-from parallel_sgd.parameter_server.records import Records
-from parallel_sgd.parameter_server.rows import RowTable, server_of
 from parallel_sgd.schedules import Linear
 
 kernels = row_kernels()
@@ -36,21 +37,21 @@ class Servers:
     def __init__(self, options, servers):
         self.tables = [RowTable(options) for _ in range(servers)]
 
-    def each(self, ids):
+    def by_table(self, ids):
         order, starts = kernels.partition(ids, len(self.tables))
         for table, first, last in zip(self.tables, starts[:-1], starts[1:], strict=True):
             yield table, order[first:last]
 
     def pull(self, ids):
         out = np.full((len(ids), self.tables[0].options.width), np.nan, np.float32)
-        for table, here in self.each(ids):
+        for table, here in self.by_table(ids):
             rows = out[here]
             table.pull(ids[here], rows)
             out[here] = rows
         return out
 
     def push(self, ids, gradient, samples, lr_factor=1.0):
-        for table, here in self.each(ids):
+        for table, here in self.by_table(ids):
             table.push(ids[here], gradient[here], samples, lr_factor)
 
     def moved(self, servers):
@@ -65,14 +66,14 @@ def contents_by_id(tables):
     """{id: (row, its optimizer's state)} of contents, and the pending ids."""
     rows, counts = {}, {}
     for table in tables:
-        found = table.contents()
-        names = [name for name in found if len(found[name]) == len(table) and name != "ids"]
+        contents = table.contents()
+        names = [name for name in contents if len(contents[name]) == len(table) and name != "ids"]
         names = [n for n in names if n not in ("samples", "swept") and "pending" not in n]
-        for at, number in enumerate(found["ids"].tolist()):
+        for at, number in enumerate(contents["ids"].tolist()):
             assert number not in rows
-            rows[number] = {name: found[name][at].tobytes() for name in names}
-        if "pending_ids" in found:
-            numbers, many = found["pending_ids"].tolist(), found["pending_counts"].tolist()
+            rows[number] = {name: contents[name][at].tobytes() for name in names}
+        if "pending_ids" in contents:
+            numbers, many = contents["pending_ids"].tolist(), contents["pending_counts"].tolist()
             counts.update(zip(numbers, many, strict=True))
             assert len(numbers) == table.pending
     return rows, counts
@@ -142,8 +143,8 @@ def test_a_table_on_any_servers_is_a_dict(
             servers.push(ids, gradient, samples, factor)
             model.push(ids.tolist(), gradient, samples, factor)
             assert np.array_equal(given, gradient)
-        found = servers.pull(ids)
-        assert found.tobytes() == model.pull(ids.tolist()).tobytes()
+        pulled = servers.pull(ids)
+        assert pulled.tobytes() == model.pull(ids.tolist()).tobytes()
     compare(servers, model)
     assert evicted + sum(table.evicted for table in servers.tables) == model.evicted
 
@@ -183,9 +184,9 @@ def test_growth_over_many_chunks(stride, monkeypatch):
     table.pull(ids, out)
     expected = np.stack([initial(options, i) for i in ids.tolist()]) - np.float32(1)
     np.testing.assert_allclose(out, expected, atol=1e-6)
-    found = table.contents()
-    assert found["ids"].tolist() == ids.tolist()
-    assert found["values"].tobytes() == out.tobytes()
+    contents = table.contents()
+    assert contents["ids"].tolist() == ids.tolist()
+    assert contents["values"].tobytes() == out.tobytes()
     # half of the rows go, and their memory with them
     kept = ids[::2].copy()
     table.push(kept, np.zeros((len(kept), 5), np.float32), 10**6)
@@ -206,17 +207,6 @@ def test_a_pull_creates_nothing():
     table.pull(ids, out)
     assert len(table) == 0 and table.nbytes == before
     assert np.array_equal(out[77], initial(table.options, 77 * 10**6))
-
-
-def test_an_id_gets_its_row_with_the_push_that_is_its_last_to_be_counted():
-    table = RowTable(Embedding(name="t", width=1, optimizer=SGD(lr=1), entry_count=3))
-    ids, one, out = np.array([5, 8]), np.ones((2, 1), np.float32), np.empty((2, 1), np.float32)
-    start = np.concatenate([initial(table.options, i) for i in (5, 8)])
-    for rows, pending, change in ((0, 2, 0), (0, 2, 0), (2, 0, 1), (2, 0, 2)):
-        table.push(ids, one, 1)
-        table.pull(ids, out)
-        assert (len(table), table.pending) == (rows, pending)
-        np.testing.assert_allclose(out[:, 0], start - change, atol=1e-6)
 
 
 def test_counts_of_no_more_use_take_no_memory():
@@ -288,20 +278,24 @@ def test_contents_without_clocks_count_as_pushed_now():
     old, new = RowTable(plain), RowTable(replace(plain, evict_after=10, entry_count=2))
     old.push(np.array([4, 9]), np.ones((2, 2), np.float32), 1000)
     new.add(old.contents(), lambda ids: ids == 9)
-    found = new.contents()
-    assert (found["ids"].tolist(), found["pushed"].tolist()) == ([9], [1000])
+    contents = new.contents()
+    assert (contents["ids"].tolist(), contents["pushed"].tolist()) == ([9], [1000])
     assert (new.samples, new.pending) == (1000, 0)
 
 
 @pytest.mark.parametrize("name", ["samples", "ids", "values", "s"])
-def test_contents_of_other_options_are_refused(name):
+def test_files_of_other_options_are_refused(name, tmp_path):
     table = RowTable(Embedding(name="t", width=2))
     table.push(np.array([4, 9]), np.ones((2, 2), np.float32), 1)
-    for bad in (None, np.zeros((2, 3)), np.zeros(())):
+    for bad in (None, np.zeros((2, 3)), np.zeros(()), np.array([4, -9])):
         contents = table.contents()
         contents.pop(name) if bad is None else contents.update({name: bad})
-        with pytest.raises(UserError, match=r"^embedding 't': '.*' must be of shape .*, but is "):
-            RowTable(table.options).add(contents, lambda ids: ids >= 0)
+        arrays = {f"0.{key}": array for key, array in contents.items()}
+        write_arrays(tmp_path / "tables-00000.safetensors", arrays)
+        with pytest.raises(
+            UserError, match=r" cannot be read: 0\..* must be .*(but is |at least 0)"
+        ):
+            check_tables([table.options], str(tmp_path))
 
 
 def test_what_is_no_id_and_no_row_is_refused():
@@ -334,7 +328,7 @@ def test_what_is_no_id_and_no_row_is_refused():
 
 
 def test_a_server_has_room_for_so_many_rows_only(monkeypatch):
-    monkeypatch.setattr("parallel_sgd.parameter_server.records.MOST", 3)
+    monkeypatch.setattr("parallel_sgd.embedding.records.MOST", 3)
     records = Records(())
     rows = np.full(4, -1, np.int32)
     with pytest.raises(UserError, match=r"^4 rows on one server: at most 3 are possible"):

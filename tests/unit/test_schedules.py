@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from parallel_sgd import UserError
-from parallel_sgd.schedules import Cosine, Linear, Steps, value_at
+from parallel_sgd.schedules import Cosine, Linear, Steps
 
 
 def test_steps():
@@ -31,11 +31,6 @@ def test_cosine():
     half = math.sqrt(0.5)
     expected = {0: 1.0, 100: 0.6 + 0.4 * half, 200: 0.6, 300: 0.6 - 0.4 * half, 400: 0.2, 9999: 0.2}
     assert {samples: cosine(samples) for samples in expected} == pytest.approx(expected)
-
-
-def test_value_at_takes_numbers_too():
-    assert value_at(0.5, 10**9) == 0.5
-    assert value_at(Steps({0: 1.0, 10: 2.0}), 10) == 2.0
 
 
 @pytest.mark.parametrize("kind", [Steps, Linear])

@@ -20,13 +20,14 @@ import numpy as np
 import pytest
 
 from parallel_sgd import Parameters, kernels, simulate
+from parallel_sgd.communication import messages as sizes
 from parallel_sgd.communication import (
     mpi,  # noqa: F401  (it keeps mpi4py from starting MPI)
     mpi_messages,
 )
 from parallel_sgd.communication.departures import Calls
 from parallel_sgd.compression import codec_for
-from parallel_sgd.exchange import Exchange, Routes, pieces
+from parallel_sgd.exchange import Exchange, Topology
 
 N = 1000
 
@@ -111,10 +112,10 @@ both_ways = pytest.mark.parametrize("cuda_aware", [False, True], ids=["staged", 
 
 def finish(*messages: mpi_messages.MpiMessages) -> None:
     for _ in range(10_000):
-        if not any(each.under_way for each in messages):
+        if not any(side.under_way for side in messages):
             return
-        for each in messages:
-            each.progress()
+        for side in messages:
+            side.progress()
     raise AssertionError("messages never end")
 
 
@@ -133,15 +134,13 @@ def test_what_is_sent_is_what_the_stream_has_made_of_it(world: World, cuda_aware
 
 
 @both_ways
-def test_an_array_is_left_alone_until_the_stream_is_done_with_it(
-    world: World, cuda_aware: bool
-) -> None:
+def test_an_array_is_left_alone_until_its_stream_is_done(world: World, cuda_aware: bool) -> None:
     one, other = (world.messages(rank, cuda_aware=cuda_aware) for rank in range(2))
-    came, found, gate = world.array(3), [], [False]
+    came, copies, gate = world.array(3), [], [False]
     one.send(world.array(5), 1, 7, lambda: None)
     with world.gpu.late_stream() as stream:
         stream.operations.append(lambda: gate[0])
-        other.receive(came, 0, 7, lambda: stream.do(lambda: found.append(came.copy())))
+        other.receive(came, 0, 7, lambda: stream.do(lambda: copies.append(came.copy())))
         for _ in range(200):
             one.progress()
             other.progress()
@@ -150,7 +149,7 @@ def test_an_array_is_left_alone_until_the_stream_is_done_with_it(
         gate[0] = True
         finish(one, other)
         stream.synchronize()
-    assert (found[0] == 5).all()
+    assert (copies[0] == 5).all()
 
 
 def test_an_array_for_several_ranks_is_copied_once(world: World) -> None:
@@ -241,27 +240,27 @@ def test_numpy_arrays_go_as_they_are(world: World) -> None:
 def test_a_pipeline_has_numpys_bits(
     world: World, monkeypatch: pytest.MonkeyPatch, bits: int, hosts: str, cuda_aware: bool
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 128)
+    monkeypatch.setattr(sizes, "PIECE_VALUES", 128)
 
     def sums(comm: Any, parameters: Parameters, gpu: bool) -> list[Any]:
         codec = None if bits == 32 else codec_for(bits, block_size=32)
-        routes = Routes.over(hosts)
-        exchange = Exchange(parameters, comm, codec, transport="pipelined", routes=routes)
+        topology = Topology.over(hosts)
+        exchange = Exchange(parameters, comm, codec, transport="pipelined", topology=topology)
         residuals = exchange.residuals(parameters) if codec else None
-        found = []
+        totals = []
         for step in range(3):
             values = np.random.default_rng([comm.rank, step]).standard_normal(N, np.float32)
             vector = world.cupy.asarray(values) if gpu else values
             exchange.sum(vector, residuals)
-            found.append(np.array(vector))
-        return [*found, np.array(residuals.own)] if residuals else found
+            totals.append(np.array(vector))
+        return [*totals, np.array(residuals.worker_error)] if residuals else totals
 
     def body(comm: Any) -> None:
         expected = sums(comm, Parameters({"x": np.zeros(N, np.float32)}), gpu=False)
         comm.messages = lambda: world.messages(comm.rank, cuda_aware=cuda_aware)
         there = Parameters({"x": world.cupy.zeros(N, np.float32)})
-        found = sums(comm, there, gpu=True)
-        assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
+        on_gpu = sums(comm, there, gpu=True)
+        assert all(np.array_equal(a, b) for a, b in zip(expected, on_gpu, strict=True))
 
     simulate(3, body, timeout_s=30)
     assert bool(world.gpu.copies) == (not cuda_aware)

@@ -12,7 +12,8 @@ from parallel_sgd import UserError
 from parallel_sgd.command_line.launcher import THREAD_VARIABLES
 from parallel_sgd.command_line.options import describe
 from parallel_sgd.command_line.simulate import main as simulate
-from parallel_sgd.command_line.train import parser, read
+from parallel_sgd.command_line.train import read
+from parallel_sgd.command_line.train_options import parser
 from parallel_sgd.schedules import Cosine, Linear, Steps
 
 
@@ -25,8 +26,8 @@ def refused(line: str) -> str:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--keep 5", "keep=5 has no effect without --checkpoint-every N"),
-        ("--cuda-aware", "cuda_aware=True has no effect without --device cuda"),
+        ("--gradient 1", "unrecognized arguments: --gradient"),
+        ("--gradient-bits 0:1,0:2", "--gradient-bits: '0:1,0:2' must give each number of samples"),
         ("--output=", "output='' must be the path of a folder"),
         ("--resume=", "resume='' must be the path of a folder"),
         ("--trace=", "trace='' must be the path of a file"),
@@ -34,35 +35,35 @@ def refused(line: str) -> str:
         ("--labels=", "labels='' must be the path of a file"),
         ("--labels y.npy", "labels='y.npy': digits has labels of its own"),
         ("--model softmax --hidden 7", "hidden=[7]: a softmax model has no hidden layers"),
-        ("--data library --classes 9", "classes=9 has no effect without a --model whose classes"),
-        (
-            "--model bytes --classes 256",
-            "classes=256 has no effect without a --model whose classes",
-        ),
-        ("--threshold mean", "threshold='mean' has no effect without gradient_bits=1"),
-        (
-            "--gradient-bits 1 --half-format bfloat16",
-            "half_format='bfloat16' has no effect without",
-        ),
-        ("--no-error-feedback", "error_feedback=False has no effect without gradient_bits of less"),
-        (
-            "--algorithm model-averaging --inner-state zero",
-            "inner_state='zero' has no effect without an --optimizer that has a state",
-        ),
-        (
-            "--algorithm block-momentum --no-reset-sgd-momentum",
-            "reset_sgd_momentum=False has no effect without an --optimizer that has a state",
-        ),
-        ("--algorithm diloco --merge-weight 0.5", "merge_weight=0.5 has no effect without overlap"),
-        ("--algorithm async --staleness 9", "staleness=9 has no effect without mode='bounded'"),
-        (
-            "--algorithm async --block-size 64",
-            "block_size=64 has no effect without gradient_bits of",
-        ),
     ],
 )
-def test_options_without_effect(line, message):
+def test_what_is_refused(line, message):
     assert refused(line).startswith(message)
+
+
+STATE = "an --optimizer that has a state"
+CLASSES = "a --model whose classes"
+
+
+@pytest.mark.parametrize(
+    ("line", "option", "needed"),
+    [
+        ("--keep 5", "keep=5", "--checkpoint-every N"),
+        ("--cuda-aware", "cuda_aware=True", "--device cuda"),
+        ("--data library --classes 9", "classes=9", CLASSES),
+        ("--model bytes --classes 256", "classes=256", CLASSES),
+        ("--threshold mean", "threshold='mean'", "gradient_bits=1"),
+        ("--gradient-bits 1 --half-format bfloat16", "half_format='bfloat16'", ""),
+        ("--no-error-feedback", "error_feedback=False", "gradient_bits of less"),
+        ("--algorithm model-averaging --inner-state zero", "inner_state='zero'", STATE),
+        ("--algorithm block-momentum --no-reset-sgd-momentum", "reset_sgd_momentum=False", STATE),
+        ("--algorithm diloco --merge-weight 0.5", "merge_weight=0.5", "overlap"),
+        ("--algorithm async --staleness 9", "staleness=9", "mode='bounded'"),
+        ("--algorithm async --block-size 64", "block_size=64", "gradient_bits of"),
+    ],
+)
+def test_options_without_effect(line, option, needed):
+    assert refused(line).startswith(f"{option} has no effect without {needed}")
 
 
 @pytest.mark.parametrize(
@@ -81,17 +82,8 @@ def test_options_with_an_effect(line):
 
 
 VALUES = ["0", "1", "-1", "0.5", "1e400", "nan", "inf", "1e-400", "auto", "zero", "keep", "true"]
-VALUES += [
-    "pipe",
-    "0:1,9:2",
-    "0:32,9:1",
-    "linear:0:0,9:1",
-    "cosine:0:1,9:0",
-    "cosine:0",
-    ":",
-    "a:b",
-]
-VALUES += ["", "two\nlines", "9" * 30, "9" * 5000]
+VALUES += ["pipe", "0:1,9:2", "0:32,9:1", "linear:0:0,9:1", "cosine:0:1,9:0", "cosine:0", ":"]
+VALUES += ["a:b", "", "two\nlines", "9" * 30, "9" * 5000]
 
 
 def test_any_command_line_is_read_or_refused_in_one_line():
@@ -114,11 +106,13 @@ def test_any_command_line_is_read_or_refused_in_one_line():
     assert 100 < refused < 300
 
 
-def test_cuda_aware_says_nothing_to_threads(monkeypatch):
+def test_options_of_simulate(monkeypatch, capsys):
     for name in THREAD_VARIABLES:  # else it would start anew with them
         monkeypatch.setenv(name, "1")
     with pytest.raises(UserError, match="cuda_aware=True has no effect without MPI"):
         simulate(["-n", "2", "--device", "cuda", "--cuda-aware"])
+    assert simulate(["--help"]) == 0
+    assert re.search(r"-n N[\s\S]*--gradient-bits", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,306 @@
+"""The exchange in a training state: residuals and chosen bits, and what carries them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from ..communication import Communicator, InBackground
+from ..compression import AUTO, Codec, registered_bits
+from ..costs import Measured
+from ..errors import SharedError, UserError
+from ..exchange import (
+    Bucket,
+    Exchange,
+    ExchangeOptions,
+    ExchangePlan,
+    OverlappedExchange,
+    Residuals,
+    choose_bits,
+    choose_plan,
+    cut_buckets,
+    require_float32,
+    topology_for,
+)
+from ..kernels import finish_on_device
+from ..parameters import Parameters
+from ..state import Component, across, workspace
+from ..validation import shown
+
+Array = Any  #: a NumPy or CuPy array
+
+
+@dataclass(kw_only=True)
+class ExchangeState(Component):
+    """Sums vectors of one layout over all ranks, with the bits that hold after so many samples.
+
+    Attributes:
+        residuals: what the messages of this rank have lost; None in full precision.
+        bits: of each bucket, by its number, where ``gradient_bits="auto"`` has chosen them.
+        options: of the exchange.
+        parameters: of the vectors' layout.
+        clock: how many samples all ranks have seen.
+        comm: the ranks.
+        own_comm: the same for sums alone, where these may run in the background; else None.
+        buckets: of the vector.
+        plan: which transport the sums have, and which ranks add up first.
+        measured: what bits were chosen by, unless a checkpoint has brought them.
+        bits_change: whether they do so by samples.
+        current, current_bits: the exchange with its buffers, and its bits.
+        background: the sum under way in the background.
+        overlapped: the sum under way of a vector that is still being computed.
+
+    Made by `init`.
+    """
+
+    residuals: Residuals | None = None
+    bits: dict[str, float] | None = across("same", default=None)
+    options: ExchangeOptions = workspace()
+    parameters: Parameters = workspace()
+    clock: Callable[[], int] = workspace()
+    comm: Communicator = workspace()
+    own_comm: Communicator | None = workspace()
+    buckets: list[Bucket] = workspace()
+    plan: ExchangePlan = workspace()
+    measured: Measured | None = workspace(default=None)
+    bits_change: bool = workspace(default=False)
+    current: Exchange = workspace(default=None)
+    current_bits: float | str = workspace(default=32)
+    background: InBackground[None] | None = workspace(default=None)
+    overlapped: OverlappedExchange | None = workspace(default=None)
+
+    @classmethod
+    def init(
+        cls,
+        options: ExchangeOptions,
+        parameters: Parameters,
+        clock: Callable[[], int],
+        comm: Communicator,
+        *,
+        background: bool = False,
+        overlap: bool = False,
+    ) -> ExchangeState:
+        """The state before training.
+
+        Args:
+            options: of the exchange.
+            parameters: of the vectors' layout.
+            clock: how many samples all ranks have seen.
+            comm: the ranks.
+            background: whether sums may run in the background, beside other collectives.
+            overlap: whether they may begin while their vector is still being computed.
+        Raises:
+            UserError: fewer than 32 bits for parameters that are not float32.
+            SharedError: as `choose_plan`; or MPI does not allow sums in the background.
+
+        Collective.
+        """
+        for bits in options.all_bits - {AUTO}:
+            require_float32(options.compression.codec(cast(float, bits)), parameters)
+        own = comm.duplicate() if background or overlap else None
+        try:
+            state = cls._init(options, parameters, clock, comm, own)
+        except SharedError:
+            if own is not None:
+                own.close()
+            raise
+        if overlap:
+            name = f"gradient exchange of rank {comm.rank}"
+            state.overlapped = OverlappedExchange(state.buckets, name)
+        return state
+
+    @classmethod
+    def _init(
+        cls,
+        options: ExchangeOptions,
+        parameters: Parameters,
+        clock: Callable[[], int],
+        comm: Communicator,
+        own_comm: Communicator | None,
+    ) -> ExchangeState:
+        block_size = options.compression.block_size
+        buckets = cut_buckets(parameters, block_size, options.bucket_values)
+        chosen, measured = None, None
+        if AUTO in options.all_bits:
+            flat = options.transport == "collective"
+            topology = topology_for(comm.hosts, False if flat else options.hierarchical)
+            chosen, measured = choose_bits(
+                buckets, parameters, own_comm or comm, topology, block_size
+            )
+        bits = options.bits_after(0)
+        codecs = _codecs(options, chosen, bits, len(buckets))
+        sizes = [bucket.values.stop - bucket.values.start for bucket in buckets]
+        plan = choose_plan(
+            parameters,
+            own_comm or comm,
+            options.transport,
+            options.hierarchical,
+            codec=codecs[sizes.index(max(sizes))],
+            lossless=options.lossless,
+        )
+        state = cls(
+            bits=chosen,
+            options=options,
+            parameters=parameters,
+            clock=clock,
+            comm=comm,
+            own_comm=own_comm,
+            buckets=buckets,
+            plan=plan,
+            measured=measured,
+            bits_change=isinstance(options.gradient_bits, Mapping),
+        )
+        state.current = state._exchange(bits)
+        if not options.lossless:
+            state.residuals = state.current.residuals(parameters)
+        return state
+
+    def sum(self, vector: Array) -> None:
+        """Replace `vector` by (the decoded form of) its sum over all ranks. Collective.
+
+        Args:
+            vector: [n] of the parameters' dtype, finite; on return the same bits on all ranks.
+        """
+        self._at_present().sum(vector, self.residuals)
+
+    def begin_sum(self, vector: Array, name: str, clock: int | None = None) -> None:
+        """`sum` in the background, until `wait`: nobody may touch the vector meanwhile.
+
+        Args:
+            name: of the sum, for whoever looks at this rank's threads.
+            clock: by which the bits go; the present one if not given.
+        """
+        exchange = self._at_present(clock)
+        finish_on_device(vector)
+        summed = partial(exchange.sum_in_background, vector, self.residuals)
+        self.background = InBackground(f"{name} of rank {self.comm.rank}", summed)
+
+    def wait(self) -> None:
+        if self.background is not None:
+            self.background.result()
+            self.background = None
+
+    def ready(self, name: str, vector: Array) -> None:
+        """With overlap: some of the values, a parameter's, are there; begin to sum them. Local."""
+        self._begun_overlapped(vector).ready(name, self.fewest_bits)
+
+    def finish_overlapped(self, vector: Array) -> None:
+        """With overlap: `sum` of a vector of which all values are there, and this or another rank
+        has begun. Collective."""
+        overlapped = self._begun_overlapped(vector)
+        overlapped.all_ready(32)
+        overlapped.finish()
+
+    def _begun_overlapped(self, vector: Array) -> OverlappedExchange:
+        assert self.overlapped is not None
+        if not self.overlapped.running:
+            self.overlapped.begin(self._at_present(), vector, self.residuals)
+        return self.overlapped
+
+    def drain(self) -> None:
+        if self.overlapped is not None:
+            exchange = self._at_present()
+            empty = self.parameters.like
+            self.overlapped.drain(exchange, lambda: empty().flat, self.residuals, self.comm)
+
+    @property
+    def fewest_bits(self) -> float:
+        """Of any bucket, in an exchange now. Local."""
+        if self.bits:
+            return min(self.bits.values())
+        bits: Any = self.options.gradient_bits
+        if self.bits_change:
+            bits = self.options.bits_after(self.clock())
+        return bits  # type: ignore[no-any-return]
+
+    @property
+    def bytes_sent(self) -> int:
+        self.wait()  # what is counted does not depend on how far it has come
+        return self.current.bytes_sent
+
+    def values_by_bits(self) -> dict[float, int]:
+        """How many values travel with so many bits, where ``gradient_bits="auto"`` has chosen."""
+        values: dict[float, int] = {}
+        for number, bits in (self.bits or {}).items():
+            bucket = self.buckets[int(number)].values
+            values[bits] = values.get(bits, 0) + bucket.stop - bucket.start
+        return dict(sorted(values.items()))
+
+    def report(self) -> dict[str, Any] | None:
+        """What "auto" has chosen, and by what: the way of messages, and how many values have so
+        many bits. None on one rank."""
+        if self.comm.size == 1:
+            return None
+        report = self.plan.as_dict()
+        if self.bits is not None:
+            report["gradient_bits"] = {str(b): n for b, n in self.values_by_bits().items()}
+            report |= self.measured.as_dict() if self.measured else {}
+        return report
+
+    def check(self, saved: Mapping[str, Any], ranks: int) -> None:
+        if self.residuals is not None:
+            had, has = saved["residuals"]["owner_error"].keys(), self.residuals.owner_error.keys()
+            if had != has:
+                raise UserError(f"has residuals of buckets {[*had]}, but there are {[*has]}")
+        bits, buckets = saved["bits"], {str(number) for number in range(len(self.buckets))}
+        possible = {*registered_bits()}
+        if bits is not None and (bits.keys() != buckets or not {*bits.values()} <= possible):
+            raise UserError(f"has bits={shown(bits)}, which must be of each bucket")
+
+    def restored(self) -> None:
+        self.measured = None
+        # A bucket's bits may be other ones, or its sender.
+        self._replace(self.options.bits_after(self.clock()))
+        if self.residuals is not None:
+            self.residuals.has_non_owned = True
+
+    def close(self, *, failed: bool = False) -> None:
+        if failed and self.overlapped is not None and self.overlapped.running:
+            return  # to its end with the program's: nobody knows who else has begun
+        try:
+            if not failed:
+                self.drain()
+            self.wait()
+        finally:
+            self.current.close()
+            self.plan.close()
+            if self.own_comm is not None:
+                self.own_comm.close()
+
+    def _at_present(self, clock: int | None = None) -> Exchange:
+        """The exchange; where the bits change, in place of the one before. Local."""
+        if self.bits_change:
+            bits = self.options.bits_after(self.clock() if clock is None else clock)
+            if bits != self.current_bits:
+                self._replace(bits)
+        return self.current
+
+    def _replace(self, bits: float | str) -> None:
+        self.wait()  # what is under way is counted by the exchange that does it
+        before, self.current = self.current, self._exchange(bits)
+        self.current.go_on_from(before)
+
+    def _exchange(self, bits: float | str) -> Exchange:
+        self.current_bits, compression = bits, self.options.compression
+        return Exchange(
+            self.parameters,
+            self.own_comm or self.comm,
+            _codecs(self.options, self.bits, bits, len(self.buckets)),
+            buckets=self.buckets,
+            transport=self.plan.transport,
+            topology=self.plan.topology,
+            error_feedback=compression.error_feedback,
+            block_size=compression.block_size,
+            nccl=self.plan.nccl,
+        )
+
+
+def _codecs(
+    options: ExchangeOptions, chosen: Mapping[str, float] | None, bits: float | str, buckets: int
+) -> list[Codec | None]:
+    """Of each bucket. Full precision needs none where nothing was ever lost."""
+    of_buckets = [chosen[str(i)] if chosen else cast(float, bits) for i in range(buckets)]
+    lossless = chosen is not None or options.lossless
+    return [None if b == 32 and lossless else options.compression.codec(b) for b in of_buckets]

@@ -1,0 +1,216 @@
+"""The outer steps of local updates: how the model that all ranks have in common moves on.
+
+With Φ the common model [n] and G the pseudo-gradient of a block (what the ranks' local steps have
+subtracted from Φ, averaged), an outer step changes Φ, and a momentum [n] of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any, Literal, NamedTuple
+
+from ..kernels import body
+from ..options import Choice, Options, Real, option, options
+from ..parameters import Parameters
+
+Array = Any  #: a NumPy or CuPy array
+
+InnerState = Literal["keep", "zero", "average"]
+
+SMALLEST_LR = 1e-30
+"""Of SlowMo: below it G / lr could overflow float32, and the limit of 0 is taken."""
+
+
+class Block(NamedTuple):
+    """What an outer step can know of a block.
+
+    Attributes:
+        samples: of all ranks, in it.
+        length: the same as its period counts them: of all ranks, or of each.
+        lr: the local optimizer's learning rate in its last step.
+        ranks: how many there are.
+    """
+
+    samples: int
+    length: float
+    lr: float
+    ranks: int
+
+
+class OuterStep(Options, ABC):
+    """One outer step, with its options: `init` and `step`."""
+
+    @property
+    @abstractmethod
+    def inner_state(self) -> InnerState:
+        """What becomes of the local optimizer's state at the end of a block."""
+
+    def init(self, model: Parameters) -> Array | None:
+        """The momentum before the first block: zeros [n], or None where there is none. Local."""
+        return model.like().flat
+
+    @abstractmethod
+    def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
+        """Change Φ [n] and the momentum [n] by G [n], which may be changed too. Local."""
+
+    def weight(self, own_samples: int, samples: int) -> float:
+        """What the model of a rank with so many of a block's samples counts in G. Local."""
+        return own_samples / samples
+
+
+@options
+class OuterStepWithInnerState(OuterStep):
+    """One that leaves it to the user what becomes of the local optimizer's state."""
+
+    inner_state: InnerState = option(
+        "keep",
+        Choice("keep", "zero", "average"),
+        "what becomes of the local optimizer's state at the end of a block; average is one more "
+        "32-bit exchange for each of its vectors",
+    )
+
+
+@options
+class Averaging(OuterStepWithInnerState):
+    """Φ ← Φ - G, the mean of the ranks' models by their samples: sum_k n_k x_k / N.
+
+    A constant G moves the model by G a block.
+    """
+
+    def init(self, model: Parameters) -> Array | None:
+        return None
+
+    def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
+        model -= gradient
+
+
+@options
+class BlockMomentum(OuterStep):
+    """Δ ← block_momentum Δ + block_learning_rate G, then, in Nesterov's form (the default),
+
+        Φ ← Φ - (block_learning_rate G + block_momentum Δ)
+
+    or, in the classical form, Φ ← Φ - Δ.
+
+    A constant G moves the model by block_learning_rate / (1 - block_momentum) G a block, in both
+    forms: with the defaults by K G on K ranks, as if the ranks' updates were added up. Compare
+    algorithms at equal gain, or tune each.
+
+    Source: Chen, Huo, "Scalable Training of Deep Learning Machines by Incremental Block Training
+    with Intra-Block Parallel Optimization and Blockwise Model-Update Filtering", ICASSP 2016, eq. 6
+    to 8. Unlike CNTK's and fairseq's, Nesterov's form is the paper's, and the momentum comes from
+    the samples of all ranks (with `sync_period` from their mean), so that uneven data cannot make
+    the ranks differ.
+    """
+
+    block_momentum: float | None = option(
+        None, Real(below=1), "in [0, 1); 1 - 1/K on K ranks if no time constant is given either"
+    )
+    block_momentum_as_time_constant: float | None = option(
+        None,
+        Real(),
+        "instead, in samples as the block's length is: of each rank with sync_period (as the "
+        "default), of all ranks with block_samples and sync_steps; "
+        "block_momentum = exp(-samples of the block / time constant)",
+    )
+    block_learning_rate: float = option(1.0, Real(), "multiplies the pseudo-gradient")
+    use_nesterov_momentum: bool = option(
+        True, Choice(True, False), "Nesterov's form, or the classical one"
+    )
+    reset_sgd_momentum: bool = option(
+        True, Choice(True, False), "whether the end of a block zeroes the local optimizer's state"
+    )
+
+    def __post_init__(self) -> None:
+        self.require_at_most_one("block_momentum", "block_momentum_as_time_constant")
+        super().__post_init__()
+
+    @property
+    def inner_state(self) -> InnerState:
+        return "zero" if self.reset_sgd_momentum else "keep"
+
+    def momentum_after(self, block: Block) -> float:
+        """The block momentum after such a block."""
+        tau = self.block_momentum_as_time_constant
+        if tau is not None:
+            return math.exp(-block.length / tau) if tau > 0 else 0.0
+        return 1 - 1 / block.ranks if self.block_momentum is None else self.block_momentum
+
+    def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
+        eta, zeta = self.momentum_after(block), self.block_learning_rate
+        nesterov = self.use_nesterov_momentum
+        body(model).momentum_step(model, momentum, gradient, 1.0, eta, zeta, nesterov)
+
+
+@options
+class CNTKBlockMomentum(BlockMomentum):
+    """Block momentum as CNTK computes it, to reproduce what was trained with CNTK:
+
+        Δ ← block_momentum Δ + (1 - block_momentum) block_learning_rate sum_k (Φ - x_k)
+        Φ ← Φ - (1 + block_momentum) Δ       or, without Nesterov, Φ - Δ
+
+    The ranks' updates are added, not averaged, and do not count samples. At block_momentum =
+    1 - 1/K and even data the first line is the paper's. The second is no Nesterov momentum: it is
+    the classical form with a learning rate 1 + block_momentum times as large. A constant mean
+    update G moves the model by (1 + block_momentum) block_learning_rate K G a block.
+
+    Source: Microsoft CNTK 2.7, BlockMomentumDistributedLearner.h. Unlike there, the momentum of a
+    time constant comes from the samples that all ranks have had in the block, not from the length
+    that it should have: the same wherever minibatches fill blocks exactly. CNTK's options are of
+    all ranks, both, and it divides both by their number.
+    """
+
+    def weight(self, own_samples: int, samples: int) -> float:
+        return 1.0
+
+    def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
+        eta = self.momentum_after(block)
+        lr, zeta = 1 + eta if self.use_nesterov_momentum else 1.0, self.block_learning_rate
+        body(model).momentum_step(model, momentum, gradient, lr, eta, (1 - eta) * zeta, False)
+
+
+@options
+class SlowMomentum(OuterStepWithInnerState):
+    """u ← slow_momentum u + G / lr;  Φ ← Φ - slow_learning_rate lr u, with lr the local optimizer's
+    learning rate in the block (in its last step, where it changes within).
+
+    While lr is constant this is classical block momentum; when lr falls, what the momentum
+    remembers falls with it. At lr = 0 the limit holds: Φ moves by slow_learning_rate G, and u
+    remembers nothing of this block. A constant G moves the model by
+    slow_learning_rate / (1 - slow_momentum) G a block.
+
+    Source: Wang, Tantia, Ballas, Rabbat, "SlowMo: Improving Communication-Efficient Distributed SGD
+    with Slow Momentum", ICLR 2020, algorithm 1.
+    """
+
+    slow_momentum: float = option(0.5, Real(below=1), "in [0, 1); the paper's beta")
+    slow_learning_rate: float = option(1.0, Real(), "the paper's alpha")
+
+    def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
+        alpha, beta, lr = self.slow_learning_rate, self.slow_momentum, block.lr
+        if lr < SMALLEST_LR:
+            assert momentum is not None
+            gradient *= alpha
+            model -= gradient
+            momentum *= beta
+            return
+        body(model).momentum_step(model, momentum, gradient, alpha * lr, beta, 1 / lr, False)
+
+
+@options
+class OuterNesterov(OuterStepWithInnerState):
+    """m ← outer_momentum m + G;  Φ ← Φ - outer_learning_rate (G + outer_momentum m)
+
+    A constant G moves the model by outer_learning_rate / (1 - outer_momentum) G a block.
+
+    Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
+    2023, algorithm 1, with PyTorch's form of Nesterov momentum.
+    """
+
+    outer_learning_rate: float = option(0.7, Real(), "0.7 in the paper")
+    outer_momentum: float = option(0.9, Real(below=1), "in [0, 1); 0.9 in the paper")
+
+    def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
+        lr, mu = self.outer_learning_rate, self.outer_momentum
+        body(model).momentum_step(model, momentum, gradient, lr, mu, 1.0, True)

@@ -1,0 +1,48 @@
+"""A learning rate that is raised by a worker's own minibatches."""
+
+from __future__ import annotations
+
+from ..options import Choice, Options, Real, Whole, option, options
+
+
+@options
+class Ramp(Options):
+    """The factor on the learning rate after s minibatches of a worker, of at most 1.
+
+        staircase   a (⌊s / m⌋ + 1)
+        linear      a + (1 - a) s / m           a = ramp_coefficient, m = ramp_minibatches
+
+    Source: CNTK's DataParallelASGD.
+    """
+
+    ramp_coefficient: float = option(
+        0.1,
+        Real(most=1, positive=True),
+        "with ramp_minibatches: the part of the learning rate that training begins with",
+    )
+    ramp_minibatches: int = option(
+        0,
+        Whole(),
+        "of a worker, after which the learning rate is raised by another such part (staircase), or "
+        "is whole (linear); 0: it is whole from the start",
+    )
+    ramp: str = option(
+        "staircase",
+        Choice("staircase", "linear"),
+        "after s of m = ramp_minibatches, with a = ramp_coefficient, the factor is "
+        "min(1, a (floor(s/m) + 1)), or min(1, a + (1 - a) s/m)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("ramp_coefficient", "ramp"):
+            self.require_use(name, self.ramp_minibatches > 0, "ramp_minibatches")
+
+    def factor(self, minibatches: int) -> float:
+        """Of the learning rate, after so many minibatches of a worker."""
+        a, m = self.ramp_coefficient, self.ramp_minibatches
+        if m == 0:
+            return 1.0
+        if self.ramp == "linear":
+            return min(1.0, a + (1 - a) * minibatches / m)
+        return min(1.0, a * (minibatches // m + 1))

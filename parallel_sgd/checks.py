@@ -1,0 +1,176 @@
+"""What an option must be: small objects that check a value, and read it from the command line.
+
+Everything here is local.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .errors import UserError
+from .validation import checked_path, choice, integer, number, points, shown
+
+
+class Check(Protocol):
+    """What an option must be."""
+
+    @property
+    def metavar(self) -> str:
+        """What stands for a value on the command line: its choices, where it has some."""
+
+    @property
+    def expected(self) -> str:
+        """What must be given, in words, where a text cannot be read."""
+
+    def __call__(self, name: str, value: Any) -> Any:
+        """The value, as a plain one.
+
+        Raises:
+            UserError: it is not possible, naming the option.
+        """
+
+    def read(self, text: str) -> Any:
+        """A value from the command line, not checked yet.
+
+        Raises:
+            ValueError: it is none.
+        """
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number, of at least `least` and at most `most`."""
+
+    least: int = 0
+    most: int | None = None
+    metavar: str = "N"
+    expected: str = "a whole number"
+
+    def __call__(self, name: str, value: Any) -> int:
+        return integer(name, value, self.least, self.most)
+
+    def read(self, text: str) -> int:
+        return int(text)
+
+
+@dataclass(frozen=True)
+class Real:
+    """A finite number, of at least `least` (0 only if not `positive`), less than `below`, and at
+    most `most`."""
+
+    least: float = 0
+    below: float | None = None
+    most: float | None = None
+    positive: bool = False
+    metavar: str = "X"
+    expected: str = "a number"
+
+    def __call__(self, name: str, value: Any) -> float:
+        if not self.positive:
+            return number(name, value, self.least, below=self.below, most=self.most)
+        try:
+            checked = number(name, value, self.least, below=self.below, most=self.most)
+        except UserError:
+            checked = 0.0
+        if not checked:
+            limit = "" if self.most is None else f" and at most {self.most:g}"
+            raise UserError(f"{name}={shown(value)} must be more than 0{limit}")
+        return checked
+
+    def read(self, text: str) -> float:
+        return float(text)
+
+
+class Choice:
+    """One of several values."""
+
+    expected = "one of its choices"
+
+    def __init__(self, *values: Any) -> None:
+        self._values = values
+
+    @property
+    def values(self) -> Sequence[Any]:
+        """All of them."""
+        return self._values
+
+    @property
+    def metavar(self) -> str:
+        return " | ".join(map(_text, self.values))
+
+    def __call__(self, name: str, value: Any) -> Any:
+        return choice(name, value, self.values)
+
+    def read(self, text: str) -> Any:
+        """The value whose text it is; else what a value of the first one's kind would be."""
+        for value in self.values:
+            if _text(value) == text.lower():
+                return value
+        return int(text) if type(self.values[0]) is int and text.isdigit() else text
+
+
+@dataclass(frozen=True)
+class BySamples:
+    """What `value` takes, or a mapping from samples to such (``{0: 32, 20_000: 1}``), or a word."""
+
+    value: Check
+    words: tuple[str, ...] = ()
+
+    @property
+    def metavar(self) -> str:
+        return " | ".join([self.value.metavar, "S:N,...", *self.words])
+
+    @property
+    def expected(self) -> str:
+        words = "".join(f", or {word}" for word in self.words)
+        return f"{self.value.expected}, or samples:value pairs as 0:32,20000:1{words}"
+
+    def __call__(self, name: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return points(name, value, self.value)
+        if isinstance(value, str) and value in self.words:
+            return value
+        try:
+            return self.value(name, value)
+        except UserError as error:
+            others = ", or ".join(["such from so many samples on (0:32,20000:1)", *self.words])
+            raise UserError(f"{error}, or {others}") from None
+
+    def read(self, text: str) -> Any:
+        if ":" not in text:
+            return text if text in self.words else self.value.read(text)
+        return read_points(text, self.value)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The path of a folder, as text."""
+
+    metavar: str = "FOLDER"
+    expected: str = "a folder"
+
+    def __call__(self, name: str, value: Any) -> str:
+        return str(checked_path(name, value))
+
+    def read(self, text: str) -> str:
+        return text
+
+
+def read_points(text: str, value: Check) -> dict[int, Any]:
+    """A mapping from samples to values, as the command line has it: ``0:32,20000:1``.
+
+    Raises:
+        ValueError: it is none.
+        UserError: a number of samples is given twice.
+    """
+    pairs = [pair.split(":") for pair in text.split(",")]
+    read = {int(samples): value.read(one) for samples, one in pairs}
+    if len(read) < len(pairs):
+        raise UserError(f"{text!r} must give each number of samples once")
+    return read
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,115 @@
+"""`parallel-sgd cluster --hosts 4 -- COMMAND`: run a command on hosts that this machine emulates.
+
+Makes hosts, writes a hostfile, runs the command where it can reach them, and removes everything
+again, whatever ends it. `mpiexec -hostfile hosts python train.py` works as on real hosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import UserError
+from ..job import run_job
+from ..launcher import rank_count
+from ..parser import Parser
+from ..units import UNLIMITED, bits_per_s
+from .hostfile import require_free, written
+from .hosts import emulated_hosts
+from .namespaces import remove_leftovers, require
+
+EXAMPLES = """\
+examples, as root:
+  parallel-sgd cluster --hosts 4 -- mpiexec -hostfile hosts python train.py
+  parallel-sgd cluster --hosts 2 --slots 2 --rate 100mbit -- mpiexec -hostfile hosts python train.py
+  parallel-sgd cluster --hosts 4 -- parallel-sgd run -n 4 --hostfile hosts train.py
+  parallel-sgd cluster --hosts 3 --rate unlimited --hostfile three -- sh
+  parallel-sgd cluster --remove
+
+The exit code is the command's; 128 + the signal that ended it; 2 where it could not be started.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`parallel-sgd cluster`: returns what `EXAMPLES` say, or raises a UserError without hosts."""
+    options = _parser().parse_args(argv)
+    if options.remove:
+        require()
+        lines = [f"removed {line}" for line in remove_leftovers()]
+        print("\n".join(lines or ["nothing was left behind"]))
+        return 0
+    command = options.command[options.command[:1] == ["--"] :]
+    if not command:
+        raise UserError("a command must be given: -- mpiexec -hostfile hosts python train.py")
+    return _run(options, command)
+
+
+def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
+    require_free(options.hostfile)
+    require()
+    for line in remove_leftovers():
+        print(f"parallel-sgd: removed {line}, left behind", file=sys.stderr)
+    with (
+        emulated_hosts(options.hosts, options.rate, options.slots) as hosts,
+        written(options.hostfile, hosts.hostfile, hosts.folder),
+    ):
+        environ = {**os.environ, **hosts.environment}
+        if shutil.which(command[0], path=environ["PATH"]) is None:
+            raise UserError(f"command must be a program in PATH: {command[0]!r}")
+        links = UNLIMITED if options.rate == math.inf else f"of {options.rate / 1e6:g} Mbit/s"
+        print(
+            f"parallel-sgd: {options.hosts} host{'s' * (options.hosts > 1)}, "
+            f"slots={options.slots}, links {links}, in {options.hostfile}: "
+            f"{shlex.join(command)}",
+            file=sys.stderr,
+            flush=True,
+        )
+        return run_job([*hosts.inside, *command], environ)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="parallel-sgd cluster",
+        usage="parallel-sgd cluster [option ...] -- command [argument ...]",
+        description="Run a command on hosts that this machine emulates: network namespaces, each\n"
+        "with an address and a name, on limited links. Cores and memory are this machine's.\n"
+        "Needs root, iproute2, and Open MPI 5 or MPICH.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--hosts", type=rank_count, default=4, metavar="K", help="how many (default: 4)")
+    add("--slots", type=rank_count, default=1, metavar="S", help="ranks of each (default: 1)")
+    add(
+        "--rate",
+        type=bits_per_s,
+        default=1e9,
+        metavar="R",
+        help="of each link, in each direction: 100mbit, 1gbit (default), unlimited",
+    )
+    add(
+        "--hostfile",
+        type=Path,
+        default=Path("hosts"),
+        metavar="FILE",
+        help="to write, and to remove at the end (default: hosts)",
+    )
+    add(
+        "--remove",
+        action="store_true",
+        help="only remove what a killed one has left behind, and say what was found",
+    )
+    add(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="command [argument ...]",
+        help="to run in the cluster; its arguments are its own",
+    )
+    return parser

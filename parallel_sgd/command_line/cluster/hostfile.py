@@ -1,0 +1,73 @@
+"""The hostfile that is written for the user, for as long as the hosts are there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...errors import UserError
+
+MARK = "# emulated hosts of process"  #: how its first line begins; then the process
+_RECORD = "written"  #: in the hosts' folder: where the file is, for whoever removes leftovers
+
+
+def require_free(path: Path) -> None:
+    """Raise a UserError where something else is there, or hosts that are in use have the file."""
+    if not path.parent.is_dir():
+        raise UserError(f"hostfile={str(path)!r} must be in a folder that exists")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UserError(f"hostfile={str(path)!r} must be a plain file, or not exist")
+    if not path.exists():
+        return
+    mark, _, pid = _first_line(path).rpartition(" ")
+    if mark != MARK:
+        raise UserError(
+            f"hostfile={str(path)!r} must not exist, or have been left behind by emulated hosts: "
+            "give another name"
+        )
+    if Path("/proc", pid).exists():
+        raise UserError(f"hostfile={str(path)!r} belongs to hosts that process {pid} has made")
+
+
+@contextmanager
+def written(path: Path, lines: str, folder: Path) -> Iterator[None]:
+    """Write the hostfile; at the end remove it, if it is still ours.
+
+    Args:
+        lines: of the hosts.
+        folder: the hosts', in which is recorded what was written.
+
+    Raises:
+        UserError: the file cannot be written; see also `require_free`.
+    """
+    require_free(path)
+    (folder / _RECORD).write_text(str(path.resolve()))
+    try:
+        path.write_text(f"{MARK} {os.getpid()}\n{lines}")
+    except OSError as error:
+        raise UserError(
+            f"hostfile={str(path)!r} must be a file that can be written ({error.strerror})"
+        ) from None
+    try:
+        yield
+    finally:
+        remove_written(folder)
+
+
+def remove_written(folder: Path) -> Path | None:
+    """Remove the hostfile that a folder's hosts have written, if it is still there and marked."""
+    try:
+        path = Path((folder / _RECORD).read_text())
+        if _first_line(path).rpartition(" ")[0] != MARK:
+            return None
+        path.unlink()
+    except FileNotFoundError:  # none was written, or another process has removed it
+        return None
+    return path
+
+
+def _first_line(path: Path) -> str:
+    with path.open(errors="replace") as file:
+        return file.readline().rstrip("\n")

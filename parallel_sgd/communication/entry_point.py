@@ -1,0 +1,67 @@
+"""How our own programs run on a rank: whatever ends one other than success ends the job on all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from ..errors import SharedError, UserError
+from ..starting import started
+from .abort import end_job, has_others, mpi_is_down, mpi_that_is_up, print_labelled, report
+from .communicator import LONGEST_S
+
+
+@contextlib.contextmanager
+def abort_on_error() -> Iterator[None]:
+    """Run an entry point: whatever ends it other than success ends the job on every rank.
+
+    What the user can mend (a UserError, a full disk) prints one line, any other exception its
+    traceback, each line led by ``[rank k]``; `sys.exit` with a code other than 0 keeps its code.
+    The rank then waits until the others have printed a SharedError, or else `abort.GRACE_S`, in
+    case they have the same error, and calls MPI_Abort. With one rank there is no one to stop: it
+    prints the same and exits.
+
+    Local. Example::
+
+        with abort_on_error():
+            main()
+    """
+    started()
+    try:
+        yield
+    except SystemExit as error:
+        code = _exit_code(error)
+        if code == 0:
+            _join_others()
+            raise
+        if isinstance(error.code, str):
+            print_labelled(error.code)
+        elif has_others():
+            print_labelled(
+                f"parallel-sgd: error: sys.exit({code}) on this rank ends the job on all"
+            )
+        end_job(code)
+    except BaseException as error:
+        end_job(report(error), shared=isinstance(error, SharedError))
+    else:
+        _join_others()
+
+
+def _exit_code(error: SystemExit) -> int:
+    """The exit code that `python` would end with, in 0 … 255."""
+    if error.code is None:
+        return 0
+    if not isinstance(error.code, int):
+        return 1
+    return error.code & 0xFF or int(error.code != 0)
+
+
+def _join_others() -> None:
+    """This rank ends well. If MPI is not up, the others may wait for it there: start MPI, so that
+    they find out as from any rank that has left (`departures`)."""
+    if not has_others() or mpi_that_is_up() is not None or mpi_is_down():
+        return
+    with contextlib.suppress(ImportError, RuntimeError, UserError):  # there is no MPI to wait in
+        from .mpi import mpi_world
+
+        mpi_world(timeout_s=LONGEST_S, cuda_aware=False)

@@ -1,0 +1,34 @@
+"""Which world a process is in: all ranks that mpiexec started, or a single one."""
+
+from __future__ import annotations
+
+import warnings
+
+from ..errors import UserError
+from .communicator import Communicator
+from .launched import launched_size, launcher_name
+from .threads import ThreadWorld
+
+
+def world(timeout_s: float, cuda_aware: bool) -> Communicator:
+    """See `Communicator.world`. MPI is imported here, and not before."""
+    launched = launched_size()
+    try:
+        from .mpi import mpi_world
+    except (ImportError, RuntimeError) as error:
+        if launched is not None and launched > 1:
+            raise UserError(
+                f"{launcher_name()} started {launched} ranks, but mpi4py finds no MPI "
+                "library: install one beside it (pip install 'parallel_sgd[mpich]')"
+            ) from error
+        warnings.warn(
+            "mpi4py finds no MPI library (pip install 'parallel_sgd[mpich]'): training on one rank",
+            stacklevel=3,
+        )
+        return single()
+    return mpi_world(timeout_s=timeout_s, cuda_aware=cuda_aware)
+
+
+def single() -> Communicator:
+    """See `Communicator.single`."""
+    return ThreadWorld(1).communicator(0)

@@ -1,0 +1,44 @@
+"""One bit a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..kernels import Blocks, body, payload_offsets
+from ..parameters import Parameters
+from ..validation import choice, set_validated
+from .codec import Array, Codec, register
+
+
+@register(1)
+@dataclass(frozen=True, kw_only=True)
+class OneBit(Codec):
+    """One bit a value and two float32 levels a block (Seide et al. 2014, §3).
+
+    Args:
+        block_size: values that share their levels.
+        threshold: "zero": the bit is v >= 0 and the levels are the means of the two classes;
+            "mean": it is v >= mean(v), and the levels are mean ± mean|v - mean|.
+
+    Seide's blocks are the columns of a weight matrix; ours have a fixed length, so that a
+    parameter of any shape shrinks alike.
+    """
+
+    bits: ClassVar[float] = 1
+    threshold: str = "zero"
+
+    def __post_init__(self) -> None:
+        set_validated(self, threshold=choice("threshold", self.threshold, ("zero", "mean")))
+        super().__post_init__()
+
+    def blocks(self, parameters: Parameters) -> Blocks:
+        starts = parameters.block_starts(self.block_size)
+        return Blocks(starts, payload_offsets(starts, 1))
+
+    def encode(self, blocks: Blocks, vector: Array, residual: Array, payload: Array) -> None:
+        mean = self.threshold == "mean"
+        body(vector).encode_1bit(blocks, vector, residual, payload, mean)
+
+    def decode(self, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
+        body(out).decode_1bit(blocks, payload, out, add)

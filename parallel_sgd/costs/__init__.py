@@ -1,0 +1,30 @@
+"""What an exchange should take: a cost model, and the measurements that it goes by."""
+
+from .kernel_speeds import measure_kernel_speeds
+from .measured import Measured, measure
+from .model import (
+    CARRIED,
+    WORTH,
+    ExchangeCost,
+    KernelSpeeds,
+    Link,
+    best_bits,
+    bytes_sent,
+    encoded_bytes,
+    exchange_s,
+)
+
+__all__ = [
+    "CARRIED",
+    "WORTH",
+    "ExchangeCost",
+    "KernelSpeeds",
+    "Link",
+    "Measured",
+    "best_bits",
+    "bytes_sent",
+    "encoded_bytes",
+    "exchange_s",
+    "measure",
+    "measure_kernel_speeds",
+]

@@ -1,0 +1,77 @@
+"""The files in which servers keep the rows of tables: one of each server, with all its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..array_files import ArrayInFile, open_arrays
+from ..errors import UserError
+from .options import Embedding
+from .rows import RowTable
+
+
+def file_of(server: int) -> str:
+    """The name of a server's file."""
+    return f"tables-{server:05d}.safetensors"
+
+
+def contents_of(
+    options: Sequence[Embedding], folder: str
+) -> Iterator[list[dict[str, ArrayInFile]]]:
+    """What each file in a folder holds of each table, by the names of `RowTable.contents`. Local.
+
+    Raises:
+        UserError: there are none, or one cannot be read, or is not of these tables.
+    """
+    paths = sorted(Path(folder).glob("tables-*.safetensors"))
+    if not paths:
+        raise UserError(f"checkpoint {folder!r} has no embedding tables")
+    for path in paths:
+        try:
+            file = open_arrays(path)
+            arrays = {name: ArrayInFile(file, name) for name in file.keys()}  # noqa: SIM118
+            tables = [_of_table(arrays, number, table) for number, table in enumerate(options)]
+            unknown = sorted(arrays.keys() - {f"{i}.{n}" for i, t in enumerate(tables) for n in t})
+            if unknown:
+                raise UserError(f"{unknown[0]} is of none of these tables")
+        except Exception as error:  # safetensors' own among them
+            raise UserError(f"{str(path)!r} cannot be read: {error}") from error
+        yield tables
+
+
+def check_tables(options: Sequence[Embedding], folder: str) -> None:
+    """See that the rows of all tables in a folder can be taken up. Local.
+
+    Raises:
+        UserError: as `contents_of`.
+    """
+    for _ in contents_of(options, folder) if options else ():
+        pass
+
+
+def _of_table(
+    arrays: Mapping[str, ArrayInFile], number: int, options: Embedding
+) -> dict[str, ArrayInFile]:
+    """The arrays of one table: each as an empty one has it, but for the number of rows."""
+    taken: dict[str, ArrayInFile] = {}
+    for name, like in RowTable(options).contents().items():
+        array = arrays.get(f"{number}.{name}")
+        if array is None and name.endswith(("pushed", "pending_ids", "pending_counts")):
+            continue
+        rows = "pending_ids" if name.startswith("pending") else "ids"
+        length = 1 if name in ("samples", "swept") else _length(arrays.get(f"{number}.{rows}"))
+        wanted = (length, *like.shape[1:])
+        if array is None or array.dtype != like.dtype or array.shape != wanted:
+            is_ = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
+            raise UserError(f"{number}.{name} must be {like.dtype} {list(wanted)}, but is {is_}")
+        if like.dtype == np.int64 and array.whole().min(initial=0) < 0:
+            raise UserError(f"{number}.{name} must be at least 0")
+        taken[name] = array
+    return taken
+
+
+def _length(array: ArrayInFile | None) -> int:
+    return array.shape[0] if array is not None and array.shape else 0

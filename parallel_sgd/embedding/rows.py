@@ -1,0 +1,232 @@
+"""One server's part of a distributed embedding table.
+
+Memory: a row with its optimizer's state, 8 bytes of id, 10.7 to 13.3 of slots; 8 more each for
+the clock of its last push (`evict_after`) and its steps (Adam), where there are such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UserError
+from ..kernels import row_kernels
+from ..optimizers import Adagrad, Adam, OptimizerState
+from ..validation import integer
+from .options import Embedding
+from .records import Records
+
+__all__ = ["RowTable", "server_of"]
+
+Array = npt.NDArray[Any]
+Contents = dict[str, Array]
+
+LOADED = 1 << 16  #: rows that `add` takes up at a time
+SWEPT = 1 << 12  #: counts of no more use that may stay in any case
+
+_KEYS = {"id": "ids"}
+_PENDING_KEYS = {"id": "pending_ids", "steps": "pending_counts", "pushed": "pending_pushed"}
+
+
+def server_of(ids: Array, servers: int) -> Array:
+    """int32 [m]: the server, from 0 on, that is responsible for each of the ids, int64 [m]."""
+    return row_kernels().server_of(ids, servers)  # type: ignore[no-any-return]
+
+
+class RowTable:
+    """Rows of float32 by id, each with its optimizer's state. Local; one thread at a time.
+
+    Attributes:
+        options: of the whole table.
+        samples: in all pushes so far: the clock of learning rates and eviction.
+        evicted: rows forgotten so far.
+        pending: ids that have been pushed, but not often enough to have a row.
+
+    The GIL is free while rows are looked up and changed.
+    """
+
+    def __init__(self, options: Embedding) -> None:
+        self.options, self._name = options, f"embedding {options.name!r}"
+        self._initial = options.seed, np.float32(options.initial_scale)
+        self.samples = self.evicted = self.pending = 0
+        self._kernels = row_kernels()
+        self._swept = 0  # the clock when cold rows were last looked for
+        state = options.optimizer.initial_values
+        self._buffers = tuple(state)
+        (self._filling,) = set(state.values()) or {0.0}  # the same for all of them
+        clock = () if options.evict_after is None else ("pushed",)
+        steps = ("steps",) if isinstance(options.optimizer, Adam) else ()
+        self._rows = Records((*clock, *steps), ("values", *self._buffers), options.width)
+        # where an id's pushes are counted until it has a row; after that it counts 0
+        self._counts = Records((*clock, "steps")) if options.entry_count > 1 else None
+
+    def __len__(self) -> int:
+        return self._rows.count
+
+    @property
+    def nbytes(self) -> int:
+        """All memory of the table. What has not been used yet, at most 64 MiB, is not resident."""
+        return self._rows.nbytes + (self._counts.nbytes if self._counts else 0)
+
+    def pull(self, ids: Array, out: Array) -> None:
+        """Read rows; an id that has none yields its initial values, and gets none.
+
+        Args:
+            ids: int64 [m], at least 0, each as often as you like.
+            out: float32 [m, width], written.
+        Raises:
+            UserError: an id is negative, or an array of another dtype or shape.
+        """
+        self._check(ids, "out", out)
+        rows = self._rows.find(ids)
+        self._kernels.read(self._rows.layout, ids, rows, *self._initial, out)
+
+    def push(self, ids: Array, gradient: Array, samples: int, lr_factor: float = 1.0) -> None:
+        """Take one step of the optimizer on rows, and advance the clock.
+
+        Ids that have no row get one (see `Embedding.entry_count`); cold rows may go.
+
+        Args:
+            ids: int64 [m], at least 0, all different.
+            gradient: float32 [m, width], summed over `samples` samples; unchanged.
+            samples: at least 1, or 0 where there are no ids.
+            lr_factor: on the learning rate.
+        Raises:
+            UserError: as `pull`, and a schedule's value may be wrong; nothing has changed by then.
+        """
+        self._check(ids, "gradient", gradient)
+        samples = integer("samples", samples, 1 if len(ids) else 0)
+        now = OptimizerState(samples=self.samples, lr_factor=lr_factor)
+        lr = self.options.optimizer.mean_lr(now, samples)
+        self.samples += samples
+        if len(ids):
+            rows = self._rows.find(ids)
+            self._enter(ids, rows)
+            self._step(rows, gradient, lr, samples)
+        self._evict()
+
+    def contents(self) -> Contents:
+        """All that a checkpoint needs of the table: copies, in the order in which rows were made.
+
+        Returns:
+            "samples", "swept" int64 [1], clocks; "ids" int64 [n]; "values" and the optimizer's
+            buffers, by the names of `OptimizerState.buffers`, float32 [n, width]; with Adam "steps"
+            int64 [n]; with `evict_after` "pushed" int64 [n], the clock of the last push; with
+            `entry_count` > 1 "pending_ids", "pending_counts" int64 [p], and with both
+            "pending_pushed".
+        """
+        contents = {"samples": np.array([self.samples]), "swept": np.array([self._swept])}
+        for name in self._rows.names:
+            contents[_KEYS.get(name, name)] = self._rows.column(name)
+        if self._counts:
+            counting = self._counts.column("steps") > 0
+            for name in self._counts.names:
+                contents[_PENDING_KEYS[name]] = self._counts.column(name)[counting]
+        return contents
+
+    def add(self, contents: Mapping[str, Array], keep: Callable[[Array], Array]) -> None:
+        """Take up rows and counts, those for which this server is responsible.
+
+        Args:
+            contents: of a table of the same options, from any number of servers: one after the
+                other. A row that is here already is replaced; where the clocks of the last pushes
+                are missing, it counts as pushed now.
+            keep: given ids int64 [k], a boolean [k]: which to take.
+        """
+        self.samples = max(self.samples, int(contents["samples"][0]))
+        self._swept = max(self._swept, int(contents["swept"][0]))
+        self._load(self._rows, _KEYS, contents, keep)
+        if self._counts and "pending_ids" in contents:
+            self._load(self._counts, _PENDING_KEYS, contents, keep)
+            self.pending = int(np.count_nonzero(self._counts.column("steps")))
+
+    def _enter(self, ids: Array, rows: Array) -> None:
+        """Give rows to the ids that have none and are to have one; `rows` is completed."""
+        before = self._rows.count
+        if self._counts is None:
+            self._rows.insert(ids, rows, self.samples)
+        else:
+            absent = np.flatnonzero(rows < 0)
+            absent = absent[self._admit(self._counts, ids[absent])]
+            entering = rows[absent]
+            self._rows.insert(ids[absent], entering, self.samples)
+            rows[absent] = entering
+        span = (self._rows.layout, before, self._rows.count)
+        self._kernels.begin(*span, *self._initial, len(self._buffers), np.float32(self._filling))
+
+    def _admit(self, counts: Records, ids: Array) -> Array:
+        """bool [m]: which of these ids, which have no row, are to get one with this push."""
+        rows, admitted = counts.find(ids), np.empty(len(ids), np.bool_)
+        counts.insert(ids, rows, self.samples)
+        needed = self.options.entry_count
+        self.pending += self._kernels.count_pushes(
+            counts.layout, rows, self.samples, needed, admitted
+        )
+        if counts.count > 2 * self.pending + SWEPT:
+            counts.sweep(0, least_steps=1)
+        return admitted
+
+    def _step(self, rows: Array, gradient: Array, lr: float, samples: int) -> None:
+        optimizer, real = self.options.optimizer, np.float32
+        given = (self._rows.layout, rows, self.samples, gradient)
+        if isinstance(optimizer, Adam):
+            beta1, beta2, epsilon = optimizer.beta1, optimizer.beta2, optimizer.epsilon
+            decay = lr * optimizer.weight_decay
+            self._kernels.adam_rows(*given, 1 / samples, lr, beta1, beta2, epsilon, decay)
+        elif isinstance(optimizer, Adagrad):
+            numbers = map(real, (1 / samples, lr, optimizer.epsilon))
+            self._kernels.adagrad_rows(*given, *numbers)
+        else:
+            self._kernels.sgd_rows(*given, real(lr / samples))
+
+    def _evict(self) -> None:
+        """Forget what is cold, whenever a quarter of `evict_after` has gone by."""
+        after = self.options.evict_after
+        if after is None or 4 * (self.samples - self._swept) < after:
+            return
+        self._swept = self.samples
+        self.evicted += self._rows.sweep(self.samples - after + 1)
+        if self._counts:
+            self._counts.sweep(self.samples - after + 1, least_steps=1)
+            self.pending = self._counts.count
+
+    def _load(
+        self,
+        records: Records,
+        keys: Mapping[str, str],
+        contents: Mapping[str, Array],
+        keep: Callable[[Array], Array],
+    ) -> None:
+        """Put into records what `contents` has of their fields."""
+        ids = contents[keys["id"]]
+        fields = {name: keys.get(name, name) for name in records.names[1:]}
+        given = {
+            name: contents[key]
+            for name, key in fields.items()
+            if name != "pushed" or key in contents
+        }
+        for first in range(0, len(ids), LOADED):
+            chunk = np.ascontiguousarray(ids[first : first + LOADED], np.int64)
+            mine = np.flatnonzero(keep(chunk))
+            chunk = chunk[mine]
+            rows = records.find(chunk)
+            records.insert(chunk, rows, self.samples)
+            records.set(rows, {name: values[first + mine] for name, values in given.items()})
+
+    def _check(self, ids: Array, name: str, values: Array) -> None:
+        required = {
+            "ids": (ids, np.dtype(np.int64), (ids.size,)),
+            name: (values, np.dtype(np.float32), (ids.size, self.options.width)),
+        }
+        for what, (array, dtype, shape) in required.items():
+            if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+                raise UserError(
+                    f"{self._name}: {what} must be {dtype} {list(shape)}, contiguous; "
+                    f"it is {array.dtype} {list(array.shape)}, strides {list(array.strides)}"
+                )
+        if ids.size and ids.min() < 0:
+            at = int(np.argmax(ids < 0))
+            raise UserError(f"{self._name}: ids[{at}]={ids[at]} must be at least 0")

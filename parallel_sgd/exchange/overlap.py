@@ -1,0 +1,122 @@
+"""An exchange that goes on in the background while the rest of its gradient is being computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..communication import Communicator, InBackground, ProgramEnds, program_ends
+from ..compression import problem_with
+from ..kernels import finish_on_device
+from .exchange import Exchange
+from .layout import Bucket
+from .residuals import Residuals
+
+Array = Any  #: a NumPy or CuPy array
+
+
+class OverlappedExchange:
+    """One exchange after another, bucket by bucket.
+
+    A bucket is complete, and may be sent, when all of its parameters are `ready`. What cannot be
+    sent (a NaN, say) is replaced by zeros, which keeps it from the residuals of all ranks;
+    `problem` then tells of it when the ranks agree on the minibatch.
+
+    Args:
+        buckets: in the order in which they are sent.
+        name: of the thread.
+
+    Attributes:
+        problem: why a part of the gradient cannot be exchanged, or None.
+
+    Local, but for the exchange itself, which goes on until all buckets are complete.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], name: str) -> None:
+        self.buckets, self._name = buckets, name
+        self._bucket_of = {name: i for i, bucket in enumerate(buckets) for name in bucket.names}
+        self._background: InBackground[None] | None = None
+        self._vector: Array = None
+        self._missing: list[set[str]] = []
+        self._complete: list[bool] = []
+        self.problem: str | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether one has begun and not finished."""
+        return self._background is not None
+
+    def begin(self, exchange: Exchange, vector: Array, residuals: Residuals | None) -> None:
+        """Start an exchange of a vector of which nothing is there yet."""
+        assert not self.running
+        self._vector, self.problem = vector, None
+        self._missing = [set(bucket.names) for bucket in self.buckets]
+        self._complete = [False] * len(self.buckets)
+        complete = self._complete
+
+        def is_complete(number: int) -> bool:
+            if not complete[number] and program_ends():
+                raise ProgramEnds("the program ends, and a gradient was never complete")
+            return complete[number]
+
+        summed = partial(exchange.sum_in_background, vector, residuals, is_complete)
+        self._background = InBackground(self._name, summed)
+
+    def ready(self, name: str, bits: float) -> None:
+        """A parameter's values are there.
+
+        Args:
+            bits: the fewest that anything is sent with.
+        """
+        number = self._bucket_of[name]
+        self._missing[number].discard(name)
+        if not self._missing[number] and not self._complete[number]:
+            self._send(number, bits)
+
+    def all_ready(self, bits: float) -> None:
+        """All values are there."""
+        for number, complete in enumerate(self._complete):
+            if not complete:
+                self._send(number, bits)
+
+    def finish(self) -> None:
+        """Wait for the sum. Raises what the exchange has raised."""
+        assert self._background is not None
+        background, self._background = self._background, None
+        background.result()
+
+    def drain(
+        self,
+        exchange: Exchange,
+        empty: Callable[[], Array],
+        residuals: Residuals | None,
+        comm: Communicator,
+    ) -> None:
+        """If any rank has begun an exchange, take part in it to its end; its sum is not used.
+
+        Args:
+            empty: makes zeros, for a rank that has not begun.
+
+        Collective: where training cannot go on, or is finished, so that no rank is left waiting.
+        """
+        if not comm.sum_integers(np.array([self.running], np.int64)).any():
+            return
+        if not self.running:
+            self.begin(exchange, empty(), residuals)
+        for number, complete in enumerate(self._complete):
+            if not complete:
+                self._vector[self.buckets[number].values].fill(0)
+                self._send(number, 32)
+        self.finish()
+
+    def _send(self, number: int, bits: float) -> None:
+        values = self._vector[self.buckets[number].values]
+        problem = problem_with(values, bits)
+        if problem:
+            self.problem = self.problem or problem
+            values.fill(0)
+        finish_on_device(values)
+        self._complete[number] = True

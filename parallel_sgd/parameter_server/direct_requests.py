@@ -1,0 +1,67 @@
+"""Requests that a server answers as it handles them: for rows of tables, for state, for files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..communication.endpoint import as_bytes
+from ..embedding import Embedding, ServedTables
+from .requests import Request
+from .served import ServedModel
+from .wire import Kind, Malformed, Message, as_text, from_text
+
+Array = npt.NDArray[Any]
+
+
+def _pull_rows(model: ServedModel, tables: ServedTables, request: Request) -> Array:
+    message = request.message
+    _require_form(tables, message)
+    return as_bytes(tables.pull(message.table, request.body.view(np.int64)))
+
+
+def _push_rows(model: ServedModel, tables: ServedTables, request: Request) -> None:
+    message, body = request.message, request.body
+    options = _require_form(tables, message)
+    ids = body[: 8 * message.count].view(np.int64)
+    gradient = body[8 * message.count :].view(np.float32).reshape(-1, options.width)
+    tables.push(message.table, ids, gradient, message.samples, message.factor)
+
+
+def _require_form(tables: ServedTables, message: Message) -> Embedding:
+    """The options of the table that a message is about; see that there is one, and the body fits.
+
+    A body is ids, int64 [count], and in a push their gradients, float32 [count, width].
+    """
+    if message.table >= len(tables.options):
+        known = ", ".join(f"{i}: {options.name!r}" for i, options in enumerate(tables.options))
+        raise Malformed(f"table={message.table} is not known; there are {known or 'none'}")
+    options = tables.options[message.table]
+    row = 4 * options.width if message.kind == Kind.PUSH_ROWS else 0
+    required = (8 + row) * message.count
+    if message.body != required:
+        raise Malformed(
+            f"body={message.body} of {message.kind.name} with {message.count} ids of table "
+            f"{options.name!r} must be {required}: has the worker another width?"
+        )
+    return options
+
+
+DirectRequest = Callable[[ServedModel, ServedTables, Request], Array | None]
+
+DIRECT_REQUESTS: dict[Kind, DirectRequest] = {
+    Kind.PULL_ROWS: _pull_rows,
+    Kind.PUSH_ROWS: _push_rows,
+    Kind.PULL_STATE: lambda model, tables, request: model.state(),
+    Kind.PUSH_STATE: lambda model, tables, request: model.set_state(request.body),
+    Kind.PUSH_BACKUP: lambda model, tables, request: model.set_backup(request.worker, request.body),
+    Kind.COPY_TABLES: lambda model, tables, request: tables.copy(),
+    Kind.WRITE_TABLES: lambda model, tables, request: tables.write(as_text(request.body)),
+    Kind.ASK_WRITTEN: lambda model, tables, request: from_text(tables.written()),
+    Kind.LOAD_TABLES: lambda model, tables, request: tables.load(as_text(request.body)),
+    Kind.COUNT_TABLES: lambda model, tables, request: as_bytes(tables.counts()),
+}
+"""What each of them does; returns the body of its answer."""

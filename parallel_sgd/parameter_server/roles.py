@@ -1,0 +1,164 @@
+"""Which ranks train and which serve, and how they wait for each other through servers."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn, Protocol
+
+from ..communication import Communicator, Group, Roles
+from ..communication.launched import requested_servers
+from ..errors import SharedError, SharedProblem
+from ..options import Choice, Options, Whole, option, options
+from .client import Client
+
+Role = Literal["auto", "worker", "server"]
+ROLES: tuple[Role, ...] = ("auto", "worker", "server")
+
+GIL = (
+    "servers=0: a thread of every rank serves a part of the model. Python lets one thread of a "
+    "process run at a time, so a computation that holds its lock (pure Python, and not NumPy's "
+    "large operations) slows down the others' pushes, to a twentieth in the worst case; servers "
+    "on ranks of their own do not have that"
+)
+
+
+class Connected(Protocol):
+    """What a group has to know of a `Connection`."""
+
+    finished: bool
+
+    @property
+    def client(self) -> Client: ...
+
+    def serve(self) -> None: ...
+
+
+@dataclass
+class ServerGroup(Group):
+    """Who trains and who serves, and the communicators in which they do.
+
+    Attributes:
+        servers: their ranks in the world, in the order of their numbers, as the workers' are.
+        messages: the world again, for messages between the two.
+        connection: this rank's, once the algorithm has made it.
+    """
+
+    world: Communicator
+    workers: tuple[int, ...]
+    servers: tuple[int, ...]
+    own: Communicator
+    messages: Communicator
+    connection: Connected = field(init=False)
+
+    @property
+    def serves(self) -> bool:
+        return self.world.rank not in self.workers
+
+    @property
+    def shared(self) -> bool:
+        """Whether every rank does both."""
+        return self.workers == self.servers
+
+    @property
+    def server(self) -> int:
+        """This server's number."""
+        return self.servers.index(self.world.rank)
+
+    def agree(self, problem: str | None, samples: int) -> int:
+        client = self.connection.client
+        return client.in_turn(lambda: client.sum_samples(samples))
+
+    def meet(self) -> None:
+        if not self.serves:
+            client = self.connection.client
+            client.in_turn(client.meet)
+
+    def meet_to_finish(self) -> None:
+        pass  # servers wait for all workers as these leave
+
+    def fail(self, problem: str) -> NoReturn:
+        if self.connection.finished:
+            raise SharedError(problem)
+        text, client = problem, self.connection.client
+        if not isinstance(problem, SharedProblem):  # which names its ranks itself
+            text = f"{problem} (on rank {self.world.rank})"
+        client.in_turn(lambda: client.fail(text))
+        raise SharedError(text)
+
+    def serve(self) -> None:
+        self.connection.serve()
+
+    def close(self) -> None:
+        """Give back the two communicators that are this group's. Collective."""
+        self.own.close()
+        self.messages.close()
+
+
+@options
+class ParameterServers(Options, Roles):
+    """Some ranks serve, and the others train: the options that say which."""
+
+    together = False
+
+    servers: int | None = option(
+        None,
+        Whole(),
+        "how many ranks serve, the last ones; 0: all, each in a thread beside its training. If not "
+        "given: as `parallel-sgd run --servers` says, or one",
+    )
+    role: Role = option(
+        "auto",
+        Choice(*ROLES),
+        "worker or server for this rank, where each is started apart (mpiexec -n 1 ... --role "
+        "server : -n 4 ... --role worker); auto: by servers",
+        compare=False,
+    )
+
+    def workers(self, comm: Communicator) -> list[int]:
+        return self.assign(comm)[0]
+
+    def form(self, comm: Communicator) -> ServerGroup:
+        workers, serving = self.assign(comm)
+        if comm.rank == 0 and comm.size > 1 and workers == serving:
+            warnings.warn(GIL, stacklevel=4)  # where the learner is made
+        own = comm.split(int(comm.rank not in workers))
+        return ServerGroup(comm, tuple(workers), tuple(serving), own, comm.duplicate())
+
+    def assign(self, world: Communicator) -> tuple[list[int], list[int]]:
+        """The ranks of workers and of servers.
+
+        Raises:
+            SharedError: on all ranks, where that is not possible.
+
+        Collective.
+        """
+        requested = world.together(
+            lambda: requested_servers() if self.servers is None else self.servers
+        )
+        given = world.allgather_object((self.role, requested))
+        asked = [role for role, _ in given]
+        size = world.size
+        if set(asked) == {"auto"}:
+            world.require_agreement({"servers": requested})
+            count = min(1, size - 1) if requested is None else requested
+            if count >= size:
+                raise SharedError(f"servers={count} must be less than the number of ranks, {size}")
+            ranks = list(range(size))
+            return (ranks[:-count], ranks[-count:]) if count else (ranks, ranks)
+        if "auto" in asked:
+            rank = asked.index("auto")
+            raise SharedError(
+                f"role='auto' on rank {rank}: where some ranks say whether they are a worker or a "
+                "server, all must"
+            )
+        by_role = {role: [k for k, its in enumerate(asked) if its == role] for role in ROLES}
+        workers, serving = by_role["worker"], by_role["server"]
+        if not workers or not serving:
+            raise SharedError(f"role={asked[0]!r} on all ranks: there must be workers and servers")
+        wanted = {number for _, number in given} - {None, len(serving)}
+        if wanted:
+            raise SharedError(
+                f"servers={wanted.pop()}, but {len(serving)} ranks have role='server'"
+            )
+        return workers, serving

@@ -1,0 +1,206 @@
+"""What training must come to: gradients count once, sooner or later, and lower the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..algorithms import Algorithm
+from ..communication import Communicator
+from ..optimizers import SGD
+from ..training import Learner
+from ..training.reshard import leaves
+from .cases import (
+    ROUNDING,
+    STEPS,
+    VALUES,
+    Array,
+    Case,
+    Data,
+    counts_of,
+    data_of,
+    difference,
+    first_of,
+    shifted,
+    trained,
+)
+from .registry import check
+
+FAR = 4.0  #: from the start to the centres, beside which the samples are close to each other
+NEARER = 0.95  #: of that distance at most is left
+
+SAMPLES = 2  #: of each rank in a minibatch
+PAUSE = 12  #: steps without a gradient
+MOST_PAUSES = 12  #: until the model stands still, in full precision
+STILL = 1e-5  #: as much may it move in a pause
+EXPLAINED = 0.1  #: of a difference: what is to come goes on changing while the model follows
+
+
+@check()
+def learns(case: Case) -> str | None:
+    """Training comes nearer to where the loss is least, wherever that is."""
+    problems = []
+    for side in (FAR, -FAR):
+        data = shifted(case.data(), range(case.comm.size), by=side)
+        learner = case.learner()
+        optimum = _optimum(data)
+        before = float(np.linalg.norm(learner.parameters.flat - optimum))
+        after = float(np.linalg.norm(trained(learner, data).final - optimum))
+        if not after <= NEARER * before:
+            problems.append(
+                f"after {STEPS} minibatches the model is {after / before:.3g} times as far from "
+                f"where the loss is least as at the start, {side:+g} away, not at most {NEARER}"
+            )
+    return first_of(problems)
+
+
+def _optimum(data: Data) -> Array:
+    samples = np.concatenate([part for row in data for part in row])
+    stiffness, centres = samples.swapaxes(0, 1)
+    optimum: Array = (stiffness * centres).sum(axis=0) / stiffness.sum(axis=0)
+    return optimum
+
+
+@check(least_ranks=2)
+def dry_ranks_count_nothing(case: Case) -> str | None:
+    """With all samples on one rank, all ranks train as that one alone."""
+    size, problems = case.comm.size, []
+    data = [row[0] for row in data_of(counts_of(1))]
+    alone = case.learner(case.one_rank, dtype=case.dtype, comm=Communicator.single())
+    expected = trained(alone, [[part] for part in data]).final
+    for rank in (0, size - 1):
+        rows = [[part if k == rank else part[:0] for k in range(size)] for part in data]
+        final = case.exact_run(rows).final
+        what = f"the final model with all samples on rank {rank}, beside that of one rank,"
+        problems.append(difference(what, final, expected, case.rounding))
+    return first_of(problems)
+
+
+@check()
+def owed(case: Case) -> str | None:
+    """What was applied, and what the states declare to be summed, is the sum of all gradients.
+
+    Gradients that do not depend on the model, and after them none at all. What the model has gone
+    is then linear in the gradients, and the same as in full precision, but for a multiple of what
+    the states say is still to come.
+    """
+    one, other = _gradients(case, 1), _gradients(case, 2)
+    both = [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(one, other, strict=True)]
+    exact, pauses = _displacement(case, case.exact, both, None)
+    first, second, whole = (
+        _displacement(case, case.algorithm, g, pauses)[0] for g in (one, other, both)
+    )
+    rounding = ROUNDING["float32"] * (1 + float(np.abs(exact.gone).max()))
+    apart = whole.minus(first).minus(second)
+    beside = whole.minus(exact)
+    return first_of(
+        [
+            apart.problem("with the sum of two gradients, beside those with each", rounding),
+            beside.problem("beside that in full precision", rounding),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Displacement:
+    """How far the shared model has gone.
+
+    Attributes:
+        gone: [n].
+        to_come: [2, n], what the ranks' states declare to be summed; and the same with the stripes
+            of a dictionary the other way round.
+    """
+
+    gone: Array
+    to_come: Array
+
+    def minus(self, other: Displacement) -> Displacement:
+        return Displacement(self.gone - other.gone, self.to_come - other.to_come)
+
+    def problem(self, what: str, rounding: float) -> str | None:
+        """Why a difference between displacements is more than what is still to come, or None.
+
+        Args:
+            rounding: of the displacements.
+        """
+        size = float(np.abs(self.gone).max())
+        if size <= rounding:
+            return None
+        rests = [float(np.abs(_rest(self.gone, to_come)).max()) for to_come in self.to_come]
+        if min(rests) <= rounding + EXPLAINED * size:
+            return None
+        return (
+            f"the displacement of the model {what}, differs by up to {size:.3g}, of which "
+            f'{min(rests):.3g} is not in the state, in fields that are across("sum") or '
+            'across("stripe")'
+        )
+
+
+def _rest(gone: Array, to_come: Array) -> Array:
+    """What of a displacement is not a multiple of what is to come, which has not been applied."""
+    rate = float(gone @ to_come) / max(float(to_come @ to_come), 1e-30)
+    rest: Array = gone - max(rate, 0.0) * to_come
+    return rest
+
+
+def _gradients(case: Case, number: int) -> list[list[Array]]:
+    """By minibatch and rank: a gradient [n], the sum of some samples'."""
+    random = np.random.default_rng([13, number])
+    ranks = range(case.comm.size)
+    return [[random.standard_normal(VALUES) for _ in ranks] for _ in range(STEPS)]
+
+
+def _displacement(
+    case: Case, algorithm: Algorithm[Any], gradients: Sequence[Sequence[Array]], pauses: int | None
+) -> tuple[Displacement, int]:
+    """Train with these gradients, and then without any for so many pauses, or until the model
+    stands still; how many that were. Collective."""
+    learner = case.learner(algorithm, optimizer=SGD(lr=0.1))
+    start = learner.parameters.flat.astype(float)
+
+    def step(gradient: Array | float) -> None:
+        samples = SAMPLES if learner.distributed else SAMPLES * case.comm.size
+        learner.announce(samples, SAMPLES * case.comm.size)
+        learner.gradient.flat[...] = gradient
+        learner.step(samples=samples)
+
+    def gone() -> Array:
+        displacement: Array = learner.at_work.common_model().astype(float) - start
+        return displacement
+
+    for row in gradients:
+        step(row[case.comm.rank] if learner.distributed else np.sum(row, axis=0))
+    paused = 0
+    while paused < (MOST_PAUSES if pauses is None else pauses):
+        before = gone()
+        for _ in range(PAUSE):
+            step(0.0)
+        moved = max(case.comm.allgather_object(float(np.abs(gone() - before).max())))
+        if pauses is None and moved <= STILL:
+            break
+        paused += 1
+    displacement = Displacement(gone(), _declared(learner))
+    learner.finish()
+    return displacement, paused
+
+
+def _declared(learner: Learner) -> Array:
+    """What all ranks' states declare to be summed: see `Displacement`. Collective."""
+    sums, stripes = np.zeros(VALUES), dict[str, Array]()
+    learner.at_work.wait()
+    for name, rule, value in leaves(learner.state, "algorithm"):
+        if rule == "sum" and isinstance(value, np.ndarray) and value.shape == (VALUES,):
+            sums += value
+        elif rule == "stripe" and isinstance(value, np.ndarray):
+            stripes[name] = value
+    every = learner.comm.allgather_object((sums, stripes))
+    total: Array = np.sum([theirs for theirs, _ in every], axis=0)
+    buckets = [np.concatenate([theirs[name] for _, theirs in every]) for name in stripes]
+    if sum(map(len, buckets)) != VALUES:
+        buckets = [np.zeros(VALUES)]
+    ordered: Array = np.stack([np.concatenate(buckets), np.concatenate(buckets[::-1])])
+    ordered += total
+    return ordered

@@ -1,0 +1,201 @@
+"""A state's reshard rules (`parallel_sgd.state.across`) must be right: on these ranks, and where
+another number of ranks takes it up.
+
+The algorithm runs as it was given, in float32.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..array_files import ArrayInMemory
+from ..communication import Communicator, simulate
+from ..state import weight_of
+from ..training import Learner
+from ..training.fitting import require_possible
+from ..training.reshard import leaves, reshard, stripe_sizes
+from ..training.state_tree import capture, flatten, restore
+from .cases import (
+    ROUNDING,
+    STEPS,
+    Array,
+    Case,
+    Data,
+    counts_of,
+    data_of,
+    difference,
+    differs_between_ranks,
+    first_of,
+    miscounted,
+    step,
+    trained,
+)
+from .registry import check
+
+STOPS = (3, 4)
+"""After so many minibatches other ranks go on."""
+
+LATER = 4  #: minibatches on the other ranks
+
+
+@check(least_ranks=2)
+def same_state(case: Case) -> str | None:
+    """What a state declares the same on all ranks is so, bit for bit, after every step."""
+    ranks = range(case.comm.size)
+    data = data_of(tuple(tuple((3 * k + 2 * t) % 5 for k in ranks) for t in range(STEPS)))
+    learner, problems = case.learner(), []
+    for t, parts in enumerate(data):
+        step(learner, parts)
+        problems.append(_unlike_first(learner, f"step {t}"))
+    return first_of(problems)
+
+
+@check()
+def resharded(case: Case) -> str | None:
+    """Another number of ranks takes up a checkpoint: the shared model, the mean of all models and
+    the clock are kept, and training goes on to one finite model."""
+    learner, kept = case.learner(), []
+    for t, parts in enumerate(case.data(max(STOPS)), 1):
+        step(learner, parts)
+        if t in STOPS:
+            kept.append(_saved(learner))
+    everywhere = case.comm.allgather_object(kept)
+    if case.comm.rank:  # the other ranks are threads, of this one
+        return None
+    size = case.comm.size
+    for ranks in (size - 1, size + 1):
+        for i, stop in enumerate(STOPS if ranks else ()):
+            problem = _problem_on(ranks, case, [theirs[i] for theirs in everywhere], stop)
+            if problem:
+                return f"stopped after step {stop - 1} and taken up on {ranks} ranks, {problem}"
+    return None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint has of one rank, and the shared model at that time."""
+
+    state: dict[str, Any]
+    arrays: dict[str, Array]
+    weight: int
+    samples: int
+    shared: Array
+
+
+def _saved(learner: Learner) -> Saved:
+    """Local."""
+    tree, arrays = flatten(capture(learner))
+    weight = weight_of(learner.state)
+    return Saved(tree, copy.deepcopy(arrays), weight, learner.samples, _shared_model(learner))
+
+
+def _problem_on(ranks: int, case: Case, saved: Sequence[Saved], stop: int) -> str | None:
+    """What is wrong where so many ranks, of threads, go on."""
+    data = _data_on(ranks, case.comm.size, stop + LATER)[stop:]
+
+    def body(comm: Communicator) -> str | None:
+        learner = _taken_up(replace(case, comm=comm), saved)
+        kept = _not_kept(learner, saved)
+        run = trained(learner, data)
+        names = [f"step {t}, the shared model" for t in range(stop, stop + len(data))]
+        names.append("after finish, the model")
+        between = differs_between_ranks(comm, names, [*run.shared, run.final])
+        finite = np.isfinite(run.final).all()
+        return (
+            kept
+            or between
+            or miscounted(run, data, saved[0].samples)
+            or (None if finite else "the final model is not finite")
+        )
+
+    try:
+        problems = simulate(ranks, body, timeout_s=case.timeout_s / 2)  # before the others do
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return next((f"rank {k}: {text}" for k, text in enumerate(problems) if text), None)
+
+
+def _data_on(ranks: int, before: int, steps: int) -> Data:
+    """For so many ranks; the minibatches are no larger than they were on the ranks before."""
+    data = data_of(counts_of(min(ranks, before), steps))
+    if ranks <= before:
+        return data
+    wholes = [np.concatenate(row) for row in data]
+    return [[whole[k::ranks] for k in range(ranks)] for whole in wholes]
+
+
+def _taken_up(case: Case, saved: Sequence[Saved]) -> Learner:
+    """A learner that goes on, as `load_checkpoint` makes it. Collective."""
+    learner = case.learner()
+    tree = reshard(
+        learner,
+        [one.state for one in saved],
+        [one.weight for one in saved],
+        case.comm.allgather_object(stripe_sizes(learner)),
+        lambda rank, name: ArrayInMemory(saved[rank].arrays[name]),
+    )
+    require_possible(learner, tree, len(saved))
+    learner.parameters.flat[...] = np.nan
+    restore(learner, tree)
+    return learner
+
+
+def _not_kept(learner: Learner, saved: Sequence[Saved]) -> str | None:
+    """What other ranks should have taken over, and have not. Collective."""
+    own = learner.parameters.flat, weight_of(learner.state)
+    models, weights = zip(*learner.comm.allgather_object(own), strict=True)
+    before = _mean([one.arrays["parameters"] for one in saved], [one.weight for one in saved])
+    rounding = ROUNDING["float32"]
+    if learner.samples != saved[0].samples:
+        return f"learner.samples is {learner.samples}, not {saved[0].samples}"
+    return difference(
+        "the shared model beside that before", _shared_model(learner), saved[0].shared
+    ) or difference(
+        "the mean of the models by their weights", _mean(models, weights), before, rounding
+    )
+
+
+def _mean(models: Sequence[Array], weights: Sequence[int]) -> Array:
+    mean: Array = np.average(
+        np.asarray(models, float), axis=0, weights=weights if any(weights) else None
+    )
+    return mean
+
+
+def _shared_model(learner: Learner) -> Array:
+    shared: Array = learner.at_work.common_model().copy()
+    return shared
+
+
+def _unlike_first(learner: Learner, when: str) -> str | None:
+    """What this rank has otherwise than rank 0, but declares the same. Collective."""
+    learner.at_work.wait()
+    own = _declared_same(learner.local_step.state, "optimizer")
+    own |= _declared_same(learner.state, "algorithm")
+    first = learner.comm.allgather_object(own if learner.comm.rank == 0 else None)[0]
+    for name in first | own:
+        what = f'{when}, {name}, which is across("same"),'
+        own_value, first_value = own.get(name), first.get(name)
+        if isinstance(own_value, np.ndarray) and isinstance(first_value, np.ndarray):
+            problem = difference(f"{what} beside rank 0's", own_value.ravel(), first_value.ravel())
+        elif repr(own_value) != repr(first_value):
+            problem = f"{what} is {_shown(own_value)}, but {_shown(first_value)} on rank 0"
+        else:
+            continue
+        if problem:
+            return problem
+    return None
+
+
+def _declared_same(state: Any, where: str) -> dict[str, Any]:
+    """The values in a state that are declared the same on all ranks, by name."""
+    return {name: value for name, rule, value in leaves(state, where) if rule == "same"}
+
+
+def _shown(value: Any) -> str:
+    return "an array" if isinstance(value, np.ndarray) else repr(value)

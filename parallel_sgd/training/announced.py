@@ -1,0 +1,298 @@
+"""The announced counts: of minibatches that sources have given and no step has taken yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from threading import Lock, get_ident
+from types import TracebackType
+from typing import Any, NamedTuple, NoReturn
+
+from ..algorithms import Algorithm
+from ..errors import UserError
+from ..optimizers import LocalStep
+from ..validation import integer
+
+MOST_SAMPLES = 2**40
+"""Of a rank in a minibatch: sums over ranks are 64-bit integers."""
+
+WAY_OUT = "; learner.forget_announced() leaves out what is left"
+
+
+class AnnouncedMinibatch(NamedTuple):
+    """One that a source has given.
+
+    Attributes:
+        own, total: samples of this rank, and of all.
+        feed: by which it was given, where there is one.
+        thread: in which it was given. (That of the one that steps lives, so it is no other's.)
+    """
+
+    own: int
+    total: int
+    feed: Feed | None
+    thread: int
+
+
+class Announced:
+    """A queue of minibatches: sources fill it as they give them, and steps empty it.
+
+    Sources may give them in another thread than the one that steps. What waits of one thread's
+    minibatches is then a matter of chance, and the ranks do not compare it.
+
+    Args:
+        algorithm: says where the warm start ends, and whether its ranks can be compared.
+        local_step: its clock is where the first minibatch in the queue begins.
+
+    Local.
+    """
+
+    def __init__(self, algorithm: Algorithm[Any], local_step: LocalStep) -> None:
+        self._algorithm, self._local_step = algorithm, local_step
+        self._lock = Lock()
+        self._waiting: deque[AnnouncedMinibatch] = deque()
+        self._totals: dict[int, int] = {}  # of all ranks in them, by thread
+        self._step_began: int | None = None  # at which clock, of the step that is under way
+        self._in_step = self._in_step_here = 0  # what that has taken: in all, given in its thread
+        self._left_out = 0  # of all ranks, given in the thread that steps
+        self._some_forgotten = False
+        self.feed: Feed | None = None  #: of the source that gives minibatches at present
+        self._fed = False  # by a source that was not left in the midst of it
+
+    @property
+    def clock(self) -> int:
+        """Samples of all ranks before the step that is under way, or so far."""
+        began = self._step_began
+        return self._local_step.state.samples if began is None else began
+
+    @property
+    def end(self) -> int:
+        """The clock after the last minibatch that was given: where the next one begins."""
+        with self._lock:
+            self._remove_forgotten()
+            return self.clock + self._in_step + sum(self._totals.values())
+
+    @property
+    def given(self) -> int:
+        """Samples of all ranks up to the last minibatch that was given in this thread, the one that
+        steps. The same on all ranks, whichever of the minibatches this rank has trained on."""
+        waiting = 0
+        if self._totals:
+            with self._lock:
+                self._remove_forgotten()
+                waiting = self._totals.get(get_ident(), 0)
+        return self.clock + self._left_out + self._in_step_here + waiting
+
+    def add(self, samples: int, total: int, feed: Feed | None = None) -> None:
+        samples = integer("samples", samples, 0, MOST_SAMPLES)
+        total = integer("total", total, samples)
+        with self._lock:
+            self._append(AnnouncedMinibatch(samples, total, feed, get_ident()))
+
+    def take(self, samples: int) -> int | None:
+        """Begin a step with the next minibatch, or the next ones that have so many samples of this
+        rank.
+
+        Those before them, which all ranks have left out alike, are taken from the queue, too. (A
+        rank that does so alone is found by what was `given`.)
+
+        Returns:
+            The samples of all ranks in them; None where nobody announces them.
+        Raises:
+            UserError: there are none such; nothing is taken.
+        """
+        if not (self._waiting or self._fed):
+            self._step_began = self.clock
+            return None
+        with self._lock:
+            self._remove_forgotten()
+            if not self._waiting:
+                if self._fed:
+                    raise UserError(
+                        f"samples={samples} must be those of a minibatch, but the source has given "
+                        "none since the step before (learner.forget_announced() goes on without a "
+                        "source)"
+                    )
+                self._step_began = self.clock
+                return None
+            before, count = self._find(samples)
+            if before + count > 1:
+                self._require_one_side(before + count)
+            self._step_began, self._in_step, self._in_step_here = self.clock, 0, 0
+            for _ in range(before):
+                total, here = self._pop()
+                self._left_out += total * here
+            for _ in range(count):
+                self._take_next()
+            return self._in_step
+
+    def catch_up(self, samples: int) -> None:
+        """Take further minibatches into the step: the others have had so many samples more.
+
+        Where several minibatches are added up, a rank that has no samples cannot know how many.
+        """
+        with self._lock:
+            while samples > 0 and self._waiting:
+                if self._waiting[0].own or self._waiting[0].total > samples:
+                    return
+                samples -= self._take_next()
+
+    def end_step(self) -> None:
+        """The clock has counted what was taken last, or training has failed."""
+        if self._in_step:
+            with self._lock:
+                self._step_began, self._in_step, self._in_step_here = None, 0, 0
+        self._step_began = None
+
+    def begin(self, feed: Feed) -> None:
+        """A source begins; one that was left in the midst has no part in training any more."""
+        if self.feed is not None:
+            self.forget(self.feed)
+        self.feed, self._fed = feed, True
+
+    def forget(self, feed: Feed) -> None:
+        """The source was left: what it has given and no step has taken is not trained on.
+
+        Python may call it anywhere, where it finds that nobody holds a generator any more.
+        """
+        feed.forgotten = self._some_forgotten = True
+        if self.feed is feed:
+            self.feed, self._fed = None, False
+
+    def ended(self, feed: Feed) -> None:
+        """The source has given all that it has."""
+        if self.feed is feed:
+            self.feed = None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._waiting.clear()
+            self._totals.clear()
+            self._left_out = 0
+            self.feed, self._fed = None, False
+
+    def require_none_left_out(self) -> None:
+        """See that no step is missing, where other ranks cannot be asked how many they miss.
+
+        Raises:
+            UserError: minibatches wait for a step although their source has ended.
+        """
+        with self._lock:
+            self._remove_forgotten()
+            ended = (m for m in self._waiting if m.feed is None or m.feed is not self.feed)
+            left_out = 0 if self._algorithm.roles.together else sum(m.own for m in ended)
+        if left_out:
+            raise UserError(
+                f"no step was taken with the last {left_out} samples that the source gave{WAY_OUT}"
+            )
+
+    def _find(self, samples: int) -> tuple[int, int]:
+        """Which minibatches have so many samples of this rank: how many there are before them, and
+        how many they are. As few as possible are left out."""
+        waiting = self._waiting
+        if waiting[0].own == samples:
+            return 0, 1
+        count = added = first = 0
+        for before, minibatch in enumerate(waiting):
+            while count == 0 or (added < samples and before + count < len(waiting)):
+                added, count = added + waiting[before + count].own, count + 1
+            if added == samples:
+                return before, count
+            first = first or added
+            if not self._algorithm.roles.together:
+                break
+            added, count = added - minibatch.own, count - 1
+        raise UserError(
+            f"samples={samples} must be the {first} of the minibatches that the source gave"
+            + ("" if self._algorithm.roles.together else WAY_OUT)
+        )
+
+    def _append(self, minibatch: AnnouncedMinibatch) -> None:
+        totals, thread = self._totals, minibatch.thread
+        totals[thread] = totals.get(thread, 0) + minibatch.total
+        self._waiting.append(minibatch)
+
+    def _pop(self) -> tuple[int, bool]:
+        """Samples of all ranks in the first minibatch, and whether it was given in this thread."""
+        _, total, _, thread = self._waiting.popleft()
+        left = self._totals.pop(thread, 0) - total
+        if left > 0:  # else the thread may have ended
+            self._totals[thread] = left
+        return total, thread == get_ident()
+
+    def _take_next(self) -> int:
+        total, here = self._pop()
+        self._in_step += total
+        self._in_step_here += total * here
+        return total
+
+    def _remove_forgotten(self) -> None:
+        if not self._some_forgotten:
+            return
+        self._some_forgotten = False
+        given = list(self._waiting)
+        self._waiting.clear()
+        self._totals.clear()
+        for minibatch in given:
+            if minibatch.feed is None or not minibatch.feed.forgotten:
+                self._append(minibatch)
+
+    def _require_one_side(self, count: int) -> None:
+        """Minibatches before the end of the warm start are whole on every rank, later ones not."""
+        clock = self._local_step.state.samples
+        last = clock + sum(minibatch.total for minibatch in islice(self._waiting, count - 1))
+        end = self._algorithm.distributed_after
+        if clock < end <= last:
+            raise UserError(
+                f"one step must not take minibatches from both sides of distributed_after: they "
+                f"begin at {clock} to {last} samples"
+            )
+
+
+class Feed:
+    """One pass of a source over its minibatches, for one learner; a `with` block around it.
+
+    Args:
+        announced: the learner's.
+        algorithm: the learner's.
+        fail: the learner's.
+    """
+
+    def __init__(
+        self, announced: Announced, algorithm: Algorithm[Any], fail: Callable[[str], NoReturn]
+    ) -> None:
+        self._announced, self._algorithm, self._fail = announced, algorithm, fail
+        self.forgotten = False  #: left in the midst
+
+    @property
+    def samples(self) -> int:
+        """Of all ranks, up to where the next minibatch begins."""
+        return self._announced.end
+
+    @property
+    def distributed(self) -> bool:
+        """Whether each rank gets its part of the next minibatch; else it is in the warm start."""
+        return self._announced.end >= self._algorithm.distributed_after
+
+    def announce(self, samples: int, total: int) -> None:
+        """Announce the minibatch that is given next: samples of this rank, and of all ranks."""
+        if self._announced.feed is not self:
+            self._fail(
+                "a source's minibatches must not be gone on with after another source has begun, "
+                "training has failed, or a checkpoint was loaded: take them anew from the source"
+            )
+        self._announced.add(samples, total, self)
+
+    def __enter__(self) -> Feed:
+        self._announced.begin(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._announced.ended(self)
+        else:  # left in the midst of it
+            self._announced.forget(self)

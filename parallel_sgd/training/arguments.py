@@ -1,0 +1,75 @@
+"""What a learner is given: of the right kinds, and the same on all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import is_dataclass
+from typing import Any
+
+from ..algorithms import Algorithm
+from ..communication import Communicator
+from ..errors import UserError
+from ..optimizers import Optimizer
+from ..options import all_options, values_of
+from ..parameters import Parameters
+from ..validation import integer, kind_of
+from ..version import __version__
+
+
+def agree_on_arguments(
+    comm: Communicator,
+    parameters: Parameters,
+    optimizer: Optimizer,
+    algorithm: Algorithm[Any],
+    sync_perf_stats: int,
+) -> int:
+    """See that a learner's arguments are what they must be, and the same on all ranks. Collective.
+
+    Returns:
+        `sync_perf_stats` as a plain number.
+    Raises:
+        UserError: they are not; on all ranks, unless `comm` is none.
+    """
+    if not isinstance(comm, Communicator):
+        raise UserError(_other_kind("comm", comm, "Communicator", "Communicator.world()"))
+    comm.together(lambda: _check_kinds(parameters, optimizer, algorithm))
+    every = comm.together(lambda: integer("sync_perf_stats", sync_perf_stats, 0))
+    comm.require_agreement(
+        {
+            "parallel_sgd version": __version__,
+            "sync_perf_stats": every,
+            "number of parameters": parameters.flat.size,
+            "layout of the parameters": parameters.shapes,
+            "dtype of the parameters": str(parameters.dtype),
+            **_facts_of("algorithm", algorithm),
+            **_facts_of("optimizer", optimizer),
+        }
+    )
+    return every
+
+
+def _check_kinds(parameters: Any, optimizer: Any, algorithm: Any) -> None:
+    """See that arguments are what they must be, and not in one another's place."""
+    for name, value, kind, example in (
+        ("parameters", parameters, Parameters, "model.parameters"),
+        ("optimizer", optimizer, Optimizer, "SGD(lr=0.1)"),
+        ("algorithm", algorithm, Algorithm, "DataParallelSGD()"),
+    ):
+        if not isinstance(value, kind):
+            raise UserError(_other_kind(name, value, kind.__name__, example))
+
+
+def _other_kind(name: str, value: Any, kind: str, example: str) -> str:
+    """What to say of an argument that is none of a class."""
+    return f"{name} must be an instance of {kind}, such as {example}: it is {kind_of(value)}"
+
+
+def _facts_of(name: str, options: Any) -> dict[str, Any]:
+    """What must agree of an algorithm or an optimizer: its class, and each of its options."""
+    if not is_dataclass(options):
+        return {name: options}
+    compared = {option.name for option in all_options(type(options)) if option.field.compare}
+    values = {key: value for key, value in values_of(options).items() if key in compared}
+    return {
+        name: type(options).__name__,
+        **{f"{option} of the {name}": value for option, value in values.items()},
+    }

@@ -1,0 +1,131 @@
+"""An algorithm at work on one model: what a learner asks it, and the parts of its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NoReturn, TypeVar
+
+from ..algorithms import Algorithm, Minibatch, Work
+from ..errors import SharedError
+from ..state import Component, External, components
+from .warm_start import train_alone
+
+Result = TypeVar("Result")
+
+minibatch_of = lru_cache(maxsize=64)(Minibatch)  #: found sooner than made: sizes repeat
+
+
+class AlgorithmAtWork:
+    """
+    Args:
+        algorithm: with its options.
+        work: what it works with.
+
+    Attributes:
+        state: the algorithm's.
+
+    Creation is collective.
+    """
+
+    def __init__(self, algorithm: Algorithm[Any], work: Work) -> None:
+        self.algorithm, self.work, self.group = algorithm, work, work.group
+        self.state = algorithm.init(work)
+
+    @property
+    def components(self) -> list[Component]:
+        """Those of the algorithm's state. Local."""
+        return [component for _, component in components(self.state)]
+
+    @property
+    def external(self) -> list[External]:
+        """Those of which other ranks keep a part. Local."""
+        return [component for component in self.components if isinstance(component, External)]
+
+    @property
+    def bytes_sent(self) -> int:
+        """By this rank to others so far. Local."""
+        return sum(component.bytes_sent for component in self.components)
+
+    def report(self) -> dict[str, Any] | None:
+        """What the components can tell; None where they have nothing to tell. Local."""
+        report: dict[str, Any] = {}
+        for component in self.components:
+            report |= component.report() or {}
+        return report or None
+
+    def wait(self) -> None:
+        """Wait for what runs in the background, so that the state is whole; training is not
+        affected. Local."""
+        for component in self.components:
+            component.wait()
+
+    def common_model(self) -> Any:
+        """The model [n] that all ranks have in common. Local, no copy."""
+        return self.algorithm.shared_model(self.state, self.work)
+
+    def ready(self, name: str) -> None:
+        """The gradient of one parameter is complete. Local."""
+        self.algorithm.ready(self.state, self.work, name)
+
+    def train(self, samples: int, announced_total: int | None) -> int:
+        """Train on one minibatch. Collective.
+
+        Args:
+            samples: of this rank in it.
+            announced_total: of all ranks, where they are announced.
+        Returns:
+            The samples of all ranks, as far as this one knows.
+        """
+        algorithm, state, work = self.algorithm, self.state, self.work
+        if work.optimizer.state.samples < algorithm.distributed_after:
+            return train_alone(work, samples, algorithm.distributed_after)
+        if algorithm.synchronizes_every_step:
+            problem = algorithm.problem(state, work, samples)
+            total = self._together(self.group.agree, problem, samples)
+        elif announced_total is not None:
+            total = announced_total
+        elif algorithm.asynchronous:
+            total = samples * self.group.own.size
+        else:
+            total = self._together(self.group.agree, None, samples)
+        if total:
+            algorithm.step(state, work, minibatch_of(samples, total))
+        return total
+
+    def _together(self, wait: Callable[..., Result], *arguments: Any) -> Result:
+        """Wait for all ranks; where training ends for all, what is under way comes to its end."""
+        try:
+            return wait(*arguments)
+        except SharedError:
+            for component in self.components:
+                component.drain()
+            raise
+
+    def fail(self, problem: str) -> NoReturn:
+        """End training for a problem of this rank. Raises a SharedError."""
+        self._together(self.group.fail, problem)
+        raise AssertionError("unreachable")
+
+    def meet(self) -> None:
+        """Find out whether a rank has failed. Collective."""
+        self._together(self.group.meet)
+
+    def finish(self) -> None:
+        """Complete what is under way; or serve, until the others have. Collective."""
+        if self.group.serves:
+            self.group.serve()
+            return
+        try:
+            self._together(self.group.meet_to_finish)
+        except SharedError:
+            x, shared = self.work.parameters.flat, self.common_model()
+            if shared is not x:  # this rank's own model may not be finite
+                x[...] = shared
+            raise
+        self.algorithm.finish(self.state, self.work)
+
+    def close(self, *, failed: bool) -> None:
+        """Give back what was taken beside memory: see `Component.close`. Collective."""
+        for component in self.components:
+            component.close(failed=failed)

@@ -1,0 +1,295 @@
+"""The benchmarks that ranks and hosts measure, from their options to their reports."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+from contextlib import contextmanager
+from itertools import product
+
+import numpy as np
+import pytest
+
+from benchmarks import exchange, parameter_server, plan, training
+from benchmarks.exchange import cases, links, one_machine
+from benchmarks.report import Report
+from parallel_sgd import Parameters, UserError, simulate
+from parallel_sgd.command_line.cluster import payload_rate
+from parallel_sgd.compression import OneBit, registered_bits
+from parallel_sgd.costs import KernelSpeeds, Link, exchange_s
+
+
+def test_a_push_in_1_bit_has_the_bytes_that_the_benchmark_expects():
+    values = 1 << 14
+    blocks = OneBit().blocks(Parameters({"W": np.zeros((values // 1024, 1024), np.float32)}))
+    assert blocks.offsets[-1] == parameter_server.dense.pushed_bytes(values)
+
+
+def test_the_benchmark_of_rows_asks_for_rows_of_the_table_in_another_order():
+    ids = parameter_server.sparse.all_ids(1000)
+    assert len(set(ids.tolist())) == len(ids)
+    batches = parameter_server.sparse.random_batches(ids, 100, seed=1)
+    first, second = next(batches), next(batches)
+    assert len(first) == 100 and set(first) <= set(ids) and not set(first) & set(second)
+    assert first.tolist() != ids[:100].tolist()
+
+
+def options_of(benchmark, line):
+    parser = argparse.ArgumentParser()
+    benchmark.add_arguments(parser)
+    return parser.parse_args(shlex.split(line))
+
+
+BITS = {str(bits): 0.001 * bits for bits in registered_bits()}
+SPEEDS = KernelSpeeds(*(dict.fromkeys(registered_bits(), 8e9) for _ in range(3)))
+LINK = {"latency_s": 1e-5, "message_s": 1e-5, "core_s_per_byte": 1e-9}
+PREDICTED_S = exchange_s(
+    *(250_000, 32, 2, Link(bytes_per_s=payload_rate(1e9), **LINK), SPEEDS),
+    cores_per_rank=1.0,
+    pipelined=False,
+).total_s
+CASES = [f"{count} {kind}" for count in (1, 2) for kind in ("pull", "push", "both")]
+ROWS = {"pull": 2e6, "push": 1e6}
+MODES = {"alike": 40.0, "slow": 30.0, "slowest": 10.0, "staleness": 2.0}
+MEASURED = {
+    "dense": {
+        "updates": {
+            "bare": 1000.0,
+            "bare, step": 800.0,
+            "bare, 1 bit": 2000.0,
+            "learner, 1": 720.0,
+            "learner, 2": 900.0,
+            "client": 760.0,
+            "learner, 1 bit": 1000.0,
+        },
+        "bytes": {"32": 4 << 20, "1": 139264},
+        "step_s": 0.00025,
+        "where": {"wire": 0.001},
+    },
+    "slow_worker": dict.fromkeys(("async", "bounded", "sync", "geo"), MODES),
+    "sparse": {
+        "random": ROWS,
+        "table": ROWS,
+        "bytes": 160.0,
+        "bare": dict.fromkeys(CASES, 4e6),
+        "served": dict.fromkeys(CASES, 2e6),
+    },
+    "links": {
+        "updates": {
+            f"{who}, {n}, {bits}": updates
+            for who, updates in (("learner", 9.0), ("bare", 10.0))
+            for n in (1, 3)
+            for bits in (32, 1)
+        },
+        "where": {"1": {"wire": 0.07}, "3": {"wire": 0.1}},
+    },
+    "one_machine": {
+        "allreduce": 0.064,
+        "seconds": BITS,
+        "pipelined": {bits: 0.5 * seconds for bits, seconds in BITS.items()},
+        "bytes": {**BITS, "1": 2000 * (1 / 8 + 8 / 1024)},
+        "memory_per_parameter": {"1000000": 7.0},
+        "tiny_step": {"1": 2e-5, "32": 3e-5},
+        "tiny_allreduce": 1e-5,
+        "alone": 1e-5,
+    },
+    "plan_link": LINK,
+    "plan_ranks": [{"values": 250_000, "bits": 32, "seconds": 2 * PREDICTED_S, "pipelined": False}],
+}
+EFFORT = {"rounds": 7, "seconds": 0.5}
+LONGER = {"rounds": 7, "seconds": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "line", "expected", "ratios"),
+    [
+        (
+            parameter_server,
+            "--servers 2",
+            [
+                (5, "parameter_server.dense", {"values": 1 << 20, "servers": 2, **EFFORT}),
+                (4, "parameter_server.slow_worker", {**LONGER, "rounds": 3}),
+                (3, "parameter_server.sparse", {"touched": 10**7, "batch": 1 << 16, **EFFORT}),
+            ],
+            {
+                "learner.step, 32 bit, beside sum": 0.9,
+                "learner.step, 32 bit, 2 servers": 1.25,
+                "memory of the server's table, a row": 1.25,
+            },
+        ),
+        (
+            parameter_server,
+            "--only slow-worker",
+            [(4, "parameter_server.slow_worker", {**LONGER, "rounds": 3})],
+            {"a worker's steps beside one that is 3 times as slow, async": 0.75},
+        ),
+        (
+            parameter_server,
+            "--rate 1gbit",
+            [((4, 1e9), "parameter_server.links", {"values": 1 << 20, **LONGER})],
+            {"learner.step, 32 bit, 3 workers": 0.9, "learner.step, 1 bit, 1 worker": 0.9},
+        ),
+        (
+            exchange,
+            "--values 2k --rounds 3",
+            [(2, "exchange.one_machine", {"values": 2000, "rounds": 3})],
+            {
+                "32 bit, time": 0.5,
+                "1 bit, transport pipelined, time": 0.5,
+                "1 bit, bytes sent by a rank": 1,
+                "step of 650 parameters, 1 bit": 2,
+            },
+        ),
+        (
+            plan,
+            "--hosts 2 --megabytes 1 --bits 32",
+            [
+                ((2, math.inf), "plan_link", {}),
+                ((2, 1e9), "plan_ranks", {"sizes": [250_000], "bits": [32], "transport": "auto"}),
+            ],
+            {"2 hosts, 1 MB, 32 bit": 2, "largest error": 0.5 / 0.15},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_reports_compare_what_was_measured(monkeypatch, benchmark, line, expected, ratios):
+    """On ranks and hosts that know the answers."""
+    asked = []
+
+    def answer(where, module, options):
+        asked.append((where, module, options))
+        return MEASURED[module.rpartition(".")[2]]
+
+    @contextmanager
+    def hosts(count, rate):
+        yield count, rate
+
+    fakes = {"on_ranks": answer, "on_hosts": answer, "emulated_hosts": hosts}
+    fakes |= {"measure_kernel_speeds": lambda: SPEEDS, "usable_cores": lambda: 2}
+    for module, name in product((parameter_server, one_machine, plan), fakes):
+        monkeypatch.setattr(module, name, fakes[name], raising=False)
+    report = benchmark.main(options_of(benchmark, line))
+    assert asked == expected
+    by_name = {row.name: row.ratio for row in report.rows}
+    assert len(by_name) == len(report.rows)  # or bars of the figure would lie on each other
+    assert {name: by_name[name] for name in ratios} == pytest.approx(ratios)
+
+
+SECONDS = {"gloo": 8.0, "1 bit, pipelined": 0.25, "32 bit, pipelined": 4.0, "auto": 0.5}
+
+
+class Playing:
+    """Two hosts whose sums take known times: of both sides, or of ours alone."""
+
+    def __init__(self, *sides: str, wrong: str = "") -> None:
+        self.connections = dict.fromkeys(sides)
+        self.wrong = wrong
+        self.turns: list[str] = []
+
+    def all(self, side, command, **options):
+        if command == "begin":
+            auto = {"gradient_bits": {"4": options["values"]}, "transport": "pipelined"}
+            return [{"auto": auto} if side == "ours" else {}] * 2
+        name, times = options["name"], options["times"]
+        assert (name == "gloo") == (side == "peer")
+        self.turns.append(name)
+        first = name not in self.turns[:-1]  # which does not count
+        seconds = 99.0 if first else SECONDS.get(name, 1.0)
+        wrong = name == self.wrong
+        return [
+            {
+                "seconds": [seconds / (2 - rank)] * times,
+                "error": 0.1 * wrong,
+                "digest": wrong * rank,
+            }
+            for rank in range(2)
+        ]
+
+
+def links_report(*sides: str) -> Report:
+    sizes = [links.measured(Playing(*sides), values, 1) for values in (250_000, 25_000_000)]
+    return links.tabled(sizes, 2, 1e9)
+
+
+def test_the_report_on_sums_over_links():
+    report = links_report("ours", "peer")
+    rows = {row.name: row for row in report.rows}
+    assert len(rows) == len(report.rows)  # or bars of the figure would lie on each other
+    limit = 4 * 25e6 / payload_rate(1e9)  # of two hosts: each sends as much as the vector is long
+    assert rows["100 MB, 32 bit, pipelined"].value == 4000
+    assert rows["100 MB, 32 bit, pipelined"].ratio == pytest.approx(4 / limit)
+    assert rows["100 MB, gloo"].ratio == pytest.approx(8 / limit)
+    assert rows["100 MB, MPI_Allreduce"].ratio == pytest.approx(1 / limit)
+    one_bit = 25e6 * (1 + 8 * 8 / 1024) / 8 / payload_rate(1e9)
+    assert rows["100 MB, 1 bit, pipelined"].ratio == pytest.approx(0.25 / one_bit)
+    four = 25e6 * (4 + 8 * 4 / 1024) / 8 / payload_rate(1e9)
+    assert rows["100 MB, auto: 4 bit, pipelined"].ratio == pytest.approx(0.5 / four)
+    gain = rows["100 MB, gloo in 32 bit over ours in 1 bit"]
+    assert (gain.value, gain.ratio) == (32, 1.6)
+    assert rows["100 MB, 32 bit over the links"].value == pytest.approx(4 / limit)
+    assert "1 MB, 32 bit over the links" not in rows
+    assert rows["100 MB, auto over the best"].value == 2
+    assert "256 KiB" in report.title
+
+
+def test_without_pytorch_the_report_on_links_says_so():
+    rows = {row.name: row for row in links_report("ours").rows}
+    assert rows["gloo's all_reduce"].reference == "PyTorch is not installed here"
+    assert not [name for name in rows if "gloo" in name and name != "gloo's all_reduce"]
+
+
+def test_cases_have_their_turns_one_after_the_other():
+    playing = Playing("ours", "peer")
+    links.measured(playing, 2_500_000, 2)
+    names = playing.turns[:10]
+    assert len(set(names)) == 10 and playing.turns == 3 * names
+    sizes = (1000, 250_000, 2_500_000, 25_000_000)
+    assert [links.times(values) for values in sizes] == [8, 8, 4, 1]
+
+
+@pytest.mark.parametrize(
+    "name", ["MPI_Allreduce", "gloo", "32 bit, collective", "1 bit, pipelined"]
+)
+def test_a_sum_that_is_wrong_ends_the_benchmark(name):
+    with pytest.raises(UserError, match=f"^{name} has "):
+        links.measured(Playing("ours", "peer", wrong=name), 1000, 1)
+
+
+def test_a_turn_checks_the_sum_and_compares_the_ranks():
+    values = 5000
+
+    def body(comm, wrong=0.0):
+        given, total = cases.vector_of(comm.rank, values), np.empty(values, np.float32)
+
+        def call():
+            total[:] = sum(cases.vector_of(k, values) for k in range(comm.size))
+            total[7] += wrong
+            total[-8:] += wrong * comm.rank
+
+        return cases.turn(given, total, comm.size, 3, comm.barrier, call)
+
+    turns = simulate(3, body)
+    assert all(len(turn["seconds"]) == 3 and turn["error"] < links.ROUNDING for turn in turns)
+    links.require_sum("gloo", turns)
+    bad = simulate(3, lambda comm: body(comm, 0.1))
+    assert all(turn["error"] > 1e-3 for turn in bad)
+    assert len({turn["digest"] for turn in turns}) == 1 < len({turn["digest"] for turn in bad})
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "line", "wrong"),
+    [
+        (exchange, "--rate 1gbit", r"rate=1e\+09 bit/s needs --hosts"),
+        (exchange, "--values 1 2", r"values=\[1, 2\] must be one number without --hosts"),
+        (exchange, "--hosts 1", "hosts=1 must be at least 2"),
+        (exchange, "--hosts 2 -n 3", "ranks=3 must not be given with --hosts"),
+        (parameter_server, "--rate 1gbit --hosts 1", "hosts=1 must be at least 2"),
+        (training, "--hosts 1", "hosts=1 must be at least 2"),
+        (training, "--to-loss --only '8 bit'", "'8 bit' must be one of"),
+        (training, "--lr 0.1", "must be more than 0, and goes with --to-loss"),
+    ],
+)
+def test_what_benchmarks_refuse(benchmark, line, wrong):
+    with pytest.raises(UserError, match=wrong):
+        benchmark.main(options_of(benchmark, line))
