@@ -29,7 +29,7 @@ def train(
     return accuracy
 
 
-def main(algorithm: psgd.Algorithm[Any], optimizer: psgd.Optimizer, **promises: Any) -> None:
+def main(algorithm: psgd.Algorithm[Any], optimizer: psgd.Optimizer, /, **promises: Any) -> None:
     """Train on all ranks, or with ``--check`` hold the algorithm to what it promises.
 
     Args:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import re
+import runpy
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from parallel_sgd import SGD, Learner, Parameters
+from parallel_sgd import SGD, Communicator, Learner, Parameters
 from parallel_sgd.testing import CHECKS, check_algorithm
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +68,14 @@ def test_elastic_averaging_is_its_equations(comm, alpha):
         np.testing.assert_allclose(learner.state.center, center, rtol=1e-12)
     learner.finish()
     np.testing.assert_allclose(parameters.flat, center + beta * (x - center).mean(axis=0))
+
+
+@pytest.mark.parametrize("module", [easgd, majority_vote, top_k], ids=lambda m: m.__name__)
+def test_the_programs_check_themselves(module, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", "--check"])
+    monkeypatch.setattr(Communicator, "world", Communicator.single)
+    runpy.run_path(module.__file__, run_name="__main__")
+    assert len(capsys.readouterr().out.splitlines()) == len(CHECKS)
 
 
 def test_the_documentation_shows_the_examples_as_they_are():
