@@ -20,6 +20,7 @@ Everything here is local.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -136,10 +137,17 @@ def options(kind: type[OptionsT]) -> type[OptionsT]:
     made = dataclass(frozen=True, kw_only=True, repr=False)(kind)
     init: Any = made.__init__
 
-    def __init__(self: Options, **given: Any) -> None:
-        init(self, **_folded(made, given))
-
     every = list(all_options(made))
+
+    def __init__(self: Options, *unnamed: Any, **given: Any) -> None:
+        if unnamed:
+            example = f"{made.__name__}({every[0].name if every else 'option'}=...)"
+            raise TypeError(f"{made.__name__}: options are given by their names, as {example}")
+        folded = _folded(made, given)
+        for name in sorted(folded.keys() - made.__dataclass_fields__.keys()):
+            raise TypeError(_unknown(made.__name__, name, [option.name for option in every]))
+        init(self, **folded)
+
     made.__init__ = __init__  # type: ignore[method-assign]
     made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [
@@ -219,6 +227,13 @@ def _folded(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         if "group" not in field.metadata:
             continue
         held: Any = folded.get(field.name, field.default)
+        if not isinstance(held, Options):
+            usual = type(field.default)
+            raise UserError(
+                f"{field.name}={shown(held)} of {kind.__name__} must be such as "
+                f"{usual.__name__}(), or its options must be given by their names: "
+                + ", ".join(inner.name for inner in all_options(usual))
+            )
         names = {inner.name for inner in all_options(type(held))} & folded.keys()
         own = {name: folded.pop(name) for name in names}
         if held is field.default:  # which may have more than was preset
@@ -227,6 +242,13 @@ def _folded(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         else:
             folded[field.name] = replace(held, **own)
     return folded
+
+
+def _unknown(kind: str, name: str, known: Sequence[str]) -> str:
+    """What to say of an option that a class does not have."""
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{kind} has no option {name!r}: {hint}It has {', '.join(known) or 'none'}"
 
 
 def _documented(kind: Any, every: Sequence[Option]) -> str:

@@ -100,11 +100,15 @@ def build(chosen: str, kinds: Mapping[str, type], given: argparse.Namespace) -> 
     """
     kind = kinds[chosen]
     own = {option.name for option in all_options(kind)}
-    foreign = {option.name for other in kinds.values() for option in all_options(other)} - own
-    for name in sorted(foreign):
+    owners: dict[str, list[str]] = {}
+    for other in kinds:
+        for option in all_options(kinds[other]):
+            owners.setdefault(option.name, []).append(other)
+    for name in sorted(owners.keys() - own):
         if hasattr(given, name):
             flag, value = name.replace("_", "-"), shown(getattr(given, name))
-            raise UserError(f"--{flag}={value} is not an option of {chosen}")
+            others = ", ".join(owners[name])
+            raise UserError(f"--{flag}={value} is not an option of {chosen}, but of {others}")
     return kind(**{name: getattr(given, name) for name in own if hasattr(given, name)})
 
 

@@ -86,10 +86,28 @@ def test_equality_hash_and_repr():
         one.rate = 0.1
 
 
-@pytest.mark.parametrize("given", [{"bit": 1}, {"inner": Inner(), "colour": 1}])
-def test_unknown_names(given):
-    with pytest.raises(TypeError, match=r"unexpected keyword argument '(bit|colour)'"):
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [({"bit": 1}, "'bit': did you mean 'bits'"), ({"inner": Inner(), "colour": 1}, "'colour': It")],
+)
+def test_unknown_names(given, hint):
+    with pytest.raises(TypeError, match=f"Outer has no option {hint}.*bits, size, rate, place"):
         Outer(**given)
+
+
+def test_options_are_given_by_name():
+    with pytest.raises(
+        TypeError, match=r"Outer: options are given by their names, as Outer\(bits="
+    ):
+        Outer(1)
+
+
+@pytest.mark.parametrize("value", [3, None, {}, Inner])
+def test_what_is_no_group(value):
+    with pytest.raises(
+        UserError, match=r"inner=.* of Outer must be such as Inner\(\), .*: bits, size$"
+    ):
+        Outer(inner=value)
 
 
 def test_a_class_that_is_not_decorated():
