@@ -77,8 +77,9 @@ def bytes_sent(case: Case) -> str | None:
         return f"they must not shrink: {sent}"
     if not sent[-1]:
         return (
-            f"nothing was sent in {len(sent) - 1} minibatches of 1 to 4 samples a rank: if its "
-            "blocks are longer than that, check the algorithm with shorter ones"
+            f"no bytes are counted in {len(sent) - 1} minibatches of 1 to 4 samples a rank: if "
+            "blocks are longer than that, check the algorithm with shorter ones; what it sends by "
+            "itself a Component of its state counts (parallel_sgd.state), as in examples/top_k.py"
         )
     return None
 

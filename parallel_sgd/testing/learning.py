@@ -133,9 +133,9 @@ class Displacement:
         if min(rests) <= rounding + EXPLAINED * size:
             return None
         return (
-            f"the displacement of the model {what}, differs by up to {size:.3g}, of which "
-            f'{min(rests):.3g} is not in the state, in fields that are across("sum") or '
-            'across("stripe")'
+            f"the displacement of the model {what}, differs by up to {size:.3g}; without what the "
+            f'state still holds, in fields that are across("sum") or across("stripe"), by '
+            f"{min(rests):.3g}"
         )
 
 

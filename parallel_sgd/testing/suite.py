@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..algorithms import Algorithm
-from ..communication import Communicator, RankFailed, simulate
+from ..communication import Communicator, RankFailed, checked_timeout, simulate
 from ..errors import UserError
 from ..optimizers import SGD, Optimizer
 from ..options import all_options
+from ..validation import shown
 from . import conduct, contract, failures, identities, learning, reshard_rules
 from .cases import Case
 from .registry import Check
@@ -46,6 +47,11 @@ CHECKS: dict[str, Check] = {
     )
 }
 """By name, what `check_algorithm` checks."""
+
+EXCUSES = (
+    "  (what an algorithm does not promise by its nature is said by "
+    "exceptions={'check': 'reason'}, one_rank or full_precision)"
+)
 
 
 def check_algorithm(
@@ -88,7 +94,7 @@ def check_algorithm(
     Raises:
         AssertionError: for every check that fails names the check, the number of ranks, what
             differs in which step, and the identity that does not hold; on all ranks of `comm`.
-        UserError: there is no check of a name.
+        UserError: an argument is not what it must be, or there is no check of a name.
 
     Cost: a few hundred steps for each number of ranks, most of a second.
 
@@ -97,7 +103,11 @@ def check_algorithm(
     >>> check_algorithm(algorithm, ranks=(1, 2), only=["serial", "identical"])
     {'serial': 'passed', 'identical': 'passed on 2 ranks'}
     """
-    excused = dict(exceptions or {})
+    if not isinstance(exceptions, Mapping | None):
+        raise UserError(f"exceptions={shown(exceptions)} must be a mapping from checks to reasons")
+    if isinstance(ranks, int):
+        raise UserError(f"ranks={ranks} must be several, such as ({ranks},)")
+    timeout_s, excused = checked_timeout(timeout_s), dict(exceptions or {})
     names = [only] if isinstance(only, str) else list(CHECKS if only is None else only)
     for name in [*names, *excused]:
         if name not in CHECKS:
@@ -116,6 +126,7 @@ def check_algorithm(
         )
 
     outcomes, failures = {}, list[str]()
+    alike: dict[str, list[str]] = {}  # by what went wrong, the checks
     cause: BaseException | None = None
     for name in names:
         check = CHECKS[name]
@@ -126,14 +137,20 @@ def check_algorithm(
         if first and name not in excused:
             text, error, size = first
             cause = cause or error
-            failures.append(f"{name}, on {_worlds([size])}: {text}\n  must hold: {check.identity}")
+            alike.setdefault(text, []).append(name)
+            if alike[text] == [name]:
+                where = f"{name}, on {_worlds([size])}"
+                failures.append(f"{where}: {text}\n  must hold: {check.identity}")
         if sizes and not first and name in excused:
             failures.append(
                 f"{name} passes on {_worlds(sizes)}, so it needs no exception ({excused[name]})"
             )
         outcomes[name] = _outcome(check, sizes, excused.get(name))
+    failures += [f"{', '.join(same[1:])}: as {same[0]}" for same in alike.values() if same[1:]]
     if failures:
-        raise AssertionError("\n".join([*failures, f"  {algorithm}"])) from cause
+        raise AssertionError(
+            "\n".join([*failures, f"  {algorithm}", *[EXCUSES] * bool(alike)])
+        ) from cause
     return outcomes
 
 

@@ -61,7 +61,7 @@ def test_an_exception_that_is_not_needed():
 
 
 def test_a_block_that_never_ends():
-    message = "^bytes_sent, on 2 ranks: rank 0: nothing was sent in 10 minibatches"
+    message = "^bytes_sent, on 2 ranks: rank 0: no bytes are counted in 10 minibatches"
     with pytest.raises(AssertionError, match=message):
         check_algorithm(ModelAveragingSGD())
 

@@ -8,6 +8,7 @@ import wrong_results
 from wrong_results import RANKS, RanksDiffer
 
 from parallel_sgd import DataParallelASGD, DataParallelSGD, DiLoCo, ModelAveragingSGD, MomentumSGD
+from parallel_sgd.errors import UserError
 from parallel_sgd.testing import CHECKS, check_algorithm
 
 DATA_PARALLEL = DataParallelSGD()
@@ -30,10 +31,11 @@ def test_a_fault_is_caught(algorithm, check):
     ranks = 1 if CHECKS[check].alone else RANKS
     with pytest.raises(AssertionError) as caught:
         check_algorithm(algorithm, ranks=(RANKS,), only=[check], timeout_s=0.7)
-    said, holds, which = str(caught.value).split("\n")
+    said, holds, which, excuses = str(caught.value).split("\n")
     assert said.startswith(f"{check}, on {ranks} rank")
     assert holds == f"  must hold: {CHECKS[check].identity}"
     assert which == f"  {algorithm}"
+    assert "exceptions={'check': 'reason'}" in excuses
 
 
 def test_every_check_catches_something():
@@ -65,8 +67,15 @@ def test_an_error_of_the_algorithm_is_the_cause():
     with pytest.raises(
         AssertionError, match=r"^announced, on 2 ranks: ZeroDivisionError: "
     ) as caught:
-        check_algorithm(Broken(), ranks=(2,), only=["announced"])
+        check_algorithm(Broken(), ranks=(2,), only=["announced", "permuted", "weights"])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert str(caught.value).split("\n")[2] == "permuted, weights: as announced"
+
+
+@pytest.mark.parametrize("given", [{"ranks": 2}, {"exceptions": ["serial"]}, {"timeout_s": -1}])
+def test_wrong_arguments_are_refused(given):
+    with pytest.raises(UserError, match=f"^{next(iter(given))}="):
+        check_algorithm(DATA_PARALLEL, **given)
 
 
 @pytest.mark.parametrize(

@@ -114,4 +114,6 @@ def test_what_is_wrong_is_found(monkeypatch, mutant):
     with pytest.raises(AssertionError) as caught:
         check_algorithm(**promises, ranks=(2,), timeout_s=5)
     failed = re.findall(r"^(\w+)(?:, on| passes)", str(caught.value), re.MULTILINE)
+    for others in re.findall(r"^([\w, ]+): as \w+$", str(caught.value), re.MULTILINE):
+        failed += others.split(", ")
     assert set(checks.split()) <= set(failed), caught.value
