@@ -227,8 +227,9 @@ def _folded(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         if "group" not in field.metadata:
             continue
         held: Any = folded.get(field.name, field.default)
-        if not isinstance(held, Options):
-            usual = type(field.default)
+        usual = type(field.default)
+        alike: Any = tuple(base for base in usual.__mro__ if base not in Options.__mro__)
+        if not isinstance(held, alike):
             raise UserError(
                 f"{field.name}={shown(held)} of {kind.__name__} must be such as "
                 f"{usual.__name__}(), or its options must be given by their names: "

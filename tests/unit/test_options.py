@@ -9,7 +9,7 @@ from dataclasses import FrozenInstanceError, dataclass, make_dataclass, replace
 
 import pytest
 
-from parallel_sgd import UserError
+from parallel_sgd import SGD, UserError
 from parallel_sgd.algorithms import ALGORITHMS
 from parallel_sgd.command_line import options as on_command_line
 from parallel_sgd.command_line.train import read
@@ -102,7 +102,7 @@ def test_options_are_given_by_name():
         Outer(1)
 
 
-@pytest.mark.parametrize("value", [3, None, {}, Inner])
+@pytest.mark.parametrize("value", [3, None, {}, Inner, SGD(lr=0.1)])
 def test_what_is_no_group(value):
     with pytest.raises(
         UserError, match=r"inner=.* of Outer must be such as Inner\(\), .*: bits, size$"
