@@ -26,7 +26,8 @@ def contents_of(
     Raises:
         UserError: there are none, or one cannot be read, or is not of these tables.
     """
-    paths = sorted(Path(folder).glob("tables-*.safetensors"))
+    named = "\0" not in folder  # else Python 3.13 raises, and before it nothing is there
+    paths = sorted(Path(folder).glob("tables-*.safetensors")) if named else []
     if not paths:
         raise UserError(f"checkpoint {folder!r} has no embedding tables")
     for path in paths:
