@@ -147,10 +147,9 @@ def check_algorithm(
             )
         outcomes[name] = _outcome(check, sizes, excused.get(name))
     failures += [f"{', '.join(same[1:])}: as {same[0]}" for same in alike.values() if same[1:]]
+    hint = [EXCUSES] if alike else []
     if failures:
-        raise AssertionError(
-            "\n".join([*failures, f"  {algorithm}", *[EXCUSES] * bool(alike)])
-        ) from cause
+        raise AssertionError("\n".join([*failures, f"  {algorithm}", *hint])) from cause
     return outcomes
 
 
