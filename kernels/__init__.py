@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from . import memory
-from .blocks import Blocks, cut, payload_offsets
+from .blocks import Blocks, cut, one_of_offsets, payload_offsets
 
 __all__ = [
     "Blocks",
@@ -29,6 +29,7 @@ __all__ = [
     "empty_like",
     "finish_on_device",
     "on_device",
+    "one_of_offsets",
     "payload_offsets",
     "row_kernels",
 ]

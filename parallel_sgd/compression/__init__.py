@@ -1,9 +1,18 @@
-"""Codecs from 32 bits to 1, all with the same error feedback. No communication here."""
+"""Codecs from 32 bits to a quarter of one, all with error feedback. No communication here."""
 
-from .codec import Codec, codec_for, codec_from_dict, register, registered_bits, unregister
+from .codec import (
+    Codec,
+    codec_for,
+    codec_from_dict,
+    register,
+    registered_bits,
+    registered_codes,
+    unregister,
+)
 from .full_precision import FullPrecision
 from .half_precision import HalfPrecision
 from .one_bit import OneBit
+from .one_of import OneOf
 from .options import AUTO, LARGEST, CompressionOptions, GradientBits, problem_with
 from .uniform_levels import UniformLevels
 
@@ -16,11 +25,13 @@ __all__ = [
     "GradientBits",
     "HalfPrecision",
     "OneBit",
+    "OneOf",
     "UniformLevels",
     "codec_for",
     "codec_from_dict",
     "problem_with",
     "register",
     "registered_bits",
+    "registered_codes",
     "unregister",
 ]

@@ -13,6 +13,7 @@ from ..parameters import Parameters
 from ..validation import choice, integer, set_validated
 
 Array = Any  #: a NumPy or CuPy array
+CodecT = TypeVar("CodecT", bound="Codec")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,17 +60,25 @@ class Codec(ABC):
     def decode(self, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
         """``out = q``, or with `add` ``out += q``; `out` is float32 [n]."""
 
+    @classmethod
+    def for_bits(cls: type[CodecT], bits: float, **options: Any) -> CodecT:
+        """With so many bits, and those of the options that it has."""
+        options["bits"] = bits
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in options.items() if name in names})
+
     def to_dict(self) -> dict[str, Any]:
         """The options and the codec's name, as JSON can hold them: see `codec_from_dict`."""
         return {"name": type(self).__name__, **asdict(self)}
 
 
-CodecT = TypeVar("CodecT", bound=Codec)
+_registry: dict[float, dict[str, type[Codec]]] = {}  # by bits, and by code where there are several
 
-_registry: dict[float, type[Codec]] = {}
+CODE = "sign"
+"""Which of several codecs with the same bits is meant where nothing says it."""
 
 
-def register(*bits: float) -> Callable[[type[CodecT]], type[CodecT]]:
+def register(*bits: float, code: str = "") -> Callable[[type[CodecT]], type[CodecT]]:
     """Decorates a subclass of `Codec`: ``gradient_bits`` of any of these numbers means it.
 
     Its fields are its options. Those that `codec_for` has by the same name are passed on, `bits`
@@ -78,6 +87,7 @@ def register(*bits: float) -> Callable[[type[CodecT]], type[CodecT]]:
 
     Args:
         bits: a value, more than 0; a fraction where several values share a bit.
+        code: its name beside other codecs with the same bits, of which the option ``code`` chooses.
     Raises:
         UserError: they are another codec's.
 
@@ -87,10 +97,15 @@ def register(*bits: float) -> Callable[[type[CodecT]], type[CodecT]]:
     def registered(codec: type[CodecT]) -> type[CodecT]:
         for number in bits:
             assert number > 0, number
-            if number in _registry:
-                taken = _registry[number].__name__
-                raise UserError(f"{codec.__name__}: {taken} is registered for {number} bits")
-        _registry.update(dict.fromkeys(bits, codec))
+            others = _registry.get(number, {})
+            if code in others or (others and "" in (code, *others)):
+                taken = others.get(code) or next(iter(others.values()))
+                named = f" and code={code!r}" if code and code in others else ""
+                raise UserError(
+                    f"{codec.__name__}: {taken.__name__} is registered for {number} bits{named}"
+                )
+        for number in bits:
+            _registry.setdefault(number, {})[code] = codec
         return codec
 
     return registered
@@ -99,7 +114,10 @@ def register(*bits: float) -> Callable[[type[CodecT]], type[CodecT]]:
 def unregister(codec: type[Codec]) -> None:
     """Take a codec out of the registry. Local."""
     for bits in registered_bits():
-        if _registry[bits] is codec:
+        left = {code: other for code, other in _registry[bits].items() if other is not codec}
+        if left:
+            _registry[bits] = left
+        else:
             del _registry[bits]
 
 
@@ -108,42 +126,70 @@ def registered_bits() -> tuple[float, ...]:
     return tuple(sorted(_registry))
 
 
-def bits_with(option: str) -> tuple[float, ...]:
-    """Those whose codec has an option of that name. Local."""
-    has = {bits: {field.name for field in fields(_registry[bits])} for bits in registered_bits()}
-    return tuple(bits for bits, names in has.items() if option in names)
+def registered_codes() -> tuple[str, ...]:
+    """What ``code`` may be: of all bits with which there are several codecs. Local."""
+    several = (codes for codes in _registry.values() if len(codes) > 1)
+    return tuple(sorted({code for codes in several for code in codes}))
+
+
+def _codec(bits: float, code: str) -> type[Codec] | None:
+    codes = _registry[bits]
+    return next(iter(codes.values())) if len(codes) == 1 else codes.get(code)
+
+
+def users_of(option: str, code: str | None = None) -> dict[float, str]:
+    """The bits whose codec has an option of that name, and the code that takes; "" for any.
+
+    Args:
+        code: look at the codecs of this code only.
+
+    Local.
+    """
+    found: dict[float, str] = {}
+    for bits in registered_bits():
+        several = len(_registry[bits]) > 1
+        if option == "code":
+            if several:
+                found[bits] = ""
+            continue
+        for name, codec in _registry[bits].items():
+            looked_at = code is None or not several or name == code
+            if looked_at and option in {field.name for field in fields(codec)}:
+                found[bits] = name if several else ""
+    return found
 
 
 def codec_for(
     gradient_bits: float,
     *,
+    code: str = CODE,
     block_size: int = 1024,
     threshold: str = "zero",
     half_format: str = "float16",
 ) -> Codec:
     """The codec that sends `gradient_bits` bits a value, with those of the options that it has.
 
+    Args:
+        code: which of them, where several codecs send so many bits.
     Raises:
         UserError: bits for which no codec is registered, or an option's value that is not known.
 
     >>> codec_for(1)
     OneBit(block_size=1024, threshold='zero')
+    >>> codec_for(1, code="largest")
+    OneOf(block_size=1024, group=8)
     """
     bits = choice("gradient_bits", gradient_bits, registered_bits())
-    codec = _registry[bits]
-    options: dict[str, Any] = {
-        "bits": bits,
-        "block_size": block_size,
-        "threshold": threshold,
-        "half_format": half_format,
-    }
-    names = {field.name for field in fields(codec)}
-    return codec(**{name: value for name, value in options.items() if name in names})
+    codec = _codec(bits, choice("code", code, registered_codes()))
+    if codec is None:
+        raise UserError(f"code={code!r} must be one of {', '.join(map(repr, _registry[bits]))}")
+    return codec.for_bits(bits, block_size=block_size, threshold=threshold, half_format=half_format)
 
 
 def codec_from_dict(options: Mapping[str, Any]) -> Codec:
     """The inverse of `Codec.to_dict`."""
-    codecs = {_registry[bits].__name__: _registry[bits] for bits in registered_bits()}
+    every = [codec for codes in _registry.values() for codec in codes.values()]
+    codecs = {codec.__name__: codec for codec in every}
     rest = dict(options)
     name = rest.pop("name", None)
     if name not in codecs:

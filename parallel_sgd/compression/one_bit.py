@@ -11,7 +11,7 @@ from ..validation import choice, set_validated
 from .codec import Array, Codec, register
 
 
-@register(1)
+@register(1, code="sign")
 @dataclass(frozen=True, kw_only=True)
 class OneBit(Codec):
     """One bit a value and two float32 levels a block (Seide et al. 2014, §3).

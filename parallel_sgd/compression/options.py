@@ -8,7 +8,7 @@ from typing import Any
 
 from ..kernels import body
 from ..options import Choice, Options, Whole, option, options
-from .codec import Array, Codec, bits_with, codec_for, registered_bits
+from .codec import CODE, Array, Codec, codec_for, registered_bits, registered_codes, users_of
 
 LARGEST = 1e30
 """With few bits. Beyond it the sums of a block could overflow: taken for divergence."""
@@ -24,15 +24,30 @@ class GradientBits(Choice):
         return registered_bits()
 
 
+class Code(Choice):
+    """The codecs among which the same bits leave a choice."""
+
+    @property
+    def values(self) -> Sequence[Any]:
+        return registered_codes()
+
+
 @options
 class CompressionOptions(Options):
     """How values become bits. What the bits make no use of is refused."""
 
+    code: str = option(
+        CODE,
+        Code(),
+        "what 1 bit a value says: sign, of every value on which side of 0 it is (Seide et al. "
+        "2014), which learns with plain SGD; largest, of every 8 values the one that is largest, "
+        "its sign and its magnitude, which learns with momentum and Adam, too",
+    )
     block_size: int = option(
         1024,
         Whole(1, 2**20),
-        "values that share quantization levels (1 to 8 bits); with any bits buckets, and what a "
-        "rank adds up of them, begin and end with a block",
+        "values that share quantization levels (8 bits and less); with any bits buckets, and what "
+        "a rank adds up of them, begin and end with a block",
     )
     threshold: str = option(
         "zero", Choice("zero", "mean"), "at which of the two 1 bit splits a block"
@@ -50,7 +65,11 @@ class CompressionOptions(Options):
     def codec(self, bits: float) -> Codec:
         """The codec that these options mean at so many bits."""
         return codec_for(
-            bits, block_size=self.block_size, threshold=self.threshold, half_format=self.half_format
+            bits,
+            code=self.code,
+            block_size=self.block_size,
+            threshold=self.threshold,
+            half_format=self.half_format,
         )
 
     def require_use_with(self, bits: Set[float | str]) -> None:
@@ -60,11 +79,15 @@ class CompressionOptions(Options):
         Raises:
             UserError: it has none.
         """
-
-        for name in ("threshold", "half_format"):
-            with_it = bits_with(name)
-            needs = f"gradient_bits={' or '.join(map(str, with_it))}"
-            self.require_use(name, AUTO in bits or not bits.isdisjoint(with_it), needs)
+        for name in ("code", "threshold", "half_format"):
+            users = users_of(name)
+            able = users_of(name, self.code).keys()
+            used = bool(able) if AUTO in bits else not bits.isdisjoint(able)
+            needs = " or ".join(
+                f"gradient_bits={number}" + (f" and code={code!r}" if code else "")
+                for number, code in users.items()
+            )
+            self.require_use(name, used, needs)
         few = any(isinstance(number, str) or number < 32 for number in bits)
         self.require_use("error_feedback", few, "gradient_bits of less than 32")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallel_sgd.kernels.blocks import Blocks, IndexArray, cut, payload_offsets
+from parallel_sgd.kernels.blocks import Blocks, IndexArray, cut, one_of_offsets, payload_offsets
 
 Floats = npt.NDArray[np.float32]
 
@@ -33,6 +33,10 @@ class Case:
     def blocks(self, bits: int) -> Blocks:
         """The blocks with their places in a payload of 1, 2, 4 or 8 bits."""
         return Blocks(self.starts, self.first_byte + payload_offsets(self.starts, bits))
+
+    def one_of(self, group: int) -> Blocks:
+        """The same for one of 8, 16 or 32 values."""
+        return Blocks(self.starts, self.first_byte + one_of_offsets(self.starts, group))
 
     def __str__(self) -> str:
         return self.name
@@ -93,6 +97,14 @@ def _special_values() -> Iterator[Case]:
             "large": noise * np.float32(1e30),
             "one outlier": np.where(in_block == 11, -1e4, noise),
         }
+        # alone in its block; equal ones; halfway between two codes, and beside that; not to be sent
+        values["one value"] = np.where(in_block == 11, -1e30, 0)
+        values["equal magnitudes"] = np.copysign(np.float32(0.7), noise)
+        halves = 1.5 * 2.0 ** -(in_block // 4 % 18) * (1 + (in_block % 4 - 1) * 2.0**-23)
+        values["halfway between magnitudes"] = np.where(
+            in_block == 0, 1, np.copysign(halves, noise)
+        )
+        values["about the smallest largest"] = noise * np.float32(2.0**-113)
         for bits in (2, 4, 8):
             largest = 2 ** (bits - 1) - 1
             ties = random.integers(-2 * largest, 2 * largest + 1, n) / 2

@@ -18,7 +18,7 @@ import pytest
 from kernel_cases import CASES, Case
 
 from parallel_sgd.kernels import cpu, cuda, reference
-from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
+from parallel_sgd.kernels.blocks import Blocks, cut, one_of_offsets, payload_offsets
 from parallel_sgd.kernels.cuda import launch
 
 GUARD = 64  # values on either side of an array that no kernel may touch
@@ -114,6 +114,28 @@ def test_levels(both: Both, case: Case, bits: int) -> None:
     *_, payload = both("encode_levels", bits, blocks, *arguments)
     for add in (False, True):
         both("decode_levels", bits, blocks, payload, _vector(len(case.gradient), 1), add)
+
+
+@pytest.mark.parametrize("group", [8, 16, 32])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_one_of(both: Both, case: Case, group: int) -> None:
+    blocks = case.one_of(group)
+    arguments = case.gradient, case.residual, _payload(blocks)
+    *_, payload = both("encode_one_of", group, blocks, *arguments)
+    for add in (False, True):
+        both("decode_one_of", group, blocks, payload, _vector(len(case.gradient), 1), add)
+
+
+@pytest.mark.parametrize("group", [8, 16, 32])
+def test_any_payload_of_one_of_is_decoded(both: Both, group: int) -> None:
+    """Even what encoding never writes: places behind the block's end, a sign of nothing."""
+    starts = cut([300, 100, 5], 70)
+    blocks = Blocks(starts, one_of_offsets(starts, group))
+    payload = np.random.default_rng(group).integers(0, 256, blocks.bytes.stop, np.uint8)
+    for first in blocks.offsets[:-1]:
+        payload[first : first + 4] = np.array([1.5], np.float32).view(np.uint8)
+    for add in (False, True):
+        both("decode_one_of", group, blocks, payload, _vector(405, group), add)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
