@@ -7,29 +7,17 @@ at 1 bit moves 12.125 bytes a value, decoding and adding 8.125.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from . import simd
+from . import one_of, simd
 from .blocks import Blocks
-from .reference import SMALLEST_STEP, Array
+from .compiled import block_at, compiled, decode_raw, encode_raw
+from .reference import SMALLEST_STEP, Array, place_shift
 
 F32, U32 = np.float32, np.uint32
 _word, _float = simd.float_to_word, simd.word_to_float
-
-
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile at the first call, keep the machine code on disk, and run without the GIL."""
-    try:
-        kernel = njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError as error:
-        warnings.warn(f"kernels are compiled anew in every process: {error}", stacklevel=1)
-        kernel = njit(nogil=True, error_model="numpy")(function)
-    return kernel  # type: ignore[no-any-return]
 
 
 def encode_1bit(
@@ -50,6 +38,17 @@ def encode_levels(
 
 def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
     _decode_levels(bits, blocks.starts, blocks.offsets, payload, out, add)
+
+
+def encode_one_of(
+    group: int, blocks: Blocks, gradient: Array, residual: Array, payload: Array
+) -> None:
+    starts, offsets, shift = blocks.starts, blocks.offsets, place_shift(group)
+    one_of.encode(group, shift, starts, offsets, gradient, residual, payload)
+
+
+def decode_one_of(group: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
+    one_of.decode(group, place_shift(group), blocks.starts, blocks.offsets, payload, out, add)
 
 
 def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) -> None:
@@ -122,36 +121,13 @@ def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) ->
 
 
 @compiled
-def _encode_raw(g: Array, r: Array, payload: Array, at: int, byte: int, n: int) -> None:
-    out = payload[byte : byte + 4 * n].view(np.float32)
-    for i in range(n):
-        out[i] = g[at + i] + r[at + i]
-        r[at + i] = 0
-
-
-@compiled
-def _decode_raw(payload: Array, out: Array, byte: int, at: int, n: int, add: bool) -> None:
-    q = payload[byte : byte + 4 * n].view(np.float32)
-    for i in range(n):
-        out[at + i] = out[at + i] + q[i] if add else q[i]
-
-
-@compiled
-def _block(starts: Array, offsets: Array, i: int) -> tuple[int, int, int, bool]:
-    """Block i: its first value, its number of values, its first byte, and whether it is raw."""
-    n = starts[i + 1] - starts[i]
-    raw = offsets[i + 1] - offsets[i] == 4 * n
-    return starts[i] - starts[0], n, offsets[i] - offsets[0], raw
-
-
-@compiled
 def _encode_1bit(
     starts: Array, offsets: Array, g: Array, r: Array, payload: Array, mean_threshold: bool
 ) -> None:
     for i in range(len(starts) - 1):
-        at, n, byte, raw = _block(starts, offsets, i)
+        at, n, byte, raw = block_at(starts, offsets, i)
         if raw:
-            _encode_raw(g, r, payload, at, byte, n)
+            encode_raw(g, r, payload, at, byte, n)
             continue
         if mean_threshold:
             mean = simd.plain_sum(g, r, at, n) / F32(n)
@@ -169,9 +145,9 @@ def _encode_1bit(
 @compiled
 def _decode_1bit(starts: Array, offsets: Array, payload: Array, out: Array, add: bool) -> None:
     for i in range(len(starts) - 1):
-        at, n, byte, raw = _block(starts, offsets, i)
+        at, n, byte, raw = block_at(starts, offsets, i)
         if raw:
-            _decode_raw(payload, out, byte, at, n, add)
+            decode_raw(payload, out, byte, at, n, add)
             continue
         low, high = simd.get_level(payload, byte), simd.get_level(payload, byte + 4)
         if add:
@@ -185,9 +161,9 @@ def _encode_levels(
     bits: int, starts: Array, offsets: Array, g: Array, r: Array, payload: Array
 ) -> None:
     for i in range(len(starts) - 1):
-        at, n, byte, raw = _block(starts, offsets, i)
+        at, n, byte, raw = block_at(starts, offsets, i)
         if raw:
-            _encode_raw(g, r, payload, at, byte, n)
+            encode_raw(g, r, payload, at, byte, n)
             continue
         step = simd.largest(g, r, at, n) / F32(2 ** (bits - 1) - 1)
         inverse = F32(1) / step if step >= SMALLEST_STEP else F32(0)
@@ -205,9 +181,9 @@ def _decode_levels(
     bits: int, starts: Array, offsets: Array, payload: Array, out: Array, add: bool
 ) -> None:
     for i in range(len(starts) - 1):
-        at, n, byte, raw = _block(starts, offsets, i)
+        at, n, byte, raw = block_at(starts, offsets, i)
         if raw:
-            _decode_raw(payload, out, byte, at, n, add)
+            decode_raw(payload, out, byte, at, n, add)
             continue
         step = simd.get_level(payload, byte)
         byte += 4

@@ -135,8 +135,7 @@ def encode_one_of(
     A value that is sent is sent well, and no small value is sent as a larger one, as a sign is: so
     the sum suits an optimizer with momentum.
     """
-    nothing = _nothing(group)
-    place_shift = _place_shift(group)
+    none, shift = nothing(group), place_shift(group)
     for g, r, out in _each(blocks, gradient, residual, payload):
         v = g + r
         if out.nbytes == 4 * v.size:
@@ -148,14 +147,14 @@ def encode_one_of(
         largest = magnitudes.max(axis=0)
         s = largest.max()
         c = ((s - largest).astype(np.int64) + (1 << 22)) >> 23
-        sent = (largest > 0) & (c < nothing) & (s >= SMALLEST_LARGEST.view(np.uint32))
+        sent = (largest > 0) & (c < none) & (s >= SMALLEST_LARGEST.view(np.uint32))
         winner = places[place, np.arange(places.shape[1])][sent]
         negative = np.signbit(v[winner])
         q = np.where(negative, F32(-1), F32(1)) * (s - (c[sent] << 23)).astype(np.uint32).view(F32)
         out[:4].view(np.uint32)[:] = s
         out[4:] = 0
-        codes = np.full(len(place), nothing, np.uint8)
-        codes[sent] = negative.astype(np.uint8) << 7 | place[sent] << place_shift | c[sent]
+        codes = np.full(len(place), none, np.uint8)
+        codes[sent] = negative.astype(np.uint8) << 7 | place[sent] << shift | c[sent]
         out[4 : 4 + len(codes)] = codes
         r[:] = v
         r[winner] = v[winner] - q
@@ -166,17 +165,16 @@ def decode_one_of(group: int, blocks: Blocks, payload: Array, out: Array, add: b
 
     With `add`, only the values that were sent are touched.
     """
-    nothing = _nothing(group)
-    place_shift = _place_shift(group)
+    none, shift = nothing(group), place_shift(group)
     for coded, x in _each(blocks, payload, out):
         if coded.nbytes == 4 * x.size:
             x[:] = x + coded.view(F32) if add else coded.view(F32)
             continue
         places = lane_places(x.size, group)
         codes = coded[4 : 4 + places.shape[1]].astype(np.int64)
-        c = codes & nothing
-        (sent,) = np.nonzero(c != nothing)
-        place = places[codes[sent] >> place_shift & (group - 1), sent]
+        c = codes & none
+        (sent,) = np.nonzero(c != none)
+        place = places[codes[sent] >> shift & (group - 1), sent]
         inside = place < x.size  # encoding writes no others
         sent, place = sent[inside], place[inside]
         s = int(coded[:4].view(np.uint32)[0])
@@ -199,12 +197,12 @@ def lane_places(n: int, group: int) -> Array:
     return np.minimum(row * lanes + (lane + ROTATION * row) % lanes, n)
 
 
-def _nothing(group: int) -> int:
+def nothing(group: int) -> int:
     """The code of a lane that sends nothing: all bits of the magnitude."""
-    return (1 << _place_shift(group)) - 1
+    return (1 << place_shift(group)) - 1
 
 
-def _place_shift(group: int) -> int:
+def place_shift(group: int) -> int:
     """Bits of the magnitude: a byte has a sign and log2(group) bits of the place besides."""
     return 8 - group.bit_length()
 

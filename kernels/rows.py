@@ -13,7 +13,7 @@ import numpy as np
 from numba import carray
 
 from . import cpu
-from .cpu import compiled
+from .compiled import compiled
 from .ids import mix, partition, server_of, sum_rows, take_rows, unique
 from .pointers import floats_at, get_int
 from .reference import Array

@@ -109,10 +109,7 @@ def largest(e: Emitter, g: Value, r: Value, at: Value, n: Value) -> Value:
         b.store(e.larger(v, b.load(place, typ=I32X32)), place)
 
     e.groups(n, body)
-    word = b.load(place, typ=I32X32)
-    for half in (16, 8, 4, 2, 1):
-        word = e.larger(e.lanes(word, 0, half), e.lanes(word, half, half))
-    return b.bitcast(b.extract_element(word, I32(0)), FLOAT)
+    return b.bitcast(e.largest_lane([b.load(place, typ=I32X32)]), FLOAT)
 
 
 @vector_function("g", "r", "payload", "int", "int", "int", "float", "float")
