@@ -2,6 +2,7 @@
 
 from .codec import (
     Codec,
+    auto_bits,
     codec_for,
     codec_from_dict,
     register,
@@ -27,6 +28,7 @@ __all__ = [
     "OneBit",
     "OneOf",
     "UniformLevels",
+    "auto_bits",
     "codec_for",
     "codec_from_dict",
     "problem_with",

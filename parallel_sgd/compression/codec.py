@@ -31,10 +31,13 @@ class Codec(ABC):
     Attributes:
         bits: a value, not counting what a block of values shares; a codec that is registered for
             several numbers of bits has a field for it.
+        learns: whether it is known to learn as 32 bits do, with momentum and Adam, too
+            (docs/experiments.md): only then ``gradient_bits="auto"`` may choose it.
         block_size: values that share quantization levels; and where a vector may be cut.
     """
 
     bits: ClassVar[float]
+    learns: ClassVar[bool] = True
     block_size: int = 1024
 
     def __post_init__(self) -> None:
@@ -74,8 +77,8 @@ class Codec(ABC):
 
 _registry: dict[float, dict[str, type[Codec]]] = {}  # by bits, and by code where there are several
 
-CODE = "sign"
-"""Which of several codecs with the same bits is meant where nothing says it."""
+CODE = "largest"
+"""Which of several codecs with the same bits is meant where nothing is said."""
 
 
 def register(*bits: float, code: str = "") -> Callable[[type[CodecT]], type[CodecT]]:
@@ -124,6 +127,11 @@ def unregister(codec: type[Codec]) -> None:
 def registered_bits() -> tuple[float, ...]:
     """What ``gradient_bits`` may be, ascending. Local."""
     return tuple(sorted(_registry))
+
+
+def auto_bits() -> tuple[float, ...]:
+    """What ``gradient_bits="auto"`` chooses from, ascending. Local."""
+    return tuple(bits for bits in registered_bits() if codec_for(bits).learns)
 
 
 def registered_codes() -> tuple[str, ...]:
@@ -175,9 +183,9 @@ def codec_for(
         UserError: bits for which no codec is registered, or an option's value that is not known.
 
     >>> codec_for(1)
-    OneBit(block_size=1024, threshold='zero')
-    >>> codec_for(1, code="largest")
     OneOf(block_size=1024, group=8)
+    >>> codec_for(1, code="sign")
+    OneBit(block_size=1024, threshold='zero')
     """
     bits = choice("gradient_bits", gradient_bits, registered_bits())
     codec = _codec(bits, choice("code", code, registered_codes()))

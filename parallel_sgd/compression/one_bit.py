@@ -26,6 +26,7 @@ class OneBit(Codec):
     """
 
     bits: ClassVar[float] = 1
+    learns: ClassVar[bool] = False
     threshold: str = "zero"
 
     def __post_init__(self) -> None:

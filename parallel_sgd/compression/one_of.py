@@ -40,6 +40,10 @@ class OneOf(Codec):
         return super().for_bits(bits, group=GROUPS[bits], **options)
 
     @property
+    def learns(self) -> bool:  # type: ignore[override]
+        return self.group < 32
+
+    @property
     def bits(self) -> float:  # type: ignore[override]
         return next(bits for bits, group in GROUPS.items() if group == self.group)
 

@@ -8,7 +8,16 @@ from typing import Any
 
 from ..kernels import body
 from ..options import Choice, Options, Whole, option, options
-from .codec import CODE, Array, Codec, codec_for, registered_bits, registered_codes, users_of
+from .codec import (
+    CODE,
+    Array,
+    Codec,
+    auto_bits,
+    codec_for,
+    registered_bits,
+    registered_codes,
+    users_of,
+)
 
 LARGEST = 1e30
 """With few bits. Beyond it the sums of a block could overflow: taken for divergence."""
@@ -39,9 +48,9 @@ class CompressionOptions(Options):
     code: str = option(
         CODE,
         Code(),
-        "what 1 bit a value says: sign, of every value on which side of 0 it is (Seide et al. "
-        "2014), which learns with plain SGD; largest, of every 8 values the one that is largest, "
-        "its sign and its magnitude, which learns with momentum and Adam, too",
+        "what 1 bit a value says: largest, of every 8 values which is the largest, its sign and "
+        "magnitude; sign, of every value on which side of 0 it is (Seide et al. 2014), which "
+        "learns with plain SGD only",
     )
     block_size: int = option(
         1024,
@@ -79,13 +88,13 @@ class CompressionOptions(Options):
         Raises:
             UserError: it has none.
         """
+        possible = bits | set(auto_bits()) if AUTO in bits else bits
         for name in ("code", "threshold", "half_format"):
-            users = users_of(name)
-            able = users_of(name, self.code).keys()
-            used = bool(able) if AUTO in bits else not bits.isdisjoint(able)
+            code = None if name == "code" else self.code
+            used = not (bits if name == "code" else possible).isdisjoint(users_of(name, code))
             needs = " or ".join(
                 f"gradient_bits={number}" + (f" and code={code!r}" if code else "")
-                for number, code in users.items()
+                for number, code in users_of(name).items()
             )
             self.require_use(name, used, needs)
         few = any(isinstance(number, str) or number < 32 for number in bits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,17 +69,19 @@ def measure(
     hosts: Sequence[Sequence[int]],
     block_size: int = 1024,
     like: Array | None = None,
+    bits: Collection[float] = (),
 ) -> Measured:
     """Measure links, and the kernels for arrays that are where `like` is (NumPy's if not given).
 
     Args:
         hosts: the ranks of each, which add up among themselves before they send.
         block_size: of the codecs.
+        bits: whose codecs; all that are registered, if not given.
 
     Collective; the same on all ranks. Cost: some tenths of a second.
     """
     link = measure_link(comm, hosts)
-    speeds = measure_kernel_speeds(block_size, like=like)
+    speeds = measure_kernel_speeds(block_size, bits, like)
     first: KernelSpeeds = comm.allgather_object(speeds)[0]  # ranks measure differently
     local = min(map(len, hosts))
     return Measured(local * len(hosts), local, link, first)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..communication import Communicator
 from ..communication.nccl import Nccl
-from ..compression import Codec
+from ..compression import Codec, auto_bits
 from ..costs import Measured, measure
 from ..errors import SharedError
 from ..parameters import Parameters
@@ -127,7 +127,7 @@ def choose_bits(
     """
     if parameters.dtype != np.float32 or comm.size == 1:
         return {str(number): 32 for number in range(len(buckets))}, None
-    measured = measure(comm, topology.hosts, block_size, parameters.flat)
+    measured = measure(comm, topology.hosts, block_size, parameters.flat, auto_bits())
     bits = {
         str(number): measured.best_bits(bucket.values.stop - bucket.values.start)
         for number, bucket in enumerate(buckets)

@@ -18,7 +18,7 @@ from ..algorithms import (
     Period,
     SlowMo,
 )
-from ..compression import registered_bits
+from ..compression import auto_bits
 from ..costs import encoded_bytes
 from .job import Job, StepCost
 
@@ -232,7 +232,7 @@ def _steps(period: Period, job: Job) -> int:
 
 def candidates(job: Job) -> list[Candidate]:
     """All that are possible on these nodes, in the order of a table."""
-    most_first = sorted(registered_bits(), reverse=True)
+    most_first = sorted(auto_bits(), reverse=True)
     block_algorithms = (ModelAveragingSGD, BlockMomentumSGD, SlowMo, DiLoCo)
     every: list[Candidate] = [
         *(DataParallel(bits) for bits in most_first),

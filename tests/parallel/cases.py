@@ -28,8 +28,10 @@ LAYOUTS: dict[str, dict[str, tuple[int, ...]]] = {
 BLOCK_SIZE = 64
 
 CODECS = {
-    "1 bit": codec_for(1, block_size=BLOCK_SIZE),
-    "1 bit, mean": codec_for(1, block_size=BLOCK_SIZE, threshold="mean"),
+    "1 bit": codec_for(1, code="sign", block_size=BLOCK_SIZE),
+    "1 bit, mean": codec_for(1, code="sign", block_size=BLOCK_SIZE, threshold="mean"),
+    "one of 8": codec_for(1, block_size=BLOCK_SIZE),
+    "one of 32": codec_for(0.25, block_size=BLOCK_SIZE),
     "2 bits": codec_for(2, block_size=BLOCK_SIZE),
     "4 bits": codec_for(4, block_size=BLOCK_SIZE),
     "8 bits": codec_for(8, block_size=BLOCK_SIZE),

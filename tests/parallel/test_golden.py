@@ -42,11 +42,12 @@ CODECS: dict[str, dict[str, Any]] = {
     "8 bits": {"gradient_bits": 8},
     "4 bits": {"gradient_bits": 4},
     "2 bits": {"gradient_bits": 2},
-    "1 bit": {"gradient_bits": 1},
-    "1 bit, mean": {"gradient_bits": 1, "threshold": "mean"},
-    "1 bit, no feedback": {"gradient_bits": 1, "error_feedback": False},
-    "from 32 to 1": {"gradient_bits": {0: 32, 20: 4, 45: 1}},
+    "1 bit": {"gradient_bits": 1, "code": "sign"},
+    "1 bit, mean": {"gradient_bits": 1, "code": "sign", "threshold": "mean"},
+    "1 bit, no feedback": {"gradient_bits": 1, "code": "sign", "error_feedback": False},
+    "from 32 to 1": {"gradient_bits": {0: 32, 20: 4, 45: 1}, "code": "sign"},
 }
+NAMES = {32: "32 bits", 4: "4 bits", 1: "1 bit"}
 TRANSPORTS: dict[str, dict[str, Any]] = {
     "collective": {"transport": "collective"},
     "pipelined": {"transport": "pipelined"},
@@ -72,10 +73,11 @@ def data_parallel() -> Iterator[tuple[str, Case]]:
                 name = ", ".join(filter(None, ["data-parallel", codec, transport, overlap]))
                 yield name, (algorithm, optimizer)
     for bits in (32, 1):
-        warm = psgd.DataParallelSGD(**CUT, gradient_bits=bits, distributed_after=25)
+        codec = CODECS[NAMES[bits]]
+        warm = psgd.DataParallelSGD(**CUT, **codec, distributed_after=25)
         yield f"data-parallel, warm start, {bits} bits", (warm, MOMENTUM)
         for transport in ("collective", "pipelined"):
-            long = psgd.DataParallelSGD(gradient_bits=bits, transport=transport)
+            long = psgd.DataParallelSGD(**codec, transport=transport)
             yield f"data-parallel, long, {bits} bits, {transport}", (long, MOMENTUM)
 
 
@@ -127,7 +129,7 @@ def local_updates() -> Iterator[tuple[str, Case]]:
         yield f"{name}, 4 bits, overlap", (late, optimizer)
     merged = replace(OUTER["DiLoCo"][0], overlap_samples=30, merge_weight=0.25)
     yield "DiLoCo, merged", (merged, ADAM)
-    hosts = replace(OUTER["block momentum"][0], gradient_bits=1, **TRANSPORTS["hosts"])
+    hosts = replace(OUTER["block momentum"][0], **CODECS["1 bit"], **TRANSPORTS["hosts"])
     yield "block momentum, 1 bit, hosts", (hosts, MOMENTUM)
     warm = replace(OUTER["block momentum"][0], distributed_after=25)
     yield "block momentum, warm start", (warm, MOMENTUM)
@@ -152,7 +154,7 @@ def asynchronous() -> Iterator[tuple[str, Case]]:
     optimizers = [SGD, MOMENTUM, ADAM]
     for i, (push, options) in enumerate(PUSHES.items()):
         for bits in (32, 4, 1):
-            given = {**options, "gradient_bits": bits, "min_block": 16}
+            given = {**options, **CODECS[NAMES[bits]], "min_block": 16}
             given |= {} if bits == 32 else {"block_size": 64}
             for servers in (0, 1):
                 algorithm = psgd.DataParallelASGD(mode="sync", servers=servers, **given)
@@ -162,7 +164,7 @@ def asynchronous() -> Iterator[tuple[str, Case]]:
     for mode in ("async", "bounded", "geo"):
         for bits in (32, 1):
             alone = psgd.DataParallelASGD(
-                mode=mode, servers=2, sync_steps=2, gradient_bits=bits, min_block=16
+                mode=mode, servers=2, sync_steps=2, min_block=16, **CODECS[NAMES[bits]]
             )
             yield f"async, {mode}, {bits} bits, one worker", (alone, MOMENTUM)
     late = psgd.DataParallelASGD(

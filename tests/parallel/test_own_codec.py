@@ -113,8 +113,10 @@ def test_options_and_files():
     codec = codec_for(FRACTION, block_size=70, threshold="mean")  # which it does not have
     assert codec == Ternary(bits=FRACTION, block_size=70)
     assert codec_from_dict(json.loads(json.dumps(codec.to_dict()))) == codec
-    assert registered_bits() == (1, FRACTION, 2, BITS, 4, 8, 16, 32)
-    with pytest.raises(UserError, match=r"gradient_bits=5 must be one of 1, 1\.6, 2, 3, 4, 8"):
+    assert registered_bits() == (0.25, 0.5, 1, FRACTION, 2, BITS, 4, 8, 16, 32)
+    with pytest.raises(
+        UserError, match=r"gradient_bits=5 must be one of 0\.25, 0\.5, 1, 1\.6, 2, 3, 4, 8"
+    ):
         codec_for(5)
 
 
@@ -134,6 +136,7 @@ def test_it_is_measured_and_chosen(monkeypatch):
     assert bytes_sent(1024, BITS, 2) == 4 + 256
     even = dict.fromkeys(speeds.encode, 1e9)
     slow, free = Link(0.0, 1e5), KernelSpeeds(even, even, even)
-    assert best_bits(10**6, 4, slow, free) == 1
-    del even[1]
+    assert best_bits(10**6, 4, slow, free) == 0.25
+    for bits in (0.25, 0.5, 1):
+        del even[bits]
     assert best_bits(10**6, 4, slow, free) == BITS  # as few bytes as FRACTION's

@@ -22,15 +22,16 @@ ROWS = [Embedding(name="ids", width=width) for width in (2, 3)]
 #: A message begins with the option that it is about; behind the arrow are others that are given.
 REFUSED = {
     "DataParallelSGD": """
-        gradient_bits=3 must be one of 1, 2, 4, 8, 16, 32
-        gradient_bits=None must be one of 1, 2, 4, 8, 16, 32
-        gradient_bits=[1] must be one of 1, 2, 4, 8, 16, 32
-        gradient_bits[10]=5 must be one of 1, 2, 4, 8, 16, 32 <- gradient_bits={0: 32, 10: 5}
-        gradient_bits[0]=True must be one of 1, 2, 4, 8, 16, 32 <- gradient_bits={0: True}
+        gradient_bits=3 must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32
+        gradient_bits=None must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32
+        gradient_bits=[1] must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32
+        gradient_bits[10]=5 must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32 <- gradient_bits={0: 32, 10: 5}
+        gradient_bits[0]=True must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32 <- gradient_bits={0: True}
         gradient_bits={10: 1} must begin at 0 samples
         gradient_bits={} must begin at 0 samples
         gradient_bits: samples=-1 must be a whole number <- gradient_bits={0: 1, -1: 2}
-        threshold='max' must be 'zero' or 'mean' <- gradient_bits=1
+        threshold='max' must be 'zero' or 'mean' <- gradient_bits=1, code='sign'
+        code='signs' must be 'largest' or 'sign' <- gradient_bits=1
         block_size=0 must be a whole number from 1 to 1048576 <- gradient_bits=2
         half_format='f8' must be 'float16' or 'bfloat16' <- gradient_bits=16
         distributed_after=-1 must be a whole number, at least 0
@@ -51,7 +52,7 @@ REFUSED = {
         merge_weight=1.5 must be a finite number, at least 0 and at most 1
         merge_weight=0.5 has no effect without overlap_samples
         inner_state='reset' must be one of
-        gradient_bits=3 must be one of 1, 2, 4, 8, 16
+        gradient_bits=3 must be one of 0.25, 0.5, 1, 2, 4, 8, 16
     """,
     "BlockMomentumSGD": """
         sync_period=5 and block_samples=10: at most one of <- sync_period=5, block_samples=10
@@ -97,8 +98,8 @@ REFUSED = {
         ramp_minibatches=-1 must be a whole number, at least 0
         block_size=64 has no effect without gradient_bits of 1 to 8
         block_size=64 has no effect without gradient_bits of 1 to 8 <- gradient_bits=16
-        gradient_bits={0: 32, 9: 1} must be one of 1, 2
-        gradient_bits=3 must be one of 1, 2, 4, 8, 16, 32
+        gradient_bits={0: 32, 9: 1} must be one of 0.25, 0.5, 1, 2
+        gradient_bits=3 must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32
         record='' must be the path of a folder
         replay=12 must be the path of a folder
         record='a' and replay='b': at most one of record, replay <- record='a', replay='b'
@@ -156,7 +157,8 @@ def test_what_is_refused(kind, line):
         getattr(psgd, kind)(**eval(f"dict({given})", names))
 
 
-ONE, HALF, FEW = "gradient_bits=1", "gradient_bits=16", "gradient_bits of less than 32"
+ONE, CODE = "gradient_bits=1 and code='sign'", "gradient_bits=1"
+HALF, FEW = "gradient_bits=16", "gradient_bits of less than 32"
 
 
 @pytest.mark.parametrize("kind", [psgd.DataParallelSGD, DataParallelASGD, psgd.ModelAveragingSGD])
@@ -165,6 +167,7 @@ ONE, HALF, FEW = "gradient_bits=1", "gradient_bits=16", "gradient_bits of less t
     [
         ("threshold", "mean", (32, 2, 16), ONE),
         ("half_format", "bfloat16", (32, 1, 8), HALF),
+        ("code", "sign", (32, 0.5, 2, "auto"), CODE),
         ("error_feedback", False, (32,), FEW),
     ],
 )
@@ -173,15 +176,16 @@ def test_options_of_codecs_that_are_not_used(kind, name, value, bits, needs):
     for unused in bits:
         with pytest.raises(UserError, match=f"^{line}$"):
             kind(gradient_bits=unused, **{name: value})
-    used = {ONE: 1, HALF: 16, FEW: 4}[needs]
-    assert getattr(kind(gradient_bits=used, **{name: value}), name) == value
+    used = {ONE: 1, HALF: 16, FEW: 4, CODE: 1}[needs]
+    code = {"code": "sign"} if needs == ONE else {}
+    assert getattr(kind(gradient_bits=used, **{name: value}, **code), name) == value
 
 
 @pytest.mark.parametrize("kind", [psgd.DataParallelSGD, psgd.DiLoCo])
 def test_bits_that_may_come_count(kind):
     """Also those that a measurement would have to choose."""
     for bits in ("auto", {0: 32, 9: 16, 99: 1}):
-        kind(gradient_bits=bits, threshold="mean", half_format="bfloat16", error_feedback=False)
+        kind(gradient_bits=bits, half_format="bfloat16", error_feedback=False)
     with pytest.raises(UserError, match=r"^half_format='bfloat16' has no effect without"):
         kind(gradient_bits={0: 32, 9: 1}, half_format="bfloat16")
     with pytest.raises(UserError, match=r"^error_feedback=False has no effect without"):

@@ -12,6 +12,7 @@ from parallel_sgd.compression import (
     FullPrecision,
     HalfPrecision,
     OneBit,
+    OneOf,
     UniformLevels,
     codec_for,
     codec_from_dict,
@@ -21,6 +22,7 @@ from parallel_sgd.compression import (
 CODECS = [
     OneBit(),
     OneBit(block_size=100, threshold="mean"),
+    *(OneOf(group=group, block_size=size) for group in (8, 16, 32) for size in (1024, 70)),
     *(UniformLevels(bits=bits, block_size=size) for bits in (2, 4, 8) for size in (1024, 70)),
     HalfPrecision(),
     HalfPrecision(half_format="bfloat16", block_size=70),
@@ -58,7 +60,10 @@ def test_codecs_have_plain_values():
 
 
 def test_codecs_are_values():
-    assert OneBit() == codec_for(1)
+    assert OneBit() == codec_for(1, code="sign")
+    assert [codec_for(bits) for bits in (1, 0.5, 0.25)] == [
+        OneOf(group=group) for group in (8, 16, 32)
+    ]
     assert len({OneBit(), OneBit(block_size=1024), OneBit(threshold="mean")}) == 2
 
 
@@ -95,9 +100,9 @@ def test_encode_and_decode(codec, parameters):
 @every_codec
 def test_the_payload_has_the_promised_size(codec, parameters):
     blocks, n = codec.blocks(parameters), parameters.flat.size
-    levels = {1: 8, 2: 4, 4: 4, 8: 4}.get(codec.bits, 0)
+    levels = 8 if isinstance(codec, OneBit) else 4 if codec.bits < 16 else 0
     packed = n * codec.bits / 8 + levels * len(blocks)
-    assert packed <= blocks.bytes.stop <= packed + 4 * codec.bits * len(blocks)
+    assert packed <= blocks.bytes.stop <= packed + max(4, 4 * codec.bits) * len(blocks)
     assert blocks.bytes.stop <= 4 * n
 
 
@@ -115,20 +120,25 @@ def test_float64_travels_whole():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: codec_for(3), "gradient_bits=3 must be one of 1, 2, 4, 8, 16, 32"),
-        (lambda: codec_for("1"), "gradient_bits='1' must be one of 1, 2, 4, 8, 16, 32"),
-        (lambda: codec_for(True), "gradient_bits=True must be one of 1, 2, 4, 8, 16, 32"),
-        (lambda: codec_for(2.0), "gradient_bits=2.0 must be one of 1, 2, 4, 8, 16, 32"),
+        (lambda: codec_for(3), "gradient_bits=3 must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32"),
+        (lambda: codec_for("1"), "gradient_bits='1' must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32"),
+        (
+            lambda: codec_for(True),
+            "gradient_bits=True must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32",
+        ),
+        (lambda: codec_for(2.0), "gradient_bits=2.0 must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32"),
         (lambda: UniformLevels(bits=1), "bits=1 must be one of 2, 4, 8"),
         (lambda: UniformLevels(bits=4.0), "bits=4.0 must be one of 2, 4, 8"),
+        (lambda: OneOf(group=64), "group=64 must be one of 8, 16, 32"),
+        (lambda: codec_for(1, code="sine"), "code='sine' must be 'largest' or 'sign'"),
         (lambda: OneBit(threshold="median"), "threshold='median' must be 'zero' or 'mean'"),
         (lambda: OneBit(threshold=None), "threshold=None must be 'zero' or 'mean'"),
         (
             lambda: HalfPrecision(half_format="float8"),
             "half_format='float8' must be 'float16' or 'bfloat16'",
         ),
-        (lambda: codec_from_dict({"name": "Zip"}), "codec name='Zip' must be one of OneBit, .*"),
-        (lambda: codec_from_dict({}), "codec name=None must be one of OneBit, .*"),
+        (lambda: codec_from_dict({"name": "Zip"}), "codec name='Zip' must be one of .*OneBit, .*"),
+        (lambda: codec_from_dict({}), "codec name=None must be one of .*OneBit, .*"),
     ],
 )
 def test_what_is_not_possible_is_refused(make, message):
