@@ -14,6 +14,7 @@ import numpy as np
 from . import one_of, simd
 from .blocks import Blocks
 from .compiled import block_at, compiled, decode_raw, encode_raw
+from .memory import beyond_caches
 from .reference import SMALLEST_STEP, Array, place_shift
 
 F32, U32 = np.float32, np.uint32
@@ -27,7 +28,7 @@ def encode_1bit(
 
 
 def decode_1bit(blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
-    _decode_1bit(blocks.starts, blocks.offsets, payload, out, add)
+    _decode_1bit(blocks.starts, blocks.offsets, payload, out, add, beyond_caches(out))
 
 
 def encode_levels(
@@ -37,7 +38,8 @@ def encode_levels(
 
 
 def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
-    _decode_levels(bits, blocks.starts, blocks.offsets, payload, out, add)
+    stream = beyond_caches(out)
+    _decode_levels(bits, blocks.starts, blocks.offsets, payload, out, add, stream)
 
 
 def encode_one_of(
@@ -48,7 +50,8 @@ def encode_one_of(
 
 
 def decode_one_of(group: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
-    one_of.decode(group, place_shift(group), blocks.starts, blocks.offsets, payload, out, add)
+    starts, offsets, shift = blocks.starts, blocks.offsets, place_shift(group)
+    one_of.decode(group, shift, starts, offsets, payload, out, add, beyond_caches(out))
 
 
 def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) -> None:
@@ -143,7 +146,9 @@ def _encode_1bit(
 
 
 @compiled
-def _decode_1bit(starts: Array, offsets: Array, payload: Array, out: Array, add: bool) -> None:
+def _decode_1bit(
+    starts: Array, offsets: Array, payload: Array, out: Array, add: bool, stream: bool
+) -> None:
     for i in range(len(starts) - 1):
         at, n, byte, raw = block_at(starts, offsets, i)
         if raw:
@@ -152,8 +157,12 @@ def _decode_1bit(starts: Array, offsets: Array, payload: Array, out: Array, add:
         low, high = simd.get_level(payload, byte), simd.get_level(payload, byte + 4)
         if add:
             simd.unpack_bits_add(payload, out, byte + 8, at, n, low, high)
+        elif stream and simd.begins_a_line(out, at):
+            simd.unpack_bits_stream(payload, out, byte + 8, at, n, low, high)
         else:
             simd.unpack_bits(payload, out, byte + 8, at, n, low, high)
+    if stream:
+        simd.finish_stores()
 
 
 @compiled
@@ -178,7 +187,13 @@ def _encode_levels(
 
 @compiled
 def _decode_levels(
-    bits: int, starts: Array, offsets: Array, payload: Array, out: Array, add: bool
+    bits: int,
+    starts: Array,
+    offsets: Array,
+    payload: Array,
+    out: Array,
+    add: bool,
+    stream: bool,
 ) -> None:
     for i in range(len(starts) - 1):
         at, n, byte, raw = block_at(starts, offsets, i)
@@ -187,20 +202,30 @@ def _decode_levels(
             continue
         step = simd.get_level(payload, byte)
         byte += 4
+        streams = stream and simd.begins_a_line(out, at)
         if bits == 2:
             if add:
                 simd.unpack_codes_2_add(payload, out, byte, at, n, step)
+            elif streams:
+                simd.unpack_codes_2_stream(payload, out, byte, at, n, step)
             else:
                 simd.unpack_codes_2(payload, out, byte, at, n, step)
         elif bits == 4:
             if add:
                 simd.unpack_codes_4_add(payload, out, byte, at, n, step)
+            elif streams:
+                simd.unpack_codes_4_stream(payload, out, byte, at, n, step)
             else:
                 simd.unpack_codes_4(payload, out, byte, at, n, step)
-        elif add:
-            simd.unpack_codes_8_add(payload, out, byte, at, n, step)
         else:
-            simd.unpack_codes_8(payload, out, byte, at, n, step)
+            if add:
+                simd.unpack_codes_8_add(payload, out, byte, at, n, step)
+            elif streams:
+                simd.unpack_codes_8_stream(payload, out, byte, at, n, step)
+            else:
+                simd.unpack_codes_8(payload, out, byte, at, n, step)
+    if stream:
+        simd.finish_stores()
 
 
 @compiled

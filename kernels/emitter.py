@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any
 
 from llvmlite import ir
@@ -70,6 +71,14 @@ def vector_function(*argument_types: str, returns: types.Type = types.void) -> A
     return decorate
 
 
+class How(Enum):
+    """What becomes of values that have been decoded."""
+
+    SET = "out = q"
+    STREAM = "out = q, past the caches"
+    ADD = "out += q"
+
+
 class Emitter:
     """The few vector operations that the kernels are made of."""
 
@@ -107,16 +116,39 @@ class Emitter:
         self._copy(source, buffer, tail, FLOAT)
         return self.b.load(buffer, typ=F32X32)
 
-    def store(self, value: Value, array: Value, index: Value, tail: Value | None) -> None:
-        """32 elements of any type to `index`; of a tail, only those before its end."""
+    def store(
+        self,
+        value: Value,
+        array: Value,
+        index: Value,
+        tail: Value | None,
+        *,
+        streaming: bool = False,
+    ) -> None:
+        """32 elements of any type to `index`; of a tail, only those before its end.
+
+        Args:
+            streaming: past the caches, to a place at which a line begins: a store that does not
+                read its line first.
+        """
         element = value.type.element
         target = self.place(array, index, element)
+        if tail is None and streaming:
+            store = self.b.store(value, self.b.bitcast(target, value.type.as_pointer()), align=LINE)
+            store.set_metadata("nontemporal", self.b.module.add_metadata([I32(1)]))
+            return
         if tail is None:
             self.vector_store(value, target, element.width // 8 if element != FLOAT else 4)
             return
         buffer = cgutils.alloca_once(self.b, value.type)
         self.b.store(value, buffer)
         self._copy(buffer, target, tail, element)
+
+    def put(self, q: Value, out: Value, index: Value, tail: Value | None, how: How) -> None:
+        """32 decoded values."""
+        if how is How.ADD:
+            q = self.b.fadd(self.load(out, index, tail), q)
+        self.store(q, out, index, tail, streaming=how is How.STREAM)
 
     def _copy(self, source: Value, target: Value, count: Value, element: ir.Type) -> None:
         with cgutils.for_range(self.b, count) as loop:

@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from .blocks import GROUP
-from .emitter import FLOAT, I8, I32, I32X32, I64, Emitter, Value, vector_function
+from .emitter import FLOAT, I8, I32, I32X32, I64, Emitter, How, Value, vector_function
 from .reference import ROTATION, SMALLEST_LARGEST, nothing, place_shift
 
 FULL = 1024  #: values in a block for which there is vector code
@@ -136,7 +136,7 @@ def _read(
     return b.icmp_unsigned("!=", c, _all(none)), row, b.or_(b.sub(s, b.shl(c, _all(23))), sign)
 
 
-def _decode_full(group: int) -> Any:
+def _decode_full(group: int, how: How) -> Any:
     count = FULL // group // GROUP
 
     @vector_function("payload", "out", "int", "int")
@@ -151,7 +151,7 @@ def _decode_full(group: int) -> Any:
         def write(index: Value, column: int, row: Value) -> None:
             here = b.icmp_unsigned("==", rows[column], e.splat(b.trunc(row, I32)))
             q = e.floats(b.select(here, values[column], _all(0)))
-            e.store(q, out, index, None)
+            e.put(q, out, index, None, how)
 
         _each_row(e, group, at, write, rows, values)
 
@@ -176,5 +176,6 @@ def _add_full(group: int) -> Any:
 
 
 encode_full_8, encode_full_16, encode_full_32 = map(_encode_full, (8, 16, 32))
-decode_full_8, decode_full_16, decode_full_32 = map(_decode_full, (8, 16, 32))
+decode_full_8, decode_full_16, decode_full_32 = (_decode_full(g, How.SET) for g in (8, 16, 32))
+stream_full_8, stream_full_16, stream_full_32 = (_decode_full(g, How.STREAM) for g in (8, 16, 32))
 add_full_8, add_full_16, add_full_32 = map(_add_full, (8, 16, 32))

@@ -26,6 +26,13 @@ def empty(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return room[start : start + nbytes].view(dtype)
 
 
+def beyond_caches(array: npt.NDArray[Any]) -> bool:
+    """Whether an array is part of so much memory that what is written there is soon forgotten."""
+    whole = array if array.base is None else array.base
+    nbytes: int = getattr(whole, "nbytes", 0)
+    return nbytes >= LARGE
+
+
 def zeros(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """A vector of zeros, placed as `empty` places it."""
     vector = empty(size, dtype)

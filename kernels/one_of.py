@@ -87,10 +87,18 @@ def _encode_block(
 
 @compiled
 def decode(
-    group: int, shift: int, starts: Array, offsets: Array, payload: Array, out: Array, add: bool
+    group: int,
+    shift: int,
+    starts: Array,
+    offsets: Array,
+    payload: Array,
+    out: Array,
+    add: bool,
+    stream: bool,
 ) -> None:
     for i in range(len(starts) - 1):
         at, n, byte, raw = block_at(starts, offsets, i)
+        streams = stream and simd.begins_a_line(out, at)
         if raw:
             decode_raw(payload, out, byte, at, n, add)
         elif n != _FULL:
@@ -98,17 +106,26 @@ def decode(
         elif group == 8:
             if add:
                 lanes.add_full_8(payload, out, byte, at)
+            elif streams:
+                lanes.stream_full_8(payload, out, byte, at)
             else:
                 lanes.decode_full_8(payload, out, byte, at)
         elif group == 16:
             if add:
                 lanes.add_full_16(payload, out, byte, at)
+            elif streams:
+                lanes.stream_full_16(payload, out, byte, at)
             else:
                 lanes.decode_full_16(payload, out, byte, at)
-        elif add:
-            lanes.add_full_32(payload, out, byte, at)
         else:
-            lanes.decode_full_32(payload, out, byte, at)
+            if add:
+                lanes.add_full_32(payload, out, byte, at)
+            elif streams:
+                lanes.stream_full_32(payload, out, byte, at)
+            else:
+                lanes.decode_full_32(payload, out, byte, at)
+    if stream:
+        simd.finish_stores()
 
 
 @compiled

@@ -21,7 +21,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .blocks import GROUP
-from .emitter import F32X32, FLOAT, I8, I16, I32, I32X32, I64, Emitter, Value, vector_function
+from .emitter import F32X32, FLOAT, I8, I16, I32, I32X32, I64, Emitter, How, Value, vector_function
+from .memory import LINE
 from .reference import LARGEST_HALF, ROUNDING
 
 
@@ -35,6 +36,19 @@ def float_to_word(context: Any, value: Any) -> Any:
 def word_to_float(context: Any, value: Any) -> Any:
     """The float32 with the bits of a uint32."""
     return types.float32(types.uint32), lambda c, b, s, a: b.bitcast(a[0], FLOAT)
+
+
+@vector_function("x", "int", returns=types.boolean)
+def begins_a_line(e: Emitter, x: Value, at: Value) -> Value:
+    """Whether a value lies at the beginning of a line of the caches."""
+    address = e.b.ptrtoint(e.place(x, at, FLOAT), I64)
+    return e.b.icmp_unsigned("==", e.b.urem(address, I64(LINE)), I64(0))
+
+
+@vector_function()
+def finish_stores(e: Emitter) -> None:
+    """Streaming stores are seen by others only after this."""
+    e.b.fence("seq_cst")
 
 
 @vector_function("payload", "int", returns=types.float32)
@@ -137,7 +151,7 @@ def subtract_levels(
     e.groups(n, body)
 
 
-def _unpack_bits(add: bool) -> Any:
+def _unpack_bits(how: How) -> Any:
     @vector_function("payload", "out", "int", "int", "int", "float", "float")
     def unpack_bits(
         e: Emitter,
@@ -154,8 +168,7 @@ def _unpack_bits(add: bool) -> Any:
 
         def body(first: Value, tail: Value | None) -> None:
             bit = e.bits(payload, b.add(byte, b.udiv(first, I64(8))))
-            q, index = b.select(bit, highs, lows), b.add(at, first)
-            e.store(b.fadd(e.load(out, index, tail), q) if add else q, out, index, tail)
+            e.put(b.select(bit, highs, lows), out, b.add(at, first), tail, how)
 
         e.groups(n, body)
 
@@ -205,7 +218,7 @@ def _pack_codes(bits: int) -> Any:
     return pack_codes
 
 
-def _unpack_codes(bits: int, add: bool) -> Any:
+def _unpack_codes(bits: int, how: How) -> Any:
     parts, width = 8 // bits, GROUP * bits // 8
 
     @vector_function("payload", "out", "int", "int", "int", "float")
@@ -226,20 +239,18 @@ def _unpack_codes(bits: int, add: bool) -> Any:
             while len(fields) > 1:
                 fields = [e.join(a, c) for a, c in zip(fields[::2], fields[1::2], strict=True)]
             q = b.fmul(b.sitofp(b.sext(fields[0], I32X32), F32X32), steps)
-            index = b.add(at, first)
-            e.store(b.fadd(e.load(out, index, tail), q) if add else q, out, index, tail)
+            e.put(q, out, b.add(at, first), tail, how)
 
         e.groups(n, body)
 
     return unpack_codes
 
 
-unpack_bits, unpack_bits_add = _unpack_bits(add=False), _unpack_bits(add=True)
+unpack_bits, unpack_bits_stream, unpack_bits_add = map(_unpack_bits, How)
 pack_codes_2, pack_codes_4, pack_codes_8 = map(_pack_codes, (2, 4, 8))
-unpack_codes_2, unpack_codes_4, unpack_codes_8 = (_unpack_codes(b, False) for b in (2, 4, 8))
-unpack_codes_2_add, unpack_codes_4_add, unpack_codes_8_add = (
-    _unpack_codes(b, True) for b in (2, 4, 8)
-)
+unpack_codes_2, unpack_codes_2_stream, unpack_codes_2_add = (_unpack_codes(2, how) for how in How)
+unpack_codes_4, unpack_codes_4_stream, unpack_codes_4_add = (_unpack_codes(4, how) for how in How)
+unpack_codes_8, unpack_codes_8_stream, unpack_codes_8_add = (_unpack_codes(8, how) for how in How)
 
 
 @vector_function("g", "r", "half", "int")

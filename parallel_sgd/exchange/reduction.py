@@ -142,9 +142,10 @@ class CompressedReduction(Reduction):
         super().__init__(cut, like, rank, topology, np.uint8)
         self.codec = codec
         self.payload = empty_like(like, sum(self.counts), np.uint8)
-        blocks = ALL_AT_ONCE
+        blocks, self._total = ALL_AT_ONCE, None
         if self._at_a_time == IN_CACHE:
             blocks = max(1, IN_CACHE // codec.block_size)
+            self._total = empty_like(like, blocks * codec.block_size)
         self._in_cache = {
             piece.tag: _cut(piece, blocks) for piece in self.pieces if piece.owner == self.rank
         }
@@ -166,6 +167,8 @@ class CompressedReduction(Reduction):
         codec, owner_error = self.codec, residuals.owner_error[self.name]
         for blocks, values, place in self._in_cache[piece.tag]:
             total, message = vector[values], self.payload[place]
+            if self._total is not None:  # which stays in cache; everybody decodes the message
+                total = self._total[: total.size]
             within = slice(place.start - self._own_begin, place.stop - self._own_begin)
             error = owner_error[values.start - self.own.start : values.stop - self.own.start]
             # total   <- sum of Decode(the message of each host), this one's own like the others

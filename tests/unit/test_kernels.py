@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from kernel_cases import CASES, Case
 
-from parallel_sgd.kernels import cpu, cuda, reference
+from parallel_sgd.kernels import cpu, cuda, memory, reference
 from parallel_sgd.kernels.blocks import Blocks, cut, one_of_offsets, payload_offsets
 from parallel_sgd.kernels.cuda import launch
 
@@ -136,6 +136,35 @@ def test_any_payload_of_one_of_is_decoded(both: Both, group: int) -> None:
         payload[first : first + 4] = np.array([1.5], np.float32).view(np.uint8)
     for add in (False, True):
         both("decode_one_of", group, blocks, payload, _vector(405, group), add)
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_what_is_decoded_past_the_caches(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """As a part of much memory, where a block begins on a line of the caches and where not."""
+    case = Case("long", cut([5000, 700], 1024), _vector(5700, 0), _vector(5700, 1))
+    room = memory.empty(first + 5700 + GUARD, np.float32)
+    assert not memory.beyond_caches(room[:5700])
+    monkeypatch.setattr(memory, "LARGE", room.nbytes)
+    out = room[first : first + 5700]
+    assert memory.beyond_caches(out)
+
+    def same(encode: str, decode: str, blocks: Blocks, *options: Any) -> None:
+        kind, options = (options[:1], ()) if encode != "encode_1bit" else ((), options)
+        payload, expected = _payload(blocks), np.empty_like(out)
+        arguments = case.gradient, case.residual.copy(), payload
+        getattr(cpu, encode)(*kind, blocks, *arguments, *options)
+        getattr(reference, decode)(*kind, blocks, payload, expected, False)
+        room.fill(77)
+        getattr(cpu, decode)(*kind, blocks, payload, out, False)
+        assert _same(out, expected)
+        assert (room[:first] == 77).all()
+        assert (room[first + 5700 :] == 77).all()
+
+    same("encode_1bit", "decode_1bit", case.blocks(1), False)
+    for bits in (2, 4, 8):
+        same("encode_levels", "decode_levels", case.blocks(bits), bits)
+    for group in (8, 16, 32):
+        same("encode_one_of", "decode_one_of", case.one_of(group), group)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
