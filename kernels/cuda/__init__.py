@@ -41,12 +41,12 @@ def encode_levels(
 ) -> None:
     """As `reference.encode_levels`. Memory traffic: 12 bytes a value, and the code."""
     arrays = (gradient, residual, payload)
-    over_blocks("levels.cu", "encode_levels", blocks, arrays, bits=bits)
+    over_blocks("levels.cu", "encode_levels", blocks, arrays, BITS=bits)
 
 
 def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
     """As `reference.decode_levels`. Memory traffic: 8 bytes a value and the code, or 4."""
-    over_blocks("levels.cu", "decode_levels", blocks, (payload, out), add, bits=bits)
+    over_blocks("levels.cu", "decode_levels", blocks, (payload, out), add, BITS=bits)
 
 
 def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) -> None:
