@@ -41,12 +41,28 @@ def encode_levels(
 ) -> None:
     """As `reference.encode_levels`. Memory traffic: 12 bytes a value, and the code."""
     arrays = (gradient, residual, payload)
-    over_blocks("levels.cu", "encode_levels", blocks, arrays, bits=bits)
+    over_blocks("levels.cu", "encode_levels", blocks, arrays, BITS=bits)
 
 
 def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
     """As `reference.decode_levels`. Memory traffic: 8 bytes a value and the code, or 4."""
-    over_blocks("levels.cu", "decode_levels", blocks, (payload, out), add, bits=bits)
+    over_blocks("levels.cu", "decode_levels", blocks, (payload, out), add, BITS=bits)
+
+
+def encode_one_of(
+    group: int, blocks: Blocks, gradient: Array, residual: Array, payload: Array
+) -> None:
+    """As `reference.encode_one_of`. Memory traffic: 12 bytes a value, and the code."""
+    arrays = (gradient, residual, payload)
+    over_blocks("one_of.cu", "encode_one_of", blocks, arrays, GROUP=group)
+
+
+def decode_one_of(group: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
+    """As `reference.decode_one_of`. Memory traffic: 4 bytes a value, and the code.
+
+    With `add` it is the 32-byte sectors in which a value was sent, read and written, and the code.
+    """
+    over_blocks("one_of.cu", "decode_one_of", blocks, (payload, out), add, GROUP=group)
 
 
 def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) -> None:

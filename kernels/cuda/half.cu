@@ -6,20 +6,6 @@
 
 #define LARGEST_HALF 65504.0f
 
-INLINE unsigned bits_of(float x)
-{
-    union { float number; unsigned bits; } same;
-    same.number = x;
-    return same.bits;
-}
-
-INLINE float number_of(unsigned bits)
-{
-    union { unsigned bits; float number; } same;
-    same.bits = bits;
-    return same.number;
-}
-
 INLINE unsigned to_half(float v, int bfloat)
 {
     if (bfloat)

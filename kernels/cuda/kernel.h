@@ -35,4 +35,18 @@ typedef float real;
 typedef unsigned word;
 #endif
 
+INLINE unsigned bits_of(float x)
+{
+    union { float number; unsigned bits; } same;
+    same.number = x;
+    return same.bits;
+}
+
+INLINE float number_of(unsigned bits)
+{
+    union { unsigned bits; float number; } same;
+    same.bits = bits;
+    return same.number;
+}
+
 #endif

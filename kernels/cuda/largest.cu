@@ -23,11 +23,7 @@ ELEMENT_KERNEL largest_magnitude(
         for (int k = 0; k < EACH; k++)
             most = w[k] > most ? w[k] : most;
     }
-#pragma unroll
-    for (int half = 16; half > 0; half /= 2) {
-        const word other = __shfl_xor_sync(WHOLE_WARP, most, half);
-        most = other > most ? other : most;
-    }
+    most = warp_max_word(most);
     if (lane_of_warp() == 0)
         atomicMax(largest, most >> 1);
 }

@@ -28,11 +28,14 @@ def source(file: str) -> str:
     return re.sub(r'#include "(\w+\.h)"', lambda include: source(include[1]), text)
 
 
-def macros(longest: int, bits: int | None = None) -> dict[str, int]:
-    """What to compile a block kernel with: room for the longest block, in powers of two."""
+def macros(longest: int, **chosen: int) -> dict[str, int]:
+    """What to compile a block kernel with: room for the longest block, in powers of two.
+
+    And what was `chosen`: BITS of levels.cu, GROUP of one_of.cu.
+    """
     groups = 1 << (-(-longest // GROUP) - 1).bit_length()
-    chosen = {"GROUPS": groups} if longest <= LARGEST_KEPT else {"GROUPS": 16, "KEPT": 0}
-    return chosen if bits is None else {**chosen, "BITS": bits}
+    room = {"GROUPS": groups} if longest <= LARGEST_KEPT else {"GROUPS": 16, "KEPT": 0}
+    return {**room, **chosen}
 
 
 def over_blocks(
@@ -41,14 +44,14 @@ def over_blocks(
     blocks: Blocks,
     arrays: tuple[Any, ...],
     *flags: bool,
-    bits: int | None = None,
+    **chosen: int,
 ) -> None:
-    """Launch a kernel with a warp for every block."""
+    """Launch a kernel, compiled with the `chosen` macros, with a warp for every block."""
     if not len(blocks):
         return
     starts, longest = _on_device(blocks.starts)
     offsets, _ = _on_device(blocks.offsets)
-    function = kernel(file, name, **macros(longest, bits))
+    function = kernel(file, name, **macros(longest, **chosen))
     grid = -(-len(blocks) * GROUP // _BLOCK_THREADS)
     numbers = (np.int64(len(blocks)), *map(np.int32, flags))
     function((grid,), (_BLOCK_THREADS,), (*arrays, starts, offsets, *numbers))

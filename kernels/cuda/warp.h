@@ -65,6 +65,16 @@ INLINE float warp_max(float lane_max)
     return lane_max;
 }
 
+INLINE word warp_max_word(word lane_max)
+{
+#pragma unroll
+    for (int half = 16; half > 0; half /= 2) {
+        const word other = __shfl_xor_sync(WHOLE_WARP, lane_max, half);
+        lane_max = other > lane_max ? other : lane_max;
+    }
+    return lane_max;
+}
+
 // v[k] = g + r of this lane's values at + lane, at + 32 + lane, ...; 0 behind the block's end.
 // All loads are independent of each other, so all of them are in flight together.
 INLINE void load_sum(float *v, const float *gradient, const float *residual, int at, int length)

@@ -27,7 +27,10 @@ def _variants() -> Iterator[tuple[str, dict[str, int]]]:
     for length in lengths:
         yield "one_bit.cu", launch.macros(length)
         for bits in (2, 4, 8):
-            yield "levels.cu", launch.macros(length, bits)
+            yield "levels.cu", launch.macros(length, BITS=bits)
+        for group in (8, 16, 32):
+            if length >= 32 * group:  # shorter blocks get the same program
+                yield "one_of.cu", launch.macros(length, GROUP=group)
     yield "half.cu", {}
     for file in ("largest.cu", "optimizer_steps.cu"):
         for bits in (32, 64):
