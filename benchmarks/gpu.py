@@ -185,6 +185,15 @@ def _calls(arrays: Arrays) -> Iterator[Call]:
             yield f"encode_levels, {bits} bits", "encode_levels", levels, 12 + bits / 8
             added = bits, blocks, part, x, True
             yield f"decode_levels, {bits} bits, add", "decode_levels", added, 8 + bits / 8
+    for group in (8, 16, 32):
+        starts = cut([n], BLOCK_SIZE)
+        blocks = Blocks(starts, one_of_offsets(starts, group))
+        part, code = payload[blocks.bytes], 1 / group
+        row, arguments = f"encode_one_of {group}", (group, blocks, gradient, residual, part)
+        yield row, "encode_one_of", arguments, 12 + code
+        for add, how in ((False, "write"), (True, "add")):
+            row, arguments = f"decode_one_of {group}, {how}", (group, blocks, part, x, add)
+            yield row, "decode_one_of", arguments, code + (8 / group if add else 4)
     for bfloat in (False, True):
         kind = "bfloat16" if bfloat else "float16"
         yield f"encode_half, {kind}", "encode_half", (gradient, residual, payload, bfloat), 14.0

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from parallel_sgd.kernels import Blocks, cpu, cut, memory, payload_offsets
+from parallel_sgd.kernels import Blocks, cpu, cut, memory, one_of_offsets, payload_offsets
 
 from .report import Report, positive
 
 Array = npt.NDArray[Any]
 BLOCK = 1024
+GROUPS = (8, 16, 32)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,6 +83,9 @@ class KernelBench:
         for bits in (1, 2, 4, 8):
             blocks = Blocks(starts, payload_offsets(starts, bits))
             self._add(f"{bits} bit", bits, *self._quantized(bits, blocks))
+        for group in GROUPS:
+            blocks = Blocks(starts, one_of_offsets(starts, group))
+            self._add(f"one of {group}", 8 / group, *self._one_of(group, blocks))
         self._add("1 bit, mean threshold", 1, *self._quantized(1, Blocks(
             starts, payload_offsets(starts, 1)), mean=True))  # fmt: skip
         for name, bfloat in (("float16", False), ("bfloat16", True)):
@@ -123,6 +127,15 @@ class KernelBench:
         return (
             lambda: cpu.encode_levels(bits, blocks, g, r, p),
             lambda add: cpu.decode_levels(bits, blocks, p, out, add),
+        )
+
+    def _one_of(
+        self, group: int, blocks: Blocks
+    ) -> tuple[Callable[[], None], Callable[[bool], None]]:
+        g, r, out, p = self.gradient, self.residual, self.out, self.payload[blocks.bytes]
+        return (
+            lambda: cpu.encode_one_of(group, blocks, g, r, p),
+            lambda add: cpu.decode_one_of(group, blocks, p, out, add),
         )
 
     def _half(self, bfloat: bool) -> tuple[Callable[[], None], Callable[[bool], None]]:
