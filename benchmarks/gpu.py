@@ -26,7 +26,7 @@ from parallel_sgd.compression import codec_for
 from parallel_sgd.exchange import Exchange
 from parallel_sgd.exchange.nccl import start_nccl
 from parallel_sgd.kernels import cuda, reference
-from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
+from parallel_sgd.kernels.blocks import Blocks, cut, one_of_offsets, payload_offsets
 
 from .gpu_staging import stage
 from .on_ranks import on_ranks

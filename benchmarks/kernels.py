@@ -107,7 +107,7 @@ class KernelBench:
         cpu.sgd_step(self.out, self.gradient, 1e-6)
 
     def _add(
-        self, name: str, bits: int, encode: Callable[[], None], decode: Callable[[bool], None]
+        self, name: str, bits: float, encode: Callable[[], None], decode: Callable[[bool], None]
     ) -> None:
         self.cases += [
             (f"encode {name}", 12 + bits / 8, encode),
