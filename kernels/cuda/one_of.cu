@@ -170,38 +170,35 @@ BLOCK_KERNEL decode_one_of(
     const unsigned largest = *(const unsigned *)payload;
     const unsigned char *codes = payload + 4;
     for (int at = 0; at < lanes; at += 32 * LANES) {
-        unsigned code[LANES];
-#pragma unroll
-        for (int k = 0; k < LANES; k++) {
-            const int j = at + 32 * k + thread;
-            code[k] = j < lanes ? codes[j] : NOTHING;
-        }
         if (add) {
             int p[LANES];
-            float x[LANES];
+            float q[LANES], x[LANES];
 #pragma unroll
             for (int k = 0; k < LANES; k++) {
-                const int j = at + 32 * k + thread, row = row_of(code[k]);
+                const int j = at + 32 * k + thread;
+                const unsigned code = j < lanes ? codes[j] : NOTHING;
+                const int row = row_of(code);
+                q[k] = value_of(code, largest);
                 p[k] = row * lanes + (j + ROTATION * row) % lanes;
-                if ((code[k] & NOTHING) == NOTHING)
+                if ((code & NOTHING) == NOTHING)
                     p[k] = length;  // nowhere
                 x[k] = p[k] < length ? out[p[k]] : 0.0f;
             }
 #pragma unroll
             for (int k = 0; k < LANES; k++)
                 if (p[k] < length)
-                    out[p[k]] = x[k] + value_of(code[k], largest);
-        } else {
+                    out[p[k]] = x[k] + q[k];
+        } else {  // in the order of memory: each value looks up its lane, whose byte is in cache
 #pragma unroll
-            for (int k = 0; k < LANES; k++) {
-                const int j = at + 32 * k + thread, end = j < lanes ? length : 0;
-                const int row = row_of(code[k]);
-                const float q = value_of(code[k], largest);
+            EACH_ROW(i, turn, 0) {
 #pragma unroll
-                EACH_ROW(i, column, j) {
-                    const int p = i * lanes + column;
-                    if (p < end)
-                        out[p] = i == row ? q : 0.0f;
+                for (int k = 0; k < LANES; k++) {
+                    const int column = at + 32 * k + thread, p = i * lanes + column;
+                    const int j = column < turn ? column - turn + lanes : column - turn;
+                    if (column < lanes && p < length) {
+                        const unsigned code = codes[j];
+                        out[p] = row_of(code) == i ? value_of(code, largest) : 0.0f;
+                    }
                 }
             }
         }
