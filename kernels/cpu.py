@@ -121,6 +121,10 @@ def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) ->
     _compensate_delay(gradient, x, backup, gradient.dtype.type(factor))
 
 
+def low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) -> None:
+    _low_rank_product(p, q, out, rank, subtract)
+
+
 @compiled
 def _encode_raw(g: Array, r: Array, payload: Array, at: int, byte: int, n: int) -> None:
     out = payload[byte : byte + 4 * n].view(np.float32)
@@ -347,3 +351,20 @@ def _adagrad_step(
 def _compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) -> None:
     for i in range(len(x)):
         gradient[i] += factor * gradient[i] * gradient[i] * (x[i] - backup[i])
+
+
+@compiled
+def _low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) -> None:
+    rows, columns = len(p) // rank, len(q) // rank
+    for i in range(rows):
+        row = out[i * columns : (i + 1) * columns]  # it stays in the first-level cache
+        if not subtract:
+            row[:] = 0
+        for k in range(rank):
+            p_ik, q_k = p[k * rows + i], q[k * columns : (k + 1) * columns]
+            if subtract:
+                for j in range(columns):
+                    row[j] -= p_ik * q_k[j]
+            else:
+                for j in range(columns):
+                    row[j] += p_ik * q_k[j]
