@@ -73,9 +73,10 @@ class PowerSGD(Algorithm[PowerSGDState]):
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
     Distributed Optimization", NeurIPS 2019, algorithms 1 and 2; any local optimizer takes the place
     of its momentum. There e_k = M_k - P Q^T / K. The sum over the ranks, and so every g, is the
-    same; but the ranks' own differences, which that e_k keeps for ever, leave ours as soon as P
-    spans them. P is orthonormalized in float64, twice, and Q's columns are scaled to a largest
-    magnitude of 1, so that gradients of any size neither overflow nor vanish.
+    same; but what differs between ranks and cancels in the sum stays in that e_k for ever, and
+    grows with every step where each has other data. Ours loses it as soon as P spans it. P is
+    orthonormalized in float64, twice, and Q's columns are scaled to a largest magnitude of 1, so
+    that gradients of any size neither overflow nor vanish.
     """
 
     rank: int = option(

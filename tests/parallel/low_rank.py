@@ -142,6 +142,19 @@ def finds_all(comm: Communicator, steps: int = 60) -> None:
     np.testing.assert_allclose(-learner.parameters["W"], unit, atol=1e-5)
 
 
+def keeps_errors_small(comm: Communicator, steps: int = 150) -> None:
+    """What differs between ranks in every step, and cancels in their sum, does not add up."""
+    learner = learner_of(comm, 4, layout={"W": (30, 20)})
+    random = np.random.default_rng(6)
+    apart = 10 * random.standard_normal((comm.size, 30, 20))
+    apart -= apart.mean(axis=0)
+    for _ in range(steps):
+        noise = random.standard_normal((comm.size, 30, 20))
+        learner.gradient["W"] = apart[comm.rank] + noise[comm.rank]
+        learner.step(samples=1)
+    assert np.abs(learner.state.error).max() <= steps * 10 / 3
+
+
 def goes_on_with_other_ranks(old: int, new: int, folder: Path) -> None:
     """Taken up by another number of ranks, what the ranks have not sent is still sent or held."""
 

@@ -23,6 +23,13 @@ def divides_error(right, self, state, work, minibatch):
     state.error /= work.comm.size
 
 
+def error_beside_the_mean(right, self, state, work, minibatch):
+    """The paper's, in which the ranks' own differences stay."""
+    before = state.error + work.gradient.flat
+    right(self, state, work, minibatch)
+    state.error[:] = before - work.gradient.flat / work.comm.size
+
+
 def begins_anew(right, self, state, work, minibatch):
     right(self, state, work, minibatch)
     state.q[:] = np.random.default_rng(5).uniform(-1, 1, state.q.size)
@@ -45,6 +52,13 @@ LOW_RANK_MUTATIONS = [
     Mutation("no exchange", Exchange, "sum", nothing, [PAPER, CONSERVATION, EXACT]),
     Mutation("error forgotten", PowerSGD, "step", forgets_error, [PAPER, CONSERVATION]),
     Mutation("error divided by ranks", PowerSGD, "step", divides_error, [PAPER, CONSERVATION]),
+    Mutation(
+        "error beside the mean",
+        PowerSGD,
+        "step",
+        error_beside_the_mean,
+        ["PowerSGD, small errors"],
+    ),
     Mutation("no warm start", PowerSGD, "step", begins_anew, [PAPER]),
     Mutation("a vector lost", PowerSGD, "step", not_compressed_is_lost, [PAPER, CONSERVATION]),
     Mutation("P not orthonormal", low_rank, "orthonormalize", nothing, [PAPER, EXACT]),

@@ -17,6 +17,7 @@ from low_rank import (
     finds_all,
     goes_on_with_other_ranks,
     is_exact_at_low_rank,
+    keeps_errors_small,
     learner_of,
     train,
 )
@@ -42,6 +43,10 @@ def test_a_sum_of_that_rank_is_exact(comm, rank, scale):
 
 def test_no_gradient_is_overlooked_for_ever(comm):
     finds_all(comm)
+
+
+def test_errors_of_ranks_that_differ(comm):
+    keeps_errors_small(comm)
 
 
 @pytest.mark.parametrize(("old", "new"), [(3, 2), (2, 3), (4, 1)])

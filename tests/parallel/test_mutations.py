@@ -35,7 +35,13 @@ from local_updates import (
     equals_the_equations,
     slow_momentum_is_classical_at_a_constant_rate,
 )
-from low_rank import conserves, equals_the_paper, finds_all, is_exact_at_low_rank
+from low_rank import (
+    conserves,
+    equals_the_paper,
+    finds_all,
+    is_exact_at_low_rank,
+    keeps_errors_small,
+)
 from low_rank_mutations import LOW_RANK_MUTATIONS
 from mutations import MUTATIONS, Mutation, broken
 from pipeline_mutations import PIPELINE_MUTATIONS
@@ -87,6 +93,7 @@ CHECKS: dict[str, Check] = {
     "PowerSGD, exact": partial(is_exact_at_low_rank, rank=2, scale=1.0),
     "PowerSGD, tiny": partial(is_exact_at_low_rank, rank=2, scale=1e-160),
     "PowerSGD, all found": finds_all,
+    "PowerSGD, small errors": keeps_errors_small,
 }
 
 #: The same, by pieces; and what only a pipeline does.
