@@ -196,10 +196,13 @@ def _made_orthonormal(row: HostArray, others: HostArray, smallest: float) -> boo
     if not 0 < largest < math.inf:
         return False
     row /= largest  # the squares neither overflow nor vanish
-    row /= math.sqrt(float((row * row).sum()))
-    for _ in range(2):
-        row -= ((others * row).sum(axis=1, keepdims=True) * others).sum(axis=0)
-    left = math.sqrt(float((row * row).sum()))
+    product = row * row
+    row /= math.sqrt(float(product.sum()))
+    for other in (*others, *others):
+        np.multiply(other, row, out=product)
+        np.multiply(other, product.sum(), out=product)
+        row -= product
+    left = math.sqrt(float(np.multiply(row, row, out=product).sum()))
     if left <= smallest:
         return False
     row /= left
