@@ -67,7 +67,7 @@ class PowerSGD(Algorithm[PowerSGDState]):
 
     A step is two sums over the ranks, in the parameters' precision: one of all P and what is not
     compressed, one of all Q. With rank r and m values that are not compressed, a rank sends
-    2·(K-1)/K·(r·Σ(a + b) + m) values. A step takes 4·r multiplications a value, and about 9 passes
+    2·(K-1)/K·(r·Σ(a + b) + m) values. A step takes 4·r multiplications a value, and about 8 passes
     over the gradient. Extra memory: one value a parameter, and twice what is sent.
 
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
