@@ -123,6 +123,10 @@ def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) ->
     _compensate_delay(gradient, x, backup, gradient.dtype.type(factor))
 
 
+def low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) -> None:
+    _low_rank_product(p, q, out, rank, subtract)
+
+
 @compiled
 def _encode_1bit(
     starts: Array, offsets: Array, g: Array, r: Array, payload: Array, mean_threshold: bool
@@ -348,3 +352,20 @@ def _adagrad_step(
 def _compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) -> None:
     for i in range(len(x)):
         gradient[i] += factor * gradient[i] * gradient[i] * (x[i] - backup[i])
+
+
+@compiled
+def _low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) -> None:
+    rows, columns = len(p) // rank, len(q) // rank
+    for i in range(rows):
+        row = out[i * columns : (i + 1) * columns]  # it stays in the first-level cache
+        if not subtract:
+            row[:] = 0
+        for k in range(rank):
+            p_ik, q_k = p[k * rows + i], q[k * columns : (k + 1) * columns]
+            if subtract:
+                for j in range(columns):
+                    row[j] -= p_ik * q_k[j]
+            else:
+                for j in range(columns):
+                    row[j] += p_ik * q_k[j]

@@ -315,6 +315,21 @@ def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) ->
     gradient += gradient.dtype.type(factor) * gradient * gradient * (x - backup)
 
 
+def low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) -> None:
+    """out = P Q^T, or out -= P Q^T: one column of P and Q after the other, value by value.
+
+    A library's matrix product rounds otherwise on another machine, or with other threads.
+
+    Args:
+        p, q, out: [rank * a], [rank * b] and [a * b]: P and Q column by column, out row by row.
+    """
+    matrix = out.reshape(len(p) // rank, len(q) // rank)
+    if not subtract:
+        matrix[:] = 0
+    for p_k, q_k in zip(p.reshape(rank, -1), q.reshape(rank, -1), strict=True):
+        matrix[:] = matrix - np.outer(p_k, q_k) if subtract else matrix + np.outer(p_k, q_k)
+
+
 def _new(x: Array, out: Array | None) -> Array:
     """Where the new x goes."""
     return x if out is None else out

@@ -29,6 +29,7 @@ from .algorithms import (
     DataParallelSGD,
     DiLoCo,
     ModelAveragingSGD,
+    PowerSGD,
     SlowMo,
 )
 from .communication import Communicator, simulate
@@ -60,6 +61,7 @@ __all__ = [
     "NesterovSGD",
     "Optimizer",
     "Parameters",
+    "PowerSGD",
     "SlowMo",
     "Trace",
     "UserError",

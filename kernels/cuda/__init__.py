@@ -149,6 +149,13 @@ def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) ->
     over_elements("optimizer_steps.cu", "compensate_delay", arrays, number, bits=_bits(x))
 
 
+def low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) -> None:
+    """As `reference.low_rank_product`. Memory traffic: 1 value a value, or 2 with `subtract`."""
+    columns, arrays = np.int64(len(q) // rank), (out, p, q)
+    numbers = columns, np.int32(rank), np.int32(subtract)
+    over_elements("low_rank.cu", "low_rank_product", arrays, *numbers, bits=_bits(out))
+
+
 def _new(x: Array, out: Array | None) -> Array:
     """Where the new x goes."""
     return x if out is None else out

@@ -8,12 +8,14 @@ from .asynchronous_state import DataParallelASGDState
 from .data_parallel import DataParallelSGD, DataParallelState
 from .exchange_state import ExchangeState
 from .local_updates import LocalUpdates, LocalUpdateState
+from .low_rank import PowerSGD, PowerSGDState
 from .outer import OuterStep
 from .period import BlockPeriod, Period
 from .presets import BlockMomentumSGD, CNTKBlockMomentumSGD, DiLoCo, ModelAveragingSGD, SlowMo
 
 ALGORITHMS: dict[str, type[Algorithm[Any]]] = {
     "data-parallel": DataParallelSGD,
+    "powersgd": PowerSGD,
     "model-averaging": ModelAveragingSGD,
     "block-momentum": BlockMomentumSGD,
     "cntk-block-momentum": CNTKBlockMomentumSGD,
@@ -41,6 +43,8 @@ __all__ = [
     "ModelAveragingSGD",
     "OuterStep",
     "Period",
+    "PowerSGD",
+    "PowerSGDState",
     "SlowMo",
     "Work",
 ]

@@ -120,12 +120,12 @@ class ExchangeState(Component):
         comm: Communicator,
         own_comm: Communicator | None,
     ) -> ExchangeState:
-        block_size = options.compression.block_size
-        buckets = cut_buckets(parameters, block_size, options.bucket_values)
+        block_size, route = options.compression.block_size, options.route
+        buckets = cut_buckets(parameters, block_size, route.bucket_values)
         chosen, measured = None, None
         if AUTO in options.all_bits:
-            flat = options.transport == "collective"
-            topology = topology_for(comm.hosts, False if flat else options.hierarchical)
+            flat = route.transport == "collective"
+            topology = topology_for(comm.hosts, False if flat else route.hierarchical)
             chosen, measured = choose_bits(
                 buckets, parameters, own_comm or comm, topology, block_size
             )
@@ -135,8 +135,8 @@ class ExchangeState(Component):
         plan = choose_plan(
             parameters,
             own_comm or comm,
-            options.transport,
-            options.hierarchical,
+            route.transport,
+            route.hierarchical,
             codec=codecs[sizes.index(max(sizes))],
             lossless=options.lossless,
         )

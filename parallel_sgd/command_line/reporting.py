@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..algorithms import Algorithm, BlockPeriod, ExchangeState
+from ..algorithms import ALGORITHMS, Algorithm, BlockPeriod, ExchangeState
 from ..options import values_of
 from ..training import Learner, Progress, RunFolder, Session
 
@@ -23,8 +23,9 @@ def blocks(period: BlockPeriod, samples: int, minibatch_size: int, ranks: int) -
 
 
 def print_choices(learner: Learner) -> None:
-    """What was chosen before training, and by what: a line for the way of messages, and one for the
-    bits where they are "auto"; nothing on one rank, and with parameter servers."""
+    """What was chosen before training, and by what: for each exchange a line for the way of
+    messages, and one for the bits where they are "auto"; nothing on one rank, and with parameter
+    servers."""
     for component in learner.at_work.components:
         if not isinstance(component, ExchangeState) or learner.comm.size == 1:
             continue
@@ -95,7 +96,7 @@ def _described(algorithm: Algorithm[Any]) -> str:
     """What a run is called by, beside its ranks: the algorithm, if not the usual one, its mode, and
     the bits."""
     options, text = values_of(algorithm), ""
-    if not algorithm.synchronizes_every_step:
+    if type(algorithm) is not ALGORITHMS["data-parallel"]:
         text += f", {type(algorithm).__name__}"
     if "mode" in options:
         text += f" ({options['mode']})"

@@ -2,7 +2,7 @@
 
 from .exchange import TRANSPORTS, Exchange, require_float32
 from .layout import Bucket, Topology, cut_buckets, topology_for
-from .options import ExchangeOptions
+from .options import ExchangeOptions, TransportOptions
 from .overlap import OverlappedExchange
 from .plan import ExchangePlan, choose_bits, choose_plan
 from .residuals import Residuals
@@ -16,6 +16,7 @@ __all__ = [
     "OverlappedExchange",
     "Residuals",
     "Topology",
+    "TransportOptions",
     "choose_bits",
     "choose_plan",
     "cut_buckets",

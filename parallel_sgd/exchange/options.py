@@ -1,4 +1,4 @@
-"""The options of an exchange: one object that algorithms have."""
+"""The options of an exchange: one object that algorithms have, or its part that knows no bits."""
 
 from __future__ import annotations
 
@@ -10,20 +10,9 @@ from .exchange import TRANSPORTS
 
 
 @options
-class ExchangeOptions(Options):
-    """How a sum over all ranks travels.
+class TransportOptions(Options):
+    """Which way a sum over all ranks travels, whatever its bits."""
 
-    Where the bits change, residuals stay, and enter the next sum.
-    """
-
-    gradient_bits: float | str | Mapping[int, float] = option(
-        32,
-        BySamples(GradientBits(), words=(AUTO,)),
-        "bits a value on the wire, or such from so many samples on; 32 is the parameters' own "
-        "precision; auto: for each bucket the bits that are fastest by a measurement of links and "
-        "kernels before training, more bits where they cost no more than 5 % of the time",
-    )
-    compression: CompressionOptions = group(CompressionOptions)
     transport: str = option(
         AUTO,
         Choice(AUTO, *TRANSPORTS),
@@ -44,6 +33,24 @@ class ExchangeOptions(Options):
         Whole(1),
         "at least so many values are exchanged as one bucket (whole parameters)",
     )
+
+
+@options
+class ExchangeOptions(Options):
+    """How a sum over all ranks travels.
+
+    Where the bits change, residuals stay, and enter the next sum.
+    """
+
+    gradient_bits: float | str | Mapping[int, float] = option(
+        32,
+        BySamples(GradientBits(), words=(AUTO,)),
+        "bits a value on the wire, or such from so many samples on; 32 is the parameters' own "
+        "precision; auto: for each bucket the bits that are fastest by a measurement of links and "
+        "kernels before training, more bits where they cost no more than 5 % of the time",
+    )
+    compression: CompressionOptions = group(CompressionOptions)
+    route: TransportOptions = group(TransportOptions)
 
     def __post_init__(self) -> None:
         super().__post_init__()

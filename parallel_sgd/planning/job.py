@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..costs import ExchangeCost, KernelSpeeds, Link, exchange_s
-from ..exchange import ExchangeOptions
+from ..exchange import TransportOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Job:
     @property
     def bucket_counts(self) -> list[int]:
         """Into how many buckets the vector may be cut: as by default, or fewer."""
-        most = max(1, self.parameters // ExchangeOptions().bucket_values)
+        most = max(1, self.parameters // TransportOptions().bucket_values)
         return [most >> i for i in range(most.bit_length())]
 
     def exchange(self, bits: float, buckets: int) -> ExchangeCost:

@@ -13,6 +13,7 @@ from parallel_sgd import (
     DiLoCo,
     ModelAveragingSGD,
     MomentumSGD,
+    PowerSGD,
     SlowMo,
 )
 
@@ -32,6 +33,10 @@ CONFORMING = {
     "data-parallel, warm start": (
         warm := DataParallelSGD(gradient_bits=1, block_size=64, distributed_after=20),
         {"one_rank": lambda ranks: replace(warm, distributed_after=-(-20 // ranks))},
+    ),
+    "PowerSGD": (
+        PowerSGD(rank=2, distributed_after=7),
+        {"optimizer": MomentumSGD(lr=0.1), "full_precision": PowerSGD(rank=18)},
     ),
     "model averaging": (
         ModelAveragingSGD(sync_period=6),

@@ -29,6 +29,7 @@ STATING = [
     "invariants",
     "learners",
     "local_updates",
+    "low_rank",
     "hosts",
     "served_identities",
     "served_training",

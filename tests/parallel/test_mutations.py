@@ -1,7 +1,7 @@
 """The invariants fail where the package is wrong: each fault is put in, and must be noticed.
 
-The faults are in `mutations` and `local_mutations`. They run on threads, where a patch reaches all
-ranks.
+The faults are in `mutations`, `local_mutations`, `low_rank_mutations` and `pipeline_mutations`.
+They run on threads, where a patch reaches all ranks.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ from local_updates import (
     equals_the_equations,
     slow_momentum_is_classical_at_a_constant_rate,
 )
+from low_rank import (
+    conserves,
+    equals_the_paper,
+    finds_all,
+    is_exact_at_low_rank,
+    keeps_errors_small,
+)
+from low_rank_mutations import LOW_RANK_MUTATIONS
 from mutations import MUTATIONS, Mutation, broken
 from pipeline_mutations import PIPELINE_MUTATIONS
 
@@ -80,6 +88,12 @@ CHECKS: dict[str, Check] = {
     "block momentum and momentum": block_momentum_every_step_is_momentum,
     "SlowMo and classical": slow_momentum_is_classical_at_a_constant_rate,
     "DiLoCo and Nesterov": diloco_is_nesterov_block_momentum,
+    "PowerSGD, the paper": equals_the_paper,
+    "PowerSGD, conservation": partial(conserves, rank=2, scale=1.0),
+    "PowerSGD, exact": partial(is_exact_at_low_rank, rank=2, scale=1.0),
+    "PowerSGD, tiny": partial(is_exact_at_low_rank, rank=2, scale=1e-160),
+    "PowerSGD, all found": finds_all,
+    "PowerSGD, small errors": keeps_errors_small,
 }
 
 #: The same, by pieces; and what only a pipeline does.
@@ -92,7 +106,7 @@ PIPELINED: dict[str, Check] = {
 }
 CHECKS |= PIPELINED
 
-ALL = [*MUTATIONS, *LOCAL_MUTATIONS, *PIPELINE_MUTATIONS]
+ALL = [*MUTATIONS, *LOCAL_MUTATIONS, *LOW_RANK_MUTATIONS, *PIPELINE_MUTATIONS]
 
 
 @pytest.fixture(autouse=True)

@@ -44,6 +44,13 @@ REFUSED = {
         distributed_after=5.0 must be a whole number, at least 0 <- distributed_after=np.float64(5)
         overlap=True and double_buffering=True: at most one <- overlap=True, double_buffering=True
     """,
+    "PowerSGD": """
+        rank=0 must be a whole number, at least 1
+        rank=2.0 must be a whole number, at least 1
+        rank=None must be a whole number, at least 1
+        transport='pigeon' must be one of 'auto', 'collective', 'pipelined', 'nccl'
+        distributed_after=-1 must be a whole number, at least 0
+    """,
     "ModelAveragingSGD": """
         block_samples=0 must be a whole number, at least 1
         sync_period=1.5 must be a whole number

@@ -253,6 +253,14 @@ def test_optimizer_steps(both: Both, n: int, dtype: Any) -> None:
     both("compensate_delay", gradient, x, m, 0.04)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("rows", "columns", "rank"), [(1, 1, 1), (3, 1000, 1), (70, 61, 5)])
+def test_low_rank_product(both: Both, rows: int, columns: int, rank: int, dtype: Any) -> None:
+    p, q = _vector(rank * rows, 0, dtype), _vector(rank * columns, 1, dtype)
+    for subtract in (False, True):
+        both("low_rank_product", p, q, _vector(rows * columns, 2, dtype), rank, subtract)
+
+
 def test_longest_block(both: Both) -> None:
     starts = cut([2**20], 2**20)
     blocks = Blocks(starts, payload_offsets(starts, 4))
