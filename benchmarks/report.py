@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,17 @@ class Report:
         from .figures import draw
 
         draw(self, path)
+
+
+def print_table(rows: Sequence[Sequence[str]], numbers: Container[int]) -> None:
+    """Print columns as wide as they need, those of numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        texts = (
+            f"{text:>{width}}" if i in numbers else f"{text:{width}}"
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join(texts).rstrip())
 
 
 def positive(text: str) -> int:

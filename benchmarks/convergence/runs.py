@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import traceback
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import asdict, replace
 from multiprocessing.context import SpawnContext
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from parallel_sgd import UserError
 from parallel_sgd.files import write_whole
 
 from .training import FIRST_TUNING_SEED, Outcome, Run, train
 
-SAVE_EVERY_S = 20
+SAVE_EVERY_S = 10
+LOOK_EVERY_S = 5
+
+T = TypeVar("T")
+Line = Generator[Sequence[Run], Mapping[Run, Outcome], T]
+"""Asks for runs, again and again, is sent their outcomes, and returns what it makes of them."""
 
 
 class Runs:
@@ -30,14 +37,22 @@ class Runs:
     Args:
         jobs: how many at a time, each in a process of its own; 1: here.
         path: a file with the outcomes, read now and written on the way; None: none.
+        minutes: from now; no run is begun that is not expected to have ended by then, going by the
+            latest of the same task and ranks. None: as long as it takes.
     """
 
-    def __init__(self, jobs: int = 1, path: str | None = None) -> None:
+    def __init__(
+        self, jobs: int = 1, path: str | None = None, minutes: float | None = None
+    ) -> None:
         self.path = Path(path) if path else None
         self.outcomes: dict[Run, Outcome] = read(self.path) if self.path else {}
         self.done = 0
+        self.core_seconds = 0.0  #: of all that were carried out
         self._begin = self._saved = time.monotonic()
-        self._pool = None if jobs == 1 else _pool(jobs)
+        self._end = math.inf if minutes is None else self._begin + 60 * minutes
+        self._seconds: dict[tuple[str, int], float] = {}  #: of the latest, by task and ranks
+        self._dirty = False
+        self._jobs, self._pool = jobs, Here() if jobs == 1 else _pool(jobs)
 
     def __enter__(self) -> Runs:
         return self
@@ -45,8 +60,7 @@ class Runs:
     def __exit__(
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
     ) -> None:
-        if self._pool:
-            self._pool.shutdown(cancel_futures=kind is not None)
+        self._pool.shutdown(cancel_futures=kind is not None)
         self._save()
 
     @property
@@ -54,32 +68,81 @@ class Runs:
         """Since the beginning."""
         return time.monotonic() - self._begin
 
-    def __call__(self, wanted: Iterable[Run]) -> dict[Run, Outcome]:
-        """The outcomes of some runs."""
-        runs = list(dict.fromkeys(wanted))
-        missing = [run for run in runs if run not in self.outcomes]
-        missing.sort(key=lambda run: (run.task, run.ranks), reverse=True)  # the longest ones first
-        if self._pool is None:
-            for run in missing:
-                self._add(run, train(run))
-        else:
-            futures = {self._pool.submit(train, run): run for run in missing}
-            for future in as_completed(futures):
-                self._add(futures[future], future.result())
-        return {run: self.outcomes[run] for run in runs}
+    def follow(self, lines: Sequence[Line[T]]) -> list[T | None]:
+        """What each line returns; None where the time has not sufficed, or a run has failed.
 
-    def _add(self, run: Run, outcome: Outcome) -> None:
-        self.outcomes[run] = outcome
+        No line waits for another, and the runs of earlier ones are begun first. A failure, which
+        divergence is none, is printed, and ends the lines that need that run.
+        """
+        results: list[T | None] = [None] * len(lines)
+        wanted = {number: next(line) for number, line in enumerate(lines)}
+        under_way: dict[Future[Outcome], tuple[Run, float]] = {}
+        while True:
+            for number in list(wanted):
+                while all(run in self.outcomes for run in wanted[number]):
+                    outcomes = {run: self.outcomes[run] for run in wanted[number]}
+                    try:
+                        wanted[number] = lines[number].send(outcomes)
+                    except StopIteration as end:
+                        results[number] = end.value
+                        del wanted[number]
+                        break
+            begun = {run for run, _ in under_way.values()}
+            for run in self._possible(run for runs in wanted.values() for run in runs):
+                if len(under_way) == self._jobs:
+                    break
+                if run not in begun:
+                    begun.add(run)
+                    now = time.monotonic()
+                    under_way[self._pool.submit(train, run)] = run, now
+            if not under_way:
+                return results
+            ended, _ = wait(under_way, LOOK_EVERY_S, FIRST_COMPLETED)
+            for future in ended:
+                run, since = under_way.pop(future)
+                if error := future.exception():
+                    print("".join(traceback.format_exception(error)), run, file=sys.stderr)
+                    wanted = {number: runs for number, runs in wanted.items() if run not in runs}
+                else:
+                    self._add(run, since, future.result())
+            self._save_now_and_then()
+
+    def _possible(self, runs: Iterable[Run]) -> Iterator[Run]:
+        """Those that have no outcome yet, and may end in time."""
+        for run in runs:
+            expected = self._seconds.get((run.task, run.ranks), 0.0)
+            if run not in self.outcomes and time.monotonic() + expected < self._end:
+                yield run
+
+    def _add(self, run: Run, begun: float, outcome: Outcome) -> None:
+        self.outcomes[run], self._dirty = outcome, True
+        seconds = time.monotonic() - begun
+        self._seconds[run.task, run.ranks] = seconds
+        self.core_seconds += seconds
         self.done += 1
-        if time.monotonic() - self._saved > SAVE_EVERY_S:
+
+    def _save_now_and_then(self) -> None:
+        if self._dirty and time.monotonic() - self._saved > SAVE_EVERY_S:
             print(f"{self.done} runs in {self.seconds:.0f} s", file=sys.stderr)
             self._save()
 
     def _save(self) -> None:
-        self._saved = time.monotonic()
+        self._saved, self._dirty = time.monotonic(), False
         if self.path and self.outcomes:
             text = _text(self.outcomes)
             write_whole("--runs", self.path, lambda aside: aside.write_text(text))
+
+
+class Here(Executor):
+    """Carries out at once, in this process, what it is given."""
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(function(*args, **options))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
 
 def read(path: Path) -> dict[Run, Outcome]:
@@ -120,7 +183,8 @@ def _text(outcomes: dict[Run, Outcome]) -> str:
 
 def _order(item: tuple[Run, Outcome]) -> Any:
     run = item[0]
-    return run.task, run.contender, run.ranks, run.samples, run.options, run.lr, run.seed
+    parts = run.task, run.contender, run.optimizer, run.ranks, run.samples, run.options
+    return *parts, run.lr, run.seed
 
 
 def _pool(jobs: int) -> ProcessPoolExecutor:

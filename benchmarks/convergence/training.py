@@ -11,8 +11,14 @@ from parallel_sgd import Communicator, Learner, UserError, simulate
 from parallel_sgd.data import Source
 from parallel_sgd.schedules import Linear
 
-from .contenders import CONTENDERS, Options
-from .tasks import POINTS, TASKS
+from .algorithms.contenders import CONTENDERS as ALGORITHMS
+from .compression.contenders import CONTENDERS as COMPRESSED
+from .contender import Options
+from .optimizers import OPTIMIZERS
+from .tasks import TASKS
+
+CONTENDERS = {**ALGORITHMS, **COMPRESSED}
+assert len(CONTENDERS) == len(ALGORITHMS) + len(COMPRESSED)  # a run names one of either study
 
 LAST_RATE = 0.1
 """The learning rate falls linearly, to this part of the first one."""
@@ -26,7 +32,7 @@ class Run:
     """What decides a run, to the last bit.
 
     Attributes:
-        task, contender: by name.
+        task, contender, optimizer: by name.
         ranks: how many.
         lr: the learning rate at the beginning.
         options: of the algorithm, beyond those that the contender always has.
@@ -36,6 +42,7 @@ class Run:
 
     task: str
     contender: str
+    optimizer: str
     ranks: int
     lr: float
     options: Options
@@ -47,7 +54,7 @@ class Run:
 class Outcome:
     """
     Attributes:
-        losses: test loss in nats at each of the `POINTS`.
+        losses: test loss in nats at each of the task's points; of a seed to tune on, at the end.
         bytes_sent: by all ranks together.
     """
 
@@ -59,8 +66,8 @@ def train(run: Run) -> Outcome:
     """Carry a run out. Losses are at most the task's `ceiling`, also after a run has broken off."""
     task, contender = TASKS[run.task], CONTENDERS[run.contender]
     training, test = task.data(run.seed, run.samples)
-    algorithm = contender.algorithm(run.options, task.block)
     rate = Linear({0: run.lr, run.samples: LAST_RATE * run.lr})
+    points = 1 if run.seed >= FIRST_TUNING_SEED else task.points
     losses: list[float] = []
 
     def one_rank(comm: Communicator) -> int:
@@ -72,11 +79,12 @@ def train(run: Run) -> Outcome:
             seed=run.seed,
             dtype=None,
         )
-        learner = Learner(model.parameters, contender.optimizer(rate), algorithm, comm)
+        optimizer = OPTIMIZERS[run.optimizer].make(rate)
+        learner = Learner(model.parameters, optimizer, algorithm, comm)
         for x, y in source.minibatches(learner):
             model.gradient(x, y, out=learner.gradient)
             learner.step(samples=len(x))
-            if learner.samples % (run.samples // POINTS) == 0:
+            if learner.samples % (run.samples // points) == 0:
                 learner.meet()
                 if comm.rank == 0:
                     with learner.shared_model():
@@ -87,9 +95,11 @@ def train(run: Run) -> Outcome:
         return learner.bytes_sent
 
     sent = 0
-    try:
-        sent = sum(simulate(run.ranks, one_rank))
-    except UserError:  # it has diverged
-        losses += [math.inf] * (POINTS - len(losses))
+    with contender.known():
+        algorithm = contender.algorithm(run.options, task.block, run.samples)
+        try:
+            sent = sum(simulate(run.ranks, one_rank))
+        except UserError:  # it has diverged
+            losses += [math.inf] * (points - len(losses))
     ended = np.nan_to_num(losses, nan=math.inf, posinf=math.inf)
     return Outcome(tuple(np.minimum(ended, task.ceiling).round(4).tolist()), sent)

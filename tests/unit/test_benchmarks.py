@@ -1,24 +1,16 @@
-"""The statistics of the benchmarks, the convergence benchmark in small, and reports in files."""
+"""The statistics of the benchmarks, and reports in files."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from benchmarks import convergence, figures, training
+from benchmarks import figures, training
 from benchmarks.__main__ import main as benchmarks_main
-from benchmarks.convergence.contenders import CONTENDERS, gain
-from benchmarks.convergence.runs import Runs, read
-from benchmarks.convergence.study import RATES, Climb, Plan, study
-from benchmarks.convergence.summary import Summary
-from benchmarks.convergence.tasks import POINTS, TASKS
-from benchmarks.convergence.training import Run, train
+from benchmarks.convergence.runs import read
 from benchmarks.report import Report
 from benchmarks.statistics import bootstrap_interval, compare
 from parallel_sgd import UserError
@@ -62,79 +54,6 @@ def test_verdicts(differences, verdict):
     comparison = compare(np.array(differences) + 0.5, [0.5] * 3, margin=0.01)
     assert comparison.verdict == verdict
     assert comparison.equivalent == (comparison.reach <= 1)
-
-
-@pytest.mark.parametrize(
-    ("loss", "best", "rounds", "tried"),
-    [
-        (lambda i: (i - 8) ** 2, 8, 4, [4, 5, 6, 7, 8, 9]),  # both neighbours are worse
-        (lambda i: float(i), 0, 5, [0, 1, 2, 3, 4, 5, 6]),  # at the edge, and says so
-    ],
-)
-def test_a_climb_ends_at_the_best(loss, best, rounds, tried):
-    climb = Climb("digits", "serial", 1, (), RATES)
-    while wanted := climb.next_points():
-        climb.scores |= {i: loss(i) for i in wanted}
-        rounds -= 1
-    assert climb.best == best and rounds == 0 and sorted(climb.scores) == tried
-    assert climb.setting(best).lr == RATES[best] and climb.setting(best).at_edge == (best == 0)
-
-
-def test_gains():
-    def gain_of(name, options, ranks=8):
-        return gain(CONTENDERS[name].algorithm(options, 4), ranks)
-
-    assert gain_of("averaging", ()) == 1
-    assert gain_of("BMUF", ()) == 8
-    assert gain_of("BMUF", (("block_momentum", 0.5), ("block_learning_rate", 0.5))) == 1
-    assert gain_of("CNTK", ()) == 15
-    assert gain_of("SlowMo", ()) == 2
-    assert gain_of("DiLoCo", ()) == pytest.approx(7)
-
-
-def test_everybody_sees_the_same_number_of_samples_in_whole_minibatches_and_blocks():
-    for task in TASKS.values():
-        for contender in CONTENDERS.values():
-            for ranks in contender.ranks:
-                assert task.samples % (POINTS * ranks * task.minibatch * task.block) == 0
-
-
-def test_a_run_repeats():
-    run = Run("digits", "32 bits", 4, 0.4, (), seed=3, samples=1024)
-    outcome = train(run)
-    assert train(run) == outcome
-    assert len(outcome.losses) == POINTS and outcome.bytes_sent > 0
-
-
-def test_a_run_that_diverges_counts_as_knowing_nothing():
-    outcome = train(Run("digits", "32 bits", 2, 1e30, (), seed=0, samples=512))
-    assert outcome.losses[-1] == pytest.approx(math.log(10), abs=1e-4)
-    assert len(outcome.losses) == POINTS
-
-
-def test_a_small_study_from_beginning_to_end(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "runs.json"
-    plan = Plan(["digits"], seeds=2, tuning_seeds=1, ranks=[4], shortened=128)
-    with Runs(path=str(path)) as runs:
-        first = study(plan, runs)
-        assert runs.done
-    with Runs(path=str(path)) as runs:
-        again = study(plan, runs)
-        assert runs.done == 0  # all from the file
-    assert {k: r.final.tolist() for k, r in again.all.items()} == {
-        k: r.final.tolist() for k, r in first.all.items()
-    }
-    summary = Summary(again)
-    summary.print()
-    assert "data-parallel, 1 bit" in capsys.readouterr().out
-    summary.write(tmp_path / "rows.json")
-    content = json.loads((tmp_path / "rows.json").read_text())
-    assert set(content) == {"title", "machine", "rows"}
-    assert all(math.isfinite(row["value"]) for row in content["rows"])
-    assert any("error feedback" in row["name"] for row in content["rows"])
-    summary.draw(tmp_path / "c.png")
-    assert len(list(tmp_path.glob("c-*.png"))) == 4
 
 
 @pytest.mark.parametrize(
@@ -199,11 +118,3 @@ def test_a_file_of_something_else_is_refused(tmp_path, reads, wrong):
     path.write_text('{"rows": []}')
     with pytest.raises(UserError, match=wrong):
         reads(path)
-
-
-def test_options_become_a_plan():
-    parser = argparse.ArgumentParser()
-    convergence.add_arguments(parser)
-    options = parser.parse_args(["--quick", "--task", "bytes", "--ranks", "8", "16"])
-    assert convergence.plan_of(options) == Plan(["bytes"], 3, 1, [8, 16], 8)
-    assert convergence.plan_of(parser.parse_args([])) == Plan(["digits", "bytes"])

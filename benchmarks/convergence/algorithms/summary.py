@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..report import Report
-from ..statistics import Comparison
-from .contenders import CONTENDERS
+from ...report import Report, print_table
+from ...statistics import Comparison
+from ..tuning import Result, cells_of, uncompressed_bytes
+from .contenders import CONTENDERS, gain
 from .figures import FIGURES
-from .study import Result, Results
-from .tasks import TASKS
+from .study import Results
 
 COLUMNS = (
     "",
@@ -59,10 +59,7 @@ class Summary(Report):
             self._add_comparison(text, results.compare(result, peer))
         if result.bytes_sent:
             sent = result.bytes_sent / setting.ranks
-            task = results.plan.task(setting.task)
-            steps = samples / (task.minibatch * setting.ranks)
-            values = task.model(0).parameters.flat.size
-            whole = steps * 2 * (setting.ranks - 1) / setting.ranks * values * 4
+            whole = uncompressed_bytes(results.plan.task(setting.task), setting.ranks)
             self.add(
                 f"{name}: sent by a rank",
                 sent,
@@ -87,28 +84,22 @@ class Summary(Report):
                 f"tuned on {task.tuning_seeds} other seeds"
             )
             cells = [COLUMNS, *(self._cells(result) for result in self.results.of(name))]
-            widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
-            for row in cells:
-                texts = (
-                    f"{text:>{width}}" if 0 < i < 7 else f"{text:{width}}"
-                    for i, (text, width) in enumerate(zip(row, widths, strict=True))
-                )
-                print("  ".join(texts).rstrip())
+            print_table(cells, numbers=range(1, 7))
 
     def _cells(self, result: Result) -> tuple[str, ...]:
         setting, results = result.setting, self.results
         serial, peer = results.serial(setting.task), results.peer(result)
         options = dict(setting.options)
         momentum = options.get("block_momentum")
-        against_serial = _cells(results.compare(result, serial) if result is not serial else None)
-        against_peer = _cells(results.compare(result, peer) if peer else None)
+        against_serial = cells_of(results.compare(result, serial) if result is not serial else None)
+        against_peer = cells_of(results.compare(result, peer) if peer else None)
         return (
             CONTENDERS[setting.contender].title,
             str(setting.ranks),
             setting.rates,
             f"{setting.lr:g}{'*' if setting.at_edge else ''}",
             "" if momentum is None else f"{momentum:g}",
-            f"{result.gain:g}",
+            f"{gain_of(result):g}",
             f"{result.final.mean():.4f}",
             *against_serial,
             label(peer) if peer else "",
@@ -129,22 +120,14 @@ def label(result: Result) -> str:
     return f"{CONTENDERS[setting.contender].title}{ranks}, {setting.rates}"
 
 
+def gain_of(result: Result) -> float:
+    """What its algorithm does to a constant pseudo-gradient."""
+    setting = result.setting
+    return gain(CONTENDERS[setting.contender].algorithm(setting.options, 1), setting.ranks)
+
+
 def how(result: Result) -> str:
     """Rate, options, gain, and what went wrong."""
-    setting = result.setting
-    edge = " (the last of the grid)" if setting.at_edge else ""
-    texts = [f"lr {setting.lr:g}{edge}"]
-    texts += [f"{name} {value:g}" for name, value in setting.options]
-    texts.append(f"gain {result.gain:g}")
-    ceiling = round(TASKS[setting.task].ceiling, 4)
-    diverged = int((result.final >= ceiling).sum())
-    if diverged:
-        texts.append(f"{diverged} of {len(result.final)} diverged, counted as {ceiling}")
-    return ", ".join(texts)
-
-
-def _cells(comparison: Comparison | None) -> tuple[str, str]:
-    if comparison is None:
-        return "", ""
-    low, high = comparison.interval_95
-    return f"{comparison.mean:+.4f} ({low:+.4f} to {high:+.4f})", comparison.verdict
+    options = [f"{name} {value:g}" for name, value in result.setting.options]
+    texts = [result.rate, *options, f"gain {gain_of(result):g}", result.diverged]
+    return ", ".join(filter(None, texts))

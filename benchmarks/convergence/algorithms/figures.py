@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
-from parallel_sgd.training import require_matplotlib
-
-from ..figures import save
-from ..statistics import bootstrap_interval
+from ...statistics import bootstrap_interval
+from ..panels import Panels, loss_axis
+from ..tasks import TASKS
+from ..tuning import Result
 from .contenders import CONTENDERS
-from .study import Result, Results
-from .tasks import POINTS
+from .study import Results
 
 Path = str | PathLike[str]
 
@@ -36,8 +35,6 @@ STYLES: dict[str, tuple[str, Any]] = {
     "DiLoCo": ("#8c6d4f", "-"),
 }
 
-TICKS = [m * e for e in (0.01, 0.1, 1) for m in (1, 2, 3, 5)]
-
 
 def ranks_to_show(results: Results) -> int:
     """The K of the figures that show one: 8, or the largest below, or else the smallest."""
@@ -48,19 +45,19 @@ def ranks_to_show(results: Results) -> int:
 def samples(results: Results, path: Path) -> None:
     """Test loss against samples: everybody on one K, each with its best rates."""
     k = ranks_to_show(results)
-    with _Figure(results, path, f"K = {k}, tuned rates: mean of {results.plan.seeds} seeds") as all:
+    with panels(results, path, f"K = {k}, tuned rates: mean of {results.plan.seeds} seeds") as all:
         for task, axes in all:
             x = _at(results, task)
             for result in _tuned(results, task, k):
                 _plot(axes, x, result)
             axes.set_xlabel("thousands of samples, of all ranks")
-            _loss_axis(axes, task)
+            loss_axis(axes, task)
 
 
 def bytes_sent(results: Results, path: Path) -> None:
     """Test loss against bytes: everybody who sends, on one K, each with its best rates."""
     k = ranks_to_show(results)
-    with _Figure(results, path, f"K = {k}, tuned rates: mean of {results.plan.seeds} seeds") as all:
+    with panels(results, path, f"K = {k}, tuned rates: mean of {results.plan.seeds} seeds") as all:
         for task, axes in all:
             for result in _tuned(results, task, k):
                 if result.setting.ranks == 1:
@@ -68,11 +65,12 @@ def bytes_sent(results: Results, path: Path) -> None:
                         label = "serial SGD, at its end"
                         axes.axhline(result.final.mean(), color="black", lw=1, label=label)
                 elif result.bytes_sent:
-                    part = np.arange(1, POINTS + 1) / POINTS
+                    points = TASKS[task].points
+                    part = np.arange(1, points + 1) / points
                     _plot(axes, part * result.bytes_sent / k / 1e6, result)
             axes.set_xscale("log")
             axes.set_xlabel("MB sent by a rank")
-            _loss_axis(axes, task)
+            loss_axis(axes, task)
 
 
 def ranks(results: Results, path: Path) -> None:
@@ -86,7 +84,7 @@ def ranks(results: Results, path: Path) -> None:
     )
     words = {"equal": "rate of serial SGD", "gain 1": "gain 1", "tuned": "tuned"}
     title = "After the same number of samples: mean and 95 % interval over seeds"
-    with _Figure(results, path, title) as all:
+    with panels(results, path, title) as all:
         for task, axes in all:
             shown: set[int] = set()
             for i, (name, rates, style, marker) in enumerate(lines):
@@ -117,7 +115,7 @@ def ranks(results: Results, path: Path) -> None:
             axes.set_xticks(sorted(shown), map(str, sorted(shown)))
             axes.minorticks_off()
             axes.set_xlabel("K, ranks")
-            _loss_axis(axes, task)
+            loss_axis(axes, task)
 
 
 def error_feedback(results: Results, path: Path) -> None:
@@ -130,7 +128,7 @@ def error_feedback(results: Results, path: Path) -> None:
         ("1 bit without", "tuned", "#e08214", "-", "1 bit without, tuned"),
     )
     title = f"Data-parallel SGD, K = {k}: mean and range of {results.plan.seeds} seeds"
-    with _Figure(results, path, title) as all:
+    with panels(results, path, title) as all:
         for task, axes in all:
             x = _at(results, task)
             for name, rates, color, style, label in lines:
@@ -142,7 +140,7 @@ def error_feedback(results: Results, path: Path) -> None:
                         x, losses.min(0), losses.max(0), color=color, alpha=0.15, linewidth=0
                     )
             axes.set_xlabel("thousands of samples, of all ranks")
-            _loss_axis(axes, task)
+            loss_axis(axes, task)
 
 
 FIGURES: dict[str, Callable[[Results, Path], None]] = {
@@ -153,42 +151,10 @@ FIGURES: dict[str, Callable[[Results, Path], None]] = {
 }
 
 
-class _Figure:
-    """A panel for each task, one legend below; written at the end."""
-
-    def __init__(self, results: Results, path: Path, title: str) -> None:
-        self.pyplot, self.path = require_matplotlib(), path
-        tasks = results.plan.tasks
-        self.figure, axes = self.pyplot.subplots(
-            1, len(tasks), figsize=(5.5 * len(tasks), 5), layout="constrained", squeeze=False
-        )
-        self.figure.suptitle(title, size=11)
-        self.panels = list(zip(tasks, axes[0], strict=True))
-        for task, panel in self.panels:
-            panel.set_title(results.plan.task(task).title, loc="left", size=10)
-            panel.grid(alpha=0.25)
-            for side in ("top", "right"):
-                panel.spines[side].set_visible(False)
-
-    def __enter__(self) -> Iterable[tuple[str, Any]]:
-        return self.panels
-
-    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
-        if kind is None:
-            lines: dict[str, Any] = {}
-            for _, axes in self.panels:
-                lines |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-            self.figure.legend(
-                lines.values(),
-                lines.keys(),
-                loc="outside lower center",
-                ncols=3 if len(self.panels) > 1 else 2,
-                frameon=False,
-                fontsize=9,
-            )
-            save(self.figure, self.path)
-        else:
-            self.pyplot.close(self.figure)
+def panels(results: Results, path: Path, title: str) -> Panels[str]:
+    """A panel for each task."""
+    tasks = results.plan.tasks
+    return Panels({task: results.plan.task(task).title for task in tasks}, path, title)
 
 
 def _tuned(results: Results, task: str, ranks: int) -> list[Result]:
@@ -209,14 +175,5 @@ def _plot(axes: Any, x: Any, result: Result) -> None:
 
 
 def _at(results: Results, task: str) -> Any:
-    return np.arange(1, POINTS + 1) / POINTS * results.plan.task(task).samples / 1000
-
-
-def _loss_axis(axes: Any, task: str) -> None:
-    axes.set_ylabel("test loss, nats")
-    if task == "digits":
-        axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        ticks = [tick for tick in TICKS if low <= tick <= high]
-        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
+    points = TASKS[task].points
+    return np.arange(1, points + 1) / points * results.plan.task(task).samples / 1000

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from parallel_sgd import (
-    SGD,
-    Adam,
     Algorithm,
     BlockMomentumSGD,
     CNTKBlockMomentumSGD,
     DataParallelSGD,
     DiLoCo,
     ModelAveragingSGD,
-    Optimizer,
     SlowMo,
 )
 from parallel_sgd.algorithms import LocalUpdates
@@ -26,9 +22,8 @@ from parallel_sgd.algorithms.outer import (
     OuterNesterov,
     SlowMomentum,
 )
-from parallel_sgd.schedules import Schedule
 
-Options = tuple[tuple[str, Any], ...]  #: an algorithm's options by name, as a value
+from ..contender import Contender, Options
 
 SYNCHRONOUS, GROWING, OTHERS = (4, 8), (8, 16, 32, 64), (8, 32)
 """Ranks of the algorithms that exchange every gradient; of model averaging and block momentum; of
@@ -39,15 +34,11 @@ SMALLER = (0.5, 0.8)
 
 
 @dataclass(frozen=True)
-class Contender:
+class Entrant(Contender):
     """
     Attributes:
-        title: for people.
-        make: the algorithm, from its options.
         ranks: on how many it is tried.
-        options: that it always has.
-        adam: whether the local steps are Adam's; else plain SGD's.
-        local: whether ranks train alone for a block.
+        optimizer: of the local steps.
         tuned: options of which the best is chosen, together with the learning rate; none: not
             tuned.
         as_serial: whether it is also tried with the rate that was tuned for serial SGD.
@@ -56,12 +47,9 @@ class Contender:
         peer: the contender that it is compared with, beside serial SGD.
     """
 
-    title: str
-    make: Callable[..., Algorithm[Any]]
-    ranks: tuple[int, ...]
-    options: Options = ()
-    adam: bool = False
     local: bool = True
+    ranks: tuple[int, ...] = ()
+    optimizer: str = "SGD"
     tuned: tuple[Options, ...] = ((),)
     as_serial: bool = True
     compressed_from: str | None = None
@@ -69,97 +57,101 @@ class Contender:
 
     @property
     def rates(self) -> str:
-        """Where its best ones come from: see `study.Setting`."""
+        """Where its best ones come from: see `tuning.Setting`."""
         return "tuned" if self.tuned else "as 32 bits"
 
-    def algorithm(self, options: Options, block: int) -> Algorithm[Any]:
-        """With blocks of so many minibatches, where it has blocks."""
-        blocks = {"sync_steps": block} if self.local else {}
-        return self.make(**blocks, **dict(self.options), **dict(options))
 
-    def optimizer(self, lr: Schedule) -> Optimizer:
-        return Adam(lr=lr) if self.adam else SGD(lr=lr)
-
-
-ONE_BIT: Options = (("gradient_bits", 1),)
+ONE_BIT: Options = (("gradient_bits", 1), ("code", "sign"))
 WITHOUT: Options = (*ONE_BIT, ("error_feedback", False))
 CLASSICAL: Options = (("use_nesterov_momentum", False),)
 MOMENTA: tuple[Options, ...] = ((), *((("block_momentum", m),) for m in SMALLER))
 
 CONTENDERS = {
-    "serial": Contender("serial SGD", DataParallelSGD, (1,), local=False),
-    "serial Adam": Contender(
-        "serial Adam", DataParallelSGD, (1,), adam=True, local=False, as_serial=False
+    "serial": Entrant("serial SGD", DataParallelSGD, ranks=(1,), local=False),
+    "serial Adam": Entrant(
+        "serial Adam",
+        DataParallelSGD,
+        ranks=(1,),
+        optimizer="Adam",
+        local=False,
+        as_serial=False,
     ),
-    "32 bits": Contender("data-parallel, 32 bits", DataParallelSGD, SYNCHRONOUS, local=False),
-    "1 bit": Contender(
+    "32 bits": Entrant("data-parallel, 32 bits", DataParallelSGD, ranks=SYNCHRONOUS, local=False),
+    "1 bit": Entrant(
         "data-parallel, 1 bit",
         DataParallelSGD,
-        SYNCHRONOUS,
         ONE_BIT,
+        ranks=SYNCHRONOUS,
         local=False,
         compressed_from="32 bits",
         peer="32 bits",
     ),
-    "1 bit without": Contender(
+    "1 bit without": Entrant(
         "1 bit without error feedback",
         DataParallelSGD,
-        SYNCHRONOUS,
         WITHOUT,
+        ranks=SYNCHRONOUS,
         local=False,
         compressed_from="32 bits",
         peer="32 bits",
     ),
-    "averaging": Contender("model averaging", ModelAveragingSGD, GROWING),
-    "averaging 1 bit": Contender(
+    "averaging": Entrant("model averaging", ModelAveragingSGD, ranks=GROWING),
+    "averaging 1 bit": Entrant(
         "model averaging, 1 bit",
         ModelAveragingSGD,
-        OTHERS,
         ONE_BIT,
+        ranks=OTHERS,
         tuned=(),
         compressed_from="averaging",
         peer="averaging",
     ),
-    "BMUF": Contender("block momentum", BlockMomentumSGD, GROWING, tuned=MOMENTA, peer="averaging"),
-    "BMUF 4 bits": Contender(
+    "BMUF": Entrant(
+        "block momentum", BlockMomentumSGD, ranks=GROWING, tuned=MOMENTA, peer="averaging"
+    ),
+    "BMUF 4 bits": Entrant(
         "block momentum, 4 bits",
         BlockMomentumSGD,
-        OTHERS,
         (("gradient_bits", 4),),
+        ranks=OTHERS,
         tuned=(),
         compressed_from="BMUF",
         peer="BMUF",
     ),
-    "BMUF 2 bits": Contender(
+    "BMUF 2 bits": Entrant(
         "block momentum, 2 bits",
         BlockMomentumSGD,
-        OTHERS,
         (("gradient_bits", 2),),
+        ranks=OTHERS,
         tuned=(),
         compressed_from="BMUF",
         peer="BMUF",
     ),
-    "BMUF 1 bit": Contender(
+    "BMUF 1 bit": Entrant(
         "block momentum, 1 bit",
         BlockMomentumSGD,
-        OTHERS,
         ONE_BIT,
+        ranks=OTHERS,
         tuned=MOMENTA,
         compressed_from="BMUF",
         peer="BMUF",
     ),
-    "classical": Contender(
+    "classical": Entrant(
         "classical block momentum",
         BlockMomentumSGD,
-        OTHERS,
         CLASSICAL,
+        ranks=OTHERS,
         tuned=MOMENTA,
         peer="BMUF",
     ),
-    "CNTK": Contender("CNTK's block momentum", CNTKBlockMomentumSGD, OTHERS, peer="BMUF"),
-    "SlowMo": Contender("SlowMo", SlowMo, OTHERS, peer="averaging"),
-    "DiLoCo": Contender(
-        "DiLoCo (Adam)", DiLoCo, OTHERS, adam=True, as_serial=False, peer="serial Adam"
+    "CNTK": Entrant("CNTK's block momentum", CNTKBlockMomentumSGD, ranks=OTHERS, peer="BMUF"),
+    "SlowMo": Entrant("SlowMo", SlowMo, ranks=OTHERS, peer="averaging"),
+    "DiLoCo": Entrant(
+        "DiLoCo (Adam)",
+        DiLoCo,
+        ranks=OTHERS,
+        optimizer="Adam",
+        as_serial=False,
+        peer="serial Adam",
     ),
 }
 

@@ -1,0 +1,1 @@
+"""All algorithms on K logical ranks against serial SGD."""

@@ -1,0 +1,1 @@
+"""Compressed gradients against 32 bits, with SGD, momentum and Adam."""

@@ -1,0 +1,84 @@
+"""The figures: loss against samples and against bytes, a panel for each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..panels import Panels, Path, loss_axis
+from ..tasks import Task
+from ..tuning import Result
+from .contenders import CONTENDERS
+from .study import Cell, Results
+
+STYLES: dict[str, tuple[str, Any]] = {
+    "32": ("black", "-"),
+    "16": ("black", ":"),
+    "4": ("#4878a8", "-"),
+    "2": ("#4878a8", "--"),
+    "sign": ("#cc4444", "-"),
+    "one-of-8": ("#2a8a4a", "-"),
+    "one-of-16": ("#2a8a4a", "--"),
+    "one-of-32": ("#2a8a4a", ":"),
+    "top-k": ("#e08214", "-"),
+    "PowerSGD-1": ("#8e5ea2", "--"),
+    "PowerSGD-4": ("#8e5ea2", "-"),
+    "4-for-1/8": ("#8bc34a", "--"),
+    "4-for-1/4": ("#8bc34a", "-"),
+    "32-for-1/8": ("#8c6d4f", "--"),
+    "32-for-1/4": ("#8c6d4f", "-"),
+}
+
+
+def samples(results: Results, path: Path) -> None:
+    """Test loss against samples."""
+    with _panels(results, path) as all:
+        for cell, axes in all:
+            for name, result in results.cells[cell].items():
+                _plot(axes, _parts(result) * _samples(results, cell) / 1000, name, result)
+            axes.set_xlabel("thousands of samples, of all ranks")
+            loss_axis(axes, cell.task)
+
+
+def bytes_sent(results: Results, path: Path) -> None:
+    """Test loss against bytes."""
+    with _panels(results, path) as all:
+        for cell, axes in all:
+            for name, result in results.cells[cell].items():
+                if result.bytes_sent:
+                    sent = _parts(result) * result.bytes_sent / cell.ranks / 1e6
+                    _plot(axes, sent, name, result)
+            axes.set_xscale("log")
+            axes.set_xlabel("MB sent by a rank")
+            loss_axis(axes, cell.task)
+
+
+FIGURES: dict[str, Callable[[Results, Path], None]] = {"samples": samples, "bytes": bytes_sent}
+
+
+def _panels(results: Results, path: Path) -> Panels[Cell]:
+    plan = results.plan
+    titles = {cell: cell_title(plan.task(cell.task), cell) for cell in results.cells}
+    return Panels(titles, path, f"Tuned rates: mean of {plan.seeds} seeds", columns=3)
+
+
+def cell_title(task: Task, cell: Cell) -> str:
+    return f"{task.title}, K = {cell.ranks}, {task.steps_on(cell.ranks)} steps of {cell.optimizer}"
+
+
+def _samples(results: Results, cell: Cell) -> int:
+    return results.plan.task(cell.task).budget(cell.ranks)
+
+
+def _parts(result: Result) -> Any:
+    """Of a run, at the end of which each loss was taken."""
+    points = result.losses.shape[1]
+    return np.arange(1, points + 1) / points
+
+
+def _plot(axes: Any, x: Any, name: str, result: Result) -> None:
+    color, style = STYLES[name]
+    label = CONTENDERS[name].title
+    axes.plot(x, result.losses.mean(axis=0), color=color, linestyle=style, label=label)

@@ -1,0 +1,120 @@
+"""The plan: which contenders meet in which cell, and the lines that come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...statistics import Comparison, compare
+from ..runs import Line, Runs
+from ..tasks import TASKS, Task
+from ..tuning import Climb, Result
+from .contenders import BEGINNINGS, CONTENDERS
+
+ALL = tuple(name for name in CONTENDERS if name not in BEGINNINGS)
+SOME = ("32", "2", "sign", "one-of-8", "one-of-16", "one-of-32", "PowerSGD-4")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Those who are compared with each other: all on one task, with as many ranks.
+
+    Attributes:
+        task, optimizer, contenders: by name; "32" is what the others are compared with.
+    """
+
+    task: str
+    ranks: int
+    optimizer: str
+    contenders: tuple[str, ...]
+
+    def present(self) -> list[str]:
+        """The contenders that this library has."""
+        return [name for name in self.contenders if name in CONTENDERS]
+
+
+CELLS = (
+    Cell("bytes-256", 4, "momentum", (*ALL, *BEGINNINGS)),
+    Cell("bytes-256", 4, "Adam", ALL),
+    Cell("bytes-1024", 4, "momentum", ("32", "4", *SOME[1:])),
+    Cell("bytes-256", 8, "momentum", SOME),
+    Cell("bytes-256", 4, "SGD", ALL),
+    Cell("bytes-1024-long", 4, "momentum", ("32", "one-of-8", "one-of-16", "PowerSGD-4")),
+    Cell("bytes-256", 16, "momentum", SOME),
+    Cell("bytes-256", 8, "Adam", ("32", "one-of-8")),
+    *(Cell("digits", 4, optimizer, ALL) for optimizer in ("momentum", "Adam", "SGD")),
+    Cell("digits", 8, "momentum", ALL),
+)
+"""What is worth most comes first, should the time not suffice."""
+
+STUDIED = tuple(dict.fromkeys(cell.task for cell in CELLS))
+
+STARTS: dict[tuple[str, str], float] = {}
+"""Where the search for a rate begins, by optimizer and contender, if not where its optimizer's
+does: the fewer steps it takes."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    Attributes:
+        tasks, ranks, optimizers: of the cells that take part; None: all.
+        seeds: that are reported, from 0 on.
+        tuning_seeds: how many others rates are chosen on; None: each task's.
+        shortened: so many times fewer steps, or samples, than the tasks have.
+    """
+
+    tasks: Sequence[str] | None = None
+    ranks: Sequence[int] | None = None
+    optimizers: Sequence[str] | None = None
+    seeds: int = 10
+    tuning_seeds: int | None = None
+    shortened: int = 1
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [
+            cell
+            for cell in CELLS
+            if (self.tasks is None or cell.task in self.tasks)
+            and (self.ranks is None or cell.ranks in self.ranks)
+            and (self.optimizers is None or cell.optimizer in self.optimizers)
+        ]
+
+    def task(self, name: str) -> Task:
+        return TASKS[name].shortened(self.shortened, self.tuning_seeds)
+
+    def line(self, cell: Cell, contender: str) -> Line[Result]:
+        """Tune the rate, then run what is reported."""
+        task = self.task(cell.task)
+        start = STARTS.get((cell.optimizer, contender))
+        climb = Climb(cell.task, contender, cell.optimizer, cell.ranks, start=start)
+        setting = yield from climb.tune(task)
+        return (yield from setting.report(task, self.seeds))
+
+
+@dataclass
+class Results:
+    """The results of each cell by contender, as far as they are complete."""
+
+    plan: Plan
+    cells: dict[Cell, dict[str, Result]] = field(default_factory=dict)
+
+    def compare(self, cell: Cell, contender: str) -> Comparison | None:
+        """With 32 bits."""
+        ours, theirs = self.cells[cell][contender], self.cells[cell].get("32")
+        if theirs is None or theirs is ours:
+            return None
+        return compare(ours.final, theirs.final, TASKS[cell.task].margin)
+
+
+def study(plan: Plan, runs: Runs) -> Results:
+    """Carry out the plan, as far as the time suffices."""
+    lines = [(cell, name) for cell in plan.cells for name in cell.present()]
+    results = Results(plan)
+    for (cell, name), result in zip(
+        lines, runs.follow([plan.line(*line) for line in lines]), strict=True
+    ):
+        if result:
+            results.cells.setdefault(cell, {})[name] = result
+    return results

@@ -1,0 +1,103 @@
+"""The results as rows, as a table for people, and as figures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ...report import Report, print_table
+from ..tuning import Result, cells_of, uncompressed_bytes
+from .contenders import CONTENDERS
+from .figures import FIGURES, cell_title
+from .study import Cell, Results
+
+COLUMNS = ("", "bits sent", "lr", "a quarter in", "loss", "less 32 bits", "")
+
+
+class Summary(Report):
+    """A report whose rows come from the results."""
+
+    def __init__(self, results: Results) -> None:
+        super().__init__(f"Test loss in nats, {results.plan.seeds} seeds")
+        self.results = results
+        for cell, by_name in results.cells.items():
+            for name, result in by_name.items():
+                self._add_result(cell, name, result)
+
+    def _add_result(self, cell: Cell, name: str, result: Result) -> None:
+        results = self.results
+        task = results.plan.task(cell.task)
+        title = f"{cell.task}, K={cell.ranks}, {cell.optimizer}, {CONTENDERS[name].title}"
+        whole = results.cells[cell].get("32")
+        texts = [result.rate, result.diverged, f"{task.steps_on(cell.ranks)} steps"]
+        loss, reference = result.final.mean(), whole.final.mean() if whole else None
+        beside = f"32 bits, {reference:.4f}; " if reference else ""
+        self.add(
+            f"{title}: test loss",
+            loss,
+            "nats",
+            beside + ", ".join(filter(None, texts)),
+            loss / reference if reference else None,
+        )
+        for point, losses in enumerate(result.losses.T[:-1], 1):
+            mean = whole.losses[:, point - 1].mean() if whole else None
+            self.add(
+                f"{title}: test loss after {point}/{task.points}",
+                losses.mean(),
+                "nats",
+                f"32 bits, {mean:.4f}" if mean else "",
+                losses.mean() / mean if mean else None,
+            )
+        if comparison := results.compare(cell, name):
+            self.add(
+                f"{title}, less 32 bits",
+                comparison.mean,
+                "nats",
+                f"{comparison}: {comparison.verdict}",
+                comparison.reach,
+            )
+        if result.bytes_sent:
+            bits = bits_sent(results, cell, result)
+            self.add(
+                f"{title}: sent",
+                bits,
+                "bits a value",
+                f"32 bits; {result.bytes_sent} bytes by all ranks",
+                bits / 32,
+            )
+
+    def print(self) -> None:
+        """A line for every result; the rows are for files."""
+        print(f"\n{self.title}")
+        for cell, by_name in self.results.cells.items():
+            task = self.results.plan.task(cell.task)
+            print(
+                f"\n{cell_title(task, cell)}: a rank's minibatch {task.minibatch}, margin "
+                f"±{task.margin:g}, tuned on {task.tuning_seeds} other seeds"
+            )
+            cells = [self._cells(cell, name, result) for name, result in by_name.items()]
+            print_table([COLUMNS, *cells], numbers=range(1, 5))
+
+    def _cells(self, cell: Cell, name: str, result: Result) -> tuple[str, ...]:
+        points = result.losses.shape[1]
+        return (
+            CONTENDERS[name].title,
+            f"{bits_sent(self.results, cell, result):.2f}",
+            f"{result.setting.lr:g}{'*' if result.setting.at_edge else ''}",
+            f"{result.losses[:, points // 4 - 1].mean():.4f}",
+            f"{result.final.mean():.4f}",
+            *cells_of(self.results.compare(cell, name)),
+        )
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Several figures: convergence.png means convergence-samples.png, convergence-….png."""
+        path = Path(path)
+        if self.results.cells:
+            for name, draw in FIGURES.items():
+                draw(self.results, path.with_name(f"{path.stem}-{name}{path.suffix}"))
+
+
+def bits_sent(results: Results, cell: Cell, result: Result) -> float:
+    """Of each value, with all that goes with it; 0 where every run has broken off."""
+    task = results.plan.task(cell.task)
+    return 32 * result.bytes_sent / cell.ranks / uncompressed_bytes(task, cell.ranks)

@@ -1,0 +1,165 @@
+"""A line of a result: a contender with its rate, and the search for that rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..statistics import Comparison
+from .contender import Options
+from .optimizers import OPTIMIZERS
+from .runs import Line
+from .tasks import TASKS, Task
+from .training import FIRST_TUNING_SEED, Run
+
+
+@dataclass(frozen=True)
+class Setting:
+    """
+    Attributes:
+        task, contender, optimizer: by name.
+        ranks: how many.
+        rates: where learning rate and options come from, in a word: "tuned" here.
+        lr, options: what they are.
+        at_edge: the rate is the first or last of the grid: a better one may lie beyond.
+    """
+
+    task: str
+    contender: str
+    optimizer: str
+    ranks: int
+    rates: str
+    lr: float
+    options: Options = ()
+    at_edge: bool = False
+
+    def runs(self, task: Task, seeds: Iterable[int]) -> list[Run]:
+        return [
+            Run(
+                self.task,
+                self.contender,
+                self.optimizer,
+                self.ranks,
+                self.lr,
+                self.options,
+                seed,
+                task.budget(self.ranks),
+            )
+            for seed in seeds
+        ]
+
+    def report(self, task: Task, seeds: int) -> Line[Result]:
+        """The seeds that are reported: from 0 on."""
+        by_seed = self.runs(task, range(seeds))
+        outcomes = yield by_seed
+        losses = np.array([outcomes[run].losses for run in by_seed])
+        sent = max(outcomes[run].bytes_sent for run in by_seed)  # 0 where a run has broken off
+        return Result(self, losses, sent)
+
+
+@dataclass(frozen=True)
+class Result:
+    """
+    Attributes:
+        setting: what was run.
+        losses: [seeds, points], test loss in nats.
+        bytes_sent: by all ranks together in a run.
+    """
+
+    setting: Setting
+    losses: npt.NDArray[np.float64]
+    bytes_sent: int
+
+    @property
+    def final(self) -> npt.NDArray[np.float64]:
+        return self.losses[:, -1]
+
+    @property
+    def rate(self) -> str:
+        """In words, with what is to be known of it."""
+        edge = " (the last of the grid)" if self.setting.at_edge else ""
+        return f"lr {self.setting.lr:g}{edge}"
+
+    @property
+    def diverged(self) -> str:
+        """How many runs ended at the loss of knowing nothing, or are counted as that, if any."""
+        ceiling = round(TASKS[self.setting.task].ceiling, 4)
+        diverged = int((self.final >= ceiling).sum())
+        return f"{diverged} of {len(self.final)} diverged, counted as {ceiling}" if diverged else ""
+
+
+@dataclass
+class Climb:
+    """The search for the best rate of a grid: downhill, until both neighbours are worse.
+
+    Args:
+        start: the rate to begin at; None: its optimizer's.
+    """
+
+    task: str
+    contender: str
+    optimizer: str
+    ranks: int
+    options: Options = ()
+    start: float | None = None
+    scores: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rule = OPTIMIZERS[self.optimizer]
+        self.grid = rule.rates
+        self._middle = self.grid.index(self.start or rule.start)
+
+    @property
+    def best(self) -> int:
+        return min(sorted(self.scores), key=self.scores.__getitem__)
+
+    @property
+    def score(self) -> float:
+        """The best mean loss so far."""
+        return min(self.scores.values())
+
+    def next_points(self) -> list[int]:
+        """Where on the grid a loss is still to be measured; empty at the end."""
+        middle = self.best if self.scores else self._middle
+        around = range(max(middle - 1, 0), min(middle + 2, len(self.grid)))
+        return [i for i in around if i not in self.scores]
+
+    def setting(self, i: int) -> Setting:
+        at_edge = i in (0, len(self.grid) - 1)
+        return Setting(
+            self.task,
+            self.contender,
+            self.optimizer,
+            self.ranks,
+            "tuned",
+            self.grid[i],
+            self.options,
+            at_edge,
+        )
+
+    def tune(self, task: Task) -> Line[Setting]:
+        """On seeds that are not reported."""
+        seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + task.tuning_seeds)
+        while points := self.next_points():
+            by_point = {i: self.setting(i).runs(task, seeds) for i in points}
+            outcomes = yield [run for by_seed in by_point.values() for run in by_seed]
+            for i, by_seed in by_point.items():
+                self.scores[i] = float(np.mean([outcomes[run].losses[-1] for run in by_seed]))
+        return self.setting(self.best)
+
+
+def uncompressed_bytes(task: Task, ranks: int) -> float:
+    """What a rank sends in a run in which every minibatch's gradient is exchanged with 32 bits."""
+    values: int = task.model(0).parameters.flat.size
+    return task.steps_on(ranks) * 2 * (ranks - 1) / ranks * values * 4
+
+
+def cells_of(comparison: Comparison | None) -> tuple[str, str]:
+    """For a table: the mean difference with its interval, and the verdict."""
+    if comparison is None:
+        return "", ""
+    low, high = comparison.interval_95
+    return f"{comparison.mean:+.4f} ({low:+.4f} to {high:+.4f})", comparison.verdict

@@ -1,0 +1,273 @@
+"""The convergence benchmark in small: how rates are found, what a run is, and both studies."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks import convergence
+from benchmarks.convergence import runs as carrying_out
+from benchmarks.convergence.algorithms import study as algorithms
+from benchmarks.convergence.algorithms.contenders import CONTENDERS, gain
+from benchmarks.convergence.algorithms.summary import Summary as AlgorithmsSummary
+from benchmarks.convergence.compression import contenders as compressed
+from benchmarks.convergence.compression import study as compression
+from benchmarks.convergence.compression.figures import STYLES
+from benchmarks.convergence.compression.summary import Summary as CompressionSummary
+from benchmarks.convergence.compression.top_k import ONE_OF, TopK
+from benchmarks.convergence.optimizers import OPTIMIZERS
+from benchmarks.convergence.runs import Runs
+from benchmarks.convergence.tasks import TASKS
+from benchmarks.convergence.training import FIRST_TUNING_SEED, Outcome, Run, train
+from benchmarks.convergence.tuning import Climb
+from parallel_sgd import Parameters, UserError
+from parallel_sgd.compression import registered_bits
+
+RATES = OPTIMIZERS["SGD"].rates
+POINTS = TASKS["digits"].points
+
+
+@pytest.mark.parametrize(
+    ("loss", "best", "rounds", "tried"),
+    [
+        (lambda i: (i - 8) ** 2, 8, 4, [4, 5, 6, 7, 8, 9]),  # both neighbours are worse
+        (lambda i: float(i), 0, 5, [0, 1, 2, 3, 4, 5, 6]),  # at the edge, and says so
+    ],
+)
+def test_a_climb_ends_at_the_best(loss, best, rounds, tried):
+    climb = Climb("digits", "serial", "SGD", 1)
+    while wanted := climb.next_points():
+        climb.scores |= {i: loss(i) for i in wanted}
+        rounds -= 1
+    assert climb.best == best and rounds == 0 and sorted(climb.scores) == tried
+    assert climb.setting(best).lr == RATES[best] and climb.setting(best).at_edge == (best == 0)
+
+
+def test_gains():
+    def gain_of(name, options, ranks=8):
+        return gain(CONTENDERS[name].algorithm(options, 4), ranks)
+
+    assert gain_of("averaging", ()) == 1
+    assert gain_of("BMUF", ()) == 8
+    assert gain_of("BMUF", (("block_momentum", 0.5), ("block_learning_rate", 0.5))) == 1
+    assert gain_of("CNTK", ()) == 15
+    assert gain_of("SlowMo", ()) == 2
+    assert gain_of("DiLoCo", ()) == pytest.approx(7)
+
+
+def test_everybody_sees_the_same_number_of_samples_in_whole_minibatches_and_blocks():
+    for task in (TASKS[name] for name in algorithms.STUDIED):
+        for contender in CONTENDERS.values():
+            for ranks in contender.ranks:
+                assert task.budget(ranks) == task.samples
+                assert task.samples % (task.points * ranks * task.minibatch * task.block) == 0
+
+
+@pytest.mark.parametrize("times", [1, 8])
+def test_losses_are_taken_after_whole_minibatches(times):
+    for cell in compression.CELLS:
+        task = TASKS[cell.task].shortened(times, None)
+        assert task.steps_on(cell.ranks) % task.points == 0
+        assert task.samples or task.steps_on(4) == task.steps_on(16)
+
+
+def test_a_run_repeats():
+    run = Run("digits", "32 bits", "SGD", 4, 0.4, (), seed=3, samples=1024)
+    outcome = train(run)
+    assert train(run) == outcome
+    assert len(outcome.losses) == POINTS and outcome.bytes_sent > 0
+
+
+def test_a_run_to_tune_on_is_tested_at_its_end_only():
+    run = Run("digits", "32", "momentum", 2, 0.05, (), seed=FIRST_TUNING_SEED, samples=512)
+    assert len(train(run).losses) == 1
+
+
+def test_a_run_that_diverges_counts_as_knowing_nothing():
+    outcome = train(Run("digits", "32 bits", "SGD", 2, 1e30, (), seed=0, samples=512))
+    assert outcome.losses[-1] == pytest.approx(math.log(10), abs=1e-4)
+    assert len(outcome.losses) == POINTS
+
+
+def test_a_small_study_from_beginning_to_end(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "runs.json"
+    plan = algorithms.Plan(["digits"], seeds=2, tuning_seeds=1, ranks=[4], shortened=128)
+    with Runs(path=str(path)) as runs:
+        first = algorithms.study(plan, runs)
+        assert runs.done
+    with Runs(path=str(path)) as runs:
+        again = algorithms.study(plan, runs)
+        assert runs.done == 0  # all from the file
+    assert {k: r.final.tolist() for k, r in again.all.items()} == {
+        k: r.final.tolist() for k, r in first.all.items()
+    }
+    summary = AlgorithmsSummary(again)
+    summary.print()
+    assert "data-parallel, 1 bit" in capsys.readouterr().out
+    summary.write(tmp_path / "rows.json")
+    content = json.loads((tmp_path / "rows.json").read_text())
+    assert set(content) == {"title", "machine", "rows"}
+    assert all(math.isfinite(row["value"]) for row in content["rows"])
+    assert any("error feedback" in row["name"] for row in content["rows"])
+    summary.draw(tmp_path / "c.png")
+    assert len(list(tmp_path.glob("c-*.png"))) == 4
+
+
+def test_compression_from_beginning_to_end(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    few = ("32", "4", "top-k", "not there yet")
+    cell = compression.Cell("digits", 4, "momentum", few)
+    monkeypatch.setattr(compression, "CELLS", (cell,))
+    plan = compression.Plan(seeds=2, tuning_seeds=1, shortened=128)
+    with Runs(path=str(tmp_path / "runs.json")) as runs:
+        results = compression.study(plan, runs)
+    assert list(results.cells[cell]) == ["32", "4", "top-k"]
+    assert all(result.losses.shape == (2, POINTS) for result in results.cells[cell].values())
+    assert 0.75 not in registered_bits()  # but where it has trained
+    summary = CompressionSummary(results)
+    summary.print()
+    printed = capsys.readouterr().out
+    assert "digits, MLP 64-128-10, K = 4, 16 steps of momentum" in printed
+    summary.write(tmp_path / "rows.json")
+    rows = {row["name"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    name = "digits, K=4, momentum, {}: sent"
+    assert rows[name.format("32 bits")]["value"] == pytest.approx(32, rel=0.01)
+    assert rows[name.format("4 bits")]["value"] == pytest.approx(4, rel=0.05)
+    assert rows[name.format("top 16 of 1024")]["value"] == pytest.approx(0.75, rel=0.05)
+    summary.draw(tmp_path / "c.png")
+    assert {path.name for path in tmp_path.glob("c-*.png")} == {"c-samples.png", "c-bytes.png"}
+
+
+def test_what_the_plan_of_compression_names_is_there():
+    late = {"PowerSGD-1", "PowerSGD-4"}
+    assert set(STYLES) == compressed.CONTENDERS.keys() | late
+    for cell in compression.CELLS:
+        assert cell.task in TASKS and cell.contenders[0] == "32"
+        assert set(cell.contenders) <= set(STYLES)
+        for name in cell.present():
+            start = compression.STARTS.get((cell.optimizer, name))
+            Climb(cell.task, name, cell.optimizer, cell.ranks, start=start)  # it is on the grid
+
+
+def test_a_beginning_has_other_bits_for_its_part_of_the_samples():
+    algorithm = compressed.CONTENDERS["4-for-1/8"].algorithm((), 1, samples=4096)
+    assert algorithm.exchange.gradient_bits == {0: 4, 512: 1}
+
+
+def test_top_k_sends_the_largest_and_keeps_the_rest():
+    random = np.random.default_rng(1)
+    parameters = Parameters({"a": np.zeros((50, 50), np.float32), "b": np.zeros(7, np.float32)})
+    codec = TopK()
+    blocks = codec.blocks(parameters)
+    size = parameters.flat.size
+    vector, residual = random.standard_normal((2, size)).astype(np.float32)
+    before, payload = vector + residual, np.empty(blocks.bytes.stop, np.uint8)
+    codec.encode(blocks, vector, residual, payload)
+    sent, more = np.empty(size, np.float32), np.ones(size, np.float32)
+    codec.decode(blocks, payload, sent, add=False)
+    codec.decode(blocks, payload, more, add=True)
+    assert np.array_equal(more, 1 + sent)
+    assert np.array_equal(sent + residual, before) and not (sent * residual).any()
+    for begin, end in zip(blocks.starts, blocks.starts[1:], strict=False):
+        kept = sent[begin:end] != 0
+        assert kept.sum() == -(-(end - begin) // ONE_OF)
+        assert np.abs(before[begin:end][kept]).min() >= np.abs(residual[begin:end]).max()
+
+
+def line(seeds):
+    """Wants these seeds, and then one more; returns the losses."""
+    first = yield [a_run(seed) for seed in seeds]
+    last = yield [a_run(100)]
+    return [outcome.losses[0] for outcome in [*first.values(), *last.values()]]
+
+
+def a_run(seed):
+    return Run("digits", "32", "SGD", 4, 0.1, (), seed, samples=512)
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """The seeds that have been trained, of runs that take no time; seed 7 fails."""
+    seeds = []
+
+    def train(run):
+        seeds.append(run.seed)
+        assert run.seed != 7, "a bug"
+        return Outcome((float(run.seed),), 1)
+
+    monkeypatch.setattr(carrying_out, "train", train)
+    return seeds
+
+
+def test_lines_do_not_wait_for_each_other_and_share_runs(trained, tmp_path):
+    path = tmp_path / "runs.json"
+    with Runs(path=str(path)) as runs:
+        assert runs.follow([line([1, 2]), line([2, 3])]) == [[1, 2, 100], [2, 3, 100]]
+    assert trained == [1, 2, 100, 3]
+    with Runs(path=str(path)) as runs:
+        assert runs.follow([line([3])]) == [[3, 100]]
+    assert len(trained) == 4
+
+
+def test_a_run_that_fails_ends_its_line_only(trained, capsys):
+    with Runs() as runs:
+        assert runs.follow([line([7]), line([1])]) == [None, [1, 100]]
+    assert "a bug" in capsys.readouterr().err
+
+
+def test_no_run_is_begun_that_will_not_end_in_time(trained):
+    with Runs(minutes=1) as runs:
+        assert runs.follow([line([1])]) == [[1, 100]]
+        runs._seconds["digits", 4] = 90
+        assert runs.follow([line([2]), line([1])]) == [None, [1, 100]]
+    assert trained == [1, 100]
+
+
+def test_outcomes_are_on_disk_while_others_are_under_way(trained, tmp_path, monkeypatch):
+    path, seen = tmp_path / "runs.json", []
+    monkeypatch.setattr(carrying_out, "SAVE_EVERY_S", 0)
+
+    def watching():
+        yield [a_run(1)]
+        seen.append(len(carrying_out.read(path)))
+        yield [a_run(2)]
+        seen.append(len(carrying_out.read(path)))
+
+    with Runs(path=str(path)) as runs:
+        runs.follow([watching()])
+    assert seen == [1, 2]
+
+
+def test_options_become_a_plan():
+    assert plan("--quick", "--task", "bytes", "--ranks", "8", "16") == algorithms.Plan(
+        ["bytes"], 3, 1, [8, 16], 8
+    )
+    assert plan() == algorithms.Plan(("digits", "bytes"))
+    assert plan("--compression") == compression.Plan()
+    quick = plan("--compression", "--quick", "--optimizer", "Adam")
+    assert quick == compression.Plan(["bytes-256"], [4], ["Adam"], 3, 1, 8)
+    assert [cell.optimizer for cell in quick.cells] == ["Adam"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--task", "bytes-256"], "--task bytes-256 must be one of this study's: digits, bytes"),
+        (["--compression", "--task", "bytes"], "--task bytes must be one of this study's"),
+        (["--minutes", "1"], "--minutes is for --compression only"),
+    ],
+)
+def test_options_of_the_other_study_are_refused(arguments, problem):
+    with pytest.raises(UserError, match=problem):
+        plan(*arguments)
+
+
+def plan(*arguments):
+    parser = argparse.ArgumentParser()
+    convergence.add_arguments(parser)
+    return convergence.plan_of(parser.parse_args(arguments))
