@@ -91,12 +91,12 @@ class ExchangeState(Component):
             background: whether sums may run in the background, beside other collectives.
             overlap: whether they may begin while their vector is still being computed.
         Raises:
-            UserError: options that these parameters do not go with.
-            SharedError: as `choose_plan`; or MPI does not allow sums in the background.
+            SharedError: as `ExchangeOptions.require_for` and `choose_plan`; or MPI does not allow
+                sums in the background.
 
         Collective.
         """
-        options.require_for(parameters)
+        comm.together(lambda: options.require_for(parameters))
         own = comm.duplicate() if background or overlap else None
         try:
             state = cls._init(options, parameters, clock, comm, own)

@@ -28,9 +28,8 @@ class Mixed(Codec):
         codecs      |      others        |  own: 32 bits |        others          |
         blocks      |......|......|......|...............|......|......|......|...|
 
-    Small neighbours share a block only where both have that of one codec by patterns, or both none.
-    So blocks do not move where `others` changes, and residuals go on. What `others` makes of its
-    parameters is what it makes of them alone.
+    Small neighbours share a block only where patterns give both the same codec, or neither one. So
+    blocks stay where they are while `others` changes, and residuals go on.
 
     Args:
         others: for all that no pattern matches.

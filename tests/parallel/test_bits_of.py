@@ -74,14 +74,15 @@ def test_each_part_has_the_bits_of_its_own_exchange(comm, transport, of_biases, 
 
 @every_transport
 def test_nothing_is_lost_where_the_other_bits_change(on_ranks, transport):
-    """Blocks and stripes stay as they are, also where all have the same bits for a while."""
+    """Blocks and stripes stay as they are, also where all have the same bits in the end."""
     schedule = {0: 4, 10: 1, 20: 8, 30: 32}
-    on_ranks(
-        lambda comm: keeps_residuals_when_bits_change(
-            comm, {s * comm.size: b for s, b in schedule.items()}, bits_of={"[bd]": 32},
-            transport=transport,
-        )
-    )  # fmt: skip
+    options = {"bits_of": {"b": 32}, "block_size": 1000, "transport": transport}
+
+    def body(comm: Communicator) -> None:
+        by_samples = {samples * comm.size: bits for samples, bits in schedule.items()}
+        keeps_residuals_when_bits_change(comm, by_samples, **options)
+
+    on_ranks(body)
 
 
 def test_local_updates_have_them_too(comm):

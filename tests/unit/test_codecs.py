@@ -113,8 +113,9 @@ def test_mixed_blocks_are_aligned_and_can_be_encoded_one_by_one(parameters):
     assert not (blocks.offsets % 4).any()
     assert [len(run.blocks) for run in blocks.runs] == [3, 293, 1, 1, 1, 1, 1, 1, 2]
     results = []
-    for parts in ([blocks], [blocks.part(i, i + 1) for i in range(len(blocks))]):
-        payload, residual = np.full(blocks.bytes.stop, 255, np.uint8), odd.flat / 3
+    one_by_one = [blocks.part(i, i + 1) for i in range(len(blocks))]
+    for rubbish, parts in ((1, [blocks]), (2, one_by_one)):
+        payload, residual = np.full(blocks.bytes.stop, rubbish, np.uint8), odd.flat / 3
         out = np.ones_like(residual)
         for part in parts:
             at, place = part.values, part.bytes
