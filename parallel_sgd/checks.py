@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .errors import UserError
+from .patterns import Patterns, patterns
 from .validation import checked_path, choice, integer, number, points, shown
 
 
@@ -142,6 +143,31 @@ class BySamples:
         if ":" not in text:
             return text if text in self.words else self.value.read(text)
         return read_points(text, self.value)
+
+
+@dataclass(frozen=True)
+class ByPattern:
+    """A mapping from patterns of parameters (see `Patterns`) to what `value` takes."""
+
+    value: Check
+    metavar: str = "PATTERN:N,..."
+
+    @property
+    def expected(self) -> str:
+        return "pattern:value pairs as *.bias:32,<1024:16"
+
+    def __call__(self, name: str, value: Any) -> Patterns[Any]:
+        return patterns(name, value, self.value)
+
+    def read(self, text: str) -> dict[str, Any]:
+        """The last colon of a pair ends its pattern, which has no comma."""
+        pairs = [pair.rpartition(":") for pair in text.split(",")]
+        if not all(pattern for pattern, _, _ in pairs):
+            raise ValueError(text)
+        read = {pattern: self.value.read(one) for pattern, _, one in pairs}
+        if len(read) < len(pairs):
+            raise UserError(f"{text!r} must give each pattern once")
+        return read
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,12 @@ from dataclasses import field as dataclass_field
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from .checks import BySamples, Check, Choice, Folder, Real, Whole
+from .checks import ByPattern, BySamples, Check, Choice, Folder, Real, Whole
 from .errors import UserError
 from .validation import require_use, set_validated, shown
 
 __all__ = [
+    "ByPattern",
     "BySamples",
     "Check",
     "Choice",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -49,12 +50,11 @@ class Parameters(Mapping[str, Array]):
 
     def _set_flat(self, flat: Array) -> None:
         self._flat = flat
-        self._views = {}
-        begin = 0
+        self._views, self._begins = {}, [0]
         for name, shape in self._shapes.items():
-            end = begin + math.prod(shape)
-            self._views[name] = flat[begin:end].reshape(shape)
-            begin = end
+            begin = self._begins[-1]
+            self._begins.append(begin + math.prod(shape))
+            self._views[name] = flat[begin : self._begins[-1]].reshape(shape)
 
     @property
     def flat(self) -> Array:
@@ -107,6 +107,13 @@ class Parameters(Mapping[str, Array]):
         zeros._set_flat(empty_like(self.flat, self.flat.size))
         zeros.flat.fill(0)
         return zeros
+
+    def part(self, first: int, last: int) -> Parameters:
+        """Parameters ``first`` to ``last - 1`` alone, in the same vector, without a copy."""
+        part = object.__new__(type(self))
+        part._shapes = dict(islice(self._shapes.items(), first, last))
+        part._set_flat(self._flat[self._begins[first] : self._begins[last]])
+        return part
 
     def block_starts(self, block_size: int) -> blocks.IndexArray:
         """Where the blocks of quantization begin: see `parallel_sgd.kernels.blocks.cut`."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 from ..communication import Communicator, InBackground
-from ..compression import AUTO, Codec, registered_bits
+from ..compression import AUTO, Codec, Mixed, registered_bits
 from ..costs import Measured
 from ..errors import SharedError, UserError
 from ..exchange import (
@@ -21,7 +21,6 @@ from ..exchange import (
     choose_bits,
     choose_plan,
     cut_buckets,
-    require_float32,
     topology_for,
 )
 from ..kernels import finish_on_device
@@ -92,13 +91,12 @@ class ExchangeState(Component):
             background: whether sums may run in the background, beside other collectives.
             overlap: whether they may begin while their vector is still being computed.
         Raises:
-            UserError: fewer than 32 bits for parameters that are not float32.
-            SharedError: as `choose_plan`; or MPI does not allow sums in the background.
+            SharedError: as `ExchangeOptions.require_for` and `choose_plan`; or MPI does not allow
+                sums in the background.
 
         Collective.
         """
-        for bits in options.all_bits - {AUTO}:
-            require_float32(options.compression.codec(cast(float, bits)), parameters)
+        comm.together(lambda: options.require_for(parameters))
         own = comm.duplicate() if background or overlap else None
         try:
             state = cls._init(options, parameters, clock, comm, own)
@@ -121,7 +119,8 @@ class ExchangeState(Component):
         own_comm: Communicator | None,
     ) -> ExchangeState:
         block_size, route = options.compression.block_size, options.route
-        buckets = cut_buckets(parameters, block_size, route.bucket_values)
+        starts = options.codec(32).blocks(parameters).starts
+        buckets = cut_buckets(parameters, block_size, route.bucket_values, starts)
         chosen, measured = None, None
         if AUTO in options.all_bits:
             flat = route.transport == "collective"
@@ -132,12 +131,17 @@ class ExchangeState(Component):
         bits = options.bits_after(0)
         codecs = _codecs(options, chosen, bits, len(buckets))
         sizes = [bucket.values.stop - bucket.values.start for bucket in buckets]
+        largest = sizes.index(max(sizes))
+        codec = codecs[largest]
+        if isinstance(codec, Mixed):  # try what most values have
+            size, name = max((parameters[name].size, name) for name in buckets[largest].names)
+            codec = codec.codec_of(name, size)
         plan = choose_plan(
             parameters,
             own_comm or comm,
             route.transport,
             route.hierarchical,
-            codec=codecs[sizes.index(max(sizes))],
+            codec=codec,
             lossless=options.lossless,
         )
         state = cls(
@@ -207,13 +211,10 @@ class ExchangeState(Component):
 
     @property
     def fewest_bits(self) -> float:
-        """Of any bucket, in an exchange now. Local."""
-        if self.bits:
-            return min(self.bits.values())
-        bits: Any = self.options.gradient_bits
-        if self.bits_change:
-            bits = self.options.bits_after(self.clock())
-        return bits  # type: ignore[no-any-return]
+        """Of any value, in an exchange now. Local."""
+        usual: Any = [*(self.bits or {}).values()] or [self.options.bits_after(self.clock())]
+        fewest: float = min([*usual, *self.options.bits_of.values()])
+        return fewest
 
     @property
     def bytes_sent(self) -> int:
@@ -224,8 +225,10 @@ class ExchangeState(Component):
         """How many values travel with so many bits, where ``gradient_bits="auto"`` has chosen."""
         values: dict[float, int] = {}
         for number, bits in (self.bits or {}).items():
-            bucket = self.buckets[int(number)].values
-            values[bits] = values.get(bits, 0) + bucket.stop - bucket.start
+            for name in self.buckets[int(number)].names:
+                size = self.parameters[name].size
+                own = self.options.bits_of.value_of(name, size) or bits
+                values[own] = values.get(own, 0) + size
         return dict(sorted(values.items()))
 
     def report(self) -> dict[str, Any] | None:
@@ -302,5 +305,5 @@ def _codecs(
 ) -> list[Codec | None]:
     """Of each bucket. Full precision needs none where nothing was ever lost."""
     of_buckets = [chosen[str(i)] if chosen else cast(float, bits) for i in range(buckets)]
-    lossless = chosen is not None or options.lossless
-    return [None if b == 32 and lossless else options.compression.codec(b) for b in of_buckets]
+    lossless = options.lossless or (chosen is not None and not options.bits_of)
+    return [None if b == 32 and lossless else options.codec(b) for b in of_buckets]

@@ -83,7 +83,7 @@ class _Plain:
 
 def _add(group: Any, option: Option, check: Check, *, shown: bool) -> None:
     flag = "--" + option.name.replace("_", "-")
-    default = "" if option.default is None else f" (default: {_text(option.default)})"
+    default = "" if option.default in (None, {}) else f" (default: {_text(option.default)})"
     help_text = f"{option.help}{default}".replace("%", "%%") if shown else argparse.SUPPRESS
     how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     if not isinstance(check, Choice) or set(check.values) != {True, False}:

@@ -100,10 +100,12 @@ def _described(algorithm: Algorithm[Any]) -> str:
         text += f", {type(algorithm).__name__}"
     if "mode" in options:
         text += f" ({options['mode']})"
-    bits = options.get("gradient_bits")
+    bits, own = options.get("gradient_bits"), options.get("bits_of")
     if isinstance(bits, Mapping):
-        return f"{text}, bits {dict(bits)}"
-    return text if bits is None else f"{text}, {bits} bit"
+        text += f", bits {dict(bits)}"
+    elif bits is not None:
+        text += f", {bits} bit"
+    return f"{text}, own bits {dict(own)}" if own else text
 
 
 def ranks_in_words(size: int, workers: int) -> str:

@@ -12,6 +12,7 @@ from .codec import (
 )
 from .full_precision import FullPrecision
 from .half_precision import HalfPrecision
+from .mixed import Mixed
 from .one_bit import OneBit
 from .one_of import OneOf
 from .options import AUTO, LARGEST, CompressionOptions, GradientBits, problem_with
@@ -25,6 +26,7 @@ __all__ = [
     "FullPrecision",
     "GradientBits",
     "HalfPrecision",
+    "Mixed",
     "OneBit",
     "OneOf",
     "UniformLevels",

@@ -88,11 +88,12 @@ class Exchange(Component):
             if codec is not None:
                 require_float32(codec, parameters)
 
+        cut_by = [codec or FullPrecision(block_size=block_size) for codec in codecs]
+        blocks = {codec: codec.blocks(parameters) for codec in set(cut_by)}
         cuts: list[CutBucket] = []
-        for number, (bucket, codec) in enumerate(zip(buckets, codecs, strict=True)):
-            blocks = (codec or FullPrecision(block_size=block_size)).blocks(parameters)
+        for number, (bucket, codec) in enumerate(zip(buckets, cut_by, strict=True)):
             tag = sum(len(cut.pieces) for cut in cuts)
-            cuts.append(cut_bucket(number, bucket, blocks, comm.size, tag))
+            cuts.append(cut_bucket(number, bucket, blocks[codec], comm.size, tag))
 
         def reductions_over(topology: Topology) -> list[Reduction]:
             return [
@@ -163,10 +164,10 @@ class Exchange(Component):
             finish_on_device(vector)
 
 
-def require_float32(codec: Codec, parameters: Parameters) -> None:
-    """Refuse a lossy codec for parameters of another dtype. Local."""
+def require_float32(codec: Codec, parameters: Parameters, name: str = "gradient_bits") -> None:
+    """Refuse a lossy codec, of the option `name`, for parameters of another dtype. Local."""
     if codec.bits < 32 and parameters.dtype != np.float32:
         raise UserError(
-            f"gradient_bits={codec.bits} needs float32 parameters, but these are "
+            f"{name}={codec.bits} needs float32 parameters, but these are "
             f"{parameters.dtype}; use 32 (full precision) for them"
         )

@@ -29,6 +29,7 @@ import numpy as np
 
 from ..communication.messages import piece_values
 from ..kernels import Blocks
+from ..kernels.blocks import IndexArray
 from ..parameters import Parameters
 
 
@@ -142,18 +143,25 @@ def topology_for(hosts: Sequence[str], hierarchical: bool | str) -> Topology:
     return Topology.over(hosts) if hierarchical else Topology.flat(len(hosts))
 
 
-def cut_buckets(parameters: Parameters, block_size: int, bucket_values: int) -> list[Bucket]:
+def cut_buckets(
+    parameters: Parameters,
+    block_size: int,
+    bucket_values: int,
+    starts: IndexArray | None = None,
+) -> list[Bucket]:
     """Cut at parameters, the last ones first: so their gradient comes out of a backward pass.
 
     Args:
         bucket_values: how many a bucket has at least, but for the last one. Parameters are not cut.
+        starts: of blocks; if not given, of those that are cut without regard to names.
 
     Buckets begin and end with a block, so small neighbours that share one stay together. Local.
     """
     names = parameters.names
     sizes = [parameters[name].size for name in names]
     begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    possible = np.isin(begins, parameters.block_starts(block_size))
+    starts = parameters.block_starts(block_size) if starts is None else starts
+    possible = np.isin(begins, starts)
     buckets: list[Bucket] = []
     last = len(names)
     for first in range(len(names) - 1, -1, -1):

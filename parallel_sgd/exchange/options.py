@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
-from ..compression import AUTO, CompressionOptions, GradientBits
-from ..options import BySamples, Choice, Options, Whole, group, option, options
-from .exchange import TRANSPORTS
+from ..compression import AUTO, Codec, CompressionOptions, GradientBits, Mixed
+from ..options import ByPattern, BySamples, Choice, Options, Whole, group, option, options
+from ..parameters import Parameters
+from ..patterns import Patterns
+from .exchange import TRANSPORTS, require_float32
 
 
 @options
@@ -49,6 +52,13 @@ class ExchangeOptions(Options):
         "precision; auto: for each bucket the bits that are fastest by a measurement of links and "
         "kernels before training, more bits where they cost no more than 5 % of the time",
     )
+    bits_of: Patterns[float] = option(
+        Patterns({}),
+        ByPattern(GradientBits()),
+        "bits of their own for some parameters, by a shell pattern of their names (*.bias:32) or "
+        "by size (<1024:32, of fewer than 1024 values); the first that matches counts, and all "
+        "others have gradient_bits",
+    )
     compression: CompressionOptions = group(CompressionOptions)
     route: TransportOptions = group(TransportOptions)
 
@@ -59,6 +69,11 @@ class ExchangeOptions(Options):
     @property
     def all_bits(self) -> set[float | str]:
         """The bits, or "auto", that are ever used."""
+        return self.usual_bits.union(self.bits_of.values())
+
+    @property
+    def usual_bits(self) -> set[float | str]:
+        """Those of parameters without bits of their own."""
         bits = self.gradient_bits
         return set(bits.values()) if isinstance(bits, Mapping) else {bits}
 
@@ -73,3 +88,24 @@ class ExchangeOptions(Options):
         if isinstance(bits, Mapping):
             return bits[max(start for start in bits if start <= samples)]
         return bits
+
+    def require_for(self, parameters: Parameters) -> None:
+        """See that these parameters can be exchanged so. Local.
+
+        Raises:
+            UserError: fewer than 32 bits for parameters that are not float32, or a pattern that
+                counts for none of them.
+        """
+        self.bits_of.require_matches("bits_of", {name: x.size for name, x in parameters.items()})
+        every = [("gradient_bits", bits) for bits in self.usual_bits - {AUTO}]
+        every += [(f"bits_of[{pattern!r}]", bits) for pattern, bits in self.bits_of.items()]
+        for name, bits in every:
+            require_float32(self.compression.codec(cast(float, bits)), parameters, name)
+
+    def codec(self, bits: float) -> Codec:
+        """Of a bucket whose parameters have so many bits, but for those with bits of their own."""
+        codec = self.compression.codec
+        if not self.bits_of or self.lossless:
+            return codec(bits)
+        own = {pattern: codec(number) for pattern, number in self.bits_of.items()}
+        return Mixed(others=codec(bits), own=Patterns(own))

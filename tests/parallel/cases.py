@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from parallel_sgd import SGD, Adam, Communicator, MomentumSGD, NesterovSGD, Parameters
-from parallel_sgd.compression import codec_for
+from parallel_sgd.compression import Mixed, codec_for
+from parallel_sgd.patterns import Patterns
 from parallel_sgd.schedules import Linear, Steps
 
 Array = np.ndarray
@@ -38,6 +39,15 @@ CODECS = {
     "float16": codec_for(16, block_size=BLOCK_SIZE),
     "bfloat16": codec_for(16, block_size=BLOCK_SIZE, half_format="bfloat16"),
     "32 bits": codec_for(32, block_size=BLOCK_SIZE),
+    "mixed": Mixed(
+        others=codec_for(1, block_size=BLOCK_SIZE),
+        own=Patterns(
+            {
+                pattern: codec_for(bits, block_size=BLOCK_SIZE)
+                for pattern, bits in {"b": 32, "<4": 16, "[ce]": 8, "p1*": 4}.items()
+            }
+        ),
+    ),
 }
 
 OPTIMIZERS = {

@@ -30,6 +30,10 @@ CONFORMING = {
         DataParallelSGD(gradient_bits={0: 4, 20: 16, 60: 2}, block_size=100),
         {"optimizer": MomentumSGD(lr=0.1)},
     ),
+    "data-parallel, bits of their own": (
+        DataParallelSGD(gradient_bits={0: 4, 20: 1}, bits_of={"b": 32, "<10": 16}, block_size=64),
+        {"optimizer": MomentumSGD(lr=0.1)},
+    ),
     "data-parallel, warm start": (
         warm := DataParallelSGD(gradient_bits=1, block_size=64, distributed_after=20),
         {"one_rank": lambda ranks: replace(warm, distributed_after=-(-20 // ranks))},

@@ -84,6 +84,16 @@ def test_one_rank_has_nothing_to_try(monkeypatch):
     assert str(chosen) == "collective exchange"
 
 
+def test_parameters_with_bits_of_their_own_keep_them(comm, links):
+    links(SLOW)
+    learner = learner_on(comm, bits_of={"a": 16})
+    chosen = learner_on(comm).state.exchange.bits["0"]
+    assert learner.state.exchange.values_by_bits() == {16: SMALL, chosen: LARGE}
+    learner.gradient.flat[:] = gradient_of(comm.rank, 0, SMALL + LARGE)
+    learner.step(samples=1)
+    same_on_all_ranks(comm, learner.parameters.flat)
+
+
 @pytest.mark.parametrize("places", ["aaaa", "abcd"])
 def test_what_is_tried_has_the_codec(on_ranks, monkeypatch, places):
     """Inside one machine, too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import re
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -32,6 +33,13 @@ REFUSED = {
         gradient_bits: samples=-1 must be a whole number <- gradient_bits={0: 1, -1: 2}
         threshold='max' must be 'zero' or 'mean' <- gradient_bits=1, code='sign'
         code='signs' must be 'largest' or 'sign' <- gradient_bits=1
+        bits_of='b:8' must be a mapping from patterns to values
+        bits_of: pattern 8 must be a text: it is a int <- bits_of={8: 1}
+        bits_of['*.b']=3 must be one of <- bits_of={'*.b': 3}
+        bits_of['b']='auto' must be one of <- bits_of={'b': 'auto'}
+        bits_of['b']=True must be one of <- bits_of={'b': True}
+        threshold='mean' has no effect without gradient_bits=1 <- bits_of={'b': 8}
+        error_feedback=False has no effect without <- bits_of={'b': 32}
         block_size=0 must be a whole number from 1 to 1048576 <- gradient_bits=2
         half_format='f8' must be 'float16' or 'bfloat16' <- gradient_bits=16
         distributed_after=-1 must be a whole number, at least 0
@@ -212,6 +220,19 @@ def test_bits_that_change_are_a_copy_and_go_by_samples():
     assert {samples: algorithm.exchange.bits_after(samples) for samples in expected} == expected
     assert psgd.DataParallelSGD(gradient_bits=8).exchange.bits_after(10**9) == 8
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm
+
+
+@pytest.mark.parametrize("kind", [psgd.DataParallelSGD, psgd.DiLoCo])
+def test_bits_by_pattern_are_a_copy_in_the_order_given(kind):
+    bits = {"*.bias": np.int64(32), "E": 8}
+    algorithm = kind(bits_of=bits, threshold="mean", gradient_bits=1, error_feedback=False)
+    bits["*"] = 7
+    assert repr(algorithm.bits_of) == "{'*.bias': 32, 'E': 8}"
+    assert eval(repr(algorithm), {kind.__name__: kind}) == algorithm
+    assert pickle.loads(pickle.dumps(algorithm)) == algorithm
+    other = replace(algorithm, bits_of={"E": 8, "*.bias": 32})
+    assert other != algorithm
+    assert kind(bits_of={"b": 1}, error_feedback=False).gradient_bits == 32
 
 
 @pytest.mark.parametrize("kind", [BlockMomentumSGD, CNTKBlockMomentumSGD, psgd.SlowMo, psgd.DiLoCo])

@@ -11,6 +11,7 @@ from parallel_sgd import Parameters, UserError
 from parallel_sgd.compression import (
     FullPrecision,
     HalfPrecision,
+    Mixed,
     OneBit,
     OneOf,
     UniformLevels,
@@ -18,6 +19,7 @@ from parallel_sgd.compression import (
     codec_from_dict,
     registered_bits,
 )
+from parallel_sgd.patterns import Patterns
 
 CODECS = [
     OneBit(),
@@ -104,6 +106,29 @@ def test_the_payload_has_the_promised_size(codec, parameters):
     packed = n * codec.bits / 8 + levels * len(blocks)
     assert packed <= blocks.bytes.stop <= packed + max(4, 4 * codec.bits) * len(blocks)
     assert blocks.bytes.stop <= 4 * n
+
+
+def test_mixed_blocks_are_aligned_and_can_be_encoded_one_by_one(parameters):
+    """Also those of 16 bits, of odd lengths."""
+    own = {"b": HalfPrecision(block_size=7), "W": UniformLevels(bits=4, block_size=7)}
+    codec = Mixed(others=OneBit(block_size=7), own=Patterns(own))
+    odd = Parameters({"a": np.zeros(20, np.float32), **parameters, "c": np.zeros(9, np.float32)})
+    odd.flat[:] = np.random.default_rng(1).standard_normal(odd.flat.size)
+    blocks = codec.blocks(odd)
+    assert not (blocks.offsets % 4).any()
+    assert [len(run.blocks) for run in blocks.runs] == [3, 293, 1, 1, 1, 1, 1, 1, 2]
+    results = []
+    one_by_one = [blocks.part(i, i + 1) for i in range(len(blocks))]
+    for rubbish, parts in ((1, [blocks]), (2, one_by_one)):
+        payload, residual = np.full(blocks.bytes.stop, rubbish, np.uint8), odd.flat / 3
+        out = np.ones_like(residual)
+        for part in parts:
+            at, place = part.values, part.bytes
+            codec.encode(part, odd.flat[at], residual[at], payload[place])
+            codec.decode(part, payload[place], out[at], add=True)
+        results.append(np.concatenate([payload, residual.view(np.uint8), out.view(np.uint8)]))
+        assert np.abs(out - 1 + residual - odd.flat * (4 / 3)).max() < 1e-5
+    assert np.array_equal(*results)
 
 
 def test_float64_travels_whole():

@@ -24,6 +24,7 @@ FLOORS: list[set[str]] = [
     {"kernels"},
     {"errors", "starting", "state", "trace", "version"},
     {"validation"},
+    {"patterns"},
     {"checks"},
     {"options"},
     {"files"},
@@ -46,7 +47,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # Rooms that know less than all that is below them.
 GROUND = {"kernels", "errors", "state", "trace", "version", "validation", "checks", "options"}
-GROUND |= {"files", "parameters"}
+GROUND |= {"files", "parameters", "patterns"}
 KNOWN_ONLY = {
     "communication": GROUND - {"parameters"} | {"starting"},
     "compression": GROUND,

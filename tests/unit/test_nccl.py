@@ -185,21 +185,23 @@ def test_full_precision_is_one_all_reduce(machine: Machine, hosts: str, dtype: A
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "abab", "aabbcc", "aaaa", "ab"])
-@pytest.mark.parametrize("bits", [None, 8, 1])
-def test_hosts_send_one_message(machine: Machine, hosts: str, bits: int | None) -> None:
+@pytest.mark.parametrize("bits", [None, 8, 1, {"b": 16, "W": 32}])
+def test_hosts_send_one_message(machine: Machine, hosts: str, bits: Any) -> None:
     """The sums and residuals of a pipeline whose ranks sum within hosts, where sums are exact."""
 
     def body(comm: Any) -> None:
-        codec = None if bits is None else codec_for(bits, block_size=BLOCK)
+        own = bits if isinstance(bits, dict) else {}
+        usual = 1 if own else bits or 32
+        options = ExchangeOptions(gradient_bits=usual, bits_of=own, block_size=BLOCK)
+        codec = None if bits is None else options.codec(usual)
         parameters = machine.zeros()
+        starts = options.codec(32).blocks(parameters).starts
         topology, nccl = start_nccl(parameters, comm, True, lossless=False)
         assert topology == Topology.over(hosts)
         results = []
-        for options in ({"transport": "pipelined"}, {"transport": "nccl", "nccl": nccl}):
-            buckets = cut_buckets(parameters, BLOCK, 1)
-            exchange = Exchange(
-                parameters, comm, codec, topology=topology, buckets=buckets, **options
-            )
+        for way in ({"transport": "pipelined"}, {"transport": "nccl", "nccl": nccl}):
+            buckets = cut_buckets(parameters, BLOCK, 1, starts)
+            exchange = Exchange(parameters, comm, codec, topology=topology, buckets=buckets, **way)
             residuals, sums = exchange.residuals(parameters) if codec else None, []
             for step in range(3):
                 values = whole_numbers(comm.rank, step, parameters.flat.size)

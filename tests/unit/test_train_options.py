@@ -28,6 +28,11 @@ def refused(line: str) -> str:
     [
         ("--gradient 1", "unrecognized arguments: --gradient"),
         ("--gradient-bits 0:1,0:2", "--gradient-bits: '0:1,0:2' must give each number of samples"),
+        ("--bits-of b", "--bits-of: bits_of='b' must be pattern:value pairs as *.bias:32,<1024"),
+        ("--bits-of :8", "--bits-of: bits_of=':8' must be pattern:value pairs"),
+        ("--bits-of b:8,b:4", "--bits-of: 'b:8,b:4' must give each pattern once"),
+        ("--bits-of b:x", "bits_of['b']='x' must be one of "),
+        ("--algorithm async --bits-of b:8", "--bits-of={'b': 8} is not an option of async, but of"),
         ("--output=", "output='' must be the path of a folder"),
         ("--resume=", "resume='' must be the path of a folder"),
         ("--trace=", "trace='' must be the path of a file"),
@@ -81,6 +86,12 @@ def test_options_without_effect(line, option, needed):
 )
 def test_options_with_an_effect(line):
     read(line.split())
+
+
+def test_bits_by_pattern():
+    """In the order given; the last colon ends a pattern."""
+    _, algorithm, _ = read(["--bits-of", "<1024:32,tower:*.bias:16,E:1"])
+    assert [*algorithm.bits_of.items()] == [("<1024", 32), ("tower:*.bias", 16), ("E", 1)]
 
 
 VALUES = ["0", "1", "-1", "0.5", "1e400", "nan", "inf", "1e-400", "auto", "zero", "keep", "true"]
