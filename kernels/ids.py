@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .cpu import compiled
+from .compiled import compiled
 from .reference import Array
 
 I64, U64 = np.int64, np.uint64

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .cpu import compiled
+from .compiled import compiled
 from .ids import mix
 from .pointers import address_of, get_int, prefetch, set_int
 from .reference import Array

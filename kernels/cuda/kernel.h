@@ -35,4 +35,10 @@ typedef float real;
 typedef unsigned word;
 #endif
 
+// Read first, then compute: the loads of all EACH values are in flight together.
+#define LOAD(kept, vector)                                 \
+    real kept[EACH];                                       \
+    _Pragma("unroll") for (int k = 0; k < EACH; k++)       \
+        kept[k] = element(k) < n ? vector[element(k)] : 0
+
 #endif

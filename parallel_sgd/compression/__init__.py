@@ -4,7 +4,14 @@ from .codec import Codec, codec_for, codec_from_dict, register, registered_bits,
 from .full_precision import FullPrecision
 from .half_precision import HalfPrecision
 from .one_bit import OneBit
-from .options import AUTO, LARGEST, CompressionOptions, GradientBits, problem_with
+from .options import (
+    AUTO,
+    LARGEST,
+    CompressionOptions,
+    GradientBits,
+    problem_with,
+    problem_with_largest,
+)
 from .uniform_levels import UniformLevels
 
 __all__ = [
@@ -20,6 +27,7 @@ __all__ = [
     "codec_for",
     "codec_from_dict",
     "problem_with",
+    "problem_with_largest",
     "register",
     "registered_bits",
     "unregister",

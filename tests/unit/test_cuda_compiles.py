@@ -29,7 +29,7 @@ def _variants() -> Iterator[tuple[str, dict[str, int]]]:
         for bits in (2, 4, 8):
             yield "levels.cu", launch.macros(length, bits)
     yield "half.cu", {}
-    for file in ("largest.cu", "optimizer_steps.cu"):
+    for file in ("largest.cu", "optimizer_steps.cu", "outer_steps.cu"):
         for bits in (32, 64):
             yield file, {"REAL_BITS": bits}
 
