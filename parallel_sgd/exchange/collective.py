@@ -38,13 +38,15 @@ class Collective(Transport):
         ]
 
     def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
-        """See `Transport`: two calls for each bucket, or one."""
+        """See `Transport`: two calls for each bucket, or one; none where there is one rank."""
         bytes_sent = 0
         for number, reduction in enumerate(self.reductions):
             while is_ready is not None and not is_ready(number):
                 time.sleep(NAP_S)
             everything = self._everything[number]
-            if everything is None:
+            if self._comm.size == 1:
+                self._sum_alone(reduction, vector, residuals)
+            elif everything is None:
                 bytes_sent += self._sum(reduction, vector, residuals, *self._parts[number])
             else:
                 bytes_sent += self._sum_short(vector[reduction.values], everything)
@@ -86,6 +88,19 @@ class Collective(Transport):
                 reduction.decode(piece, vector)
         sent: int = (wire.size - own + (comm.size - 1) * own) * wire.itemsize
         return sent
+
+    def _sum_alone(self, reduction: Reduction, vector: Array, residuals: Residuals | None) -> None:
+        """What is sent to nobody still passes through the codec, if there is one."""
+        if isinstance(reduction, PlainReduction):
+            return
+        trace = self._comm.trace
+        for piece in reduction.pieces:
+            with trace.span("encode"):
+                reduction.encode(piece, vector, residuals)
+            with trace.span("sum"):
+                reduction.reduce(piece, vector, residuals)
+            with trace.span("decode"):
+                reduction.decode(piece, vector)
 
     def _sum_short(self, values: Array, everything: Array) -> int:
         """Everybody gets everything, and adds it up."""
