@@ -14,8 +14,42 @@ import numpy as np
 from . import one_of, simd
 from .blocks import Blocks
 from .compiled import block_at, compiled, decode_raw, encode_raw
+from .low_rank import low_rank_product
 from .memory import beyond_caches
 from .reference import SMALLEST_STEP, Array, place_shift
+from .steps import (
+    adagrad_step,
+    adam_step,
+    averaging_step,
+    compensate_delay,
+    mix,
+    momentum_step,
+    outer_momentum_step,
+    sgd_step,
+    weighted_difference,
+)
+
+__all__ = [
+    "adagrad_step",
+    "adam_step",
+    "averaging_step",
+    "compensate_delay",
+    "decode_1bit",
+    "decode_half",
+    "decode_levels",
+    "decode_one_of",
+    "encode_1bit",
+    "encode_half",
+    "encode_levels",
+    "encode_one_of",
+    "largest_magnitude",
+    "low_rank_product",
+    "mix",
+    "momentum_step",
+    "outer_momentum_step",
+    "sgd_step",
+    "weighted_difference",
+]
 
 F32, U32 = np.float32, np.uint32
 _word, _float = simd.float_to_word, simd.word_to_float
@@ -65,66 +99,7 @@ def decode_half(payload: Array, out: Array, add: bool, bfloat: bool) -> None:
 
 
 def largest_magnitude(x: Array) -> float:
-    if x.dtype == np.float32:
-        word = np.uint32(_largest_word(x.view(np.uint32), np.uint32(0x7FFFFFFF)))
-        return float(word.view(np.float32))
-    long = np.uint64(_largest_word(x.view(np.uint64), np.uint64(0x7FFFFFFFFFFFFFFF)))
-    return float(long.view(np.float64))
-
-
-def sgd_step(x: Array, gradient: Array, lr: float, out: Array | None = None) -> None:
-    _sgd_step(x, gradient, x.dtype.type(lr), out)
-
-
-def momentum_step(
-    x: Array,
-    m: Array,
-    gradient: Array,
-    lr: float,
-    momentum: float,
-    gain: float,
-    nesterov: bool,
-    out: Array | None = None,
-) -> None:
-    real = x.dtype.type
-    _momentum_step(x, m, gradient, real(lr), real(momentum), real(gain), nesterov, out)
-
-
-def adam_step(
-    x: Array,
-    m: Array,
-    v: Array,
-    gradient: Array,
-    scale: float,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    decay: float,
-    out: Array | None = None,
-) -> None:
-    numbers = (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay)
-    _adam_step(x, m, v, gradient, *map(x.dtype.type, numbers), out)
-
-
-def adagrad_step(
-    x: Array,
-    s: Array,
-    gradient: Array,
-    scale: float,
-    lr: float,
-    epsilon: float,
-    out: Array | None = None,
-) -> None:
-    _adagrad_step(x, s, gradient, *map(x.dtype.type, (scale, lr, epsilon)), out)
-
-
-def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) -> None:
-    _compensate_delay(gradient, x, backup, gradient.dtype.type(factor))
-
-
-def low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) -> None:
-    _low_rank_product(p, q, out, rank, subtract)
+    return float(_largest_magnitude(x, x.dtype.type(0)))
 
 
 @compiled
@@ -270,102 +245,8 @@ def _from_float16(code: int) -> Any:
 
 
 @compiled
-def _largest_word(words: Array, magnitude_bits: int) -> Any:
-    largest = magnitude_bits & U32(0)
-    for i in range(len(words)):
-        largest = max(largest, words[i] & magnitude_bits)
-    return largest
-
-
-@compiled
-def _sgd_step(x: Array, gradient: Array, lr: float, out: Array | None = None) -> None:
-    new_x = x if out is None else out  # decided by Numba: in place, LLVM sees one pointer
+def _largest_magnitude(x: Array, zero: float) -> Any:
+    largest = simd.magnitude_to_word(zero)
     for i in range(len(x)):
-        new_x[i] = x[i] - lr * gradient[i]
-
-
-@compiled
-def _momentum_step(
-    x: Array,
-    m: Array,
-    g: Array,
-    lr: float,
-    momentum: float,
-    gain: float,
-    nesterov: bool,
-    out: Array | None = None,
-) -> None:
-    new_x = x if out is None else out
-    if nesterov:
-        for i in range(len(x)):
-            push = gain * g[i]
-            new = momentum * m[i] + push
-            m[i] = new
-            new_x[i] = x[i] - lr * (momentum * new + push)
-    else:
-        for i in range(len(x)):
-            new = momentum * m[i] + gain * g[i]
-            m[i] = new
-            new_x[i] = x[i] - lr * new
-
-
-@compiled
-def _adam_step(
-    x: Array,
-    m: Array,
-    v: Array,
-    gradient: Array,
-    scale: float,
-    lr: float,
-    weight1: float,
-    weight2: float,
-    epsilon: float,
-    decay: float,
-    out: Array | None = None,
-) -> None:
-    new_x = x if out is None else out
-    for i in range(len(x)):
-        g = scale * gradient[i]
-        m[i] += weight1 * (g - m[i])
-        v[i] += weight2 * (g * g - v[i])
-        new_x[i] = x[i] - (lr * m[i] / (np.sqrt(v[i]) + epsilon) + decay * x[i])
-
-
-@compiled
-def _adagrad_step(
-    x: Array,
-    s: Array,
-    gradient: Array,
-    scale: float,
-    lr: float,
-    epsilon: float,
-    out: Array | None = None,
-) -> None:
-    new_x = x if out is None else out
-    for i in range(len(x)):
-        g = scale * gradient[i]
-        s[i] += g * g
-        new_x[i] = x[i] - lr * g / (np.sqrt(s[i]) + epsilon)
-
-
-@compiled
-def _compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) -> None:
-    for i in range(len(x)):
-        gradient[i] += factor * gradient[i] * gradient[i] * (x[i] - backup[i])
-
-
-@compiled
-def _low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) -> None:
-    rows, columns = len(p) // rank, len(q) // rank
-    for i in range(rows):
-        row = out[i * columns : (i + 1) * columns]  # it stays in the first-level cache
-        if not subtract:
-            row[:] = 0
-        for k in range(rank):
-            p_ik, q_k = p[k * rows + i], q[k * columns : (k + 1) * columns]
-            if subtract:
-                for j in range(columns):
-                    row[j] -= p_ik * q_k[j]
-            else:
-                for j in range(columns):
-                    row[j] += p_ik * q_k[j]
+        largest = max(largest, simd.magnitude_to_word(x[i]))
+    return simd.word_to_magnitude(largest)

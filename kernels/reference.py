@@ -330,6 +330,38 @@ def low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) 
         matrix[:] = matrix - np.outer(p_k, q_k) if subtract else matrix + np.outer(p_k, q_k)
 
 
+def weighted_difference(x: Array, start: Array, weight: float, out: Array | None = None) -> float:
+    """x = weight * (start - x), in place, or in `out`; returns max |start - x|, or NaN."""
+    difference = start - x
+    _new(x, out)[:] = x.dtype.type(weight) * difference
+    return largest_magnitude(difference)
+
+
+def averaging_step(x: Array, gradient: Array) -> None:
+    """x -= gradient;  gradient = x: both are the new x."""
+    x -= gradient
+    gradient[:] = x
+
+
+def outer_momentum_step(
+    x: Array,
+    m: Array,
+    gradient: Array,
+    lr: float,
+    momentum: float,
+    gain: float,
+    nesterov: bool,
+) -> None:
+    """`momentum_step` in place, then gradient = x: both are the new x."""
+    momentum_step(x, m, gradient, lr, momentum, gain, nesterov)
+    gradient[:] = x
+
+
+def mix(x: Array, common: Array, weight: float) -> None:
+    """x = weight * (x - common) + common, in place."""
+    x[:] = x.dtype.type(weight) * (x - common) + common
+
+
 def _new(x: Array, out: Array | None) -> Array:
     """Where the new x goes."""
     return x if out is None else out

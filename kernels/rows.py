@@ -1,7 +1,7 @@
 """Rows of float32 that are found by ids: an embedding table. Array in, array out; CPU only.
 
 All kernels of such tables are here: `ids` and `slots` come along. The update rules are those of
-`cpu`, row by row, and so are their values. Numba's cache does not watch the files that a kernel
+`steps`, row by row, and so are their values. Numba's cache does not watch the files that a kernel
 uses others of: after a change there, touch this one and `slots`.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from . import cpu
+from . import steps as dense
 from .compiled import compiled
 from .ids import mix, partition, server_of, sum_rows, take_rows, unique
 from .pointers import floats_at, get_int
@@ -94,11 +94,11 @@ def read(records: Layout, ids: Array, rows: Array, seed: int, scale: float, out:
 
 @compiled
 def sgd_rows(records: Layout, rows: Array, clock: int, gradient: Array, lr: float) -> None:
-    """`cpu.sgd_step` on every record rows[i] >= 0, with gradient[i]."""
+    """`steps.sgd_step` on every record rows[i] >= 0, with gradient[i]."""
     for i in range(len(rows)):
         row = touch(records, rows, i, clock)
         if row >= 0:
-            cpu._sgd_step(_values(records, row, 0), gradient[i], lr)
+            dense._sgd_step(_values(records, row, 0), gradient[i], lr)
 
 
 @compiled
@@ -111,12 +111,12 @@ def adagrad_rows(
     lr: float,
     epsilon: float,
 ) -> None:
-    """`cpu.adagrad_step` on every record rows[i] >= 0, with gradient[i]."""
+    """`steps.adagrad_step` on every record rows[i] >= 0, with gradient[i]."""
     for i in range(len(rows)):
         row = touch(records, rows, i, clock)
         if row >= 0:
             x, s = _values(records, row, 0), _values(records, row, 1)
-            cpu._adagrad_step(x, s, gradient[i], scale, lr, epsilon)
+            dense._adagrad_step(x, s, gradient[i], scale, lr, epsilon)
 
 
 @compiled
@@ -146,4 +146,4 @@ def adam_rows(
         bias1, bias2 = 1 - beta1**steps, np.sqrt(1 - beta2**steps)  # floats, as in Python
         rate, root = F32(lr * bias2 / bias1), F32(epsilon * bias2)
         x, m, v = _values(records, row, 0), _values(records, row, 1), _values(records, row, 2)
-        cpu._adam_step(x, m, v, gradient[i], F32(scale), rate, weight1, weight2, root, F32(decay))
+        dense._adam_step(x, m, v, gradient[i], F32(scale), rate, weight1, weight2, root, F32(decay))

@@ -7,7 +7,7 @@ would rest meanwhile, so it fetches the next block's gradient.
 Every function here takes one block: arrays with the index of its first value (`at`), or of its
 first packed byte (`byte`), and its number of values `n`. The last n % 32 values pass through a
 stack buffer that is padded with zeros. Numba's cache watches neither this file nor `emitter`:
-after a change, touch `cpu.py`.
+after a change, touch `cpu.py` and `steps.py`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,30 @@ def begins_a_line(e: Emitter, x: Value, at: Value) -> Value:
 def finish_stores(e: Emitter) -> None:
     """Streaming stores are seen by others only after this."""
     e.b.fence("seq_cst")
+
+
+_WORDS = {types.float32: types.uint32, types.float64: types.uint64}
+_REALS = {word: real for real, word in _WORDS.items()}
+
+
+@intrinsic
+def magnitude_to_word(context: Any, value: Any) -> Any:
+    """The bits of a float32 or float64 without its sign. Their order is that of magnitudes; beyond
+    all numbers comes infinity, and NaN beyond that."""
+    word = _WORDS[value]
+
+    def emit(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.IntType(value.bitwidth)
+        return b.and_(b.bitcast(arguments[0], kind), kind(2 ** (value.bitwidth - 1) - 1))
+
+    return word(value), emit
+
+
+@intrinsic
+def word_to_magnitude(context: Any, word: Any) -> Any:
+    """The inverse of `magnitude_to_word`."""
+    real = _REALS[word]
+    return real(word), lambda c, b, s, a: b.bitcast(a[0], c.get_value_type(real))
 
 
 @vector_function("payload", "int", returns=types.float32)

@@ -156,6 +156,43 @@ def low_rank_product(p: Array, q: Array, out: Array, rank: int, subtract: bool) 
     over_elements("low_rank.cu", "low_rank_product", arrays, *numbers, bits=_bits(out))
 
 
+def weighted_difference(x: Array, start: Array, weight: float, out: Array | None = None) -> float:
+    """As `reference.weighted_difference`. Memory traffic: 3 values a value. Waits for the device
+    once."""
+    cupy: Any = importlib.import_module("cupy")
+    largest = cupy.zeros(1, np.dtype(f"u{x.itemsize}"))
+    arrays, number = (x, start, _new(x, out), largest), x.dtype.type(weight)
+    chosen = {"bits": _bits(x), "most_grid": _MOST_GRID}
+    over_elements("outer_steps.cu", "weighted_difference", arrays, number, **chosen)
+    return float(largest.view(x.dtype).item())
+
+
+def averaging_step(x: Array, gradient: Array) -> None:
+    """As `reference.averaging_step`. Memory traffic: 4 values a value."""
+    over_elements("outer_steps.cu", "averaging_step", (x, gradient), bits=_bits(x))
+
+
+def outer_momentum_step(
+    x: Array,
+    m: Array,
+    gradient: Array,
+    lr: float,
+    momentum: float,
+    gain: float,
+    nesterov: bool,
+) -> None:
+    """As `reference.outer_momentum_step`. Memory traffic: 6 values a value."""
+    numbers = *map(x.dtype.type, (lr, momentum, gain)), np.int32(nesterov)
+    arrays = (x, m, gradient)
+    over_elements("outer_steps.cu", "outer_momentum_step", arrays, *numbers, bits=_bits(x))
+
+
+def mix(x: Array, common: Array, weight: float) -> None:
+    """As `reference.mix`. Memory traffic: 3 values a value."""
+    number = x.dtype.type(weight)
+    over_elements("outer_steps.cu", "mix", (x, common), number, bits=_bits(x))
+
+
 def _new(x: Array, out: Array | None) -> Array:
     """Where the new x goes."""
     return x if out is None else out

@@ -49,4 +49,10 @@ INLINE float number_of(unsigned bits)
     return same.number;
 }
 
+// Read first, then compute: the loads of all EACH values are in flight together.
+#define LOAD(kept, vector)                                 \
+    real kept[EACH];                                       \
+    _Pragma("unroll") for (int k = 0; k < EACH; k++)       \
+        kept[k] = element(k) < n ? vector[element(k)] : 0
+
 #endif

@@ -5,12 +5,6 @@
 // adagrad 5, delay compensation 4.
 #include "kernel.h"
 
-// Read first, then compute: the loads of all EACH values are in flight together.
-#define LOAD(kept, vector)                                 \
-    real kept[EACH];                                       \
-    _Pragma("unroll") for (int k = 0; k < EACH; k++)       \
-        kept[k] = element(k) < n ? vector[element(k)] : 0
-
 // x -= lr * g.  Grid, as of all kernels here: a thread for every EACH values.
 ELEMENT_KERNEL sgd_step(
     const real *x,                      // [n]

@@ -52,7 +52,10 @@ class OuterStep(Options, ABC):
 
     @abstractmethod
     def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
-        """Change Φ [n] and the momentum [n] by G [n], which may be changed too. Local."""
+        """Change Φ [n] and the momentum [n] by G [n], and leave the new Φ in G's place too.
+
+        Local. Cost: one pass over memory.
+        """
 
     def weight(self, own_samples: int, samples: int) -> float:
         """What the model of a rank with so many of a block's samples counts in G. Local."""
@@ -82,7 +85,7 @@ class Averaging(OuterStepWithInnerState):
         return None
 
     def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
-        model -= gradient
+        body(model).averaging_step(model, gradient)
 
 
 @options
@@ -140,7 +143,7 @@ class BlockMomentum(OuterStep):
     def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
         eta, zeta = self.momentum_after(block), self.block_learning_rate
         nesterov = self.use_nesterov_momentum
-        body(model).momentum_step(model, momentum, gradient, 1.0, eta, zeta, nesterov)
+        body(model).outer_momentum_step(model, momentum, gradient, 1.0, eta, zeta, nesterov)
 
 
 @options
@@ -167,7 +170,7 @@ class CNTKBlockMomentum(BlockMomentum):
     def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
         eta = self.momentum_after(block)
         lr, zeta = 1 + eta if self.use_nesterov_momentum else 1.0, self.block_learning_rate
-        body(model).momentum_step(model, momentum, gradient, lr, eta, (1 - eta) * zeta, False)
+        body(model).outer_momentum_step(model, momentum, gradient, lr, eta, (1 - eta) * zeta, False)
 
 
 @options
@@ -192,10 +195,10 @@ class SlowMomentum(OuterStepWithInnerState):
         if lr < SMALLEST_LR:
             assert momentum is not None
             gradient *= alpha
-            model -= gradient
+            body(model).averaging_step(model, gradient)
             momentum *= beta
             return
-        body(model).momentum_step(model, momentum, gradient, alpha * lr, beta, 1 / lr, False)
+        body(model).outer_momentum_step(model, momentum, gradient, alpha * lr, beta, 1 / lr, False)
 
 
 @options
@@ -213,4 +216,4 @@ class OuterNesterov(OuterStepWithInnerState):
 
     def step(self, model: Array, momentum: Array | None, gradient: Array, block: Block) -> None:
         lr, mu = self.outer_learning_rate, self.outer_momentum
-        body(model).momentum_step(model, momentum, gradient, lr, mu, 1.0, True)
+        body(model).outer_momentum_step(model, momentum, gradient, lr, mu, 1.0, True)

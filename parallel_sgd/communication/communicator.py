@@ -286,7 +286,7 @@ class Communicator(ABC):
         for value in alike.values() if alike else ():
             sign = sign * SIGN_FACTOR + value
         sign %= SIGN_PRIME
-        own = np.array([samples, problem is not None, sign, sign * sign], np.int64)
+        own = np.array([samples, int(problem is not None), sign, sign * sign], np.int64)
         self._problem = problem
         try:
             with self.trace.span("wait"):

@@ -93,13 +93,14 @@ class MpiCommunicator(Communicator):
         self._wait = watched("", self._calls)  # one for all collectives, of which one is at a time
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
-        own = receive[sum(counts[: self.rank]) :][: counts[self.rank]]
+        begin = sum(counts[: self.rank])
+        own = receive[begin : begin + counts[self.rank]]
         if not _same_place(send, own):
             own[...] = send
         with self.trace.collective(), self._waits("allgather"):
             host = self._host(receive, read=True)
             if host.size > self.most_values:
-                here = host[sum(counts[: self.rank]) :][: counts[self.rank]]
+                here = host[begin : begin + counts[self.rank]]
                 self._send_pieces([here] * self.size, parts_of(host, counts))
             elif len(set(counts)) == 1:
                 self._comm.Allgather(MPI.IN_PLACE, host)
@@ -132,14 +133,10 @@ class MpiCommunicator(Communicator):
             self._return(host, array)
 
     def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        total = np.empty_like(values)
+        total = values.copy()
         with self._waits("sum_integers"):
-            if len(values) <= self.most_values:
-                self._comm.Allreduce(values, total)
-            else:
-                pieces = (pieces_of(whole, self.most_values) for whole in (values, total))
-                for sent, summed in zip(*pieces, strict=True):
-                    self._comm.Allreduce(sent, summed)
+            for piece in pieces_of(total, self.most_values):
+                self._comm.Allreduce(MPI.IN_PLACE, piece)
         return total
 
     def _send_pieces(self, sent: Sequence[Array], received: Sequence[Array]) -> None:

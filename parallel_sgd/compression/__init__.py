@@ -15,7 +15,14 @@ from .half_precision import HalfPrecision
 from .mixed import Mixed
 from .one_bit import OneBit
 from .one_of import OneOf
-from .options import AUTO, LARGEST, CompressionOptions, GradientBits, problem_with
+from .options import (
+    AUTO,
+    LARGEST,
+    CompressionOptions,
+    GradientBits,
+    problem_with,
+    problem_with_largest,
+)
 from .uniform_levels import UniformLevels
 
 __all__ = [
@@ -34,6 +41,7 @@ __all__ = [
     "codec_for",
     "codec_from_dict",
     "problem_with",
+    "problem_with_largest",
     "register",
     "registered_bits",
     "registered_codes",

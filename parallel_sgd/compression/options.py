@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence, Set
 from typing import Any
 
+import numpy as np
+
 from ..kernels import body
 from ..options import Choice, Options, Whole, option, options
 from .codec import (
@@ -19,7 +21,7 @@ from .codec import (
     users_of,
 )
 
-LARGEST = 1e30
+LARGEST = float(np.float32(1e30))
 """With few bits. Beyond it the sums of a block could overflow: taken for divergence."""
 
 AUTO = "auto"  #: what is measured before training, or follows from the hosts
@@ -108,15 +110,19 @@ def problem_with(vector: Array, bits: float = 32, name: str = "gradient") -> str
 
     Local. Cost: reads the vector once.
     """
-    worst = body(vector).largest_magnitude(vector)
-    if not math.isfinite(worst):
+    return problem_with_largest(body(vector).largest_magnitude(vector), bits, name)
+
+
+def problem_with_largest(largest: float, bits: float, name: str) -> str | None:
+    """`problem_with` a vector whose largest magnitude is known. Local."""
+    if not math.isfinite(largest):
         return (
-            f"the {name} is not finite: its largest magnitude is {worst}; "
+            f"the {name} is not finite: its largest magnitude is {largest}; "
             "a smaller learning rate may help"
         )
-    if bits < 32 and worst > vector.dtype.type(LARGEST):
+    if bits < 32 and largest > LARGEST:
         return (
-            f"the {name} is too large: its largest magnitude is {worst:.9g}, and at most "
+            f"the {name} is too large: its largest magnitude is {largest:.9g}, and at most "
             f"{LARGEST:g} can be exchanged with gradient_bits={bits}; "
             "a smaller learning rate may help"
         )

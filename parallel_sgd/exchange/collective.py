@@ -6,9 +6,9 @@ import time
 from typing import Any
 
 from ..communication import Communicator
-from ..kernels import empty_like
+from ..kernels import array_module, empty_like
 from .layout import Topology
-from .reduction import PlainReduction, Reduction, add_in_order
+from .reduction import PlainReduction, Reduction
 from .residuals import Residuals
 from .transport import IsReady, ReductionsOver, Transport
 
@@ -27,7 +27,12 @@ class Collective(Transport):
     def __init__(self, reductions: ReductionsOver, topology: Topology, comm: Communicator) -> None:
         assert not topology.hierarchical
         self.reductions, self._comm = reductions(topology), comm
-        self._everything = [self._room(reduction) for reduction in self.reductions]
+        self._short = [
+            ShortSum(reduction.values, reduction.received, comm)
+            if comm.size > 1 and _is_short(reduction)
+            else None
+            for reduction in self.reductions
+        ]
         #: Of every bucket: this rank's part of the wire, and the most that any rank sends at once.
         self._parts = [
             (
@@ -38,25 +43,19 @@ class Collective(Transport):
         ]
 
     def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
-        """See `Transport`: two calls for each bucket, or one."""
+        """See `Transport`: two calls for each bucket, or one; none where there is one rank."""
         bytes_sent = 0
         for number, reduction in enumerate(self.reductions):
             while is_ready is not None and not is_ready(number):
                 time.sleep(NAP_S)
-            everything = self._everything[number]
-            if everything is None:
-                bytes_sent += self._sum(reduction, vector, residuals, *self._parts[number])
+            short = self._short[number]
+            if short is not None:
+                bytes_sent += short(vector)
+            elif self._comm.size == 1:
+                self._sum_alone(reduction, vector, residuals)
             else:
-                bytes_sent += self._sum_short(vector[reduction.values], everything)
+                bytes_sent += self._sum(reduction, vector, residuals, *self._parts[number])
         return bytes_sent
-
-    def _room(self, reduction: Reduction) -> Array | None:
-        """For every rank's values, where they are few, and travel as they are."""
-        like, bucket = reduction.received, reduction.values
-        size = bucket.stop - bucket.start
-        if isinstance(reduction, PlainReduction) and size * like.itemsize <= ONE_MESSAGE:
-            return empty_like(like, self._comm.size * size)
-        return None
 
     def _sum(
         self,
@@ -87,14 +86,52 @@ class Collective(Transport):
         sent: int = (wire.size - own + (comm.size - 1) * own) * wire.itemsize
         return sent
 
-    def _sum_short(self, values: Array, everything: Array) -> int:
-        """Everybody gets everything, and adds it up."""
-        comm = self._comm
+    def _sum_alone(self, reduction: Reduction, vector: Array, residuals: Residuals | None) -> None:
+        """What is sent to nobody still passes through the codec, if there is one."""
+        if isinstance(reduction, PlainReduction):
+            return
+        trace = self._comm.trace
+        for piece in reduction.pieces:
+            with trace.span("encode"):
+                reduction.encode(piece, vector, residuals)
+            with trace.span("sum"):
+                reduction.reduce(piece, vector, residuals)
+            with trace.span("decode"):
+                reduction.decode(piece, vector)
+
+
+class ShortSum:
+    """A bucket of few values, which travel as they are: everybody gets everything, and adds it up.
+
+    Args:
+        values: the bucket's.
+        like: an array of the vector's kind.
+        comm: the ranks, more than one.
+    """
+
+    def __init__(self, values: slice, like: Array, comm: Communicator) -> None:
+        size = values.stop - values.start
+        self._values, self._comm, self._counts = values, comm, [size] * comm.size
+        self._everything = empty_like(like, comm.size * size)
+        self._rows = [*self._everything.reshape(comm.size, -1)]
+        self._add = array_module(like).add
+
+    def __call__(self, vector: Array) -> int:
+        """Sum in rank order; the bytes that this rank has sent."""
+        comm, rows, values = self._comm, self._rows, vector[self._values]
+        own = rows[comm.rank]
+        own[...] = values
         with comm.trace.span("wire"):
-            comm.allgather(values, everything, [values.size] * comm.size)
-        rows = everything.reshape(comm.size, -1)
+            comm.allgather(own, self._everything, self._counts)
         with comm.trace.span("sum"):
-            terms = [*rows[: comm.rank], values, *rows[comm.rank + 1 :]]
-            add_in_order(terms, comm.rank, max(1, len(values)))
+            self._add(rows[0], rows[1], out=values)
+            for row in rows[2:]:
+                self._add(values, row, out=values)
         sent: int = (comm.size - 1) * values.nbytes
         return sent
+
+
+def _is_short(reduction: Reduction) -> bool:
+    size = reduction.values.stop - reduction.values.start
+    plain = isinstance(reduction, PlainReduction)
+    return plain and size * reduction.received.itemsize <= ONE_MESSAGE

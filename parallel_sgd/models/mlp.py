@@ -103,7 +103,7 @@ class MLP(Classifier):
             if layer > 1:
                 before = self._deltas[layer - 2][: len(x)]
                 xp.matmul(delta, self.parameters[f"W{layer}"].T, out=before)
-                before *= xp.sign(a, out=a)  # 1 where the rectifier let a value pass, else 0
+                before *= xp.greater(a, 0, out=a)  # 1 where the rectifier let a value pass, else 0
                 delta = before
         return delta
 

@@ -23,7 +23,7 @@ from ..costs import encoded_bytes
 from .job import Job, StepCost
 
 BACKWARD = 2 / 3  #: of a step, in which the gradient comes out bit by bit
-BLOCK_PASSES = 14  #: over the model at the end of a block: see `LocalUpdates`
+BLOCK_PASSES = 10  #: over the model at the end of a block: see `LocalUpdates`
 PUSH_PASSES = 6  #: of a server over its part, for a push: receive, apply, answer
 NODES_PER_SERVER = 8
 

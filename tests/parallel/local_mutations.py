@@ -17,7 +17,8 @@ WITH_MOMENTUM = ["equations, block momentum", "equations, SlowMo", "equations, D
 
 
 def negated(right, self, model, momentum, gradient, block):
-    right(self, model, momentum, -gradient, block)
+    gradient *= -1
+    right(self, model, momentum, gradient, block)
 
 
 def forgetful(right, self, model, momentum, *arguments):
@@ -28,7 +29,7 @@ def forgetful(right, self, model, momentum, *arguments):
 def cntk_nesterov(right, self, model, momentum, gradient, block):
     eta, zeta = self.momentum_after(block), self.block_learning_rate
     rate = 1 + eta if self.use_nesterov_momentum else 1.0
-    body(model).momentum_step(model, momentum, gradient, rate, eta, zeta, False)
+    body(model).outer_momentum_step(model, momentum, gradient, rate, eta, zeta, False)
 
 
 def stale_start(right, self, state, *arguments, **options):
@@ -43,8 +44,8 @@ def next_rate(right, self, state, gradient, samples, lr, work):
     return right(self, state, gradient, samples, work.optimizer.lr, work)
 
 
-def own_samples_decide(right, self, state, x, comm):
-    right(self, state, x, comm)
+def own_samples_decide(right, self, state, x, comm, term):
+    right(self, state, x, comm, term)
     state.block_samples = comm.size * state.own_samples
 
 

@@ -94,7 +94,7 @@ LARGE = {"W1": (300, 400), "b1": (400,), "W2": (400, 100), "b2": (100,)}  # 160,
 @pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize("block_size", [256, 1024])
 def test_bytes_sent(comm, bits, block_size):
-    """2 (K-1)/K n (b/8 + levels/block) bytes a rank and exchange, in two collectives."""
+    """2 (K-1)/K n (b/8 + levels/block) bytes a rank and sum, in two collectives; alone none."""
     parameters = Parameters({k: np.zeros(s, np.float32) for k, s in LARGE.items()})
     counting, n = Counting(comm), parameters.flat.size
     if bits == 32:
@@ -106,7 +106,7 @@ def test_bytes_sent(comm, bits, block_size):
     for step in range(2):
         exchange.sum(gradient_of(comm.rank, step, n), residuals)
     assert exchange.bytes_sent == counting.bytes
-    assert counting.calls == 4
+    assert counting.calls == (4 if comm.size > 1 else 0)
     levels = {1: 8, 16: 0, 32: 0}.get(bits, 4)
     formula = 2 * (comm.size - 1) / comm.size * n * (bits / 8 + levels / block_size)
     assert 0.95 * formula <= exchange.bytes_sent / 2 <= 1.05 * formula
@@ -131,7 +131,7 @@ def test_a_short_vector_takes_one_collective(comm, dtype):
     counting = Counting(comm)
     exchange = Exchange(parameters, counting)
     exchange.sum(parameters.flat)
-    assert counting.calls == 1
+    assert counting.calls == (1 if comm.size > 1 else 0)
     assert exchange.bytes_sent == counting.bytes == (comm.size - 1) * parameters.flat.nbytes
 
 

@@ -84,6 +84,7 @@ class FlippedSign(Around):
 class FlippedOuterSign(Averaging):
     def step(self, model, momentum, gradient, block):
         model += gradient
+        gradient[...] = model
 
 
 class StaleStart(OuterNesterov):
@@ -95,7 +96,7 @@ class StaleStart(OuterNesterov):
     def step(self, model, momentum, gradient, block):
         new = momentum - gradient
         momentum[...] = model
-        model[...] = new
+        model[...] = gradient[...] = new
 
 
 class LastBlockIsLost(ModelAveragingSGD):

@@ -32,7 +32,7 @@ def _variants() -> Iterator[tuple[str, dict[str, int]]]:
             if length >= 32 * group:  # shorter blocks get the same program
                 yield "one_of.cu", launch.macros(length, GROUP=group)
     yield "half.cu", {}
-    for file in ("largest.cu", "low_rank.cu", "optimizer_steps.cu"):
+    for file in ("largest.cu", "low_rank.cu", "optimizer_steps.cu", "outer_steps.cu"):
         for bits in (32, 64):
             yield file, {"REAL_BITS": bits}
 

@@ -261,6 +261,26 @@ def test_low_rank_product(both: Both, rows: int, columns: int, rank: int, dtype:
         both("low_rank_product", p, q, _vector(rows * columns, 2, dtype), rank, subtract)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", SIZES)
+def test_steps_of_local_updates(both: Both, n: int, dtype: Any) -> None:
+    x, m, gradient = (_vector(n, seed, dtype) for seed in range(3))
+    both.both_ways("weighted_difference", x, m, 1 / 3)
+    both("averaging_step", x, gradient)
+    for nesterov in (False, True):
+        both("outer_momentum_step", x, m, gradient, 0.7, 0.9, 0.3, nesterov)
+    both("mix", x, m, 0.4)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, -np.nan])
+def test_a_difference_that_is_not_finite(both: Both, value: float) -> None:
+    for place in (0, 500, 999):
+        x, start = _vector(1000, 0), _vector(1000, 1)
+        x[place] = value
+        with np.errstate(invalid="ignore"):
+            both("weighted_difference", x, start, 0.5)
+
+
 def test_longest_block(both: Both) -> None:
     starts = cut([2**20], 2**20)
     blocks = Blocks(starts, payload_offsets(starts, 4))

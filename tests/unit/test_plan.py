@@ -108,9 +108,9 @@ def test_a_block_is_paid_once_in_all_its_steps():
     assert isinstance(averaging, Blocks) and averaging.steps(JOB) == 625  # 40,000 samples
     slowmo = every["SlowMo", 4]
     cost = slowmo.cost(JOB)
-    extra_s = JOB.exchange(4, cost.buckets).total_s + JOB.passes_s(14)
+    extra_s = JOB.exchange(4, cost.buckets).total_s + JOB.passes_s(10)
     assert cost.total_s - 0.2 == pytest.approx(extra_s / 48)
-    in_kernels_s = JOB.exchange(4, cost.buckets).kernels_s + JOB.passes_s(14)
+    in_kernels_s = JOB.exchange(4, cost.buckets).kernels_s + JOB.passes_s(10)
     assert cost.kernels_s == pytest.approx(in_kernels_s / 48)
     shorter = averaging.cost(replace(JOB, minibatch=640))
     assert shorter.wire_s == pytest.approx(10 * averaging.cost(JOB).wire_s, rel=0.02)

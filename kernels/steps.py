@@ -1,0 +1,223 @@
+"""The optimizer steps in Numba, and those of local updates: the bytes of `reference`.
+
+Each is one pass over memory. Numba decides by types where the new x goes: in place, LLVM sees one
+pointer, and needs no checks of whether two vectors overlap.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import simd
+from .compiled import compiled
+from .reference import Array
+
+
+def sgd_step(x: Array, gradient: Array, lr: float, out: Array | None = None) -> None:
+    _sgd_step(x, gradient, x.dtype.type(lr), out)
+
+
+def momentum_step(
+    x: Array,
+    m: Array,
+    gradient: Array,
+    lr: float,
+    momentum: float,
+    gain: float,
+    nesterov: bool,
+    out: Array | None = None,
+) -> None:
+    real = x.dtype.type
+    _momentum_step(x, m, gradient, real(lr), real(momentum), real(gain), nesterov, out)
+
+
+def adam_step(
+    x: Array,
+    m: Array,
+    v: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+    out: Array | None = None,
+) -> None:
+    numbers = (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay)
+    _adam_step(x, m, v, gradient, *map(x.dtype.type, numbers), out)
+
+
+def adagrad_step(
+    x: Array,
+    s: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    epsilon: float,
+    out: Array | None = None,
+) -> None:
+    _adagrad_step(x, s, gradient, *map(x.dtype.type, (scale, lr, epsilon)), out)
+
+
+def compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) -> None:
+    _compensate_delay(gradient, x, backup, gradient.dtype.type(factor))
+
+
+def weighted_difference(x: Array, start: Array, weight: float, out: Array | None = None) -> float:
+    real = x.dtype.type
+    return float(_weighted_difference(x, start, real(weight), real(0), out))
+
+
+def averaging_step(x: Array, gradient: Array) -> None:
+    _averaging_step(x, gradient)
+
+
+def outer_momentum_step(
+    x: Array,
+    m: Array,
+    gradient: Array,
+    lr: float,
+    momentum: float,
+    gain: float,
+    nesterov: bool,
+) -> None:
+    real = x.dtype.type
+    _outer_momentum_step(x, m, gradient, real(lr), real(momentum), real(gain), nesterov)
+
+
+def mix(x: Array, common: Array, weight: float) -> None:
+    _mix(x, common, x.dtype.type(weight))
+
+
+@compiled
+def _sgd_step(x: Array, gradient: Array, lr: float, out: Array | None = None) -> None:
+    new_x = x if out is None else out
+    for i in range(len(x)):
+        new_x[i] = x[i] - lr * gradient[i]
+
+
+@compiled
+def _momentum_step(
+    x: Array,
+    m: Array,
+    g: Array,
+    lr: float,
+    momentum: float,
+    gain: float,
+    nesterov: bool,
+    out: Array | None = None,
+) -> None:
+    new_x = x if out is None else out
+    if nesterov:
+        for i in range(len(x)):
+            push = gain * g[i]
+            new = momentum * m[i] + push
+            m[i] = new
+            new_x[i] = x[i] - lr * (momentum * new + push)
+    else:
+        for i in range(len(x)):
+            new = momentum * m[i] + gain * g[i]
+            m[i] = new
+            new_x[i] = x[i] - lr * new
+
+
+@compiled
+def _adam_step(
+    x: Array,
+    m: Array,
+    v: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    weight1: float,
+    weight2: float,
+    epsilon: float,
+    decay: float,
+    out: Array | None = None,
+) -> None:
+    new_x = x if out is None else out
+    for i in range(len(x)):
+        g = scale * gradient[i]
+        m[i] += weight1 * (g - m[i])
+        v[i] += weight2 * (g * g - v[i])
+        new_x[i] = x[i] - (lr * m[i] / (np.sqrt(v[i]) + epsilon) + decay * x[i])
+
+
+@compiled
+def _adagrad_step(
+    x: Array,
+    s: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    epsilon: float,
+    out: Array | None = None,
+) -> None:
+    new_x = x if out is None else out
+    for i in range(len(x)):
+        g = scale * gradient[i]
+        s[i] += g * g
+        new_x[i] = x[i] - lr * g / (np.sqrt(s[i]) + epsilon)
+
+
+@compiled
+def _compensate_delay(gradient: Array, x: Array, backup: Array, factor: float) -> None:
+    for i in range(len(x)):
+        gradient[i] += factor * gradient[i] * gradient[i] * (x[i] - backup[i])
+
+
+@compiled
+def _weighted_difference(
+    x: Array, start: Array, weight: float, zero: float, out: Array | None = None
+) -> Any:
+    new_x = x if out is None else out
+    largest = simd.magnitude_to_word(zero)
+    for i in range(len(x)):
+        difference = start[i] - x[i]
+        largest = max(largest, simd.magnitude_to_word(difference))
+        new_x[i] = weight * difference
+    return simd.word_to_magnitude(largest)
+
+
+@compiled
+def _averaging_step(x: Array, gradient: Array) -> None:
+    for i in range(len(x)):
+        new = x[i] - gradient[i]
+        x[i] = new
+        gradient[i] = new
+
+
+@compiled
+def _outer_momentum_step(
+    x: Array,
+    m: Array,
+    g: Array,
+    lr: float,
+    momentum: float,
+    gain: float,
+    nesterov: bool,
+) -> None:
+    if nesterov:
+        for i in range(len(x)):
+            push = gain * g[i]
+            new_m = momentum * m[i] + push
+            new = x[i] - lr * (momentum * new_m + push)
+            m[i] = new_m
+            x[i] = new
+            g[i] = new
+    else:
+        for i in range(len(x)):
+            new_m = momentum * m[i] + gain * g[i]
+            new = x[i] - lr * new_m
+            m[i] = new_m
+            x[i] = new
+            g[i] = new
+
+
+@compiled
+def _mix(x: Array, common: Array, weight: float) -> None:
+    for i in range(len(x)):
+        x[i] = weight * (x[i] - common[i]) + common[i]
