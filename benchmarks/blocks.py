@@ -19,6 +19,7 @@ import numpy as np
 
 from parallel_sgd import BlockMomentumSGD, Communicator, Learner, MomentumSGD, Parameters
 from parallel_sgd.compression import codec_for
+from parallel_sgd.costs import bytes_sent
 from parallel_sgd.exchange import Exchange
 
 from .on_ranks import on_ranks
@@ -66,7 +67,7 @@ def main(options: argparse.Namespace) -> Report:
         )
     for bits in map(str, BITS):
         sent = measured["bytes"][bits]
-        theory = 2 * (k - 1) / k * n * (int(bits) / 8 + (8 / 1024 if bits == "1" else 0))
+        theory = bytes_sent(n, int(bits), k)
         ratio = sent / theory if theory else None
         name = f"bytes a rank sends in a block, {bits} bit"
         report.add(name, sent, "B", f"one exchange in theory, {theory:,.0f} B", ratio)

@@ -8,6 +8,7 @@ confidence if the 90 % bootstrap interval does (two one-sided tests).
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--margin", type=float, default=0.01, help="of equivalence, in nats (default: 0.01)"
     )
-    parser.add_argument("--gradient-bits", type=int, default=1, help="(default: 1)")
+    parser.add_argument("--gradient-bits", type=json.loads, default=1, help="(default: 1)")
 
 
 def main(options: argparse.Namespace) -> Report:
@@ -67,7 +68,7 @@ def main(options: argparse.Namespace) -> Report:
     return report
 
 
-def measure(comm: Communicator, seeds: int, bits: int) -> dict[str, Any]:
+def measure(comm: Communicator, seeds: int, bits: float) -> dict[str, Any]:
     """What each rank runs: all pairs; (test loss, accuracy) of every run."""
     algorithm = DataParallelSGD(gradient_bits=bits)
     parallel, serial = [], []

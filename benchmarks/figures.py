@@ -191,9 +191,9 @@ def pairs(report: Report) -> Any:
     return figure
 
 
-def _by_bits(report: Report, what: str) -> list[tuple[int, Row]]:
+def _by_bits(report: Report, what: str) -> list[tuple[float, Row]]:
     names = {row.name: row for row in report.rows}
-    all_bits = [1, 2, 4, 8, 16, 32]
+    all_bits = [0.25, 0.5, 1, 2, 4, 8, 16, 32]
     return [(bits, names[name]) for bits in all_bits if (name := f"{bits} bit, {what}") in names]
 
 

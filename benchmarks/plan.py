@@ -9,6 +9,7 @@ a core. An error is predicted over measured, less 1.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rate", type=bits_per_s, default=1e9, help="of every link (default: 1gbit)")
     add(
         "--bits",
-        type=int,
+        type=json.loads,
         nargs="+",
         choices=registered_bits(),
         default=[32, 4, 1],

@@ -18,7 +18,7 @@ LEAST, MOST = 3, 40  #: rounds of a case
 
 
 def measure(
-    comm: Communicator, sizes: list[int], bits: list[int], transport: str
+    comm: Communicator, sizes: list[int], bits: list[float], transport: str
 ) -> list[dict[str, Any]]:
     """What each rank runs.
 
@@ -33,7 +33,7 @@ def measure(
     return [_exchange(comm, values, width, transport) for values in sizes for width in bits]
 
 
-def _exchange(comm: Communicator, values: int, bits: int, transport: str) -> dict[str, Any]:
+def _exchange(comm: Communicator, values: int, bits: float, transport: str) -> dict[str, Any]:
     parameters = Parameters({"W": np.zeros(values, np.float32)})
     gradient = parameters.like().flat
     gradient[:] = np.random.default_rng(comm.rank).standard_normal(values, np.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import statistics
 from dataclasses import dataclass, field
@@ -110,7 +111,7 @@ def tabled(sizes: list[Size], hosts: int, rate: float) -> Report:
     return report
 
 
-def limit_s(values: int, bits: int, hosts: int, rate: float) -> float:
+def limit_s(values: int, bits: float, hosts: int, rate: float) -> float:
     """Seconds that the bytes of a sum take on a link; 0 where it has no limit."""
     return bytes_sent(values, bits, hosts) / payload_rate(rate)
 
@@ -121,9 +122,9 @@ def _megabytes(size: Size) -> str:
 
 def _cases(report: Report, size: Size, hosts: int, rate: float) -> None:
     for name, seconds in size.seconds.items():
-        bits = OURS[name][0] if name in OURS else 32
+        bits: float = OURS[name][0] if name in OURS else 32
         if name == AUTO:
-            (bits,) = map(int, size.auto["gradient_bits"])  # of one bucket
+            (bits,) = map(json.loads, size.auto["gradient_bits"])  # of one bucket
             name = f"{AUTO}: {bits} bit, {size.auto['transport']}"
         limit = limit_s(size.values, bits, hosts, rate)
         report.add(

@@ -1,4 +1,4 @@
-"""Synchronous data-parallel SGD, with gradients of 32 bits down to 1."""
+"""Synchronous data-parallel SGD, with gradients of 32 bits down to 1/4."""
 
 from __future__ import annotations
 

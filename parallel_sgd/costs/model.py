@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..communication.messages import piece_values
-from ..compression import codec_for, registered_bits
+from ..compression import auto_bits, codec_for, registered_bits
 from ..errors import UserError
 from ..parameters import Parameters
 from ..validation import choice, integer, number
@@ -189,14 +189,15 @@ def best_bits(
     """The bits whose exchange takes the fewest seconds; of those within 5 %, the most.
 
     Args:
-        allowed: what they may be; all whose `speeds` are known, if not given.
+        allowed: what they may be; if not given, all whose `speeds` are known and that learn as 32
+            do (`auto_bits`).
 
     So where the link is no limit, nobody loses precision for nothing. Local; pure, so that all
     ranks choose alike from alike arguments.
     """
     seconds = {
         bits: exchange_s(values, bits, ranks, link, speeds, ranks_per_host=ranks_per_host).total_s
-        for bits in allowed or speeds.encode
+        for bits in allowed or speeds.encode.keys() & {*auto_bits()}
     }
     limit = WORTH * min(seconds.values())
     return max(bits for bits, total_s in seconds.items() if total_s <= limit)

@@ -83,8 +83,8 @@ class Rules(Options):
         self.require_use("staleness", self.mode == "bounded", "mode='bounded'")
         self.compression.require_use_with({self.gradient_bits})
         # No buckets are cut here: blocks are those of quantization alone.
-        few = self.gradient_bits in (1, 2, 4, 8)
-        self.compression.require_use("block_size", few, "gradient_bits of 1 to 8")
+        few = self.gradient_bits < 16
+        self.compression.require_use("block_size", few, "gradient_bits of 8 or less")
 
     @property
     def codec(self) -> Codec:

@@ -53,7 +53,7 @@ def recommend(job: Job) -> Recommendation:
         f"{title(blocks)} keeps {faster:.0%} of the speed of {_nodes(job)}, where gradients in "
         f"every step keep {efficiency:.0%} at most ({title(same)}). It changes the result: after "
         "the same samples on 64 ranks it ended 0.45 nats behind serial SGD (model averaging: "
-        "0.77), with blocks of 4 bits as with 32, while 1 bit is unstable there "
+        "0.77), with blocks of 4 bits as with 32, while signs are unstable there "
         "(docs/experiments.md).",
     )
 
@@ -82,8 +82,8 @@ def _about(same: Candidate) -> str:
     if same.bits == 32:
         return "Its result is that of serial SGD on larger minibatches, but"
     return (
-        "With error feedback, which is on by default, 2 and 4 bits trained as well as 32, 1 bit "
-        "only with plain SGD (docs/experiments.md), and"
+        "With error feedback, which is on by default, 1, 2 and 4 bits trained as well as 32, half "
+        "a bit nearly so (docs/experiments.md), and"
     )
 
 

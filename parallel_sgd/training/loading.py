@@ -36,8 +36,12 @@ FREE_OF_ALGORITHMS = {
     "transport",
     "hierarchical",
     "overlap",
+    "code",
+    "threshold",
+    "half_format",
 }
-"""The same of the algorithm: who holds what, which way it is sent, and what is only looked at."""
+"""The same of the algorithm: who holds what, which way and in which format it is sent, and what is
+only looked at. The bits may be others, too, where some are lost: what residuals hold goes on."""
 
 Result = TypeVar("Result")
 
@@ -221,6 +225,8 @@ def _difference(path: Path, manifest: Mapping[str, Any], wanted: Mapping[str, An
         free = FREE if what == "optimizer" else FREE_OF_ALGORITHMS
         for name in dict.fromkeys([*saved["options"], *own["options"]]):
             values = [chosen["options"].get(name, "nothing") for chosen in (saved, own)]
+            if name == "gradient_bits" and {"nothing", "32", "'auto'"}.isdisjoint(values):
+                continue
             if name not in free and values[0] != values[1]:
                 return f"{start} {what}: it was {name}={values[0]}, and is {values[1]}"
     for name in wanted["facts"]:

@@ -26,6 +26,7 @@ ADDED = "the ranks' updates are added, whatever their samples"
 CONFORMING = {
     "data-parallel": (DataParallelSGD(), {"optimizer": Adam(lr=0.05)}),
     "data-parallel, 1 bit": (DataParallelSGD(gradient_bits=1, block_size=64), {}),
+    "data-parallel, 1/4 bit": (DataParallelSGD(gradient_bits=0.25, block_size=64), {}),
     "data-parallel, changing bits": (
         DataParallelSGD(gradient_bits={0: 4, 20: 16, 60: 2}, block_size=100),
         {"optimizer": MomentumSGD(lr=0.1)},
@@ -35,7 +36,7 @@ CONFORMING = {
         {"optimizer": MomentumSGD(lr=0.1)},
     ),
     "data-parallel, warm start": (
-        warm := DataParallelSGD(gradient_bits=1, block_size=64, distributed_after=20),
+        warm := DataParallelSGD(gradient_bits=1, code="sign", block_size=64, distributed_after=20),
         {"one_rank": lambda ranks: replace(warm, distributed_after=-(-20 // ranks))},
     ),
     "PowerSGD": (
@@ -117,6 +118,6 @@ CONFORMING = {
     # Its other modes promise less: see test_parameter_server_conformance.
     "asynchronous, in rounds": (
         DataParallelASGD(mode="sync", servers=0, sync_steps=1, gradient_bits=1, block_size=64),
-        {"optimizer": MomentumSGD(lr=0.1)},
+        {"optimizer": MomentumSGD(lr=0.02)},
     ),
 }

@@ -115,7 +115,7 @@ def equals_two_stages_in_one_place(
 
 
 def keeps_residuals_when_bits_change(
-    comm: Communicator, schedule: dict[int, int], block_size: int = BLOCK_SIZE, **options: Any
+    comm: Communicator, schedule: dict[int, float], block_size: int = BLOCK_SIZE, **options: Any
 ) -> None:
     """What few bits have lost enters later sums, and 32 bits at last give back all of it.
 

@@ -22,6 +22,7 @@ import parallel_sgd
 from parallel_sgd import Communicator, DataParallelSGD
 from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.communication.threads import ThreadCommunicator
+from parallel_sgd.compression import OneOf
 from parallel_sgd.exchange import Exchange
 from parallel_sgd.training import at_work
 
@@ -131,6 +132,12 @@ class Instead:
         return getattr(self.optimizer, name)
 
 
+def clears_what_is_not_sent(right, self, blocks, vector, residual, payload):
+    right(self, blocks, vector, residual, payload)
+    self.decode(blocks, payload, sent := np.empty_like(residual), add=False)
+    residual[sent == 0] = 0
+
+
 def forgets_when_bits_change(right, self, bits):
     right(self, bits)
     self.residuals.worker_error.fill(0)
@@ -181,6 +188,13 @@ MUTATIONS = [
         "_replace",
         forgets_when_bits_change,
         ["changing bits"],
+    ),
+    Mutation(
+        "residual cleared where nothing was sent",
+        OneOf,
+        "encode",
+        clears_what_is_not_sent,
+        ["conservation, one of 8", "conservation, one of 32"],
     ),
     Mutation(
         "no common model at the start",

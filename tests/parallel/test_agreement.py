@@ -58,7 +58,7 @@ def zeros(shapes, dtype=np.float32):
 
 def of_all_options(**options):
     """None of them is without effect."""
-    return DataParallelSGD(gradient_bits={0: 16, 9: 1}, **options)
+    return DataParallelSGD(gradient_bits={0: 16, 9: 1}, **{"code": "sign", **options})
 
 
 def make_learner(comm, **other):
@@ -85,6 +85,7 @@ def make_learner(comm, **other):
         ("gradient_bits of the", "algorithm", lambda: DataParallelSGD(gradient_bits={0: 32, 9: 1})),
         ("block_size of the algorithm", "algorithm", lambda: of_all_options(block_size=512)),
         ("threshold of the algorithm", "algorithm", lambda: of_all_options(threshold="mean")),
+        ("code of the algorithm", "algorithm", lambda: of_all_options(code="largest")),
         (
             "half_format of the algorithm",
             "algorithm",

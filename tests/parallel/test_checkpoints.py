@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import OPTIMIZERS, few_ranks_but, gradient_of, samples_of, shared, zeros
+from cases import GATHERS, OPTIMIZERS, few_ranks_but, gradient_of, samples_of, shared, zeros
 from conforming import CONFORMING
+from invariants import nothing_lost
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
@@ -105,6 +106,55 @@ def test_going_on_is_as_never_having_stopped(case, comm, tmp_path):
         fresh.finish()
     plain.finish()
     assert everything(used) == everything(plain) == everything(fresh)
+
+
+SIGNS = {"gradient_bits": 1, "code": "sign"}
+IN_TURN: list[dict[str, Any]] = [
+    SIGNS,
+    *({"gradient_bits": bits} for bits in (1, 0.5, 0.25)),
+    SIGNS,
+    {"gradient_bits": {0: 1, 40: 32}},
+]
+
+
+def test_what_is_still_to_be_sent_is_sent_with_other_bits(comm, tmp_path):
+    """From signs to one of 8, 16 and 32 values and back: residuals are the same for all bits, so
+    nothing is lost where a checkpoint is taken up with others; 32 bits at last leave none."""
+    checkpoints = psgd.Checkpoints(shared(comm, tmp_path))
+    step, saved, inputs = 0, None, np.zeros(zeros("long").flat.size)
+    for options in IN_TURN:
+        algorithm = psgd.DataParallelSGD(block_size=64, **options)
+        learner, twin = (Learner(zeros("long"), GATHERS, algorithm, comm) for _ in range(2))
+        if saved is not None:
+            for taken_up in (learner, twin):
+                psgd.load_checkpoint(taken_up, checkpoints.folder)
+            assert everything(learner) == saved
+        residuals = learner.state.exchange.residuals
+        assert residuals is not None
+        for _ in range(3):
+            for trained in (learner, twin):
+                trained.gradient.flat[:] = gradient_of(comm.rank, step, inputs.size)
+                trained.step(samples=3)
+            assert everything(twin) == everything(learner)
+            inputs += sum(gradient_of(k, step, inputs.size).astype(float) for k in range(comm.size))
+            step += 1
+            nothing_lost(comm, inputs, -learner.parameters.flat, residuals, step)
+        checkpoints.save(learner, background=False)
+        saved = everything(learner)
+    assert not residuals.worker_error.any()
+    np.testing.assert_allclose(-learner.parameters.flat, inputs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("one", "other"), [(32, 1), (0.25, 32), (1, "auto")])
+def test_bits_with_which_nothing_is_left_to_send_are_others(one, other, comm, tmp_path):
+    folder = shared(comm, tmp_path)
+    first, second = (
+        learner_of("data-parallel", comm, algorithm=psgd.DataParallelSGD(gradient_bits=bits))
+        for bits in (one, other)
+    )
+    psgd.Checkpoints(folder).save(first, background=False)
+    with pytest.raises(UserError, match=f"it was gradient_bits={one}, and is {other!r}"):
+        psgd.load_checkpoint(second, folder)
 
 
 def test_the_last_and_the_best_are_kept(comm, tmp_path):

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import threading
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from parallel_sgd import Communicator, DataParallelSGD, Learner, MomentumSGD, Pa
 from parallel_sgd.command_line import train
 from parallel_sgd.command_line.reporting import print_choices
 from parallel_sgd.communication.launched import launched_rank
-from parallel_sgd.compression import OneBit, registered_bits
+from parallel_sgd.compression import OneBit, auto_bits, registered_bits
 from parallel_sgd.costs import KernelSpeeds, Link, measure, measured
 from parallel_sgd.exchange import (
     ExchangePlan,
@@ -41,9 +42,13 @@ def own_rank() -> int:
     return int(threading.current_thread().name.split()[-1]) if launched is None else launched
 
 
-def speeds(values_per_s: float = 1e9) -> KernelSpeeds:
-    by_bits = dict.fromkeys(registered_bits(), values_per_s)
+def speeds(values_per_s: float = 1e9, bits: Iterable[float] = ()) -> KernelSpeeds:
+    by_bits = dict.fromkeys([32, *(bits or registered_bits())], values_per_s)
     return KernelSpeeds({**by_bits, 32: math.inf}, {**by_bits, 32: math.inf}, by_bits)
+
+
+def measure_speeds(block_size, bits, like) -> KernelSpeeds:
+    return speeds(bits=bits)
 
 
 @pytest.fixture
@@ -52,7 +57,7 @@ def links(monkeypatch):
 
     def give(link: Link) -> None:
         monkeypatch.setattr(measured, "measure_link", lambda comm, hosts: link)
-        monkeypatch.setattr(measured, "measure_kernel_speeds", lambda *args, **options: speeds())
+        monkeypatch.setattr(measured, "measure_kernel_speeds", measure_speeds)
 
     return give
 
@@ -153,7 +158,7 @@ def test_what_is_asked_for_is_not_tried(comm, monkeypatch):
         assert str(chosen) == told
 
 
-@pytest.mark.parametrize(("link", "bits"), [(SLOW, 1), (FREE, 32)], ids=["slow", "free"])
+@pytest.mark.parametrize(("link", "bits"), [(SLOW, 0.5), (FREE, 32)], ids=["slow", "free"])
 def test_bits_by_the_link(comm, links, link, bits):
     links(link)
     learner = learner_on(comm)
@@ -172,7 +177,7 @@ def test_bits_by_the_link(comm, links, link, bits):
     assert report["transport"] == min(seconds, key=seconds.get)
     rate = None if link is FREE else link.bytes_per_s
     assert report["link"] == {"latency_s": link.latency_s, "bytes_per_s": rate}
-    assert report["values_per_s"]["encode"] == {str(b): 1e9 for b in (1, 2, 4, 8, 16)}
+    assert report["values_per_s"]["encode"] == {str(b): 1e9 for b in auto_bits()[:-1]}
 
 
 def test_every_bucket_has_bits_of_its_own(comm, links, monkeypatch):
@@ -197,8 +202,8 @@ def test_ranks_of_a_host_count_as_one_sender(comm, links):
 
 
 def test_ranks_that_measure_differently_choose_alike(comm, monkeypatch):
-    def own_speeds(*args, **options) -> KernelSpeeds:
-        return speeds(1e9 if own_rank() == 0 else 1e3)  # the others would take 32
+    def own_speeds(block_size, bits, like) -> KernelSpeeds:
+        return speeds(1e9 if own_rank() == 0 else 1e3, bits)  # the others would take 32
 
     monkeypatch.setattr(measured, "measure_link", lambda comm, hosts: SLOW)
     monkeypatch.setattr(measured, "measure_kernel_speeds", own_speeds)
@@ -210,7 +215,7 @@ def test_ranks_that_measure_differently_choose_alike(comm, monkeypatch):
     same_on_all_ranks(comm, learner.parameters.flat)
     bits = learner.state.exchange.bits
     assert set(comm.allgather_object(str(bits))) == {str(bits)}
-    assert bits["0"] == (1 if comm.size > 1 else 32)
+    assert bits["0"] == (0.5 if comm.size > 1 else 32)
 
 
 def test_where_bits_cannot_be_chosen_nothing_is_measured(comm, monkeypatch):
@@ -240,12 +245,12 @@ def test_what_is_really_measured(comm):
 def test_a_resumed_run_keeps_its_bits(on_ranks, links, monkeypatch):
     """Bit for bit as if it had not stopped, though the measurement now says otherwise."""
     links(SLOW)
-    chosen = {"bits": 1}
+    chosen = {"bits": 0.5}
     monkeypatch.setattr(measured, "best_bits", lambda *args, **options: chosen["bits"])
 
     def body(comm):
         comm.barrier()
-        chosen["bits"] = 1
+        chosen["bits"] = 0.5
         comm.barrier()
         whole = learner_on(comm)
 
@@ -263,7 +268,7 @@ def test_a_resumed_run_keeps_its_bits(on_ranks, links, monkeypatch):
         if comm.size > 1:
             assert other.state.exchange.bits == {"0": 8, "1": 8}
         restore(other, saved)
-        kept = 1 if comm.size > 1 else 32
+        kept = 0.5 if comm.size > 1 else 32
         bits = other.state.exchange.bits
         assert bits == whole.state.exchange.bits == {"0": kept, "1": kept}
         for number in (1, 2):
@@ -273,7 +278,7 @@ def test_a_resumed_run_keeps_its_bits(on_ranks, links, monkeypatch):
         assert whole.parameters.flat.any()
         if comm.size > 1:
             ours, theirs = other.report(), whole.report()
-            assert ours["gradient_bits"] == theirs["gradient_bits"] == {"1": LARGE + SMALL}
+            assert ours["gradient_bits"] == theirs["gradient_bits"] == {"0.5": LARGE + SMALL}
             assert "link" in theirs and "link" not in ours  # it has not decided
 
     on_ranks(body)
@@ -294,7 +299,7 @@ def test_what_is_said_before_training(comm, links):
     assert chosen == str(learner.state.exchange.plan)
     assert " exchange (203000 float32 tried: " in chosen
     assert again == str(plain.state.exchange.plan)
-    assert bits.startswith("gradient bits: 1 for 203,000 values (links of 1 MB/s and 10 us; ")
+    assert bits.startswith("gradient bits: 0.5 for 203,000 values (links of 1 MB/s and 10 us; ")
 
 
 def options_of(line: str) -> DataParallelSGD:
@@ -318,7 +323,7 @@ def test_the_command_line():
     assert options_of("--hierarchical True").hierarchical is True
     assert options_of("--hierarchical auto") == DataParallelSGD()
     assert options_of("--double-buffering --gradient-bits 4").double_buffering
-    assert options_of("--gradient-bits 0:32,100:1").gradient_bits == {0: 32, 100: 1}
+    assert options_of("--gradient-bits 0:32,100:0.5").gradient_bits == {0: 32, 100: 0.5}
 
 
 @pytest.mark.parametrize(
@@ -326,15 +331,18 @@ def test_the_command_line():
     [
         (
             "--gradient-bits automatic",
-            "gradient_bits='automatic' must be one of 1, .*20000:1\\), or auto$",
+            "gradient_bits='automatic' must be one of 0.25, .*20000:1\\), or auto$",
         ),
-        ("--gradient-bits 0:auto", r"gradient_bits\[0\]='auto' must be one of 1, 2, 4"),
+        ("--gradient-bits 0:auto", r"gradient_bits\[0\]='auto' must be one of 0.25, 0.5, 1, 2, 4"),
         ("--hierarchical 1", "hierarchical='1' must be one of 'auto', True, False$"),
         ("--transport auto-matic", "transport='auto-matic' must be one of 'auto', 'collective'"),
         ("--bucket-values auto", "bucket_values='auto' must be a whole number$"),
         ("--bucket-values 0", "bucket_values=0 must be a whole number, at least 1$"),
         ("--overlap --double-buffering", "overlap=True and double_buffering=True: at most one"),
-        ("--algorithm async --gradient-bits auto", "gradient_bits='auto' must be one of 1, 2"),
+        (
+            "--algorithm async --gradient-bits auto",
+            "gradient_bits='auto' must be one of 0.25, 0.5, 1, 2",
+        ),
         ("--algorithm diloco --overlap", "--overlap=True is not an option of diloco"),
     ],
 )

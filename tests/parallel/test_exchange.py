@@ -12,7 +12,7 @@ from invariants import (
 )
 
 from parallel_sgd import Parameters, UserError
-from parallel_sgd.compression import OneBit, codec_for
+from parallel_sgd.compression import OneBit, codec_for, registered_bits
 from parallel_sgd.exchange import Exchange
 
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -91,23 +91,24 @@ class Counting:
 LARGE = {"W1": (300, 400), "b1": (400,), "W2": (400, 100), "b2": (100,)}  # 160,500 values
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("bits", [*registered_bits(), "sign"])
 @pytest.mark.parametrize("block_size", [256, 1024])
 def test_bytes_sent(comm, bits, block_size):
     """2 (K-1)/K n (b/8 + levels/block) bytes a rank and sum, in two collectives; alone none."""
     parameters = Parameters({k: np.zeros(s, np.float32) for k, s in LARGE.items()})
     counting, n = Counting(comm), parameters.flat.size
+    code, bits = ("sign", 1) if bits == "sign" else ("largest", bits)
     if bits == 32:
         exchange, residuals = Exchange(parameters, counting), None
     else:
-        codec = codec_for(bits, block_size=block_size)
+        codec = codec_for(bits, code=code, block_size=block_size)
         exchange = Exchange(parameters, counting, codec)
         residuals = exchange.residuals(parameters)
     for step in range(2):
         exchange.sum(gradient_of(comm.rank, step, n), residuals)
     assert exchange.bytes_sent == counting.bytes
     assert counting.calls == (4 if comm.size > 1 else 0)
-    levels = {1: 8, 16: 0, 32: 0}.get(bits, 4)
+    levels = 8 if code == "sign" else 4 if bits < 16 else 0
     formula = 2 * (comm.size - 1) / comm.size * n * (bits / 8 + levels / block_size)
     assert 0.95 * formula <= exchange.bytes_sent / 2 <= 1.05 * formula
 
@@ -135,7 +136,7 @@ def test_a_short_vector_takes_one_collective(comm, dtype):
     assert exchange.bytes_sent == counting.bytes == (comm.size - 1) * parameters.flat.nbytes
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("bits", registered_bits()[:-1])
 def test_few_bits_are_for_float32(comm, bits):
     with pytest.raises(
         UserError, match=rf"^gradient_bits={bits} needs float32 parameters.* float64; use 32"

@@ -26,8 +26,8 @@ REFUSED = {
         gradient_bits=3 must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32
         gradient_bits=None must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32
         gradient_bits=[1] must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32
-        gradient_bits[10]=5 must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32 <- gradient_bits={0: 32, 10: 5}
-        gradient_bits[0]=True must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32 <- gradient_bits={0: True}
+        gradient_bits[10]=5 must be one of 0.25, 0.5, 1, 2, 4, 8, 16 <- gradient_bits={0: 32, 10: 5}
+        gradient_bits[0]=True must be one of 0.25, 0.5, 1, 2, 4, 8, 16 <- gradient_bits={0: True}
         gradient_bits={10: 1} must begin at 0 samples
         gradient_bits={} must begin at 0 samples
         gradient_bits: samples=-1 must be a whole number <- gradient_bits={0: 1, -1: 2}
@@ -111,8 +111,8 @@ REFUSED = {
         ramp_coefficient=1.5 must be more than 0 and at most 1
         ramp_coefficient=0.5 has no effect without ramp_minibatches
         ramp_minibatches=-1 must be a whole number, at least 0
-        block_size=64 has no effect without gradient_bits of 1 to 8
-        block_size=64 has no effect without gradient_bits of 1 to 8 <- gradient_bits=16
+        block_size=64 has no effect without gradient_bits of 8 or less
+        block_size=64 has no effect without gradient_bits of 8 or less <- gradient_bits=16
         gradient_bits={0: 32, 9: 1} must be one of 0.25, 0.5, 1, 2
         gradient_bits=3 must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32
         record='' must be the path of a folder
@@ -182,7 +182,7 @@ HALF, FEW = "gradient_bits=16", "gradient_bits of less than 32"
     [
         ("threshold", "mean", (32, 2, 16), ONE),
         ("half_format", "bfloat16", (32, 1, 8), HALF),
-        ("code", "sign", (32, 0.5, 2, "auto"), CODE),
+        ("code", "sign", (32, 0.5, 2), CODE),
         ("error_feedback", False, (32,), FEW),
     ],
 )
@@ -205,18 +205,22 @@ def test_bits_that_may_come_count(kind):
         kind(gradient_bits={0: 32, 9: 1}, half_format="bfloat16")
     with pytest.raises(UserError, match=r"^error_feedback=False has no effect without"):
         kind(gradient_bits={0: 32, 9: 32}, error_feedback=False)
+    for name, value in (("code", "sign"), ("threshold", "mean")):  # never "auto"
+        with pytest.raises(UserError, match=rf"^{name}='{value}' has no effect without"):
+            kind(gradient_bits="auto", **{name: value})
 
 
 def test_blocks_cut_buckets_but_not_pushes():
     assert psgd.DataParallelSGD(block_size=64).block_size == 64
-    assert DataParallelASGD(block_size=64, gradient_bits=8).block_size == 64
+    for bits in (8, 0.25):
+        assert DataParallelASGD(block_size=64, gradient_bits=bits).block_size == 64
 
 
 def test_bits_that_change_are_a_copy_and_go_by_samples():
-    bits = {0: 32, 100: 4, 1000: 1}
+    bits = {0: 32, 100: 0.5, 1000: 1}
     algorithm = psgd.DataParallelSGD(gradient_bits=bits)
     bits[0] = 7
-    expected = {0: 32, 99: 32, 100: 4, 999: 4, 1000: 1, 10**9: 1}
+    expected = {0: 32, 99: 32, 100: 0.5, 999: 0.5, 1000: 1, 10**9: 1}
     assert {samples: algorithm.exchange.bits_after(samples) for samples in expected} == expected
     assert psgd.DataParallelSGD(gradient_bits=8).exchange.bits_after(10**9) == 8
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm

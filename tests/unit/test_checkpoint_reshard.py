@@ -18,6 +18,7 @@ from parallel_sgd.state import across, weight_of
 from parallel_sgd.training import reshard
 
 LOSSY = {"gradient_bits": 1, "block_size": BLOCK_SIZE}
+SIGNS = {"gradient_bits": 1, "code": "sign"}
 
 ALGORITHMS: dict[str, psgd.Algorithm[Any]] = {
     "32 bits": psgd.DataParallelSGD(),
@@ -25,6 +26,7 @@ ALGORITHMS: dict[str, psgd.Algorithm[Any]] = {
     "bits of their own": psgd.DataParallelSGD(**LOSSY, bits_of={"b": 32, "<10": 16, "c": 8}),
     "warm start": psgd.DataParallelSGD(**LOSSY, distributed_after=10**6),
     "averaging": psgd.ModelAveragingSGD(sync_period=8, inner_state="average"),
+    "signs": psgd.DataParallelSGD(**LOSSY, code="sign"),
     "BMUF, 1 bit": psgd.BlockMomentumSGD(block_samples=60, reset_sgd_momentum=False, **LOSSY),
     "CNTK's": psgd.CNTKBlockMomentumSGD(sync_steps=3),
     "SlowMo": psgd.SlowMo(sync_steps=3),
@@ -235,6 +237,32 @@ def test_bits_that_were_chosen_go_with_the_residuals(new, tmp_path, monkeypatch)
     after = Ranks.of(learners).residuals()
     assert np.allclose(after[0], own) and np.allclose(after[1], total)
     assert own.any() and total.any()
+
+
+@pytest.mark.parametrize("new", [1, 2, 3])
+def test_other_ranks_may_have_other_bits(new, tmp_path):
+    """What signs have lost is sent as one of 8 values, or of 32."""
+
+    def ranks(comm: Communicator, steps: int, **options: Any) -> Learner:
+        learner = learner_of(psgd.DataParallelSGD(block_size=BLOCK_SIZE, **options), comm)
+        if list(tmp_path.iterdir()):
+            psgd.load_checkpoint(learner, tmp_path)
+        for step in range(steps):
+            train(learner, step)
+        comm.barrier()
+        psgd.Checkpoints(tmp_path).save(learner, background=False)
+        return learner
+
+    before = Ranks.of(simulate(2, lambda comm: ranks(comm, 3, **SIGNS))).residuals()
+    for bits in (1, 0.25):
+        learners = simulate(new, lambda comm, bits=bits: ranks(comm, 0, gradient_bits=bits))
+        after = Ranks.of(learners).residuals()
+        assert np.allclose(after[0], before[0], atol=1e-5) and np.array_equal(after[1], before[1])
+        assert before[0].any() and before[1].any()
+    models = [
+        rank.parameters.flat for rank in simulate(new, lambda c: ranks(c, 3, gradient_bits=1))
+    ]
+    assert all(np.array_equal(models[0], model) for model in models)
 
 
 def test_memory(tmp_path, monkeypatch):
