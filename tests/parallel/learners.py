@@ -91,7 +91,7 @@ def refuses_what_is_not_finite(
         if np.isfinite(value):
             message = (
                 r"the gradient is too large: its largest magnitude is [\d.]+e\+3[05], and at most "
-                r"1e\+30 can be exchanged with gradient_bits=\d+; .*"
+                r"1e\+30 can be exchanged with gradient_bits=[\d.]+; .*"
             )
     n = learner.parameters.flat.size
 

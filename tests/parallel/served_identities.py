@@ -285,7 +285,7 @@ def a_pipeline_is_one_step_late(comm: Communicator, steps: int = 8, **options: A
 
 
 def what_few_bits_lose_is_not_lost(
-    comm: Communicator, apart: bool, bits: int, **options: Any
+    comm: Communicator, apart: bool, bits: float, **options: Any
 ) -> None:
     """What was applied and the residuals of all workers are the sum of all gradients."""
     algorithm = asynchronous(

@@ -47,7 +47,7 @@ def test_a_warm_start_sends_no_objects(comm, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [*NOT_FINITE, None])
-@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32, {0: 1, 10: 32}], ids=str)
+@pytest.mark.parametrize("bits", [0.25, 1, 2, 8, 16, 32, {0: 0.5, 10: 32}], ids=str)
 def test_a_rank_that_cannot_go_on_ends_the_step_of_all(on_ranks, bits, value):
     on_ranks(lambda comm: refuses_what_is_not_finite(comm, bits, value))
 
@@ -63,7 +63,7 @@ def test_a_rank_that_cannot_go_on_in_a_warm_start(on_ranks, value):
 
 
 @every_large_value
-@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, {0: 1, 100: 32}], ids=str)
+@pytest.mark.parametrize("bits", [0.25, 1, 2, 8, 16, {0: 0.5, 100: 32}], ids=str)
 def test_a_gradient_too_large_for_few_bits(on_ranks, bits, value):
     on_ranks(lambda comm: refuses_what_is_not_finite(comm, bits, value))
 
@@ -96,11 +96,11 @@ def test_several_ranks_that_diverge_are_all_named(comm):
 
 
 @pytest.mark.parametrize("largest", [1e29, -9.9e29, 1e30])
-@pytest.mark.parametrize("bits", [1, 2, 8, 16, 32])
+@pytest.mark.parametrize("bits", [0.25, 1, "sign", 2, 8, 16, 32])
 def test_large_gradients_that_are_finite_are_exchanged(comm, largest, bits):
     """1e30 in float32 is a little more than 1e30; float16 would end at 65504."""
-    wide = {"half_format": "bfloat16"} if bits == 16 else {}
-    algorithm = DataParallelSGD(gradient_bits=bits, **wide)
+    options = {16: {"half_format": "bfloat16"}, "sign": {"gradient_bits": 1, "code": "sign"}}
+    algorithm = DataParallelSGD(**{"gradient_bits": bits, **options.get(bits, {})})
     learner = Learner(zeros("large and small"), SGD(lr=1e-20), algorithm, comm)
     for step in range(3):
         gradient = gradient_of(comm.rank, step, learner.gradient.flat.size)

@@ -151,7 +151,7 @@ def test_a_pipeline_is_one_step_late(on_ranks, options):
 
 
 @beside_and_apart
-@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("bits", [0.25, 1, 2, 8, 16, 32])
 def test_what_few_bits_lose_is_not_lost(on_ranks, apart, bits):
     options = {"sync_steps": 2, "pipeline": True} if bits in (2, 16) else {"sync_steps": 3}
     on_ranks(lambda comm: what_few_bits_lose_is_not_lost(comm, apart, bits, **options))
