@@ -18,12 +18,13 @@ class Comparison:
     """The mean of paired differences, one for each seed: below 0 is better where they are losses.
 
     Attributes:
-        mean: of the differences.
+        mean, median: of the differences; far apart where a few seeds went wrong.
         interval_90, interval_95: bootstrap intervals of the mean.
         margin: differences up to this large do not matter.
     """
 
     mean: float
+    median: float
     interval_90: Interval
     interval_95: Interval
     margin: float
@@ -60,6 +61,7 @@ def compare(ours: npt.ArrayLike, theirs: npt.ArrayLike, margin: float) -> Compar
     difference = np.asarray(ours, float) - np.asarray(theirs, float)
     return Comparison(
         float(difference.mean()),
+        float(np.median(difference)),
         bootstrap_interval(difference, 0.90),
         bootstrap_interval(difference, 0.95),
         margin,

@@ -13,7 +13,7 @@ contender has a tuned rate of its own.
 
 A seed decides the data's split, the initial model and the order of the samples, alike for
 everybody. Rates are tuned over factors of 2, on seeds that are not reported. The learning rate
-falls linearly to a tenth.
+falls linearly to a tenth; in the larger models it rises from there in the first sixteenth.
 
 "Equivalent" means that the mean difference in test loss lies within the margin with 95 %
 confidence (two one-sided tests: the 90 % bootstrap interval does). Runs that diverge count as the

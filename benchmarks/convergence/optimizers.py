@@ -36,7 +36,7 @@ OPTIMIZERS = {
     ),
     "Adam": Rule(
         lambda lr: Adam(lr=lr),
-        tuple(0.00075 * 2**i for i in range(-4, 7)),  # to 0.048
+        tuple(0.00075 * 2**i for i in range(-4, 9)),  # to 0.192
         0.003,
     ),
 }

@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -193,11 +194,20 @@ def _pool(jobs: int) -> ProcessPoolExecutor:
     numbers = context.Queue()
     for number in range(jobs):
         numbers.put(number)
-    return ProcessPoolExecutor(jobs, context, initializer=_bind, initargs=(numbers,))
+    return ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(numbers,))
 
 
-def _bind(numbers: Any) -> None:
-    """Keep this process on one core: the threads of a run then wait less for each other."""
+def _begin(numbers: Any) -> None:
+    """Keep this process on one core: the threads of a run then wait less for each other. It ends
+    with the one that began it, also where that is killed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(AttributeError, OSError):  # where the system does not offer it
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[numbers.get() % len(cores)]})
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)

@@ -51,6 +51,7 @@ class Task:
         samples: of all ranks in a run, on however many; or else
         steps: in a run, each of a minibatch of every rank.
         block: minibatches in a block, where ranks train alone.
+        warm_up: the part of a run in which the rate rises, from a tenth of the highest.
         points: equally distant moments at which the test loss is taken; blocks of all K end there.
     """
 
@@ -64,6 +65,7 @@ class Task:
     samples: int = 0
     steps: int = 0
     block: int = 8
+    warm_up: float = 0.0
     points: int = 16
 
     @property
@@ -141,6 +143,7 @@ def _wider(hidden: int, steps: int, tuning_seeds: int) -> Task:
         tuning_seeds=tuning_seeds,
         data=_more_bytes,
         model=lambda seed: ByteLanguageModel(CONTEXT, 16, [hidden, hidden], seed=seed),
+        warm_up=1 / 16,
         points=8,
     )
 

@@ -21,7 +21,8 @@ CONTENDERS = {**ALGORITHMS, **COMPRESSED}
 assert len(CONTENDERS) == len(ALGORITHMS) + len(COMPRESSED)  # a run names one of either study
 
 LAST_RATE = 0.1
-"""The learning rate falls linearly, to this part of the first one."""
+"""The learning rate falls linearly, to this part of the highest, which is the first one but where a
+task has a warm-up: there it begins with this part, too."""
 
 FIRST_TUNING_SEED = 1000
 """Rates are chosen on seeds from here on; those below are reported."""
@@ -34,7 +35,7 @@ class Run:
     Attributes:
         task, contender, optimizer: by name.
         ranks: how many.
-        lr: the learning rate at the beginning.
+        lr: the highest learning rate.
         options: of the algorithm, beyond those that the contender always has.
         seed: of the initial model, the data's split and their order.
         samples: of all ranks.
@@ -66,7 +67,8 @@ def train(run: Run) -> Outcome:
     """Carry a run out. Losses are at most the task's `ceiling`, also after a run has broken off."""
     task, contender = TASKS[run.task], CONTENDERS[run.contender]
     training, test = task.data(run.seed, run.samples)
-    rate = Linear({0: run.lr, run.samples: LAST_RATE * run.lr})
+    low, warm = LAST_RATE * run.lr, round(task.warm_up * run.samples)
+    rate = Linear({0: low} | {warm: run.lr, run.samples: low})  # without warm-up 0 means the latter
     points = 1 if run.seed >= FIRST_TUNING_SEED else task.points
     losses: list[float] = []
 

@@ -49,9 +49,25 @@ CELLS = (
 
 STUDIED = tuple(dict.fromkeys(cell.task for cell in CELLS))
 
-STARTS: dict[tuple[str, str], float] = {}
-"""Where the search for a rate begins, by optimizer and contender, if not where its optimizer's
-does: the fewer steps it takes."""
+STARTS = {
+    "SGD": {"digits": 0.8, "bytes-256": 1.6},
+    "momentum": {"digits": 0.1, "bytes-256": 0.4, "bytes-1024": 0.2, "bytes-1024-long": 0.2},
+    "Adam": {"digits": 0.012, "bytes-256": 0.012},
+}
+"""Rates at which the search begins, by optimizer and task: the nearer, the sooner it ends."""
+
+FACTORS: dict[str, dict[str, float]] = {
+    "SGD": {"sign": 2},
+    "momentum": {"sign": 1 / 8, "PowerSGD-1": 1 / 2},
+    "Adam": {"sign": 1 / 4, "2": 4},
+}
+"""For those who want other rates than most."""
+
+
+def start(cell: Cell, contender: str) -> float:
+    """Where the search for its rate begins."""
+    rate = STARTS[cell.optimizer][cell.task]
+    return rate * FACTORS[cell.optimizer].get(contender, 1)
 
 
 @dataclass(frozen=True)
@@ -87,8 +103,8 @@ class Plan:
     def line(self, cell: Cell, contender: str) -> Line[Result]:
         """Tune the rate, then run what is reported."""
         task = self.task(cell.task)
-        start = STARTS.get((cell.optimizer, contender))
-        climb = Climb(cell.task, contender, cell.optimizer, cell.ranks, start=start)
+        begin = start(cell, contender)
+        climb = Climb(cell.task, contender, cell.optimizer, cell.ranks, start=begin)
         setting = yield from climb.tune(task)
         return (yield from setting.report(task, self.seeds))
 

@@ -11,7 +11,7 @@ from .contenders import CONTENDERS
 from .figures import FIGURES, cell_title
 from .study import Cell, Results
 
-COLUMNS = ("", "bits sent", "lr", "a quarter in", "loss", "less 32 bits", "")
+COLUMNS = ("", "bits sent", "lr", "a quarter in", "loss", "less 32 bits", "", "median")
 
 
 class Summary(Report):
@@ -53,7 +53,7 @@ class Summary(Report):
                 f"{title}, less 32 bits",
                 comparison.mean,
                 "nats",
-                f"{comparison}: {comparison.verdict}",
+                f"{comparison}: {comparison.verdict}; median {comparison.median:+.4f}",
                 comparison.reach,
             )
         if result.bytes_sent:
@@ -79,14 +79,15 @@ class Summary(Report):
             print_table([COLUMNS, *cells], numbers=range(1, 5))
 
     def _cells(self, cell: Cell, name: str, result: Result) -> tuple[str, ...]:
-        points = result.losses.shape[1]
+        points, comparison = result.losses.shape[1], self.results.compare(cell, name)
         return (
             CONTENDERS[name].title,
             f"{bits_sent(self.results, cell, result):.2f}",
             f"{result.setting.lr:g}{'*' if result.setting.at_edge else ''}",
             f"{result.losses[:, points // 4 - 1].mean():.4f}",
             f"{result.final.mean():.4f}",
-            *cells_of(self.results.compare(cell, name)),
+            *cells_of(comparison),
+            f"{comparison.median:+.4f}" if comparison else "",
         )
 
     def draw(self, path: str | os.PathLike[str]) -> None:
