@@ -41,7 +41,7 @@ class OneOf(Codec):
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
-        return self.group < 32
+        return self.group == 8
 
     @property
     def bits(self) -> float:  # type: ignore[override]

@@ -26,6 +26,10 @@ class UniformLevels(Codec):
         set_validated(self, bits=choice("bits", self.bits, (2, 4, 8)))
         super().__post_init__()
 
+    @property
+    def learns(self) -> bool:  # type: ignore[override]
+        return self.bits > 2
+
     def blocks(self, parameters: Parameters) -> Blocks:
         starts = parameters.block_starts(self.block_size)
         return Blocks(starts, payload_offsets(starts, self.bits))

@@ -158,7 +158,7 @@ def test_what_is_asked_for_is_not_tried(comm, monkeypatch):
         assert str(chosen) == told
 
 
-@pytest.mark.parametrize(("link", "bits"), [(SLOW, 0.5), (FREE, 32)], ids=["slow", "free"])
+@pytest.mark.parametrize(("link", "bits"), [(SLOW, 1), (FREE, 32)], ids=["slow", "free"])
 def test_bits_by_the_link(comm, links, link, bits):
     links(link)
     learner = learner_on(comm)
@@ -215,7 +215,7 @@ def test_ranks_that_measure_differently_choose_alike(comm, monkeypatch):
     same_on_all_ranks(comm, learner.parameters.flat)
     bits = learner.state.exchange.bits
     assert set(comm.allgather_object(str(bits))) == {str(bits)}
-    assert bits["0"] == (0.5 if comm.size > 1 else 32)
+    assert bits["0"] == (1 if comm.size > 1 else 32)
 
 
 def test_where_bits_cannot_be_chosen_nothing_is_measured(comm, monkeypatch):
@@ -245,12 +245,12 @@ def test_what_is_really_measured(comm):
 def test_a_resumed_run_keeps_its_bits(on_ranks, links, monkeypatch):
     """Bit for bit as if it had not stopped, though the measurement now says otherwise."""
     links(SLOW)
-    chosen = {"bits": 0.5}
+    chosen = {"bits": 1}
     monkeypatch.setattr(measured, "best_bits", lambda *args, **options: chosen["bits"])
 
     def body(comm):
         comm.barrier()
-        chosen["bits"] = 0.5
+        chosen["bits"] = 1
         comm.barrier()
         whole = learner_on(comm)
 
@@ -268,7 +268,7 @@ def test_a_resumed_run_keeps_its_bits(on_ranks, links, monkeypatch):
         if comm.size > 1:
             assert other.state.exchange.bits == {"0": 8, "1": 8}
         restore(other, saved)
-        kept = 0.5 if comm.size > 1 else 32
+        kept = 1 if comm.size > 1 else 32
         bits = other.state.exchange.bits
         assert bits == whole.state.exchange.bits == {"0": kept, "1": kept}
         for number in (1, 2):
@@ -278,7 +278,7 @@ def test_a_resumed_run_keeps_its_bits(on_ranks, links, monkeypatch):
         assert whole.parameters.flat.any()
         if comm.size > 1:
             ours, theirs = other.report(), whole.report()
-            assert ours["gradient_bits"] == theirs["gradient_bits"] == {"0.5": LARGE + SMALL}
+            assert ours["gradient_bits"] == theirs["gradient_bits"] == {"1": LARGE + SMALL}
             assert "link" in theirs and "link" not in ours  # it has not decided
 
     on_ranks(body)
@@ -299,7 +299,7 @@ def test_what_is_said_before_training(comm, links):
     assert chosen == str(learner.state.exchange.plan)
     assert " exchange (203000 float32 tried: " in chosen
     assert again == str(plain.state.exchange.plan)
-    assert bits.startswith("gradient bits: 0.5 for 203,000 values (links of 1 MB/s and 10 us; ")
+    assert bits.startswith("gradient bits: 1 for 203,000 values (links of 1 MB/s and 10 us; ")
 
 
 def options_of(line: str) -> DataParallelSGD:

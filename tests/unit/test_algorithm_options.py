@@ -229,7 +229,8 @@ def test_bits_that_change_are_a_copy_and_go_by_samples():
 @pytest.mark.parametrize("kind", [psgd.DataParallelSGD, psgd.DiLoCo])
 def test_bits_by_pattern_are_a_copy_in_the_order_given(kind):
     bits = {"*.bias": np.int64(32), "E": 8}
-    algorithm = kind(bits_of=bits, threshold="mean", gradient_bits=1, error_feedback=False)
+    signs = {"gradient_bits": 1, "code": "sign", "threshold": "mean"}
+    algorithm = kind(bits_of=bits, error_feedback=False, **signs)
     bits["*"] = 7
     assert repr(algorithm.bits_of) == "{'*.bias': 32, 'E': 8}"
     assert eval(repr(algorithm), {kind.__name__: kind}) == algorithm

@@ -102,7 +102,7 @@ def test_the_time_of_a_core_for_tcp():
 
 
 def test_slow_links_want_few_bits_and_fast_ones_lose_no_precision_for_nothing():
-    assert best_bits(10**7, 4, SLOW, EVEN) == auto_bits()[0] == 0.5  # 0.25 learns less well
+    assert best_bits(10**7, 4, SLOW, EVEN) == auto_bits()[0] == 1  # fewer learn less well
     assert best_bits(10**7, 4, SLOW, EVEN, allowed=(32, 0.25)) == 0.25
     assert best_bits(10**7, 4, FAST, EVEN) == 32
     assert best_bits(10**7, 4, SLOW, EVEN, allowed=(32, 8, 4)) == 4

@@ -232,7 +232,7 @@ def test_links(capsys: pytest.CaptureFixture[str], started: list[list[str]]) -> 
     few, many = report["exchanges"]
     assert (few["values"], many["values"]) == (2500, 250_000)
     for row in (few, many):
-        assert row["transport"] == "collective" and row["gradient_bits"] == 0.5
+        assert row["transport"] == "collective" and row["gradient_bits"] == 1
         assert set(row["seconds"]) == {"collective", "pipelined"}
         assert list(row["predicted_s"]) == ["32", "16", "8", "4", "2", "1", "0.5", "0.25"]
     # 2 (K-1)/K n values of 4 bytes at 1 MB/s
@@ -255,7 +255,7 @@ def test_the_table_of_links(
     assert re.search(
         "  0.01 MB of float32 +transport auto: collective; 32 bit, pipelined ", lines[6]
     )
-    assert "gradient bits auto: 0.5" in lines[7]
+    assert "gradient bits auto: 1" in lines[7]
     assert re.search(r"  1 MB .* 32 bit, not tried, as it should take longer than 0.5 s", lines[9])
     assert re.search(r"predicted: 32 bit 1.63e\+03 ms, .* 1 bit 53.1 ms, .*", lines[11])
 
