@@ -105,11 +105,11 @@ class Choice:
         return choice(name, value, self.values)
 
     def read(self, text: str) -> Any:
-        """The value whose text it is; else what a value of the first one's kind would be."""
+        """The value whose text it is; else a whole number, where the first one is a number."""
         for value in self.values:
             if _text(value) == text.lower():
                 return value
-        return int(text) if type(self.values[0]) is int and text.isdigit() else text
+        return int(text) if type(self.values[0]) in (int, float) and text.isdigit() else text
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ FOUND_IN_TRAINING = (
 
 #: What is refused where, with a part of what is said: the other messages have tests of their own.
 BAD_INPUT = [
-    ("--gradient-bits 3", "gradient_bits=3 must be one of 1, 2, 4, 8, 16, 32"),
+    ("--gradient-bits 3", "gradient_bits=3 must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32"),
     ("--algorithm magic", "invalid choice: 'magic'"),
     ("--epochs 0", "epochs=0 must be"),
     ("--resume missing", "checkpoint 'missing' must be a folder"),

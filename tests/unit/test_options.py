@@ -180,6 +180,8 @@ def test_what_is_not_possible(check, value, message):
         (Choice("auto", True, False), "FALSE", False),
         (Choice(32, 1), "1", 1),
         (Choice(32, 1), "8", 8),
+        (Choice(0.5, 1), "0.5", 0.5),
+        (Choice(0.5, 1), "8", 8),
         (Choice("a", "b"), "c", "c"),
         (BITS, "0:32,9:1", {0: 32, 9: 1}),
         (BITS, "auto", "auto"),
