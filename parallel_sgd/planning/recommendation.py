@@ -82,8 +82,8 @@ def _about(same: Candidate) -> str:
     if same.bits == 32:
         return "Its result is that of serial SGD on larger minibatches, but"
     return (
-        "With error feedback, which is on by default, 1, 2 and 4 bits trained as well as 32, half "
-        "a bit nearly so (docs/experiments.md), and"
+        "With error feedback, which is on by default, 4 bits and more trained as well as 32, and "
+        "1 bit within 0.02 nats (docs/experiments.md), and"
     )
 
 
