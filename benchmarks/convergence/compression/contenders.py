@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import parallel_sgd
-from parallel_sgd import DataParallelSGD
+from parallel_sgd import DataParallelSGD, PowerSGD
 
 from ..contender import Contender
 from .top_k import TopK
@@ -29,6 +28,12 @@ CONTENDERS = {
     "one-of-16": _sent("one of 16", 0.5, code="largest"),
     "one-of-32": _sent("one of 32", 0.25, code="largest"),
     "top-k": replace(_sent("top 16 of 1024", TopK.bits), codec=(TopK.bits, TopK)),
+    **{
+        f"PowerSGD-{rank}": Contender(
+            f"PowerSGD, rank {rank}", PowerSGD, (("rank", rank), ("transport", "collective"))
+        )
+        for rank in (1, 4)
+    },
 }
 
 BEGINNINGS = {
@@ -41,13 +46,3 @@ BEGINNINGS = {
 """Other bits until the lag of a beginning is over."""
 
 CONTENDERS |= BEGINNINGS
-
-if hasattr(parallel_sgd, "PowerSGD"):
-    CONTENDERS |= {
-        f"PowerSGD-{rank}": Contender(
-            f"PowerSGD, rank {rank}",
-            parallel_sgd.PowerSGD,
-            (("rank", rank), ("transport", "collective")),
-        )
-        for rank in (1, 4)
-    }

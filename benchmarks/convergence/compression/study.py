@@ -28,10 +28,6 @@ class Cell:
     optimizer: str
     contenders: tuple[str, ...]
 
-    def present(self) -> list[str]:
-        """The contenders that this library has."""
-        return [name for name in self.contenders if name in CONTENDERS]
-
 
 CELLS = (
     Cell("bytes-256", 4, "momentum", (*ALL, *BEGINNINGS)),
@@ -127,7 +123,7 @@ class Results:
 
 def study(plan: Plan, runs: Runs) -> Results:
     """Carry out the plan, as far as the time suffices."""
-    lines = [(cell, name) for cell in plan.cells for name in cell.present()]
+    lines = [(cell, name) for cell in plan.cells for name in cell.contenders]
     results = Results(plan)
     for (cell, name), result in zip(
         lines, runs.follow([plan.line(*line) for line in lines]), strict=True
