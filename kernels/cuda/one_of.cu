@@ -189,7 +189,7 @@ BLOCK_KERNEL decode_one_of(
                 if (p[k] < length)
                     out[p[k]] = x[k] + q[k];
         } else {  // in the order of memory: each value looks up its lane, whose byte is in cache
-#pragma unroll
+#pragma unroll 2
             EACH_ROW(i, turn, 0) {
 #pragma unroll
                 for (int k = 0; k < LANES; k++) {
