@@ -61,7 +61,7 @@ class CompressionOptions(Options):
         "a rank adds up of them, begin and end with a block",
     )
     threshold: str = option(
-        "zero", Choice("zero", "mean"), "at which of the two 1 bit splits a block"
+        "zero", Choice("zero", "mean"), "at which of the two signs split a block"
     )
     half_format: str = option(
         "float16", Choice("float16", "bfloat16"), "which format 16 bits are in"
@@ -84,16 +84,17 @@ class CompressionOptions(Options):
         )
 
     def require_use_with(self, bits: Set[float | str]) -> None:
-        """See that each option that was given has an effect with some of these bits, of which
-        "auto" may be any.
+        """See that each option that was given has an effect with some of these bits.
 
         Raises:
             UserError: it has none.
         """
         possible = bits | set(auto_bits()) if AUTO in bits else bits
         for name in ("code", "threshold", "half_format"):
-            code = None if name == "code" else self.code
-            used = not (bits if name == "code" else possible).isdisjoint(users_of(name, code))
+            if name == "code":  # of which "auto" knows one only
+                used = AUTO not in bits and not bits.isdisjoint(users_of(name))
+            else:
+                used = not possible.isdisjoint(users_of(name, self.code))
             needs = " or ".join(
                 f"gradient_bits={number}" + (f" and code={code!r}" if code else "")
                 for number, code in users_of(name).items()
