@@ -31,7 +31,7 @@ class Codec(ABC):
     Attributes:
         bits: a value, not counting what a block of values shares; a codec that is registered for
             several numbers of bits has a field for it.
-        learns: whether it is known to learn as 32 bits do, with momentum and Adam, too
+        learns: whether it learns nearly as 32 bits do, with momentum and Adam, too
             (docs/experiments.md): only then ``gradient_bits="auto"`` may choose it.
         block_size: values that share quantization levels; and where a vector may be cut.
     """

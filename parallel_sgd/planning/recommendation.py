@@ -83,7 +83,7 @@ def _about(same: Candidate) -> str:
         return "Its result is that of serial SGD on larger minibatches, but"
     return (
         "With error feedback, which is on by default, 4 bits and more trained as well as 32, and "
-        "1 bit within 0.02 nats (docs/experiments.md), and"
+        "so did 1 bit after a first quarter in 4 (docs/experiments.md), and"
     )
 
 
