@@ -71,6 +71,11 @@ def vector_function(*argument_types: str, returns: types.Type = types.void) -> A
     return decorate
 
 
+def every_lane(word: int) -> Value:
+    """32 times the same bits."""
+    return I32X32([word] * GROUP)
+
+
 class How(Enum):
     """What becomes of values that have been decoded."""
 

@@ -19,7 +19,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from .blocks import GROUP
-from .emitter import FLOAT, I8, I32, I32X32, I64, Emitter, How, Value, vector_function
+from .emitter import FLOAT, I8, I32, I32X32, I64, Emitter, How, Value, every_lane, vector_function
 from .reference import ROTATION, SMALLEST_LARGEST, nothing, place_shift
 
 FULL = 1024  #: values in a block for which there is vector code
@@ -55,10 +55,6 @@ class Lanes:
             self[number] = self._e.b.shuffle_vector(old[first], old[(first + 1) % len(old)], mask)
 
 
-def _all(word: int) -> Value:
-    return I32X32([word] * GROUP)
-
-
 def _each_row(
     e: Emitter, group: int, at: Value, body: Callable[[Value, int, Value], None], *lanes: Lanes
 ) -> None:
@@ -80,7 +76,7 @@ def _encode_full(group: int) -> Any:
     @vector_function("g", "r", "payload", "int", "int")
     def encode_full(e: Emitter, g: Value, r: Value, payload: Value, at: Value, byte: Value) -> None:
         b = e.b
-        largest = Lanes(e, [_all(0)] * count)
+        largest = Lanes(e, [every_lane(0)] * count)
 
         def correct(index: Value, column: int, row: Value) -> None:
             v = e.correct(g, r, index, None)
@@ -90,15 +86,17 @@ def _encode_full(group: int) -> Any:
 
         # s = the largest of all;  c = round(log2(s / m));  q = s * 2**-c, all in their bits
         s = e.splat(e.largest_lane(list(largest)))
-        known = b.icmp_unsigned(">=", s, _all(int(SMALLEST_LARGEST.view("u4"))))
-        levels, codes = Lanes(e, [_all(0)] * count), Lanes(e, [_all(0)] * count)
+        known = b.icmp_unsigned(">=", s, every_lane(int(SMALLEST_LARGEST.view("u4"))))
+        levels, codes = Lanes(e, [every_lane(0)] * count), Lanes(e, [every_lane(0)] * count)
         for column, m in enumerate(largest):
-            c = b.lshr(b.add(b.sub(s, m), _all(1 << 22)), _all(23))
-            sent = b.and_(b.icmp_unsigned("<", c, _all(none)), b.icmp_unsigned("!=", m, _all(0)))
+            c = b.lshr(b.add(b.sub(s, m), every_lane(1 << 22)), every_lane(23))
+            sent = b.and_(
+                b.icmp_unsigned("<", c, every_lane(none)), b.icmp_unsigned("!=", m, every_lane(0))
+            )
             sent = b.and_(sent, known)
-            levels[column] = b.sub(s, b.shl(c, _all(23)))
-            codes[column] = b.select(sent, c, _all(none))
-            largest[column] = b.select(sent, m, _all(_EVERY_BIT))  # which no magnitude equals
+            levels[column] = b.sub(s, b.shl(c, every_lane(23)))
+            codes[column] = b.select(sent, c, every_lane(none))
+            largest[column] = b.select(sent, m, every_lane(_EVERY_BIT))  # which no magnitude equals
 
         def subtract(index: Value, column: int, row: Value) -> None:
             v = e.load(r, index, None)
@@ -108,9 +106,9 @@ def _encode_full(group: int) -> Any:
             q = e.floats(b.or_(levels[column], sign))
             e.store(b.select(found, b.fsub(v, q), v), r, index, None)
             place = e.splat(b.trunc(b.shl(row, I64(place_shift(group))), I32))
-            code = b.or_(b.or_(codes[column], b.lshr(sign, _all(24))), place)
+            code = b.or_(b.or_(codes[column], b.lshr(sign, every_lane(24))), place)
             codes[column] = b.select(found, code, codes[column])
-            largest[column] = b.select(found, _all(_EVERY_BIT), largest[column])
+            largest[column] = b.select(found, every_lane(_EVERY_BIT), largest[column])
             e.fetch(g, b.add(index, I64(FULL)))
 
         _each_row(e, group, at, subtract, largest, levels, codes)
@@ -131,9 +129,13 @@ def _read(
     s = e.splat(e.vector_load(e.place(payload, byte, I8), I32, 4))
     place = e.place(payload, b.add(byte, I64(4 + column * GROUP)), I8)
     code = b.zext(e.vector_load(place, ir.VectorType(I8, GROUP), 4), I32X32)
-    c, sign = e.mask(code, none), b.shl(e.mask(code, 0x80), _all(24))
-    row = e.mask(b.lshr(code, _all(place_shift(group))), group - 1)
-    return b.icmp_unsigned("!=", c, _all(none)), row, b.or_(b.sub(s, b.shl(c, _all(23))), sign)
+    c, sign = e.mask(code, none), b.shl(e.mask(code, 0x80), every_lane(24))
+    row = e.mask(b.lshr(code, every_lane(place_shift(group))), group - 1)
+    return (
+        b.icmp_unsigned("!=", c, every_lane(none)),
+        row,
+        b.or_(b.sub(s, b.shl(c, every_lane(23))), sign),
+    )
 
 
 def _decode_full(group: int, how: How) -> Any:
@@ -143,14 +145,14 @@ def _decode_full(group: int, how: How) -> Any:
     def decode_full(e: Emitter, payload: Value, out: Value, byte: Value, at: Value) -> None:
         """out = q, row by row"""
         b = e.b
-        rows, values = Lanes(e, [_all(0)] * count), Lanes(e, [_all(0)] * count)
+        rows, values = Lanes(e, [every_lane(0)] * count), Lanes(e, [every_lane(0)] * count)
         for column in range(count):
             sent, rows[column], q = _read(e, group, payload, byte, column)
-            values[column] = b.select(sent, q, _all(0))
+            values[column] = b.select(sent, q, every_lane(0))
 
         def write(index: Value, column: int, row: Value) -> None:
             here = b.icmp_unsigned("==", rows[column], e.splat(b.trunc(row, I32)))
-            q = e.floats(b.select(here, values[column], _all(0)))
+            q = e.floats(b.select(here, values[column], every_lane(0)))
             e.put(q, out, index, None, how)
 
         _each_row(e, group, at, write, rows, values)
@@ -168,8 +170,8 @@ def _add_full(group: int) -> Any:
         for column in range(columns // GROUP):
             sent, row, q = _read(e, group, payload, byte, column)
             lane = I32X32(list(range(column * GROUP, (column + 1) * GROUP)))
-            turned = e.mask(b.add(lane, b.mul(row, _all(ROTATION))), columns - 1)
-            place = b.add(b.mul(row, _all(columns)), turned)
+            turned = e.mask(b.add(lane, b.mul(row, every_lane(ROTATION))), columns - 1)
+            place = b.add(b.mul(row, every_lane(columns)), turned)
             e.scatter(b.fadd(e.gather(block, place, sent), e.floats(q)), block, place, sent)
 
     return add_full

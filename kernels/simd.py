@@ -21,7 +21,20 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .blocks import GROUP
-from .emitter import F32X32, FLOAT, I8, I16, I32, I32X32, I64, Emitter, How, Value, vector_function
+from .emitter import (
+    F32X32,
+    FLOAT,
+    I8,
+    I16,
+    I32,
+    I32X32,
+    I64,
+    Emitter,
+    How,
+    Value,
+    every_lane,
+    vector_function,
+)
 from .memory import LINE
 from .reference import LARGEST_HALF, ROUNDING
 
@@ -303,11 +316,8 @@ def encode_float16(e: Emitter, g: Value, r: Value, half: Value, n: Value) -> Non
     """
     b = e.b
 
-    def all32(word: int) -> Value:
-        return I32X32([word] * GROUP)
-
-    largest_half = all32(int(LARGEST_HALF.view(np.uint32)))
-    smallest_normal = all32((127 - 14) << 23)
+    largest_half = every_lane(int(LARGEST_HALF.view(np.uint32)))
+    smallest_normal = every_lane((127 - 14) << 23)
 
     def body(first: Value, tail: Value | None) -> None:
         v = b.fadd(e.load(g, first, tail), e.load(r, first, tail))
@@ -316,13 +326,13 @@ def encode_float16(e: Emitter, g: Value, r: Value, half: Value, n: Value) -> Non
         clip = b.icmp_unsigned("<", magnitude, largest_half)
         magnitude = b.select(clip, magnitude, largest_half)
         exponent = e.larger(e.mask(magnitude, 0x7F800000), smallest_normal)
-        rounding = b.add(exponent, all32(13 << 23))
+        rounding = b.add(exponent, every_lane(13 << 23))
         rounded = b.fadd(e.floats(magnitude), e.floats(rounding))
         code = b.add(
             b.sub(e.words(rounded), rounding),
-            b.lshr(b.sub(exponent, smallest_normal), all32(13)),
+            b.lshr(b.sub(exponent, smallest_normal), every_lane(13)),
         )
-        code = b.or_(code, b.lshr(sign, all32(16)))
+        code = b.or_(code, b.lshr(sign, every_lane(16)))
         e.store(b.trunc(code, ir.VectorType(I16, GROUP)), half, first, tail)
         q = b.or_(e.words(b.fsub(rounded, e.floats(rounding))), sign)
         e.store(b.fsub(v, e.floats(q)), r, first, tail)
