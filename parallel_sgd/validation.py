@@ -97,15 +97,18 @@ def number(
 
 
 def choice(name: str, value: Any, choices: Sequence[Value]) -> Value:
-    """Return the one of `choices` that an argument is; True is not 1, nor is 1.0.
+    """Return the one of `choices` that an argument is.
+
+    True is not 1. 1.0 is, where a choice beside 1 is no whole number.
 
     Raises:
         UserError: it is none of them.
     """
     plain = value.item() if isinstance(value, np.generic) else value
+    fractions = any(isinstance(one, float) for one in choices)
     for one in choices:
-        alike = isinstance(plain, type(one)) and isinstance(plain, bool) == isinstance(one, bool)
-        if alike and plain == one:
+        alike = isinstance(plain, (int, float) if fractions else type(one))
+        if alike and isinstance(plain, bool) == isinstance(one, bool) and plain == one:
             return one
     texts = [repr(one) for one in choices]
     required = " or ".join(texts) if len(texts) == 2 else "one of " + ", ".join(texts)

@@ -223,6 +223,7 @@ def test_bits_that_change_are_a_copy_and_go_by_samples():
     expected = {0: 32, 99: 32, 100: 0.5, 999: 0.5, 1000: 1, 10**9: 1}
     assert {samples: algorithm.exchange.bits_after(samples) for samples in expected} == expected
     assert psgd.DataParallelSGD(gradient_bits=8).exchange.bits_after(10**9) == 8
+    assert repr(psgd.DataParallelSGD(gradient_bits=8 / 8).gradient_bits) == "1"
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm
 
 

@@ -25,9 +25,9 @@ from parallel_sgd.algorithms.outer import (
 
 from ..contender import Contender, Options
 
-SYNCHRONOUS, GROWING, OTHERS = (4, 8), (8, 16, 32, 64), (8, 32)
+SYNCHRONOUS, GROWING, COMPRESSED, OTHERS = (4, 8), (8, 16, 32, 64), (8, 16, 32), (8, 32)
 """Ranks of the algorithms that exchange every gradient; of model averaging and block momentum; of
-the other local updates."""
+blocks with one value of several; of the other local updates."""
 
 SMALLER = (0.5, 0.8)
 """Block momenta beside the paper's 1 - 1/K, among which the tuned one is chosen."""
@@ -135,6 +135,18 @@ CONTENDERS = {
         compressed_from="BMUF",
         peer="BMUF",
     ),
+    **{
+        f"BMUF one of {group}": Entrant(
+            f"block momentum, one of {group}",
+            BlockMomentumSGD,
+            (("gradient_bits", 8 / group),),
+            ranks=COMPRESSED,
+            tuned=MOMENTA,
+            compressed_from="BMUF",
+            peer="BMUF",
+        )
+        for group in (8, 16)
+    },
     "classical": Entrant(
         "classical block momentum",
         BlockMomentumSGD,
