@@ -8,7 +8,9 @@ momentum. Every contender is checked to learn, and to leave the same model on al
 "No exchange" trains each rank alone: what the others come close to where communication is free.
 Block momentum and post-local SGD synchronize every 16 minibatches, so a step is one of 16.
 
-`--to-loss` times a byte-level language model until it has reached a test loss.
+`--to-loss` tells the seconds until a byte-level language model has reached a test loss: how many
+steps that takes, with a learning rate tuned for each contender on another seed (they are counted on
+links without a limit), times the seconds of its steps on each rate's links.
 `--table FILE` measures nothing, and prints Markdown tables from an earlier run's JSON.
 
 Needs root, Open MPI or MPICH as `parallel-sgd cluster` does, and PyTorch (`make bench-training`).
@@ -18,18 +20,21 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from parallel_sgd import UserError
 from parallel_sgd.command_line.cluster import emulated_hosts
 from parallel_sgd.command_line.units import bits_per_s
 
 from ..report import positive
-from .conductor import conducted
-from .contenders import CONTENDERS, TIMED, TO_LOSS, side
+from .conductor import Conductor, conducted
+from .contenders import CONTENDERS, PLAIN, TIMED, TO_LOSS, side
 from .step_times import measure_steps
 from .summary import Results, Summary, read
-from .tasks import MODELS
-from .to_loss import RATES, TARGET, require_same_step, train_to_loss
+from .tasks import BYTES, MODELS
+from .to_loss import learn_all, require_same_step, timed_for
 
 __all__ = ["add_arguments", "main"]
 
@@ -53,12 +58,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", choices=CONTENDERS, nargs="+", metavar="NAME", help="; ".join(CONTENDERS)
     )
-    parser.add_argument("--to-loss", action="store_true", help="time whole runs, not steps")
     parser.add_argument(
-        "--target", type=float, default=TARGET, help=f"test loss in nats (default: {TARGET})"
+        "--to-loss", action="store_true", help="seconds until a test loss is reached"
     )
     parser.add_argument(
-        "--lr", type=float, help="with --to-loss: for all, in place of each one's own"
+        "--seeds", type=positive, default=3, help="with --to-loss: runs of each (default: 3)"
+    )
+    parser.add_argument(
+        "--runs",
+        metavar="FILE",
+        help="with --to-loss: the JSON of an earlier run, whose steps are not counted again",
     )
     parser.add_argument("--table", metavar="FILE", help="print Markdown from this JSON file")
 
@@ -71,24 +80,32 @@ def main(options: argparse.Namespace) -> Summary:
     names = options.only or (TO_LOSS if options.to_loss else TIMED)
     if options.to_loss and (others := [name for name in names if name not in TO_LOSS]):
         raise UserError(f"--only {others[0]!r} must be one of {'; '.join(TO_LOSS)} with --to-loss")
-    if options.lr is not None and not (options.to_loss and options.lr > 0):
-        raise UserError(f"--lr {options.lr:g} must be more than 0, and goes with --to-loss")
-    sides = list(dict.fromkeys(side(name) for name in names))
-    results = Results(options.hosts)
-    if "peer" in sides:
+    if options.runs and not options.to_loss:
+        raise UserError(f"--runs {options.runs} goes with --to-loss")
+    results = Results(options.hosts, to_loss=names if options.to_loss else ())
+    if "peer" in map(side, names):
         results.machine["torch"] = _torch_version()
+    if options.to_loss:
+        known = read(options.runs).runs if options.runs else []
+        with _playing(options.hosts, math.inf, names) as playing:
+            if {"32 bit", PLAIN} <= set(names):
+                require_same_step(playing)
+            results.runs += learn_all(playing, names, options.seeds, known)
+    models = [BYTES] if options.to_loss else options.models
+    timed = timed_for(names)
     for rate in options.rate:
-        with emulated_hosts(options.hosts, rate) as hosts, conducted(hosts, sides) as playing:
-            if options.to_loss:
-                if len(sides) > 1:
-                    require_same_step(playing)
-                for name in names:
-                    lr = options.lr or RATES[name]
-                    results.runs.append(train_to_loss(playing, rate, name, lr, options.target))
-            else:
-                for model in options.models:
-                    results.times += measure_steps(playing, model, rate, names, options.rounds)
+        with _playing(options.hosts, rate, timed) as playing:
+            for model in models:
+                results.times += measure_steps(playing, model, rate, timed, options.rounds)
     return Summary(results)
+
+
+@contextmanager
+def _playing(count: int, rate: float, names: Iterable[str]) -> Iterator[Conductor]:
+    """Both sides of these contenders, as far as there are such, on hosts with links of a rate."""
+    sides = list(dict.fromkeys(map(side, names)))
+    with emulated_hosts(count, rate) as hosts, conducted(hosts, sides) as conductor:
+        yield conductor
 
 
 def _torch_version() -> str:

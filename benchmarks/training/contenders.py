@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from parallel_sgd import Algorithm, BlockMomentumSGD, DataParallelSGD
+from parallel_sgd import Algorithm, BlockMomentumSGD, DataParallelSGD, PowerSGD
+
+from .tasks import BATCH
 
 PERIOD = 16  #: minibatches between two synchronizations, for those that train alone in between
 
-WARM, WARM_SAMPLES = "1 bit, after 32 bit", 16_384  #: of all ranks, in full precision at first
+RECIPE, BEGINNING = "4 bit, then 1 bit", 128  #: steps with 4 bits, on 4 hosts
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,16 @@ class Contender:
         options: of the hook.
         period: minibatches after which all ranks have the same model again; 0: never, since they
             do not communicate, which is what the others are to come close to.
+        learns_as: who has the same model after every step; None: nobody is known to.
+        timed_as: whose steps its own are, each from some step on; empty: its own.
     """
 
     algorithm: Algorithm[Any] | None = None
     hook: str = "none"
     options: dict[str, int] = field(default_factory=dict)
     period: int = 1
+    learns_as: str | None = None
+    timed_as: tuple[tuple[int, str], ...] = ()
 
     @property
     def ours(self) -> bool:
@@ -40,18 +46,25 @@ CONTENDERS = {
     "4 bit": Contender(DataParallelSGD(gradient_bits=4)),
     "2 bit": Contender(DataParallelSGD(gradient_bits=2)),
     "1 bit": Contender(DataParallelSGD(gradient_bits=1)),
-    WARM: Contender(DataParallelSGD(gradient_bits={0: 32, WARM_SAMPLES: 1})),
+    "0.5 bit": Contender(DataParallelSGD(gradient_bits=0.5)),
+    "0.25 bit": Contender(DataParallelSGD(gradient_bits=0.25)),
+    RECIPE: Contender(
+        DataParallelSGD(gradient_bits={0: 4, BEGINNING * 4 * BATCH: 1}),
+        timed_as=((0, "4 bit"), (BEGINNING, "1 bit")),
+    ),
     "auto": Contender(DataParallelSGD(gradient_bits="auto")),
     "auto, overlap": Contender(DataParallelSGD(gradient_bits="auto", overlap=True)),
-    "1 bit, overlap": Contender(DataParallelSGD(gradient_bits=1, overlap=True)),
+    "1 bit, overlap": Contender(DataParallelSGD(gradient_bits=1, overlap=True), learns_as="1 bit"),
     "32 bit, overlap": Contender(DataParallelSGD(overlap=True)),
     "1 bit, double buffering": Contender(DataParallelSGD(gradient_bits=1, double_buffering=True)),
     "block momentum": Contender(BlockMomentumSGD(sync_steps=PERIOD), period=PERIOD),
     "block momentum, 1 bit": Contender(
         BlockMomentumSGD(sync_steps=PERIOD, gradient_bits=1, block_momentum=0.5), period=PERIOD
     ),
+    "PowerSGD rank 1": Contender(PowerSGD(rank=1)),
+    "PowerSGD rank 4": Contender(PowerSGD(rank=4)),
     "no exchange": Contender(DataParallelSGD(), period=0),
-    "DDP": Contender(),
+    "DDP": Contender(learns_as="32 bit"),
     "DDP, fp16": Contender(hook="fp16"),
     "DDP, PowerSGD rank 1": Contender(hook="power", options={"rank": 1}),
     "DDP, PowerSGD rank 4": Contender(hook="power", options={"rank": 4}),
@@ -65,12 +78,13 @@ PLAIN = "DDP"
 HOOKS = ("DDP, fp16", "DDP, PowerSGD rank 1", "DDP, PowerSGD rank 4")
 """Plain DDP's quicker forms, that exchange every gradient as it does; the best is a peer, too."""
 
-TIMED = tuple(name for name in CONTENDERS if name != WARM)
-"""Whose steps are timed; the others' are the same as those of one of them."""
+TIMED = tuple(name for name in CONTENDERS if not CONTENDERS[name].timed_as)
+"""Whose steps are timed; the others' are those of several of them."""
 
 TO_LOSS = (
-    *("32 bit", "4 bit", "2 bit", "1 bit", WARM, "block momentum"),
-    *(PLAIN, "DDP, fp16", "DDP, PowerSGD rank 1"),
+    *("32 bit", "4 bit", "1 bit", "1 bit, overlap", RECIPE, "0.5 bit", "0.25 bit"),
+    *("block momentum, 1 bit", "PowerSGD rank 4"),
+    *(PLAIN, *HOOKS, "DDP, post-local SGD"),
 )
 """Who is timed until a test loss is reached."""
 

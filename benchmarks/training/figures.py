@@ -1,4 +1,4 @@
-"""Bars of seconds a step, and test loss by seconds; ours and theirs in two colours."""
+"""Bars of seconds a step, ours and theirs in two colours, and seconds to a test loss."""
 
 from __future__ import annotations
 
@@ -63,21 +63,29 @@ def draw_times(panels: Mapping[str, Mapping[str, StepTime]], title: str, path: P
     save(figure, path)
 
 
-def draw_curves(runs: Sequence[ToLoss], title: str, path: Path) -> None:
-    """Test loss by seconds of training: a line for each contender, solid for ours."""
+def draw_ways(panels: Mapping[str, Sequence[ToLoss]], title: str, path: Path) -> None:
+    """A panel for each rate: seconds to every loss that a contender has reached, a line each."""
     pyplot = require_matplotlib()
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    for run in runs:
-        seconds, losses = zip(*run.curve, strict=True)
-        style = "-" if CONTENDERS[run.contender].ours else "--"
-        axes.plot(seconds, losses, style, label=f"{run.contender}, lr {run.lr:g}")
-    axes.axhline(runs[0].target, color="#888", linewidth=0.8, zorder=0)
-    axes.set_xlabel("seconds of training")
-    axes.set_ylabel("test loss, nats")
-    axes.set_xscale("log")
-    axes.legend(frameon=False, fontsize=9)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    figure, grid = pyplot.subplots(
+        1, len(panels), figsize=(4.5 * len(panels), 5.5), layout="constrained", squeeze=False
+    )
+    for axes, (rate, ways) in zip(grid.flat, panels.items(), strict=True):
+        names = list(dict.fromkeys(way.contender for way in ways))
+        colors = pyplot.get_cmap("tab20").colors
+        for name, color in zip(names, colors, strict=False):
+            points = [
+                (way.seconds, way.target) for way in ways if way.contender == name and way.reached
+            ]
+            style = "-o" if CONTENDERS[name].ours else "--s"
+            axes.plot(*zip(*points, strict=True) if points else ([], []), style, color=color)
+        axes.set_title(f"links: {rate}", loc="left", size=10)
+        axes.set_xlabel("seconds of training")
+        axes.set_xscale("log")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    lines = grid.flat[0].get_lines()
+    grid.flat[0].set_ylabel("test loss, nats")
+    figure.legend(lines, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     figure.suptitle(title, x=0.01, horizontalalignment="left", size=10, wrap=True)
     save(figure, path)
 

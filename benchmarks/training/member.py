@@ -12,14 +12,15 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from .tasks import TASKS, Array
+from .tasks import SEED, TASKS, Array
 
 
 class Trainer(Protocol):
     """One contender's model in training on this rank."""
 
     def step(self, x: Array, y: Array) -> float:
-        """Train on this rank's minibatch; its mean loss before that."""
+        """Train on this rank's minibatch; its mean loss before that, not finite where training
+        has diverged."""
 
     def values(self) -> Array:
         """The parameters, in the order and the shapes of ours, as one vector."""
@@ -28,8 +29,9 @@ class Trainer(Protocol):
         """Complete what is under way. Collective."""
 
 
-Make = Callable[[str, str, float], Trainer]
-"""A trainer of a contender and a task, both by name, with a learning rate. Collective."""
+Make = Callable[[str, str, float, int], Trainer]
+"""A trainer of a contender and a task, both by name, with a learning rate and the seed of the
+initial model. Collective."""
 
 
 class Member:
@@ -44,16 +46,16 @@ class Member:
     def __init__(self, rank: int, ranks: int, make: Make, barrier: Callable[[], object]) -> None:
         self.rank, self.ranks, self.make, self.barrier = rank, ranks, make, barrier
         self.trainer: Trainer | None = None
-        self.task, self.taken = "", 0
-        self.data: dict[str, tuple[Array, Array]] = {}
+        self.task, self.seed, self.taken = "", SEED, 0
+        self.data: dict[tuple[str, int], tuple[Array, Array]] = {}  #: by task and seed
         self.test: dict[str, tuple[Array, Array]] = {}
 
-    def begin(self, contender: str, task: str, lr: float) -> dict[str, Any]:
+    def begin(self, contender: str, task: str, lr: float, seed: int = SEED) -> dict[str, Any]:
         """Take up a contender, from the task's initial model."""
-        self.task, self.taken = task, 0
-        if task not in self.data:
-            self.data[task] = TASKS[task].minibatches(self.rank, self.ranks)
-        self.trainer = self.make(contender, task, lr)
+        self.task, self.seed, self.taken = task, seed, 0
+        if (task, seed) not in self.data:
+            self.data[task, seed] = TASKS[task].minibatches(self.rank, self.ranks, seed)
+        self.trainer = self.make(contender, task, lr, seed)
         return {}
 
     def steps(self, count: int) -> dict[str, Any]:
@@ -63,7 +65,7 @@ class Member:
             "seconds": of all of them; "losses": of each; "digest": of the model after the last.
         """
         assert self.trainer is not None
-        x, y = self.data[self.task]
+        x, y = self.data[self.task, self.seed]
         losses = []
         self.barrier()
         begin = time.perf_counter()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
-from parallel_sgd import Communicator, Learner, MomentumSGD
+from parallel_sgd import Communicator, Learner, MomentumSGD, UserError
 from parallel_sgd.communication.entry_point import abort_on_error
 
 from .contenders import CONTENDERS
@@ -17,10 +18,10 @@ MOMENTUM = 0.9
 class Ours:
     """A model, a learner and the loop around them."""
 
-    def __init__(self, comm: Communicator, contender: str, task: str, lr: float) -> None:
+    def __init__(self, comm: Communicator, contender: str, task: str, lr: float, seed: int) -> None:
         chosen = CONTENDERS[contender]
         assert chosen.algorithm is not None
-        self.model = TASKS[task].model()
+        self.model = TASKS[task].model(seed=seed)
         self.learner = Learner(
             self.model.parameters,
             MomentumSGD(lr=lr, momentum=MOMENTUM),
@@ -33,7 +34,10 @@ class Ours:
         learner = self.learner
         learner.announce(len(x), self.total)  # as sources do
         loss = self.model.gradient(x, y, out=learner.gradient, ready=learner.ready)
-        learner.step(samples=len(x))
+        try:
+            learner.step(samples=len(x))
+        except UserError:  # the gradient is not finite, and nothing has changed
+            return math.nan
         return loss / len(x)
 
     def values(self) -> Array:
@@ -47,8 +51,8 @@ class Ours:
 def main(path: str) -> None:
     comm = Communicator.world()
 
-    def make(contender: str, task: str, lr: float) -> Ours:
-        return Ours(comm, contender, task, lr)
+    def make(contender: str, task: str, lr: float, seed: int) -> Ours:
+        return Ours(comm, contender, task, lr, seed)
 
     Member(comm.rank, comm.size, make, comm.barrier).follow(path, "ours")
 

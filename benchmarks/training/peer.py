@@ -41,9 +41,9 @@ POWER_FROM = 2  #: PowerSGD's first step; before it DDP is plain, and 2 is the l
 class Peer:
     """A model, DDP with a hook, and an optimizer."""
 
-    def __init__(self, contender: str, task: str, lr: float) -> None:
+    def __init__(self, contender: str, task: str, lr: float, seed: int) -> None:
         chosen = CONTENDERS[contender]
-        self.names, self.module = module_of(TASKS[task].model())
+        self.names, self.module = module_of(TASKS[task].model(seed=seed))
         optimizer: Any = torch.optim.SGD(
             self.module.parameters(), lr=lr, momentum=MOMENTUM, fused=True
         )

@@ -16,9 +16,10 @@ from parallel_sgd.files import write_whole
 
 from ..report import Report, machine
 from .contenders import CONTENDERS, HOOKS, PLAIN
-from .figures import TIMES, draw_curves, draw_times
+from .figures import TIMES, draw_times, draw_ways
 from .step_times import StepTime
-from .to_loss import ToLoss
+from .tasks import BYTES
+from .to_loss import TARGETS, Learned, ToLoss, to_losses
 
 
 @dataclass
@@ -28,13 +29,15 @@ class Results:
         hosts: how many, with one rank each.
         machine: what they were emulated on, with the versions of both sides.
         times: of steps.
-        runs: until a loss was reached.
+        runs: until the last of the losses was reached.
+        to_loss: who of them is reported; empty where only steps were asked for.
     """
 
     hosts: int
     machine: dict[str, Any] = field(default_factory=machine)
     times: list[StepTime] = field(default_factory=list)
-    runs: list[ToLoss] = field(default_factory=list)
+    runs: list[Learned] = field(default_factory=list)
+    to_loss: Sequence[str] = ()
 
     def cases(self) -> list[tuple[str, float]]:
         """Models and rates that were measured, in order."""
@@ -44,6 +47,19 @@ class Results:
         """Step times by contender, in the order of tables."""
         times = {t.contender: t for t in self.times if (t.model, t.rate) == (model, rate)}
         return {name: times[name] for name in CONTENDERS if name in times}
+
+    def ways(self) -> dict[float, list[ToLoss]]:
+        """Of every rate: the contenders' ways to every loss."""
+        return {
+            rate: [
+                way
+                for name in CONTENDERS
+                if name in self.to_loss
+                for way in to_losses(name, rate, self.of(BYTES, rate), self.runs)
+            ]
+            for model, rate in self.cases()
+            if model == BYTES and self.to_loss
+        }
 
 
 class Summary(Report):
@@ -62,7 +78,8 @@ class Summary(Report):
         self.results, self.markdown = results, markdown
         for model, rate in results.cases():
             self._add_times(f"{model}, {words(rate)}", results.of(model, rate))
-        self._add_runs(results.runs)
+        for rate, ways in results.ways().items():
+            self._add_ways(rate, ways)
 
     def _add_times(self, case: str, times: dict[str, StepTime]) -> None:
         plain = times.get(PLAIN)
@@ -86,15 +103,18 @@ class Summary(Report):
                     best.seconds / time.seconds,
                 )
 
-    def _add_runs(self, runs: Sequence[ToLoss]) -> None:
-        plain = next((run.seconds for run in runs if run.contender == PLAIN), None)
-        for run in runs:
-            name = f"{words(run.rate)}, {run.contender}: to {run.target:g} nats"
-            ratio = plain / run.seconds if plain and run.seconds else None
-            seconds = run.curve[-1][0] if run.seconds is None else run.seconds
-            said = f"never; {run.curve[-1][1]:.3f} nats after" if run.seconds is None else "after"
-            reference = f"{PLAIN}, {plain:.3g} s" if plain else "not reached by DDP"
-            self.add(name, seconds, "s", f"{reference}; {said} {run.steps} steps", ratio)
+    def _add_ways(self, rate: float, ways: Sequence[ToLoss]) -> None:
+        for way in ways:
+            plain = plain_seconds(ways, way.target)
+            self.add(
+                f"{words(rate)}, {way.contender}: to {way.target:g} nats",
+                way.seconds,
+                "s",
+                (f"{PLAIN}, {plain:.3g} s; " if plain else "")
+                + ("" if way.reached else "never in ")
+                + f"{way.steps:g} steps at lr {way.lr:g}",
+                plain / way.seconds if plain and way.reached else None,
+            )
 
     def print(self) -> None:
         if not self.markdown:
@@ -102,11 +122,13 @@ class Summary(Report):
             return
         for model in dict.fromkeys(model for model, _ in self.results.cases()):
             print("\n".join(markdown_table(self.results, model)), end="\n\n")
+        if self.results.to_loss:
+            print("\n".join(to_loss_table(self.results)), end="\n\n")
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """The form of all benchmarks, and everything that was measured."""
         content = {**asdict(self.results), "rows": [asdict(row) for row in self.rows]}
-        for entry in (*content["times"], *content["runs"]):
+        for entry in content["times"]:
             entry["rate"] = words(entry["rate"])  # JSON knows no infinity
         text = json.dumps(content, indent=2) + "\n"
         write_whole("--json", path, lambda aside: aside.write_text(text))
@@ -120,11 +142,12 @@ class Summary(Report):
                 for case_model, rate in self.results.cases()
                 if case_model == model
             }
-            title = f"{self.title}; {model} parameters, seconds a step"
+            title = f"{self.title}; {called(model)}, seconds a step"
             draw_times(panels, title, path.with_name(f"{path.stem}-{model}{path.suffix}"))
-        if self.results.runs:
-            title = f"{self.title}; bytes of Python's library"
-            draw_curves(self.results.runs, title, path.with_stem(f"{path.stem}-to-loss"))
+        if by_rate := self.results.ways():
+            title = f"{self.title}; seconds of training to a test loss, bytes of Python's library"
+            ways = {words(rate): ways for rate, ways in by_rate.items()}
+            draw_ways(ways, title, path.with_stem(f"{path.stem}-to-loss"))
 
 
 def read(path: str) -> Results:
@@ -135,11 +158,11 @@ def read(path: str) -> Results:
     """
     try:
         content = json.loads(Path(path).read_text())
-        for entry in (*content["times"], *content["runs"]):
+        for entry in content["times"]:
             entry["rate"] = bits_per_s(entry["rate"])
         times = [StepTime(**entry) for entry in content["times"]]
-        runs = [ToLoss(**entry) for entry in content["runs"]]
-        return Results(content["hosts"], content["machine"], times, runs)
+        runs = [Learned(**entry) for entry in content["runs"]]
+        return Results(content["hosts"], content["machine"], times, runs, content["to_loss"])
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not the results of this benchmark: {error!r}") from None
 
@@ -148,11 +171,45 @@ def markdown_table(results: Results, model: str) -> list[str]:
     """Contenders by rates: seconds a step, and how many times as fast as plain DDP."""
     rates = [rate for case_model, rate in results.cases() if case_model == model]
     by_rate = [results.of(model, rate) for rate in rates]
-    lines = [_line([f"{model} parameters", *map(spoken, rates)]), _line(["---"] * (len(rates) + 1))]
+    lines = [_line([called(model), *map(spoken, rates)]), _line(["---"] * (len(rates) + 1))]
     for name in CONTENDERS:
         if any(name in times for times in by_rate):
             lines.append(_line([name, *(_cell(times, name) for times in by_rate)]))
     return lines
+
+
+def to_loss_table(results: Results) -> list[str]:
+    """Contenders by rates and losses: seconds, and how many times as fast as plain DDP; first, how
+    many steps."""
+    by_rate = results.ways()
+    head = [f"{spoken(rate)}: {target:g}" for rate in by_rate for target in TARGETS]
+    steps = f"steps to {', '.join(f'{target:g}' for target in TARGETS)} nats"
+    lines = [_line(["seconds to a loss", steps, *head]), _line(["---"] * (len(head) + 2))]
+    for name in results.to_loss:
+        own = [[way for way in ways if way.contender == name] for ways in by_rate.values()]
+        counts = ", ".join(f"{way.steps:g}" if way.reached else "never" for way in own[0])
+        cells = [
+            _way(way, plain_seconds(ways, way.target))
+            for those, ways in zip(own, by_rate.values(), strict=True)
+            for way in those
+        ]
+        lines.append(_line([name, counts, *cells]))
+    return lines
+
+
+def plain_seconds(ways: Iterable[ToLoss], target: float) -> float | None:
+    """Of plain DDP to that loss, if it was there."""
+    of = (PLAIN, target, True)
+    return next(
+        (way.seconds for way in ways if (way.contender, way.target, way.reached) == of), None
+    )
+
+
+def _way(way: ToLoss, plain: float | None) -> str:
+    if not way.reached:
+        return "never"
+    text = f"{way.seconds:.3g} s"
+    return f"{text}, {plain / way.seconds:.1f}{TIMES}" if plain and way.contender != PLAIN else text
 
 
 def _cell(times: dict[str, StepTime], name: str) -> str:
@@ -167,6 +224,11 @@ def _cell(times: dict[str, StepTime], name: str) -> str:
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def called(model: str) -> str:
+    """A model in a title."""
+    return "language model" if model == BYTES else f"{model} parameters"
 
 
 def words(rate: float) -> str:

@@ -16,7 +16,7 @@ from parallel_sgd.models import MLP, ByteLanguageModel
 Array = npt.NDArray[Any]
 
 BATCH = 64  #: samples of each rank in a minibatch
-SEED = 1
+SEED = 1  #: of the initial model and the samples' order, where none is said
 
 INPUTS, CLASSES = 784, 10
 SYNTHETIC = 1  #: minibatches of each rank, again and again: losses of two steps can be compared
@@ -32,30 +32,30 @@ class Task:
     """
     Attributes:
         title: for people.
-        model: with its initial parameters, the same on every call.
-        minibatches: x [steps, BATCH, inputs] and y [steps, BATCH] of a rank of so many; step t
-            takes the t-th, and after the last one the first.
+        model: with the initial parameters of `seed`, the same on every call.
+        minibatches: x [steps, BATCH, inputs] and y [steps, BATCH] of a rank of so many, for a
+            seed; step t takes the t-th, and after the last one the first.
         test: samples that nobody trains on; none where no test loss is asked for.
     """
 
     title: str
-    model: Callable[[], MLP]
-    minibatches: Callable[[int, int], tuple[Array, Array]]
+    model: Callable[..., MLP]
+    minibatches: Callable[[int, int, int], tuple[Array, Array]]
     test: Callable[[], tuple[Array, Array]] | None = None
 
 
-def _synthetic(rank: int, ranks: int) -> tuple[Array, Array]:
+def _synthetic(rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
     """Normal inputs, whose class is the largest of ten linear functions."""
-    teacher = np.random.default_rng(SEED).standard_normal((INPUTS, CLASSES), np.float32)
-    random = np.random.default_rng((SEED, rank))
+    teacher = np.random.default_rng(seed).standard_normal((INPUTS, CLASSES), np.float32)
+    random = np.random.default_rng((seed, rank))
     x = random.standard_normal((SYNTHETIC, BATCH, INPUTS), np.float32)
     return x, (x @ teacher).argmax(axis=-1)
 
 
-def _bytes(rank: int, ranks: int) -> tuple[Array, Array]:
+def _bytes(rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
     """Every rank's part of one order of the library's bytes."""
     train, _ = library_source(CONTEXT, most_bytes=READ)
-    order = np.random.default_rng(SEED).permutation(len(train))[: STEPS * ranks * BATCH]
+    order = np.random.default_rng(seed).permutation(len(train))[: STEPS * ranks * BATCH]
     steps = len(order) // (ranks * BATCH)
     own = order[: steps * ranks * BATCH].reshape(steps, ranks, BATCH)[:, rank]
     x, y = train.read(own.reshape(-1), dtype=None)

@@ -1,7 +1,14 @@
-"""Seconds of training until a test loss is reached, on the next byte of Python's library."""
+"""Seconds of training until a test loss is reached, on the next byte of Python's library.
+
+They are the steps that it takes, which links do not change, times the seconds of a step, which
+they do. Steps are counted on links without a limit, with a learning rate tuned for each contender.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,68 +16,142 @@ import numpy as np
 from parallel_sgd import UserError
 
 from .conductor import Conductor
-from .contenders import PERIOD, PLAIN, WARM, side
-from .tasks import BYTES, STEPS
+from .contenders import CONTENDERS, PERIOD, PLAIN, side
+from .step_times import StepTime
+from .tasks import BYTES
 
-EVERY = 2 * PERIOD  #: steps between two looks at the test loss; the clock stands meanwhile
-TARGET = 2.0  #: nats
+EVERY = PERIOD  #: steps between two looks at the test loss
+TARGETS = (2.4, 2.1, 1.95)  #: nats
+MOST_STEPS = 1024
+TUNING_SEED = 1000  #: rates are chosen on it; those from 0 on are reported
 SAME = 1e-4  #: of losses on both sides, relative
-RATES = {
-    "32 bit": 0.1,
-    "4 bit": 0.1,
-    "2 bit": 0.1,
-    "1 bit": 0.05,
-    WARM: 0.05,
-    "block momentum": 0.05,
-    PLAIN: 0.1,
-    "DDP, fp16": 0.1,
-    "DDP, PowerSGD rank 1": 0.1,
-}
-"""Learning rates, the better of 0.05, 0.1 and 0.2 for ours; PyTorch's are those of 32 bit."""
+
+START = 0.1
+"""The learning rate at which the search begins, which goes by factors of 2."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """One run.
+
+    Attributes:
+        contender, lr, seed: of what.
+        curve: (steps, test loss) at every look, until the last target was reached, or training
+            diverged, or `MOST_STEPS`.
+    """
+
+    contender: str
+    lr: float
+    seed: int
+    curve: list[tuple[int, float]]
+
+    @property
+    def steps(self) -> int:
+        """That were taken."""
+        return self.curve[-1][0] if self.curve else 0
+
+    def steps_to(self, target: float) -> float:
+        """After which the test loss was no more than that for the first time; infinite: never."""
+        return next((steps for steps, loss in self.curve if loss <= target), math.inf)
+
+
+def learn(
+    conductor: Conductor, name: str, lr: float, seed: int, most_steps: float = MOST_STEPS
+) -> Learned:
+    """Train one contender until it has reached the last target, or has taken so many steps."""
+    who = side(name)
+    conductor.all(who, "begin", contender=name, task=BYTES, lr=lr, seed=seed)
+    steps, curve = 0, []
+    while steps < most_steps:
+        answers = conductor.all(who, "steps", count=EVERY)
+        if not np.isfinite([answer["losses"] for answer in answers]).all():
+            break
+        steps += EVERY
+        loss = conductor.first(who, "evaluate")["loss"]
+        curve.append((steps, loss))
+        if not loss > TARGETS[-1]:
+            break
+    conductor.all(who, "end")
+    return Learned(name, lr, seed, curve)
+
+
+def tuned(conductor: Conductor, name: str) -> float:
+    """The learning rate with the fewest steps to the last target: downhill by factors of 2, until
+    both neighbours are worse. Those that are not there sooner than the best so far are given up."""
+    scores: dict[float, tuple[float, float]] = {}
+    best = START
+    while wanted := [lr for lr in (best, 2 * best, best / 2) if lr not in scores]:
+        for lr in wanted:
+            fewest = min((steps for steps, _ in scores.values()), default=math.inf)
+            run = learn(conductor, name, lr, TUNING_SEED, min(fewest, MOST_STEPS))
+            scores[lr] = run.steps_to(TARGETS[-1]), run.curve[-1][1] if run.curve else math.inf
+        best = min(scores, key=scores.__getitem__)
+    return best
+
+
+def learn_all(
+    conductor: Conductor, names: Iterable[str], seeds: int, known: Sequence[Learned]
+) -> list[Learned]:
+    """The runs of each contender, and of whom it learns as, but for those that are known."""
+    runs = list(known)
+    for name in dict.fromkeys(CONTENDERS[name].learns_as or name for name in names):
+        there = {run.seed: run for run in runs if run.contender == name}
+        missing = [seed for seed in range(seeds) if seed not in there]
+        if missing:
+            lr = next(iter(there.values())).lr if there else tuned(conductor, name)
+            runs += [learn(conductor, name, lr, seed) for seed in missing]
+    return runs
+
+
+def timed_for(names: Iterable[str]) -> list[str]:
+    """Whose steps are to be timed, for the steps of all of these to be known."""
+    parts = [[part for _, part in CONTENDERS[name].timed_as] or [name] for name in names]
+    return list(dict.fromkeys(part for several in parts for part in several))
+
+
+def seconds(name: str, steps: float, times: Mapping[str, StepTime]) -> float:
+    """That the first so many steps of a contender take."""
+    parts = CONTENDERS[name].timed_as or ((0, name),)
+    ends = [*(start for start, _ in parts[1:]), math.inf]
+    return sum(
+        max(0.0, min(steps, end) - start) * times[part].seconds
+        for (start, part), end in zip(parts, ends, strict=True)
+    )
 
 
 @dataclass(frozen=True)
 class ToLoss:
     """
     Attributes:
-        contender, rate, lr: which; the rate in bits/s.
-        target: nats.
-        seconds, steps: until the test loss was no more than the target; None: it never was.
-        curve: (seconds, test loss) at every look.
+        contender, rate, target: the way to it, on links of so many bits/s.
+        reached: whether most of the seeds were there.
+        steps: the median of the seeds, to there or as many as were taken.
+        seconds: of so many steps.
+        lr: that was tuned.
     """
 
     contender: str
     rate: float
-    lr: float
     target: float
-    seconds: float | None
-    steps: int
-    curve: list[tuple[float, float]]
+    reached: bool
+    steps: float
+    seconds: float
+    lr: float
 
 
-def train_to_loss(
-    conductor: Conductor,
-    rate: float,
-    name: str,
-    lr: float,
-    target: float = TARGET,
-    most_steps: int = STEPS,
-) -> ToLoss:
-    """Train one contender until it is there, or has taken so many steps."""
-    who = side(name)
-    conductor.all(who, "begin", contender=name, task=BYTES, lr=lr)
-    seconds, steps, curve = 0.0, 0, []
-    while steps < most_steps:
-        answers = conductor.all(who, "steps", count=EVERY)
-        seconds += max(answer["seconds"] for answer in answers)
-        steps += EVERY
-        loss = conductor.first(who, "evaluate")["loss"]
-        curve.append((seconds, loss))
-        if loss <= target:
-            break
-    conductor.all(who, "end")
-    reached = bool(curve) and curve[-1][1] <= target
-    return ToLoss(name, rate, lr, target, seconds if reached else None, steps, curve)
+def to_losses(
+    name: str, rate: float, times: Mapping[str, StepTime], runs: Sequence[Learned]
+) -> list[ToLoss]:
+    """A contender's way to every target, on links where steps take those times."""
+    own = [run for run in runs if run.contender == (CONTENDERS[name].learns_as or name)]
+    found = []
+    for target in TARGETS:
+        steps = statistics.median(run.steps_to(target) for run in own)
+        if not (reached := steps < math.inf):
+            steps = statistics.median(run.steps for run in own)
+        taken = seconds(name, steps, times)
+        found.append(ToLoss(name, rate, target, reached, steps, taken, own[0].lr))
+    return found
 
 
 def require_same_step(conductor: Conductor) -> None:
@@ -81,7 +162,7 @@ def require_same_step(conductor: Conductor) -> None:
     """
     losses = []
     for name in ("32 bit", PLAIN):
-        conductor.all(side(name), "begin", contender=name, task=BYTES, lr=RATES[PLAIN])
+        conductor.all(side(name), "begin", contender=name, task=BYTES, lr=START)
         losses.append(conductor.all(side(name), "steps", count=2)[0]["losses"])
         conductor.all(side(name), "end")
     ours, theirs = losses

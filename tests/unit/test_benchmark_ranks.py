@@ -287,7 +287,7 @@ def test_a_turn_checks_the_sum_and_compares_the_ranks():
         (parameter_server, "--rate 1gbit --hosts 1", "hosts=1 must be at least 2"),
         (training, "--hosts 1", "hosts=1 must be at least 2"),
         (training, "--to-loss --only '8 bit'", "'8 bit' must be one of"),
-        (training, "--lr 0.1", "must be more than 0, and goes with --to-loss"),
+        (training, "--runs a.json", "--runs a.json goes with --to-loss"),
     ],
 )
 def test_what_benchmarks_refuse(benchmark, line, wrong):

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import math
 import sys
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -17,11 +18,33 @@ from benchmarks import training
 from benchmarks.training import conductor as conducting
 from benchmarks.training import step_times as stepping
 from benchmarks.training import summary, tasks
-from benchmarks.training.contenders import CONTENDERS, HOOKS, PERIOD, PLAIN, TO_LOSS
+from benchmarks.training.contenders import (
+    BEGINNING,
+    CONTENDERS,
+    HOOKS,
+    PERIOD,
+    PLAIN,
+    RECIPE,
+    TO_LOSS,
+)
 from benchmarks.training.member import Member
 from benchmarks.training.ours import Ours
 from benchmarks.training.step_times import StepTime
-from benchmarks.training.to_loss import EVERY, RATES, ToLoss, require_same_step, train_to_loss
+from benchmarks.training.to_loss import (
+    EVERY,
+    MOST_STEPS,
+    START,
+    TARGETS,
+    TUNING_SEED,
+    Learned,
+    learn,
+    learn_all,
+    require_same_step,
+    seconds,
+    timed_for,
+    to_losses,
+    tuned,
+)
 from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.models import MLP, ByteLanguageModel
 
@@ -31,10 +54,10 @@ GBIT = 1e9
 @pytest.fixture
 def small(monkeypatch):
     """A task of each kind that takes no time."""
-    mlp = tasks.Task("small", lambda: MLP([784, 8, 10], seed=1), tasks.TASKS["5M"].minibatches)
+    mlp = tasks.Task("small", partial(MLP, [784, 8, 10], seed=1), tasks.TASKS["5M"].minibatches)
     text = tasks.Task(
         "text",
-        lambda: ByteLanguageModel(8, 4, [16], seed=1),
+        partial(ByteLanguageModel, 8, 4, [16], seed=1),
         tasks.TASKS["bytes"].minibatches,
         tasks.TASKS["bytes"].test,
     )
@@ -50,9 +73,9 @@ def test_models_have_about_as_many_parameters_as_they_are_called():
 
 
 def test_minibatches_repeat_and_differ_between_ranks():
-    x, y = tasks.TASKS["5M"].minibatches(0, 4)
-    again, _ = tasks.TASKS["5M"].minibatches(0, 4)
-    other, _ = tasks.TASKS["5M"].minibatches(1, 4)
+    x, y = tasks.TASKS["5M"].minibatches(0, 4, 1)
+    again, _ = tasks.TASKS["5M"].minibatches(0, 4, 1)
+    other, _ = tasks.TASKS["5M"].minibatches(1, 4, 1)
     assert x.shape == (tasks.SYNTHETIC, tasks.BATCH, tasks.INPUTS) and y.shape == x.shape[:2]
     assert np.array_equal(x, again) and not np.array_equal(x, other)
     assert set(y.ravel()) == set(range(tasks.CLASSES))
@@ -60,9 +83,9 @@ def test_minibatches_repeat_and_differ_between_ranks():
 
 def test_ranks_share_the_bytes_that_one_rank_would_have(monkeypatch):
     monkeypatch.setattr(tasks, "STEPS", 3)
-    parts = [tasks.TASKS["bytes"].minibatches(rank, 2) for rank in range(2)]
+    parts = [tasks.TASKS["bytes"].minibatches(rank, 2, 7) for rank in range(2)]
     monkeypatch.setattr(tasks, "STEPS", 6)
-    x, y = tasks.TASKS["bytes"].minibatches(0, 1)
+    x, y = tasks.TASKS["bytes"].minibatches(0, 1, 7)
     assert np.array_equal(np.stack([part[0] for part in parts], 1).reshape(x.shape), x)
     assert np.array_equal(np.stack([part[1] for part in parts], 1).reshape(y.shape), y)
 
@@ -88,8 +111,8 @@ def test_pytorch_takes_the_very_steps_that_ours_takes(task):
     from benchmarks.training.peer import Peer
 
     sides = {
-        "ours": (Ours(Communicator.single(), "no exchange", task, 0.01), "no exchange"),
-        "peer": (Peer("PyTorch, no exchange", task, 0.01), "PyTorch, no exchange"),
+        "ours": (Ours(Communicator.single(), "no exchange", task, 0.01, 1), "no exchange"),
+        "peer": (Peer("PyTorch, no exchange", task, 0.01, 1), "PyTorch, no exchange"),
     }
     trained = {}
     for side, (trainer, name) in sides.items():
@@ -103,7 +126,7 @@ def test_pytorch_takes_the_very_steps_that_ours_takes(task):
 
 @pytest.mark.usefixtures("small")
 def test_the_test_loss_falls():
-    learner = Ours(Communicator.single(), "no exchange", "text", 0.05)
+    learner = Ours(Communicator.single(), "no exchange", "text", 0.05, 1)
     member = Member(0, 1, lambda *a: learner, lambda: None)
     member.begin("no exchange", "text", 0.1)
     first = member.evaluate()["loss"]
@@ -177,11 +200,13 @@ class Players:
     def __init__(self, seconds, falls=True, digests=(7, 7), test_loss=None):
         self.connections = {"ours": [0, 1], "peer": [0, 1]}
         self.seconds, self.falls, self.digests = seconds, falls, digests
-        self.test_loss, self.taken, self.counts = test_loss, 0, []
+        self.test_loss, self.taken, self.counts, self.begun = test_loss, 0, [], []
 
     def all(self, side, command, **options):
         if command == "begin":
             self.name, self.taken = options["contender"], 0
+            self.lr = options["lr"]
+            self.begun.append((self.name, self.lr, options.get("seed")))
         if command != "steps":
             return [{}, {}]
         count = options["count"]
@@ -196,7 +221,7 @@ class Players:
 
     def first(self, side, command, **options):
         assert command == "evaluate"
-        return {"loss": self.test_loss(self.taken)}
+        return {"loss": self.test_loss(self.lr, self.taken)}
 
 
 def test_a_step_takes_as_long_as_its_slowest_rank():
@@ -230,13 +255,69 @@ def test_who_does_not_learn_or_agree_is_refused():
     stepping.measure_steps(apart, "5M", GBIT, ["no exchange"], 1)
 
 
-@pytest.mark.parametrize("least", [2, 4.5], ids=["gets there", "never"])
-def test_a_run_ends_at_the_target_or_after_its_time(least):
-    players = Players({"1 bit": 0.1}, test_loss=lambda steps: max(least, 5 - steps / EVERY))
-    run = train_to_loss(players, GBIT, "1 bit", 0.1, 2.0, 4 * EVERY)
-    assert run.steps == (3 if least == 2 else 4) * EVERY
-    assert run.seconds == (pytest.approx(0.1 * run.steps) if least == 2 else None)
-    assert [loss for _, loss in run.curve] == ([4, 3, 2] if least == 2 else 4 * [4.5])
+def _falling(lr, steps):
+    """Sooner at the last target the nearer the rate is to 0.4; never from 1.6 on."""
+    slow = 1 + abs(math.log2(lr / 0.4))
+    return 9.0 if lr > 1 else max(TARGETS[-1], 3 - steps / EVERY / 4 / slow)
+
+
+@pytest.mark.parametrize("lr", [0.4, 1.6], ids=["gets there", "never"])
+def test_a_run_ends_at_the_last_target_or_after_its_steps(lr):
+    run = learn(Players({"1 bit": 0.1}, test_loss=_falling), "1 bit", lr, 5, 7 * EVERY)
+    assert (run.contender, run.lr, run.seed) == ("1 bit", lr, 5)
+    assert run.curve[:2] == [(i * EVERY, _falling(lr, i * EVERY)) for i in (1, 2)]
+    if lr == 0.4:
+        assert [run.steps_to(target) for target in TARGETS] == [3 * EVERY, 4 * EVERY, 5 * EVERY]
+        assert run.steps == 5 * EVERY
+    else:
+        assert run.steps == 7 * EVERY and run.steps_to(TARGETS[0]) == math.inf
+
+
+def test_a_run_that_diverges_ends():
+    players = Players({"1 bit": 0.1}, falls=math.nan, test_loss=_falling)
+    run = learn(players, "1 bit", 0.4, 0)
+    assert run.curve == [] and run.steps == 0 and len(players.counts) == 1
+
+
+def test_the_rate_with_the_fewest_steps_is_found_on_a_seed_that_is_not_reported():
+    players = Players({"1 bit": 0.1}, test_loss=_falling)
+    assert tuned(players, "1 bit") == pytest.approx(0.4)
+    rates = [lr / START for _, lr, _ in players.begun]
+    assert rates == [1, 2, 0.5, 4, 8]
+    assert {seed for *_, seed in players.begun} == {TUNING_SEED}
+
+
+def test_what_is_known_is_not_learned_again():
+    players = Players(dict.fromkeys(CONTENDERS, 0.1), test_loss=_falling)
+    known = [Learned("32 bit", 0.2, 0, [(EVERY, 1.9)])]
+    runs = learn_all(players, ["32 bit", PLAIN], 2, known)
+    assert [(run.contender, run.lr, run.seed) for run in runs] == [
+        ("32 bit", 0.2, 0),
+        ("32 bit", 0.2, 1),
+    ]
+    assert players.begun == [("32 bit", 0.2, 1)]  # plain DDP takes the very steps
+
+
+def _time(name, seconds, rate=GBIT, model="bytes"):
+    return StepTime(model, rate, name, seconds, [seconds], 8, 256 / seconds, (2.7, 1.0))
+
+
+def test_seconds_to_a_loss_are_those_of_the_steps_to_it():
+    assert timed_for([RECIPE, "1 bit", PLAIN]) == ["4 bit", "1 bit", PLAIN]
+    times = {name: _time(name, s) for name, s in (("4 bit", 0.2), ("1 bit", 0.1), (PLAIN, 1))}
+    assert seconds("1 bit", 10, times) == pytest.approx(1)
+    assert seconds(RECIPE, BEGINNING, times) == pytest.approx(0.2 * BEGINNING)
+    assert seconds(RECIPE, BEGINNING + 30, times) == pytest.approx(0.2 * BEGINNING + 3)
+    runs = [
+        Learned("32 bit", 0.1, seed, [(16, 2.4), (32, 2.2), (48, loss)])
+        for seed, loss in enumerate((1.95, 1.9, 2.0))
+    ]
+    first, second, third = to_losses(PLAIN, GBIT, times, runs)
+    assert first.reached and (first.steps, first.seconds) == (16, 16)
+    assert second.reached and second.steps == 48  # most were at 2.1
+    assert third.reached and third.steps == 48
+    never = to_losses(PLAIN, GBIT, times, runs[2:])[2]
+    assert not never.reached and never.steps == 48
 
 
 def test_both_sides_must_begin_alike():
@@ -262,12 +343,13 @@ def results():
         for rate in (GBIT, math.inf)
         for name, step_s in seconds.items()
     ]
+    times += [_time("1 bit", 0.05), _time(PLAIN, 0.3), _time(HOOKS[0], 0.2)]
     runs = [
-        ToLoss("1 bit", GBIT, 0.1, 2.0, 5.0, 64, [(2.5, 3.0), (5.0, 1.9)]),
-        ToLoss(PLAIN, GBIT, 0.1, 2.0, 20.0, 64, [(10.0, 3.0), (20.0, 1.9)]),
-        ToLoss(HOOKS[0], GBIT, 0.1, 2.0, None, 64, [(10.0, 3.0)]),
+        Learned("1 bit", 0.1, 0, [(64, 3.0), (128, 1.9)]),
+        Learned("32 bit", 0.1, 0, [(64, 2.0), (96, 1.9)]),
+        Learned(HOOKS[0], 0.1, 0, [(32, 3.0)]),
     ]
-    return summary.Results(4, {"cores": 2}, times, runs)
+    return summary.Results(4, {"cores": 2}, times, runs, ["1 bit", PLAIN, HOOKS[0]])
 
 
 def test_rows_are_beside_plain_ddp_and_beside_its_best_hook(results):
@@ -276,9 +358,9 @@ def test_rows_are_beside_plain_ddp_and_beside_its_best_hook(results):
     best = rows["5M, 1gbit, 1 bit, beside the best hook"]
     assert best.ratio == pytest.approx(3) and HOOKS[1] in best.reference
     assert not any("no exchange, beside" in name for name in rows)
-    assert rows["1gbit, 1 bit: to 2 nats"].ratio == pytest.approx(4)
-    never = rows[f"1gbit, {HOOKS[0]}: to 2 nats"]
-    assert never.ratio is None and "never" in never.reference
+    assert rows["1gbit, 1 bit: to 2.1 nats"].ratio == pytest.approx(64 * 0.3 / (128 * 0.05))
+    never = rows[f"1gbit, {HOOKS[0]}: to 2.1 nats"]
+    assert never.ratio is None and "never in 32 steps" in never.reference
 
 
 def test_results_are_read_as_they_were_written(results, tmp_path, capsys):
@@ -296,6 +378,11 @@ def test_results_are_read_as_they_were_written(results, tmp_path, capsys):
     assert lines[0] == "| 5M parameters | 1 Gbit/s | unlimited |"
     assert "| 1 bit | 0.050 s, 6.0\N{MULTIPLICATION SIGN} |" in lines[2]
     assert lines[4].startswith(f"| {PLAIN} | 0.300 s |")
+    assert lines[-6].startswith(
+        "| seconds to a loss | steps to 2.4, 2.1, 1.95 nats | 1 Gbit/s: 2.4 |"
+    )
+    assert lines[-4].startswith("| 1 bit | 128, 128, 128 | 6.4 s, 3.0\N{MULTIPLICATION SIGN} |")
+    assert lines[-2] == f"| {HOOKS[0]} | never, never, never | never | never | never |"
 
 
 def test_figures(results, tmp_path):
@@ -303,6 +390,7 @@ def test_figures(results, tmp_path):
     summary.Summary(results).draw(tmp_path / "training.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "training-5M.png",
+        "training-bytes.png",
         "training-to-loss.png",
     ]
 
@@ -318,5 +406,5 @@ def test_pytorch_that_is_missing(monkeypatch):
         training.main(parser.parse_args([]))
 
 
-def test_all_that_are_timed_to_a_loss_have_a_rate():
-    assert set(RATES) == set(TO_LOSS) <= set(CONTENDERS)
+def test_all_that_are_timed_to_a_loss_are_known():
+    assert set(TO_LOSS) <= set(CONTENDERS) and MOST_STEPS % EVERY == 0

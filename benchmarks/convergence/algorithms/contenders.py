@@ -147,6 +147,16 @@ CONTENDERS = {
         )
         for group in (8, 16)
     },
+    "BMUF 4 bits first": Entrant(
+        "block momentum, 4 bits for 1/4, then one of 8",
+        BlockMomentumSGD,
+        (("gradient_bits", 1),),
+        first=(4, 1 / 4),
+        ranks=COMPRESSED,
+        tuned=(),
+        compressed_from="BMUF",
+        peer="BMUF",
+    ),
     "classical": Entrant(
         "classical block momentum",
         BlockMomentumSGD,

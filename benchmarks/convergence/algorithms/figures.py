@@ -31,6 +31,7 @@ STYLES: dict[str, tuple[str, Any]] = {
     "BMUF 4 bits": ("#2a8a4a", (0, (5, 1, 1, 1, 1, 1))),
     "BMUF one of 8": ("#1abc9c", "-"),
     "BMUF one of 16": ("#1abc9c", "--"),
+    "BMUF 4 bits first": ("#1abc9c", ":"),
     "classical": ("#8bc34a", "-"),
     "CNTK": ("#8bc34a", ":"),
     "SlowMo": ("#8e5ea2", "-"),

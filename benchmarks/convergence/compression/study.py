@@ -12,7 +12,8 @@ from ..tuning import Climb, Result
 from .contenders import BEGINNINGS, CONTENDERS
 
 ALL = tuple(name for name in CONTENDERS if name not in BEGINNINGS)
-SOME = ("32", "2", "sign", "one-of-8", "one-of-16", "one-of-32", "PowerSGD-4")
+RECIPE = "4-for-1/4"
+SOME = ("32", "2", "sign", "one-of-8", "one-of-16", "one-of-32", "PowerSGD-4", RECIPE)
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,14 @@ class Cell:
 
 CELLS = (
     Cell("bytes-256", 4, "momentum", (*ALL, *BEGINNINGS)),
-    Cell("bytes-256", 4, "Adam", ALL),
-    Cell("bytes-1024", 4, "momentum", ("32", "4", *SOME[1:])),
-    Cell("bytes-256", 8, "momentum", SOME),
+    Cell("bytes-256", 4, "Adam", (*ALL, RECIPE)),
     Cell("bytes-256", 4, "SGD", ALL),
-    Cell("bytes-1024-long", 4, "momentum", ("32", "one-of-8", "one-of-16", "PowerSGD-4")),
+    Cell("bytes-256", 8, "momentum", SOME),
     Cell("bytes-256", 16, "momentum", SOME),
-    Cell("bytes-256", 8, "Adam", ("32", "one-of-8")),
+    Cell("bytes-256", 8, "Adam", ("32", "one-of-8", RECIPE)),
     *(Cell("digits", 4, optimizer, ALL) for optimizer in ("momentum", "Adam", "SGD")),
+    Cell("bytes-1024", 4, "momentum", ("32", "4", *SOME[1:])),
+    Cell("bytes-1024-long", 4, "momentum", ("32", "one-of-8", "PowerSGD-4", RECIPE)),
     Cell("digits", 8, "momentum", ALL),
 )
 """What is worth most comes first, should the time not suffice."""
