@@ -14,11 +14,14 @@ Array = npt.NDArray[np.float32]
 
 ALLREDUCE, GLOO, AUTO = "MPI_Allreduce", "gloo", "auto"
 
-#: Bits and transport of ours.
-OURS: dict[str, tuple[int, str]] = {
-    "32 bit, collective": (32, "collective"),
-    **{f"{bits} bit, pipelined": (bits, "pipelined") for bits in (32, 8, 4, 2, 1)},
-    "1 bit, collective": (1, "collective"),
+BITS = (32, 8, 4, 2, 1, 0.5, 0.25)
+
+#: Bits of ours, and the other options of its exchange.
+OURS: dict[str, tuple[float, dict[str, str]]] = {
+    "32 bit, collective": (32, {"transport": "collective"}),
+    **{f"{bits} bit, pipelined": (bits, {"transport": "pipelined"}) for bits in BITS},
+    "1 bit as signs, pipelined": (1, {"transport": "pipelined", "code": "sign"}),
+    "1 bit, collective": (1, {"transport": "collective"}),
 }
 
 CHECKED = 1024  #: values of which a turn says how far they are from the sum

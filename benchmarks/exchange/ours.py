@@ -33,13 +33,13 @@ class Ours:
         self.total: Array = parameters.like().flat
         self.calls = {ALLREDUCE: lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, self.total)}
         given: dict[str, dict[str, Any]] = {
-            name: {"gradient_bits": bits, "transport": transport}
-            for name, (bits, transport) in OURS.items()
+            name: {"gradient_bits": bits, **options} for name, (bits, options) in OURS.items()
         }
         given[AUTO] = {"gradient_bits": AUTO}
         for name, arguments in given.items():
-            options = ExchangeOptions(**arguments)
-            exchange = ExchangeState.init(options, parameters, lambda: 0, self.comm)
+            exchange = ExchangeState.init(
+                ExchangeOptions(**arguments), parameters, lambda: 0, self.comm
+            )
             self.calls[name] = partial(exchange.sum, self.total)
         return {"auto": exchange.report()}
 

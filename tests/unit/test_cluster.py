@@ -59,6 +59,9 @@ def example(folder, count=3, slots=1, mpi=OPEN_MPI):
     return made
 
 
+NETNS_EXEC = ["netns", "exec"]
+
+
 @pytest.mark.parametrize("mpi", MPIS)
 def test_names_say_who_has_made_the_hosts_and_are_names_of_hosts(tmp_path, mpi):
     switch, names = namespaces.names_of(123, 3)
@@ -79,6 +82,13 @@ def test_both_ends_of_every_link_are_limited_and_everything_is_in_namespaces():
     addresses = [words[5] for words in made if "addr" in words]
     assert len(set(addresses)) == 3
     assert not [words for words in links.commands("s", ["a"], math.inf) if words[0] == "tc"]
+
+
+def test_every_namespace_sends_as_linux_does_where_nobody_has_changed_it():
+    settings = [words for words in links.commands("s", ["a", "b"], 1e9) if words[1:3] == NETNS_EXEC]
+    for name in ("s", "a", "b"):
+        (line,) = [words[-1] for words in settings if words[3] == name and "cubic" in words[-1]]
+        assert line.endswith("then echo cubic > /proc/sys/net/ipv4/tcp_congestion_control; fi")
 
 
 def test_only_what_a_process_that_is_gone_has_made_is_left_over():

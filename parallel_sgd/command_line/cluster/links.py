@@ -13,9 +13,16 @@ FRAME, PAYLOAD = 1514, 1448  #: bytes of a full Ethernet frame as `tc` counts it
 
 SLOWEST, FASTEST = 1e6, 1e12  #: bits a second: 1mbit, 1000gbit
 
-#: How often TCP sends again before it gives a host up: after 13 s, where Linux as it comes takes a
-#: quarter of an hour, for which mpiexec would wait for a host that is cut off.
-_RETRIES = "echo 5 > /proc/sys/net/ipv4/tcp_retries2"
+_TCP = "/proc/sys/net/ipv4/tcp_"
+_SETTINGS = (
+    # How often TCP sends again before it gives a host up: after 13 s, where Linux as it comes takes
+    # a quarter of an hour, for which mpiexec would wait for a host that is cut off.
+    f"echo 5 > {_TCP}retries2",
+    # What finds out how fast to send: as Linux comes, whatever this machine has set, for figures
+    # that can be compared. With BBR exchanges take up to 1.2 times as long (docs/experiments.md).
+    f"if grep -qw cubic {_TCP}available_congestion_control; "
+    f"then echo cubic > {_TCP}congestion_control; fi",
+)
 
 
 def require_rate(rate: float) -> None:
@@ -65,5 +72,9 @@ def commands(switch: str, names: Sequence[str], rate: float) -> list[list[str]]:
                 f"tc -n {switch} qdisc add dev {port(i)} {limit}",
                 f"tc -n {name} qdisc add dev eth0 {limit}",
             ]
-    retries = [["ip", "netns", "exec", name, "sh", "-c", _RETRIES] for name in (switch, *names)]
-    return [line.split() for line in lines] + retries
+    settings = [
+        ["ip", "netns", "exec", name, "sh", "-c", setting]
+        for name in (switch, *names)
+        for setting in _SETTINGS
+    ]
+    return [line.split() for line in lines] + settings
