@@ -38,8 +38,10 @@ CELLS = (
     Cell("bytes-256", 16, "momentum", SOME),
     Cell("bytes-256", 8, "Adam", ("32", "one-of-8", RECIPE)),
     *(Cell("digits", 4, optimizer, ALL) for optimizer in ("momentum", "Adam", "SGD")),
-    Cell("bytes-1024", 4, "momentum", ("32", "4", *SOME[1:])),
-    Cell("bytes-1024-long", 4, "momentum", ("32", "one-of-8", "PowerSGD-4", RECIPE)),
+    Cell(
+        "bytes-1024", 4, "momentum", ("32", "one-of-8", RECIPE, "one-of-16", "PowerSGD-4", "sign")
+    ),
+    Cell("bytes-1024-long", 4, "momentum", ("32", "one-of-8", RECIPE)),
     Cell("digits", 8, "momentum", ALL),
 )
 """What is worth most comes first, should the time not suffice."""
