@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 from ..communication import Communicator, InBackground
-from ..compression import AUTO, Codec, Mixed, registered_bits
+from ..compression import AUTO, Codec, Mixed, auto_bits, registered_bits
 from ..costs import Measured
 from ..errors import SharedError, UserError
 from ..exchange import (
@@ -80,6 +80,7 @@ class ExchangeState(Component):
         *,
         background: bool = False,
         overlap: bool = False,
+        of_blocks: bool = False,
     ) -> ExchangeState:
         """The state before training.
 
@@ -90,6 +91,8 @@ class ExchangeState(Component):
             comm: the ranks.
             background: whether sums may run in the background, beside other collectives.
             overlap: whether they may begin while their vector is still being computed.
+            of_blocks: whether vectors are what blocks of local updates have changed: see
+                `auto_bits`.
         Raises:
             SharedError: as `ExchangeOptions.require_for` and `choose_plan`; or MPI does not allow
                 sums in the background.
@@ -99,7 +102,7 @@ class ExchangeState(Component):
         comm.together(lambda: options.require_for(parameters))
         own = comm.duplicate() if background or overlap else None
         try:
-            state = cls._init(options, parameters, clock, comm, own)
+            state = cls._init(options, parameters, clock, comm, own, of_blocks)
         except SharedError:
             if own is not None:
                 own.close()
@@ -117,6 +120,7 @@ class ExchangeState(Component):
         clock: Callable[[], int],
         comm: Communicator,
         own_comm: Communicator | None,
+        of_blocks: bool,
     ) -> ExchangeState:
         block_size, route = options.compression.block_size, options.route
         starts = options.codec(32).blocks(parameters).starts
@@ -126,7 +130,12 @@ class ExchangeState(Component):
             flat = route.transport == "collective"
             topology = topology_for(comm.hosts, False if flat else route.hierarchical)
             chosen, measured = choose_bits(
-                buckets, parameters, own_comm or comm, topology, block_size
+                buckets,
+                parameters,
+                own_comm or comm,
+                topology,
+                block_size,
+                auto_bits(of_blocks=of_blocks),
             )
         bits = options.bits_after(0)
         codecs = _codecs(options, chosen, bits, len(buckets))

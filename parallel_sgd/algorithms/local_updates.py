@@ -126,7 +126,12 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         if work.minibatch_size is not None:
             self.period.require_minibatch(work.minibatch_size, comm.size)
         exchange = ExchangeState.init(
-            self.exchange, x, lambda: work.samples, comm, background=self.overlap_samples > 0
+            self.exchange,
+            x,
+            lambda: work.samples,
+            comm,
+            background=self.overlap_samples > 0,
+            of_blocks=True,
         )
         state = LocalUpdateState(
             exchange=exchange,

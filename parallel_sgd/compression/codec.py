@@ -33,11 +33,13 @@ class Codec(ABC):
             several numbers of bits has a field for it.
         learns: whether it learns nearly as 32 bits do, with momentum and Adam, too
             (docs/experiments.md): only then ``gradient_bits="auto"`` may choose it.
+        learns_blocks: whether that holds for blocks of local updates, too.
         block_size: values that share quantization levels; and where a vector may be cut.
     """
 
     bits: ClassVar[float]
     learns: ClassVar[bool] = True
+    learns_blocks: ClassVar[bool] = True
     block_size: int = 1024
 
     def __post_init__(self) -> None:
@@ -129,9 +131,15 @@ def registered_bits() -> tuple[float, ...]:
     return tuple(sorted(_registry))
 
 
-def auto_bits() -> tuple[float, ...]:
-    """What ``gradient_bits="auto"`` chooses from, ascending. Local."""
-    return tuple(bits for bits in registered_bits() if codec_for(bits).learns)
+def auto_bits(*, of_blocks: bool = False) -> tuple[float, ...]:
+    """What ``gradient_bits="auto"`` chooses from, ascending, for gradients or for what blocks of
+    local updates have changed. Local."""
+    codecs = {bits: codec_for(bits) for bits in registered_bits()}
+    return tuple(
+        bits
+        for bits, codec in codecs.items()
+        if codec.learns and (codec.learns_blocks or not of_blocks)
+    )
 
 
 def registered_codes() -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..kernels import Blocks, body, one_of_offsets
 from ..parameters import Parameters
@@ -29,6 +29,7 @@ class OneOf(Codec):
         block_size: values that share their largest magnitude, one float32.
     """
 
+    learns_blocks: ClassVar[bool] = False
     group: int = 8
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..communication import Communicator
 from ..communication.nccl import Nccl
-from ..compression import Codec, auto_bits
+from ..compression import Codec
 from ..costs import Measured, measure
 from ..errors import SharedError
 from ..parameters import Parameters
@@ -119,15 +119,19 @@ def choose_bits(
     comm: Communicator,
     topology: Topology,
     block_size: int,
+    possible: Collection[float],
 ) -> tuple[dict[str, float], Measured | None]:
     """The bits of each bucket that should take the least time, by its number; and what says so.
+
+    Args:
+        possible: what bits may be chosen.
 
     Collective. The same on all ranks. Cost: some tenths of a second for the links and the kernels;
     nothing, and nothing is measured, for one rank, and where only 32 bits are possible.
     """
     if parameters.dtype != np.float32 or comm.size == 1:
         return {str(number): 32 for number in range(len(buckets))}, None
-    measured = measure(comm, topology.hosts, block_size, parameters.flat, auto_bits())
+    measured = measure(comm, topology.hosts, block_size, parameters.flat, possible)
     bits = {
         str(number): measured.best_bits(bucket.values.stop - bucket.values.start)
         for number, bucket in enumerate(buckets)

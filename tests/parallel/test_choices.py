@@ -15,7 +15,15 @@ import pytest
 from cases import gradient_of
 from invariants import same_on_all_ranks
 
-from parallel_sgd import Communicator, DataParallelSGD, Learner, MomentumSGD, Parameters, UserError
+from parallel_sgd import (
+    BlockMomentumSGD,
+    Communicator,
+    DataParallelSGD,
+    Learner,
+    MomentumSGD,
+    Parameters,
+    UserError,
+)
 from parallel_sgd.command_line import train
 from parallel_sgd.command_line.reporting import print_choices
 from parallel_sgd.communication.launched import launched_rank
@@ -180,6 +188,13 @@ def test_bits_by_the_link(comm, links, link, bits):
     assert report["values_per_s"]["encode"] == {str(b): 1e9 for b in auto_bits()[:-1]}
 
 
+def test_what_blocks_have_changed_has_no_fewer_than_four_bits(comm, links):
+    links(SLOW)
+    algorithm = BlockMomentumSGD(sync_steps=2, gradient_bits="auto")
+    learner = Learner(model(), MomentumSGD(lr=0.1), algorithm, comm)
+    assert set(learner.state.exchange.bits.values()) == {32 if comm.size == 1 else 4}
+
+
 def test_every_bucket_has_bits_of_its_own(comm, links, monkeypatch):
     links(SLOW)
     asked = {LARGE: 1, SMALL: 8}
@@ -224,7 +239,7 @@ def test_where_bits_cannot_be_chosen_nothing_is_measured(comm, monkeypatch):
     for one, dtype in ((Communicator.single(), np.float32), (comm, np.float64)):
         parameters = model(dtype)
         buckets = cut_buckets(parameters, 1024, 1)
-        choice = choose_bits(buckets, parameters, one, topology, 1024)
+        choice = choose_bits(buckets, parameters, one, topology, 1024, auto_bits())
         assert choice == ({"0": 32, "1": 32}, None)
 
 
