@@ -54,7 +54,7 @@ def beside_references(report: Report) -> Any:
         values = [v for row in those for v in (row.value, row.value / (row.ratio or 1)) if v > 0]
         if max(values) > 8 * min(values):
             axes.set_xscale("log")
-            _log(axes.xaxis)
+            plain_log(axes.xaxis)
         else:
             axes.set_xlim(0, 1.05 * max(values))
         axes.set_xlabel(UNITS[unit])
@@ -147,7 +147,7 @@ def by_bits(report: Report) -> Any:
     theory = [row.value / (row.ratio or 1) / 1e6 for _, row in sent]
     sizes.plot(range(len(sent)), theory, "_", color=THEIRS, markersize=30, label="theory")
     sizes.set_yscale("log")
-    _log(sizes.yaxis)
+    plain_log(sizes.yaxis)
     sizes.set_ylabel("megabytes sent by a rank")
     for axes in (times, sizes):
         axes.set_xticks(range(len(sent)), [f"{bits}" for bits, _ in sent])
@@ -197,7 +197,7 @@ def _by_bits(report: Report, what: str) -> list[tuple[float, Row]]:
     return [(bits, names[name]) for bits in all_bits if (name := f"{bits} bit, {what}") in names]
 
 
-def _log(axis: Any) -> None:
+def plain_log(axis: Any) -> None:
     """A logarithmic axis whose ticks are plain numbers, and not too many."""
     from matplotlib import ticker
 

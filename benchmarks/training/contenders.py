@@ -54,7 +54,7 @@ CONTENDERS = {
     ),
     "auto": Contender(DataParallelSGD(gradient_bits="auto")),
     "auto, overlap": Contender(DataParallelSGD(gradient_bits="auto", overlap=True)),
-    "1 bit, overlap": Contender(DataParallelSGD(gradient_bits=1, overlap=True), learns_as="1 bit"),
+    "1 bit, overlap": Contender(DataParallelSGD(gradient_bits=1, overlap=True)),
     "32 bit, overlap": Contender(DataParallelSGD(overlap=True)),
     "1 bit, double buffering": Contender(DataParallelSGD(gradient_bits=1, double_buffering=True)),
     "block momentum": Contender(BlockMomentumSGD(sync_steps=PERIOD), period=PERIOD),
@@ -82,7 +82,7 @@ TIMED = tuple(name for name in CONTENDERS if not CONTENDERS[name].timed_as)
 """Whose steps are timed; the others' are those of several of them."""
 
 TO_LOSS = (
-    *("32 bit", "4 bit", "1 bit", "1 bit, overlap", RECIPE, "0.5 bit", "0.25 bit"),
+    *("32 bit", "4 bit", RECIPE, "1 bit", "0.5 bit", "0.25 bit"),
     *("block momentum, 1 bit", "PowerSGD rank 4"),
     *(PLAIN, *HOOKS, "DDP, post-local SGD"),
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from parallel_sgd.training import require_matplotlib
 
-from ..figures import save
+from ..figures import plain_log, save
 from .contenders import CONTENDERS, PLAIN
 from .step_times import StepTime
 from .to_loss import ToLoss
@@ -81,6 +81,7 @@ def draw_ways(panels: Mapping[str, Sequence[ToLoss]], title: str, path: Path) ->
         axes.set_title(f"links: {rate}", loc="left", size=10)
         axes.set_xlabel("seconds of training")
         axes.set_xscale("log")
+        plain_log(axes.xaxis)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
     lines = grid.flat[0].get_lines()

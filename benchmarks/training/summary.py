@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -131,7 +132,8 @@ class Summary(Report):
         for entry in content["times"]:
             entry["rate"] = words(entry["rate"])  # JSON knows no infinity
         text = json.dumps(content, indent=2) + "\n"
-        write_whole("--json", path, lambda aside: aside.write_text(text))
+        pairs = re.sub(r"\[\s+(\d+),\s+([\d.]+)\s+\]", r"[\1, \2]", text)  # of curves
+        write_whole("--json", path, lambda aside: aside.write_text(pairs))
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Several figures: training.png means training-5M.png, …, training-to-loss.png."""

@@ -67,7 +67,7 @@ def learn(
         if not np.isfinite([answer["losses"] for answer in answers]).all():
             break
         steps += EVERY
-        loss = conductor.first(who, "evaluate")["loss"]
+        loss = round(conductor.first(who, "evaluate")["loss"], 4)
         curve.append((steps, loss))
         if not loss > TARGETS[-1]:
             break
