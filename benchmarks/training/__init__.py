@@ -34,7 +34,7 @@ from .contenders import CONTENDERS, PLAIN, TIMED, TO_LOSS, side
 from .step_times import measure_steps
 from .summary import Results, Summary, read
 from .tasks import BYTES, MODELS
-from .to_loss import learn_all, require_same_step, timed_for
+from .to_loss import learn_all, learners_for, require_same_step, timed_for
 
 __all__ = ["add_arguments", "main"]
 
@@ -87,8 +87,9 @@ def main(options: argparse.Namespace) -> Summary:
         results.machine["torch"] = _torch_version()
     if options.to_loss:
         known = read(options.runs).runs if options.runs else []
-        with _playing(options.hosts, math.inf, names) as playing:
-            if {"32 bit", PLAIN} <= set(names):
+        learners = learners_for(names)
+        with _playing(options.hosts, math.inf, [*names, *learners]) as playing:
+            if PLAIN in names:
                 require_same_step(playing)
             results.runs += learn_all(playing, names, options.seeds, known)
     models = [BYTES] if options.to_loss else options.models

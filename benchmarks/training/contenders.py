@@ -7,11 +7,9 @@ from typing import Any
 
 from parallel_sgd import Algorithm, BlockMomentumSGD, DataParallelSGD, PowerSGD
 
-from .tasks import BATCH
-
 PERIOD = 16  #: minibatches between two synchronizations, for those that train alone in between
 
-RECIPE, BEGINNING = "4 bit, then 1 bit", 128  #: steps with 4 bits, on 4 hosts
+RECIPE, BEGINNING = "4 bit, then 1 bit", 32_768  #: samples with 4 bits: 128 steps on 4 hosts
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class Contender:
         period: minibatches after which all ranks have the same model again; 0: never, since they
             do not communicate, which is what the others are to come close to.
         learns_as: who has the same model after every step; None: nobody is known to.
-        timed_as: whose steps its own are, each from some step on; empty: its own.
+        timed_as: whose steps its own are, each from so many samples on; empty: its own.
     """
 
     algorithm: Algorithm[Any] | None = None
@@ -49,7 +47,7 @@ CONTENDERS = {
     "0.5 bit": Contender(DataParallelSGD(gradient_bits=0.5)),
     "0.25 bit": Contender(DataParallelSGD(gradient_bits=0.25)),
     RECIPE: Contender(
-        DataParallelSGD(gradient_bits={0: 4, BEGINNING * 4 * BATCH: 1}),
+        DataParallelSGD(gradient_bits={0: 4, BEGINNING: 1}),
         timed_as=((0, "4 bit"), (BEGINNING, "1 bit")),
     ),
     "auto": Contender(DataParallelSGD(gradient_bits="auto")),

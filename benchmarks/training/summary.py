@@ -56,7 +56,7 @@ class Results:
                 way
                 for name in CONTENDERS
                 if name in self.to_loss
-                for way in to_losses(name, rate, self.of(BYTES, rate), self.runs)
+                for way in to_losses(name, rate, self.of(BYTES, rate), self.runs, self.hosts)
             ]
             for model, rate in self.cases()
             if model == BYTES and self.to_loss

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from parallel_sgd import UserError
 from .conductor import Conductor
 from .contenders import CONTENDERS, PERIOD, PLAIN, side
 from .step_times import StepTime
-from .tasks import BYTES
+from .tasks import BATCH, BYTES
 
 EVERY = PERIOD  #: steps between two looks at the test loss
 TARGETS = (2.4, 2.1, 1.95)  #: nats
@@ -94,7 +95,7 @@ def learn_all(
 ) -> list[Learned]:
     """The runs of each contender, and of whom it learns as, but for those that are known."""
     runs = list(known)
-    for name in dict.fromkeys(CONTENDERS[name].learns_as or name for name in names):
+    for name in learners_for(names):
         there = {run.seed: run for run in runs if run.contender == name}
         missing = [seed for seed in range(seeds) if seed not in there]
         if missing:
@@ -103,19 +104,24 @@ def learn_all(
     return runs
 
 
+def learners_for(names: Iterable[str]) -> list[str]:
+    """Whose steps are to be counted, for those of all of these to be known."""
+    return list(dict.fromkeys(CONTENDERS[name].learns_as or name for name in names))
+
+
 def timed_for(names: Iterable[str]) -> list[str]:
     """Whose steps are to be timed, for the steps of all of these to be known."""
     parts = [[part for _, part in CONTENDERS[name].timed_as] or [name] for name in names]
     return list(dict.fromkeys(part for several in parts for part in several))
 
 
-def seconds(name: str, steps: float, times: Mapping[str, StepTime]) -> float:
+def seconds(name: str, steps: float, times: Mapping[str, StepTime], ranks: int) -> float:
     """That the first so many steps of a contender take."""
     parts = CONTENDERS[name].timed_as or ((0, name),)
-    ends = [*(start for start, _ in parts[1:]), math.inf]
+    starts = [samples / (ranks * BATCH) for samples, _ in parts]
     return sum(
         max(0.0, min(steps, end) - start) * times[part].seconds
-        for (start, part), end in zip(parts, ends, strict=True)
+        for (_, part), (start, end) in zip(parts, pairwise([*starts, math.inf]), strict=True)
     )
 
 
@@ -140,7 +146,7 @@ class ToLoss:
 
 
 def to_losses(
-    name: str, rate: float, times: Mapping[str, StepTime], runs: Sequence[Learned]
+    name: str, rate: float, times: Mapping[str, StepTime], runs: Sequence[Learned], ranks: int
 ) -> list[ToLoss]:
     """A contender's way to every target, on links where steps take those times."""
     own = [run for run in runs if run.contender == (CONTENDERS[name].learns_as or name)]
@@ -149,7 +155,7 @@ def to_losses(
         steps = statistics.median(run.steps_to(target) for run in own)
         if not (reached := steps < math.inf):
             steps = statistics.median(run.steps for run in own)
-        taken = seconds(name, steps, times)
+        taken = seconds(name, steps, times, ranks)
         found.append(ToLoss(name, rate, target, reached, steps, taken, own[0].lr))
     return found
 

@@ -305,18 +305,20 @@ def _time(name, seconds, rate=GBIT, model="bytes"):
 def test_seconds_to_a_loss_are_those_of_the_steps_to_it():
     assert timed_for([RECIPE, "1 bit", PLAIN]) == ["4 bit", "1 bit", PLAIN]
     times = {name: _time(name, s) for name, s in (("4 bit", 0.2), ("1 bit", 0.1), (PLAIN, 1))}
-    assert seconds("1 bit", 10, times) == pytest.approx(1)
-    assert seconds(RECIPE, BEGINNING, times) == pytest.approx(0.2 * BEGINNING)
-    assert seconds(RECIPE, BEGINNING + 30, times) == pytest.approx(0.2 * BEGINNING + 3)
+    assert seconds("1 bit", 10, times, 4) == pytest.approx(1)
+    for ranks in (2, 4):
+        first = BEGINNING / (ranks * tasks.BATCH)
+        assert seconds(RECIPE, first, times, ranks) == pytest.approx(0.2 * first)
+        assert seconds(RECIPE, first + 30, times, ranks) == pytest.approx(0.2 * first + 3)
     runs = [
         Learned("32 bit", 0.1, seed, [(16, 2.4), (32, 2.2), (48, loss)])
         for seed, loss in enumerate((1.95, 1.9, 2.0))
     ]
-    first, second, third = to_losses(PLAIN, GBIT, times, runs)
+    first, second, third = to_losses(PLAIN, GBIT, times, runs, 4)
     assert first.reached and (first.steps, first.seconds) == (16, 16)
     assert second.reached and second.steps == 48  # most were at 2.1
     assert third.reached and third.steps == 48
-    never = to_losses(PLAIN, GBIT, times, runs[2:])[2]
+    never = to_losses(PLAIN, GBIT, times, runs[2:], 4)[2]
     assert not never.reached and never.steps == 48
 
 
