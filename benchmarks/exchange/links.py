@@ -11,6 +11,7 @@ from typing import Any
 
 from parallel_sgd import UserError
 from parallel_sgd.command_line.cluster import BURST, emulated_hosts, payload_rate
+from parallel_sgd.compression import CODE
 from parallel_sgd.costs import bytes_sent
 
 from ..report import Report
@@ -111,9 +112,9 @@ def tabled(sizes: list[Size], hosts: int, rate: float) -> Report:
     return report
 
 
-def limit_s(values: int, bits: float, hosts: int, rate: float) -> float:
+def limit_s(values: int, bits: float, hosts: int, rate: float, code: str = CODE) -> float:
     """Seconds that the bytes of a sum take on a link; 0 where it has no limit."""
-    return bytes_sent(values, bits, hosts) / payload_rate(rate)
+    return bytes_sent(values, bits, hosts, code=code) / payload_rate(rate)
 
 
 def _megabytes(size: Size) -> str:
@@ -122,11 +123,11 @@ def _megabytes(size: Size) -> str:
 
 def _cases(report: Report, size: Size, hosts: int, rate: float) -> None:
     for name, seconds in size.seconds.items():
-        bits: float = OURS[name][0] if name in OURS else 32
+        bits, options = OURS.get(name, (32, {}))
         if name == AUTO:
             (bits,) = map(json.loads, size.auto["gradient_bits"])  # of one bucket
             name = f"{AUTO}: {bits} bit, {size.auto['transport']}"
-        limit = limit_s(size.values, bits, hosts, rate)
+        limit = limit_s(size.values, bits, hosts, rate, options.get("code", CODE))
         report.add(
             f"{_megabytes(size)}, {name}",
             seconds * 1e3,

@@ -1,6 +1,7 @@
 """Codecs from 32 bits to a quarter of one, all with error feedback. No communication here."""
 
 from .codec import (
+    CODE,
     Codec,
     auto_bits,
     codec_for,
@@ -27,6 +28,7 @@ from .uniform_levels import UniformLevels
 
 __all__ = [
     "AUTO",
+    "CODE",
     "LARGEST",
     "Codec",
     "CompressionOptions",

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..communication.messages import piece_values
-from ..compression import auto_bits, codec_for, registered_bits
+from ..compression import CODE, auto_bits, codec_for, registered_bits
 from ..errors import UserError
 from ..parameters import Parameters
 from ..validation import choice, integer, number
@@ -161,20 +161,22 @@ def exchange_s(
     return ExchangeCost(wire_s, kernels_s, latencies_s + messages_s, latencies_s + total_s)
 
 
-def encoded_bytes(values: int, bits: float, block_size: int = 1024) -> float:
+def encoded_bytes(values: int, bits: float, block_size: int = 1024, *, code: str = CODE) -> float:
     """Of so many float32 in full blocks; the last block of a parameter may add some bytes."""
     block = Parameters({"x": np.zeros(block_size, np.float32)})
-    encoded: int = codec_for(bits, block_size=block_size).blocks(block).bytes.stop
+    encoded: int = codec_for(bits, code=code, block_size=block_size).blocks(block).bytes.stop
     return values * (encoded / block_size)
 
 
-def bytes_sent(values: int, bits: float, ranks: int, block_size: int = 1024) -> float:
+def bytes_sent(
+    values: int, bits: float, ranks: int, block_size: int = 1024, *, code: str = CODE
+) -> float:
     """The bytes that a rank sends to others in an exchange of `values` float32, on average.
 
     Vectors of up to 32 KiB are sent whole at 32 bits, where collectives are used; this is not
     counted here.
     """
-    return 2 * (ranks - 1) / ranks * encoded_bytes(values, bits, block_size)
+    return 2 * (ranks - 1) / ranks * encoded_bytes(values, bits, block_size, code=code)
 
 
 def best_bits(

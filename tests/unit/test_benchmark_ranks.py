@@ -223,6 +223,9 @@ def test_the_report_on_sums_over_links():
     assert rows["100 MB, MPI_Allreduce"].ratio == pytest.approx(1 / limit)
     one_bit = 25e6 * (1 + 8 * 4 / 1024) / 8 / payload_rate(1e9)
     assert rows["100 MB, 1 bit, pipelined"].ratio == pytest.approx(0.25 / one_bit)
+    signs = 25e6 * (1 + 8 * 8 / 1024) / 8 / payload_rate(1e9)  # two levels a block
+    row = rows["100 MB, 1 bit as signs, pipelined"]
+    assert row.value / row.ratio == pytest.approx(1e3 * signs)
     four = 25e6 * (4 + 8 * 4 / 1024) / 8 / payload_rate(1e9)
     assert rows["100 MB, auto: 4 bit, pipelined"].ratio == pytest.approx(0.5 / four)
     gain = rows["100 MB, gloo in 32 bit over ours in 1 bit"]
@@ -269,7 +272,7 @@ def test_a_turn_checks_the_sum_and_compares_the_ranks():
 
         return cases.turn(given, total, comm.size, 3, comm.barrier, call)
 
-    turns = simulate(3, body)
+    turns = simulate(3, body)  # the first of four calls is not counted
     assert all(len(turn["seconds"]) == 3 and turn["error"] < links.ROUNDING for turn in turns)
     links.require_sum("gloo", turns)
     bad = simulate(3, lambda comm: body(comm, 0.1))

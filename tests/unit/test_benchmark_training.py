@@ -13,42 +13,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from benchmark_players import GBIT, Players, step_time
 
 from benchmarks import training
 from benchmarks.training import conductor as conducting
 from benchmarks.training import step_times as stepping
 from benchmarks.training import summary, tasks
-from benchmarks.training.contenders import (
-    BEGINNING,
-    CONTENDERS,
-    HOOKS,
-    PERIOD,
-    PLAIN,
-    RECIPE,
-    TO_LOSS,
-)
+from benchmarks.training.contenders import CONTENDERS, HOOKS, PERIOD, PLAIN
 from benchmarks.training.member import Member
 from benchmarks.training.ours import Ours
 from benchmarks.training.step_times import StepTime
-from benchmarks.training.to_loss import (
-    EVERY,
-    MOST_STEPS,
-    START,
-    TARGETS,
-    TUNING_SEED,
-    Learned,
-    learn,
-    learn_all,
-    require_same_step,
-    seconds,
-    timed_for,
-    to_losses,
-    tuned,
-)
+from benchmarks.training.to_loss import Learned
 from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.models import MLP, ByteLanguageModel
-
-GBIT = 1e9
 
 
 @pytest.fixture
@@ -194,36 +171,6 @@ def test_ours_starts_through_the_launcher_and_pytorch_once_on_every_host():
     assert [command[-4:] for command in peers] == [[rank, "2", "1.1.1.1", "path"] for rank in "01"]
 
 
-class Players:
-    """A conductor whose ranks answer at once: `seconds` a step, and losses and digests as told."""
-
-    def __init__(self, seconds, falls=True, digests=(7, 7), test_loss=None):
-        self.connections = {"ours": [0, 1], "peer": [0, 1]}
-        self.seconds, self.falls, self.digests = seconds, falls, digests
-        self.test_loss, self.taken, self.counts, self.begun = test_loss, 0, [], []
-
-    def all(self, side, command, **options):
-        if command == "begin":
-            self.name, self.taken = options["contender"], 0
-            self.lr = options["lr"]
-            self.begun.append((self.name, self.lr, options.get("seed")))
-        if command != "steps":
-            return [{}, {}]
-        count = options["count"]
-        self.counts.append(count)
-        losses = [3 / (1 + self.falls * t) for t in range(self.taken, self.taken + count)]
-        self.taken += count
-        seconds = self.seconds[self.name] * count
-        return [
-            {"seconds": s, "losses": losses, "digest": d}
-            for s, d in zip((0.5 * seconds, seconds), self.digests, strict=True)
-        ]
-
-    def first(self, side, command, **options):
-        assert command == "evaluate"
-        return {"loss": self.test_loss(self.lr, self.taken)}
-
-
 def test_a_step_takes_as_long_as_its_slowest_rank():
     players = Players({"1 bit": 0.1, PLAIN: 0.4})
     ours, ddp = stepping.measure_steps(players, "5M", GBIT, ["1 bit", PLAIN], rounds=2)
@@ -255,88 +202,6 @@ def test_who_does_not_learn_or_agree_is_refused():
     stepping.measure_steps(apart, "5M", GBIT, ["no exchange"], 1)
 
 
-def _falling(lr, steps):
-    """Sooner at the last target the nearer the rate is to 0.4; never from 1.6 on."""
-    slow = 1 + abs(math.log2(lr / 0.4))
-    return 9.0 if lr > 1 else max(TARGETS[-1], 3 - steps / EVERY / 4 / slow)
-
-
-@pytest.mark.parametrize("lr", [0.4, 1.6], ids=["gets there", "never"])
-def test_a_run_ends_at_the_last_target_or_after_its_steps(lr):
-    run = learn(Players({"1 bit": 0.1}, test_loss=_falling), "1 bit", lr, 5, 7 * EVERY)
-    assert (run.contender, run.lr, run.seed) == ("1 bit", lr, 5)
-    assert run.curve[:2] == [(i * EVERY, _falling(lr, i * EVERY)) for i in (1, 2)]
-    if lr == 0.4:
-        assert [run.steps_to(target) for target in TARGETS] == [3 * EVERY, 4 * EVERY, 5 * EVERY]
-        assert run.steps == 5 * EVERY
-    else:
-        assert run.steps == 7 * EVERY and run.steps_to(TARGETS[0]) == math.inf
-
-
-def test_a_run_that_diverges_ends():
-    players = Players({"1 bit": 0.1}, falls=math.nan, test_loss=_falling)
-    run = learn(players, "1 bit", 0.4, 0)
-    assert run.curve == [] and run.steps == 0 and len(players.counts) == 1
-
-
-def test_the_rate_with_the_fewest_steps_is_found_on_a_seed_that_is_not_reported():
-    players = Players({"1 bit": 0.1}, test_loss=_falling)
-    assert tuned(players, "1 bit") == pytest.approx(0.4)
-    rates = [lr / START for _, lr, _ in players.begun]
-    assert rates == [1, 2, 0.5, 4, 8]
-    assert {seed for *_, seed in players.begun} == {TUNING_SEED}
-
-
-def test_what_is_known_is_not_learned_again():
-    players = Players(dict.fromkeys(CONTENDERS, 0.1), test_loss=_falling)
-    known = [Learned("32 bit", 0.2, 0, [(EVERY, 1.9)])]
-    runs = learn_all(players, ["32 bit", PLAIN], 2, known)
-    assert [(run.contender, run.lr, run.seed) for run in runs] == [
-        ("32 bit", 0.2, 0),
-        ("32 bit", 0.2, 1),
-    ]
-    assert players.begun == [("32 bit", 0.2, 1)]  # plain DDP takes the very steps
-
-
-def _time(name, seconds, rate=GBIT, model="bytes"):
-    return StepTime(model, rate, name, seconds, [seconds], 8, 256 / seconds, (2.7, 1.0))
-
-
-def test_seconds_to_a_loss_are_those_of_the_steps_to_it():
-    assert timed_for([RECIPE, "1 bit", PLAIN]) == ["4 bit", "1 bit", PLAIN]
-    times = {name: _time(name, s) for name, s in (("4 bit", 0.2), ("1 bit", 0.1), (PLAIN, 1))}
-    assert seconds("1 bit", 10, times, 4) == pytest.approx(1)
-    for ranks in (2, 4):
-        first = BEGINNING / (ranks * tasks.BATCH)
-        assert seconds(RECIPE, first, times, ranks) == pytest.approx(0.2 * first)
-        assert seconds(RECIPE, first + 30, times, ranks) == pytest.approx(0.2 * first + 3)
-    runs = [
-        Learned("32 bit", 0.1, seed, [(16, 2.4), (32, 2.2), (48, loss)])
-        for seed, loss in enumerate((1.95, 1.9, 2.0))
-    ]
-    first, second, third = to_losses(PLAIN, GBIT, times, runs, 4)
-    assert first.reached and (first.steps, first.seconds) == (16, 16)
-    assert second.reached and second.steps == 48  # most were at 2.1
-    assert third.reached and third.steps == 48
-    never = to_losses(PLAIN, GBIT, times, runs[2:], 4)[2]
-    assert not never.reached and never.steps == 48
-
-
-def test_both_sides_must_begin_alike():
-    same = Players(dict.fromkeys(("32 bit", PLAIN), 0.1))
-    require_same_step(same)
-    same.falls = True
-    ask = same.all
-
-    def other(side, command, **options):
-        same.falls = 1 if side == "ours" else 1.01
-        return ask(side, command, **options)
-
-    same.all = other
-    with pytest.raises(UserError, match="both sides must have the same losses"):
-        require_same_step(same)
-
-
 @pytest.fixture
 def results():
     seconds = {"1 bit": 0.05, "no exchange": 0.04, PLAIN: 0.3, HOOKS[0]: 0.2, HOOKS[1]: 0.15}
@@ -345,7 +210,7 @@ def results():
         for rate in (GBIT, math.inf)
         for name, step_s in seconds.items()
     ]
-    times += [_time("1 bit", 0.05), _time(PLAIN, 0.3), _time(HOOKS[0], 0.2)]
+    times += [step_time("1 bit", 0.05), step_time(PLAIN, 0.3), step_time(HOOKS[0], 0.2)]
     runs = [
         Learned("1 bit", 0.1, 0, [(64, 3.0), (128, 1.9)]),
         Learned("32 bit", 0.1, 0, [(64, 2.0), (96, 1.9)]),
@@ -406,7 +271,3 @@ def test_pytorch_that_is_missing(monkeypatch):
     training.add_arguments(parser)
     with pytest.raises(UserError, match="needs PyTorch, which is not installed"):
         training.main(parser.parse_args([]))
-
-
-def test_all_that_are_timed_to_a_loss_are_known():
-    assert set(TO_LOSS) <= set(CONTENDERS) and MOST_STEPS % EVERY == 0
