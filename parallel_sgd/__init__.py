@@ -20,6 +20,9 @@ from . import starting
 
 starting.begin()
 
+import importlib
+from typing import Any
+
 from . import data, models, schedules
 from .algorithms import (
     Algorithm,
@@ -73,5 +76,13 @@ __all__ = [
     "simulate",
     "traced",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`parallel_sgd.torch`, when it is first asked for: importing PyTorch takes seconds."""
+    if name == "torch":
+        return importlib.import_module(".torch", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 install_excepthook_if_launched()  # a rank that fails before Communicator.world() ends the job

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from .kernels import body
 from .options import Choice, Options, Real, option, options
 from .parameters import Parameters
 from .schedules import Cosine, Linear, Schedule, Steps
-from .state import across, workspace
+from .state import Component, across, workspace
 from .validation import LARGEST, number, set_validated, shown
 
 Array = Any  #: a NumPy or CuPy array
@@ -30,7 +30,7 @@ not vanish, or nothing would be divided by nothing."""
 
 
 @dataclass
-class OptimizerState:
+class OptimizerState(Component):
     """All that a rule remembers; with the parameters, all that a checkpoint needs of it.
 
     Attributes:
@@ -44,6 +44,12 @@ class OptimizerState:
     steps: int = across("most", least=0, default=0)
     samples: int = across("same", least=0, default=0)
     lr_factor: float = workspace(default=1.0)
+
+    def check(self, saved: Mapping[str, Any], ranks: int) -> None:
+        if saved["buffers"].keys() != self.buffers.keys():
+            names = (saved["buffers"], self.buffers)
+            had, has = (", ".join(sorted(those)) or "none" for those in names)
+            raise UserError(f"has optimizer.buffers {had}, but this optimizer {has}")
 
 
 class Rate:
@@ -87,8 +93,28 @@ class Rate:
         return Cosine(start=rates[0], end=rates[end], samples=end)
 
 
+class UpdateRule(Options, ABC):
+    """What algorithms and learners ask of an optimizer, whoever computes its steps."""
+
+    @abstractmethod
+    def bind(self, parameters: Parameters) -> LocalStep:
+        """The rule at work on these parameters. Local."""
+
+    @abstractmethod
+    def reset(self, state: OptimizerState) -> None:
+        """Forget all but the clock: the state is as before the first step, in place. Local."""
+
+    @abstractmethod
+    def rate_after(self, samples: int) -> float:
+        """The learning rate after so many samples, for a mean gradient or per sample as given.
+
+        Raises:
+            UserError: the value of a schedule is not finite (in float32), or below 0.
+        """
+
+
 @options
-class Optimizer(Options, ABC):
+class Optimizer(UpdateRule):
     """A local update rule. Give one of the two learning rates."""
 
     lr: float | Schedule | None = option(
@@ -121,7 +147,6 @@ class Optimizer(Options, ABC):
         return state
 
     def reset(self, state: OptimizerState) -> None:
-        """Forget all but the clock: the state is as before the first step, in place. Local."""
         state.steps = 0
         for name, vector in state.buffers.items():
             vector.fill(self.initial_values.get(name, 0.0))
@@ -151,11 +176,6 @@ class Optimizer(Options, ABC):
         return LocalStep(self, parameters)
 
     def rate_after(self, samples: int) -> float:
-        """The learning rate after so many samples, for a mean gradient or per sample as given.
-
-        Raises:
-            UserError: the value of a schedule is not finite (in float32), or below 0.
-        """
         given = self.lr if self.lr_per_sample is None else self.lr_per_sample
         if isinstance(given, float):  # checked when it was given
             return given
@@ -180,7 +200,15 @@ class Optimizer(Options, ABC):
 
 
 class LocalStep:
-    """An optimizer at work on one model: the `local_step` that algorithms call."""
+    """An optimizer at work on one model: the `local_step` that algorithms call.
+
+    Attributes:
+        prepare: called with every gradient, and its number of samples, before it is applied; may
+            change the gradient in place (to clip it, say), and tells whether to apply it.
+    """
+
+    optimizer: Any  #: an `UpdateRule`
+    prepare: Callable[[Array, int], bool] | None = None
 
     def __init__(self, optimizer: Optimizer, parameters: Parameters) -> None:
         self.optimizer, self.parameters = optimizer, parameters
@@ -205,12 +233,22 @@ class LocalStep:
 
         Local.
         """
-        if samples:
-            self.optimizer.step(self.state, self.parameters.flat, gradient, samples, out)
-            if out is not None:
-                self.parameters.rebind(out)
+        if samples and (self.prepare is None or self.prepare(gradient, samples)):
+            self.update(gradient, samples, out)
             self.state.steps += 1
         self.state.samples += samples if total is None else total
+
+    def update(self, gradient: Array, samples: int, out: Array | None) -> None:
+        """Take one step with a gradient, as it is called with. Local."""
+        self.optimizer.step(self.state, self.parameters.flat, gradient, samples, out)
+        if out is not None:
+            self.parameters.rebind(out)
+
+    def compile(self) -> None:
+        """Have the kernel ready, in place and not: the first step should not wait for it. Local."""
+        few = Parameters({"few": self.parameters.flat[:0].copy()})
+        for out in (None, few.flat.copy()):
+            LocalStep(self.optimizer, few)(few.flat, 1, out=out)
 
     @property
     def samples(self) -> int:
@@ -220,7 +258,8 @@ class LocalStep:
     @property
     def lr(self) -> float:
         """The learning rate of the next step, for a mean gradient or per sample as given."""
-        return self.optimizer.rate_after(self.state.samples)
+        rate: float = self.optimizer.rate_after(self.state.samples)
+        return rate
 
 
 @options

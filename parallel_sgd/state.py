@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 __all__ = ["Component", "External", "across", "components", "weight_of", "workspace"]
 
-ReshardRule = Literal["same", "mean", "most", "sum", "stripe", "share"]
+ReshardRule = Literal["same", "mean", "most", "sum", "stripe", "share", "drop"]
 
 
 def across(rule: ReshardRule, *, least: float | None = None, **options: Any) -> Any:
@@ -32,6 +32,8 @@ def across(rule: ReshardRule, *, least: float | None = None, **options: Any) -> 
       ranks j, j + K', ...
     - "stripe": this rank's part of one vector, which is cut anew.
     - "share": a whole number that the ranks have together, divided among them.
+    - "drop": what says nothing on another number of ranks, such as a random generator's state; None
+      takes its place, and `Component.restored` goes on from there.
 
     Args:
         least: what a number in a checkpoint must be at least; then it must be finite, too.

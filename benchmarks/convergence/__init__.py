@@ -9,13 +9,17 @@ they are.
 --compression: gradients of 32 bits down to a quarter of one, each with plain SGD, momentum 0.9 and
 Adam, against 32 bits on as many ranks. The digits again, and larger models of the next byte, whose
 ranks have minibatches of 64 samples and take the same number of steps, however many they are. Every
-contender has a tuned rate of its own.
+contender has a tuned rate of its own. Two more tasks, which take part where --task names them, are
+PyTorch's: a transformer on the next byte, and a ResNet on Fashion-MNIST, with torch.optim's SGD of
+momentum 0.9 and AdamW, through `parallel_sgd.torch.Learner`. The ResNet is measured by its test
+error in %, and its test set is the published one.
 
 A seed decides the data's split, the initial model and the order of the samples, alike for
 everybody. Rates are tuned over factors of 2, on seeds that are not reported. The learning rate
-falls linearly to a tenth; in the larger models it rises from there in the first sixteenth.
+falls linearly to a tenth; in the larger models it rises from there in the first sixteenth. Rates
+are chosen by the test loss, also where errors are compared.
 
-"Equivalent" means that the mean difference in test loss lies within the margin with 95 %
+"Equivalent" means that the mean difference in test loss, or error, lies within the margin with 95 %
 confidence (two one-sided tests: the 90 % bootstrap interval does). Runs that diverge count as the
 loss of knowing nothing. A rate with a star is the first or last of its grid.
 """
@@ -24,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from importlib.util import find_spec
 
 from parallel_sgd import UserError
 
@@ -31,6 +36,7 @@ from ..report import Report, positive
 from .algorithms import study as algorithms
 from .algorithms.summary import Summary as AlgorithmsSummary
 from .compression import study as compression
+from .compression.contenders import CONTENDERS
 from .compression.summary import Summary as CompressionSummary
 from .optimizers import OPTIMIZERS
 from .runs import Runs
@@ -42,7 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--compression", action="store_true", help="compressed gradients against 32 bits"
     )
     parser.add_argument(
-        "--task", choices=TASKS, nargs="+", help="(default: all of the study; quick: its first)"
+        "--task",
+        choices=TASKS,
+        nargs="+",
+        help="(default: all of the study, but PyTorch's; quick: its first)",
     )
     parser.add_argument(
         "--ranks",
@@ -58,14 +67,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --compression (default: all; quick: momentum)",
     )
     parser.add_argument(
+        "--contender",
+        choices=CONTENDERS,
+        nargs="+",
+        help="with --compression (default: all of each task and optimizer)",
+    )
+    parser.add_argument(
         "--seeds", type=positive, metavar="N", help="that are reported (default: 10; quick: 3)"
     )
     parser.add_argument(
         "--tuning-seeds",
         type=positive,
         metavar="N",
-        help="others, to choose rates on (default: 6 for digits, 2 for bytes, 1 for bytes-1024; "
-        "quick: 1)",
+        help="others, to choose rates on (default: 6 for digits, 2 for bytes, 1 for the largest "
+        "models; quick: 1)",
     )
     parser.add_argument("--quick", action="store_true", help="an eighth of the samples")
     parser.add_argument(
@@ -105,10 +120,14 @@ def plan_of(options: argparse.Namespace) -> algorithms.Plan | compression.Plan:
     Raises:
         UserError: an option or a task of the other study.
     """
-    studied = compression.STUDIED if options.compression else algorithms.STUDIED
+    studied: tuple[str, ...] = algorithms.STUDIED
+    if options.compression:
+        studied = compression.STUDIED + compression.TORCH_STUDIED
     for name in options.task or ():
         if name not in studied:
             raise UserError(f"--task {name} must be one of this study's: {', '.join(studied)}")
+        if name in compression.TORCH_STUDIED and find_spec("torch") is None:
+            raise UserError(f"--task {name} needs PyTorch: pip install 'parallel-sgd[torch]'")
     quick = options.quick
     seeds = options.seeds or (3 if quick else 10)
     tuning_seeds = options.tuning_seeds or (1 if quick else None)
@@ -121,8 +140,9 @@ def plan_of(options: argparse.Namespace) -> algorithms.Plan | compression.Plan:
             seeds,
             tuning_seeds,
             shortened,
+            options.contender,
         )
-    for name in ("optimizer", "minutes"):
+    for name in ("optimizer", "contender", "minutes"):
         if getattr(options, name) is not None:
             raise UserError(f"--{name} is for --compression only")
     ranks = options.ranks or ([8] if quick else None)

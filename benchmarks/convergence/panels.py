@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from parallel_sgd.training import require_matplotlib
 
 from ..figures import save
+from .tasks import TASKS
 
 Path = str | PathLike[str]
 Of = TypeVar("Of")
@@ -69,7 +70,8 @@ class Panels(Generic[Of]):
 
 
 def loss_axis(axes: Any, task: str) -> None:
-    axes.set_ylabel("test loss, nats")
+    measure = TASKS[task].measure
+    axes.set_ylabel(f"{measure.name}, {measure.unit}")
     if task == "digits":
         axes.set_yscale("log")
         low, high = axes.get_ylim()

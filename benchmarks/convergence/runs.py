@@ -159,9 +159,10 @@ def read(path: Path) -> dict[Run, Outcome]:
         for group in json.loads(path.read_text()):
             sent = group.pop("bytes_sent")
             options = tuple((name, value) for name, value in group.pop("options").items())
+            errors = group.pop("errors", {})
             for seed, losses in group.pop("losses").items():
                 outcomes[Run(**group, options=options, seed=int(seed))] = Outcome(
-                    tuple(losses), sent
+                    tuple(losses), sent, tuple(errors.get(seed, ()))
                 )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: these are not the runs of this benchmark: {error}") from None
@@ -177,8 +178,10 @@ def _text(outcomes: dict[Run, Outcome]) -> str:
         fields["options"] = dict(run.options)
         group = groups.setdefault(replace(run, seed=0), {**fields, "bytes_sent": 0, "losses": {}})
         group["bytes_sent"] = max(group["bytes_sent"], outcome.bytes_sent)  # 0 where one broke off
-        tuning = run.seed >= FIRST_TUNING_SEED
-        group["losses"][run.seed] = outcome.losses[-1:] if tuning else outcome.losses
+        points = slice(-1 if run.seed >= FIRST_TUNING_SEED else 0, None)
+        group["losses"][run.seed] = outcome.losses[points]
+        if outcome.errors:
+            group.setdefault("errors", {})[run.seed] = outcome.errors[points]
     return "[\n" + ",\n".join(map(json.dumps, groups.values())) + "\n]\n"
 
 
@@ -190,7 +193,8 @@ def _order(item: tuple[Run, Outcome]) -> Any:
 
 def _pool(jobs: int) -> ProcessPoolExecutor:
     context: SpawnContext = multiprocessing.get_context("spawn")
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for library in ("OPENBLAS", "OMP"):
+        os.environ.setdefault(f"{library}_NUM_THREADS", "1")
     numbers = context.Queue()
     for number in range(jobs):
         numbers.put(number)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parallel_sgd import Communicator, Learner, UserError, simulate
+from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.data import Source
 from parallel_sgd.schedules import Linear
 
@@ -15,7 +15,9 @@ from .algorithms.contenders import CONTENDERS as ALGORITHMS
 from .compression.contenders import CONTENDERS as COMPRESSED
 from .contender import Options
 from .optimizers import OPTIMIZERS
+from .task import ERROR, Task
 from .tasks import TASKS
+from .trained import Score
 
 CONTENDERS = {**ALGORITHMS, **COMPRESSED}
 assert len(CONTENDERS) == len(ALGORITHMS) + len(COMPRESSED)  # a run names one of either study
@@ -57,10 +59,16 @@ class Outcome:
     Attributes:
         losses: test loss in nats at each of the task's points; of a seed to tune on, at the end.
         bytes_sent: by all ranks together.
+        errors: in %, where tasks are measured by them; likewise.
     """
 
     losses: tuple[float, ...]
     bytes_sent: int
+    errors: tuple[float, ...] = ()
+
+    def curve(self, task: Task) -> tuple[float, ...]:
+        """What the task is measured by, at each of its points."""
+        return self.errors if task.measure == ERROR else self.losses
 
 
 def train(run: Run) -> Outcome:
@@ -70,10 +78,11 @@ def train(run: Run) -> Outcome:
     low, warm = LAST_RATE * run.lr, round(task.warm_up * run.samples)
     rate = Linear({0: low} | {warm: run.lr, run.samples: low})  # without warm-up 0 means the latter
     points = 1 if run.seed >= FIRST_TUNING_SEED else task.points
-    losses: list[float] = []
+    scores: list[Score] = []
 
     def one_rank(comm: Communicator) -> int:
-        model = task.model(run.seed)
+        trained = task.trained(run.seed, OPTIMIZERS[run.optimizer], rate, algorithm, comm)
+        learner = trained.learner
         source = Source(
             training,
             minibatch_size=task.minibatch * comm.size,
@@ -81,16 +90,11 @@ def train(run: Run) -> Outcome:
             seed=run.seed,
             dtype=None,
         )
-        optimizer = OPTIMIZERS[run.optimizer].make(rate)
-        learner = Learner(model.parameters, optimizer, algorithm, comm)
         for x, y in source.minibatches(learner):
-            model.gradient(x, y, out=learner.gradient)
-            learner.step(samples=len(x))
-            if learner.samples % (run.samples // points) == 0:
-                learner.meet()
-                if comm.rank == 0:
-                    with learner.shared_model():
-                        losses.append(model.evaluate(test.x, test.y)[0])
+            trained.step(x, y)
+            at_point = learner.samples % (run.samples // points) == 0
+            if at_point and (score := trained.score(test)):
+                scores.append(score)
             if learner.samples == run.samples:
                 break
         learner.finish()
@@ -102,6 +106,13 @@ def train(run: Run) -> Outcome:
         try:
             sent = sum(simulate(run.ranks, one_rank))
         except UserError:  # it has diverged
-            losses += [math.inf] * (points - len(losses))
-    ended = np.nan_to_num(losses, nan=math.inf, posinf=math.inf)
-    return Outcome(tuple(np.minimum(ended, task.ceiling).round(4).tolist()), sent)
+            scores += [Score(math.inf, math.inf)] * (points - len(scores))
+    assert len(scores) == points, "minibatches do not end at the points"
+    losses = _at_most(task.ceiling, [score.loss for score in scores])
+    errors = [score.error for score in scores] if task.measure == ERROR else []
+    return Outcome(losses, sent, _at_most(task.worst, errors))
+
+
+def _at_most(limit: float, values: list[float]) -> tuple[float, ...]:
+    ended = np.nan_to_num(values, nan=math.inf, posinf=math.inf)
+    return tuple(np.minimum(ended, limit).round(4).tolist())

@@ -12,7 +12,8 @@ from ..statistics import Comparison
 from .contender import Options
 from .optimizers import OPTIMIZERS
 from .runs import Line
-from .tasks import TASKS, Task
+from .task import Task
+from .tasks import TASKS
 from .training import FIRST_TUNING_SEED, Run
 
 
@@ -55,9 +56,9 @@ class Setting:
         """The seeds that are reported: from 0 on."""
         by_seed = self.runs(task, range(seeds))
         outcomes = yield by_seed
-        losses = np.array([outcomes[run].losses for run in by_seed])
+        curves = np.array([outcomes[run].curve(task) for run in by_seed])
         sent = max(outcomes[run].bytes_sent for run in by_seed)  # 0 where a run has broken off
-        return Result(self, losses, sent)
+        return Result(self, curves, sent)
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,17 @@ class Result:
     """
     Attributes:
         setting: what was run.
-        losses: [seeds, points], test loss in nats.
+        curves: [seeds, points], what the task is measured by: test losses in nats, for most.
         bytes_sent: by all ranks together in a run.
     """
 
     setting: Setting
-    losses: npt.NDArray[np.float64]
+    curves: npt.NDArray[np.float64]
     bytes_sent: int
 
     @property
     def final(self) -> npt.NDArray[np.float64]:
-        return self.losses[:, -1]
+        return self.curves[:, -1]
 
     @property
     def rate(self) -> str:
@@ -85,10 +86,10 @@ class Result:
 
     @property
     def diverged(self) -> str:
-        """How many runs ended at the loss of knowing nothing, or are counted as that, if any."""
-        ceiling = round(TASKS[self.setting.task].ceiling, 4)
-        diverged = int((self.final >= ceiling).sum())
-        return f"{diverged} of {len(self.final)} diverged, counted as {ceiling}" if diverged else ""
+        """How many runs ended where one knows nothing, or are counted as that, if any."""
+        worst = round(TASKS[self.setting.task].worst, 4)
+        diverged = int((self.final >= worst).sum())
+        return f"{diverged} of {len(self.final)} diverged, counted as {worst}" if diverged else ""
 
 
 @dataclass
@@ -153,8 +154,7 @@ class Climb:
 
 def uncompressed_bytes(task: Task, ranks: int) -> float:
     """What a rank sends in a run in which every minibatch's gradient is exchanged with 32 bits."""
-    values: int = task.model(0).parameters.flat.size
-    return task.steps_on(ranks) * 2 * (ranks - 1) / ranks * values * 4
+    return task.steps_on(ranks) * 2 * (ranks - 1) / ranks * task.values * 4
 
 
 def cells_of(comparison: Comparison | None) -> tuple[str, str]:

@@ -8,9 +8,13 @@ momentum. Every contender is checked to learn, and to leave the same model on al
 "No exchange" trains each rank alone: what the others come close to where communication is free.
 Block momentum and post-local SGD synchronize every 16 minibatches, so a step is one of 16.
 
-`--to-loss` tells the seconds until a byte-level language model has reached a test loss: how many
+`--to-loss` tells the seconds until a byte-level language model (an MLP, or with --torch a small
+transformer) has reached a test loss: how many
 steps that takes, with a learning rate tuned for each contender on another seed (they are counted on
 links without a limit), times the seconds of its steps on each rate's links.
+`--torch` trains PyTorch's models on both sides, ours by the doors of `parallel_sgd.torch`: with its
+learner, and with DDP and our hook. `--here -n 2` does so, or without --torch, on this machine as it
+is: the ranks share its memory.
 `--table FILE` measures nothing, and prints Markdown tables from an earlier run's JSON.
 
 Needs root, Open MPI or MPICH as `parallel-sgd cluster` does, and PyTorch (`make bench-training`).
@@ -22,18 +26,29 @@ import argparse
 import importlib.metadata
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from parallel_sgd import UserError
 from parallel_sgd.command_line.cluster import emulated_hosts
 from parallel_sgd.command_line.units import bits_per_s
 
 from ..report import positive
-from .conductor import Conductor, conducted
-from .contenders import CONTENDERS, PLAIN, TIMED, TO_LOSS, side
+from .conductor import Conductor, Here, Hosts, conducted
+from .contenders import (
+    CONTENDERS,
+    PLAIN,
+    TIMED,
+    TIMED_MODULES,
+    TO_LOSS,
+    TO_LOSS_MODULES,
+    side,
+)
+from .memory import measure_memory
+from .own_cost import own_costs
 from .step_times import measure_steps
 from .summary import Results, Summary, read
-from .tasks import BYTES, MODELS
+from .tasks import MODELS, MODULES
 from .to_loss import learn_all, learners_for, require_same_step, timed_for
 
 __all__ = ["add_arguments", "main"]
@@ -42,7 +57,9 @@ RATE = 1e9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--hosts", type=positive, default=4, help="one rank each (default: 4)")
+    parser.add_argument(
+        *("-n", "--hosts"), type=positive, default=4, help="one rank each (default: 4)"
+    )
     parser.add_argument(
         "--rate",
         type=bits_per_s,
@@ -52,7 +69,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of each link: 100mbit, 1gbit, …, unlimited (default: 1gbit)",
     )
     parser.add_argument(
-        "--models", choices=MODELS, nargs="+", default=list(MODELS), help="(default: both)"
+        "--models",
+        choices=MODULES,
+        nargs="+",
+        help=f"(default: {' and '.join(MODELS)}; with --torch all)",
+    )
+    parser.add_argument("--torch", action="store_true", help="PyTorch's models on both sides")
+    parser.add_argument(
+        "--own-cost",
+        action="store_true",
+        help="with --torch, also: what the learner adds to a plain loop of one process",
+    )
+    parser.add_argument(
+        "--memory",
+        action="store_true",
+        help="with --torch, also: the most memory of a rank, in processes of its own",
+    )
+    parser.add_argument(
+        "--here", action="store_true", help="ranks of this machine, and no emulated hosts"
     )
     parser.add_argument("--rounds", type=positive, default=3, help="of all contenders (default: 3)")
     parser.add_argument(
@@ -77,36 +111,73 @@ def main(options: argparse.Namespace) -> Summary:
         return Summary(read(options.table), markdown=True)
     if options.hosts < 2:
         raise UserError(f"hosts={options.hosts} must be at least 2: alone nobody communicates")
-    names = options.only or (TO_LOSS if options.to_loss else TIMED)
-    if options.to_loss and (others := [name for name in names if name not in TO_LOSS]):
-        raise UserError(f"--only {others[0]!r} must be one of {'; '.join(TO_LOSS)} with --to-loss")
-    if options.runs and not options.to_loss:
-        raise UserError(f"--runs {options.runs} goes with --to-loss")
-    results = Results(options.hosts, to_loss=names if options.to_loss else ())
-    if "peer" in map(side, names):
+    _require_known(options)
+    timed, to_loss = (TIMED_MODULES, TO_LOSS_MODULES) if options.torch else (TIMED, TO_LOSS)
+    names = options.only or (to_loss if options.to_loss else timed)
+    if options.to_loss and (others := [name for name in names if name not in to_loss]):
+        raise UserError(f"--only {others[0]!r} must be one of {'; '.join(to_loss)} with --to-loss")
+    results = Results(
+        options.hosts,
+        to_loss=names if options.to_loss else (),
+        torch=options.torch,
+        here=options.here,
+    )
+    if options.torch or "peer" in map(side, names):
         results.machine["torch"] = _torch_version()
     if options.to_loss:
+        goal = results.goal
         known = read(options.runs).runs if options.runs else []
         learners = learners_for(names)
-        with _playing(options.hosts, math.inf, [*names, *learners]) as playing:
+        with _playing(options, math.inf, [*names, *learners]) as playing:
             if PLAIN in names:
-                require_same_step(playing)
-            results.runs += learn_all(playing, names, options.seeds, known)
-    models = [BYTES] if options.to_loss else options.models
-    timed = timed_for(names)
-    for rate in options.rate:
-        with _playing(options.hosts, rate, timed) as playing:
+                require_same_step(playing, goal)
+            results.runs += learn_all(playing, goal, names, options.seeds, known)
+    models = options.models or list(MODULES if options.torch else MODELS)
+    if options.to_loss:
+        models = [results.goal.task]
+    steppers = timed_for(names)
+    if options.own_cost:
+        results.own_costs += own_costs(models)
+    if options.memory:
+        alone = partial(_playing, options, math.inf)
+        for model in models:
+            results.memory += measure_memory(alone, model, steppers)
+    for rate in [math.inf] if options.here else options.rate:
+        with _playing(options, rate, steppers) as playing:
             for model in models:
-                results.times += measure_steps(playing, model, rate, timed, options.rounds)
+                results.times += measure_steps(playing, model, rate, steppers, options.rounds)
     return Summary(results)
 
 
+def _require_known(options: argparse.Namespace) -> None:
+    """Refuse options that say nothing together."""
+    if options.runs and not options.to_loss:
+        raise UserError(f"--runs {options.runs} goes with --to-loss")
+    if options.torch:
+        return
+    for name in ("own_cost", "memory"):
+        if getattr(options, name):
+            raise UserError(f"--{name.replace('_', '-')} goes with --torch")
+    for name in options.models or ():
+        if name not in MODELS:
+            raise UserError(f"--models {name} is PyTorch's: it goes with --torch")
+    for name in options.only or ():
+        if CONTENDERS[name].modules:
+            raise UserError(f"--only {name!r} trains PyTorch's models: it goes with --torch")
+
+
 @contextmanager
-def _playing(count: int, rate: float, names: Iterable[str]) -> Iterator[Conductor]:
+def _playing(options: argparse.Namespace, rate: float, names: Iterable[str]) -> Iterator[Conductor]:
     """Both sides of these contenders, as far as there are such, on hosts with links of a rate."""
     sides = list(dict.fromkeys(map(side, names)))
-    with emulated_hosts(count, rate) as hosts, conducted(hosts, sides) as conductor:
-        yield conductor
+    played_by = {"ours": "torch_ours"} if options.torch else {}
+    with ExitStack() as stack:
+        if options.here:
+            hosts: Hosts = Here(options.hosts)
+        else:
+            hosts = stack.enter_context(emulated_hosts(options.hosts, rate))
+        interface = "lo" if options.here else "eth0"
+        yield stack.enter_context(conducted(hosts, sides, played_by=played_by, interface=interface))
 
 
 def _torch_version() -> str:

@@ -13,13 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from parallel_sgd import UserError
-from parallel_sgd.command_line.cluster import EmulatedHosts
 
 START_S = 120  #: for all ranks of a side to be up
 ANSWER_S = 900  #: for a command to be done
@@ -29,11 +28,42 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # of PyTorch and its MKL, too
     "OPENBLAS_NUM_THREADS": "1",
     "NUMBA_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "eth0",
     "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of hosts that no name service knows
 }
 
+INTERFACE = "GLOO_SOCKET_IFNAME"
+
 SIDES = {"ours": "our ranks", "peer": "PyTorch's processes"}
+
+
+class Hosts(Protocol):
+    """What `emulated_hosts` makes, as far as it counts here."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+    @property
+    def addresses(self) -> Sequence[str]: ...
+    @property
+    def inside(self) -> list[str]: ...
+    @property
+    def run_options(self) -> list[str]: ...
+    def on(self, host: int) -> list[str]: ...
+
+
+class Here:
+    """So many ranks of this very machine: nothing comes before their commands.
+
+    A side's ranks have no limited links, and MPI's share memory.
+    """
+
+    inside: list[str] = []  # noqa: RUF012
+    run_options: list[str] = []  # noqa: RUF012
+
+    def __init__(self, count: int) -> None:
+        self.names, self.addresses = ("this machine",) * count, ("127.0.0.1",) * count
+
+    def on(self, host: int) -> list[str]:
+        return []
 
 
 class Conductor:
@@ -73,12 +103,19 @@ class Conductor:
 
 @contextmanager
 def conducted(
-    hosts: EmulatedHosts, sides: Iterable[str], package: str = "training"
+    hosts: Hosts,
+    sides: Iterable[str],
+    package: str = "training",
+    *,
+    played_by: Mapping[str, str] | None = None,
+    interface: str = "eth0",
 ) -> Iterator[Conductor]:
-    """Start sides on emulated hosts, one process on each host; they end with the block.
+    """Start sides on hosts, one process on each host; they end with the block.
 
     Args:
         package: whose modules `ours` and `peer` they run.
+        played_by: by side: another module of the package that plays it.
+        interface: of the network, that gloo uses.
     Raises:
         UserError: a side did not come up.
     """
@@ -91,26 +128,29 @@ def conducted(
         listener.settimeout(1)
         connections = {}
         for side in sides:
+            module = f"benchmarks.{package}.{(played_by or {}).get(side, side)}"
             processes = [
-                _started(stack, command) for command in _commands(side, package, hosts, path)
+                _started(stack, command, interface)
+                for command in _commands(side, module, hosts, path)
             ]
             connections[side] = _met(stack, listener, side, processes, count)
         yield Conductor(connections)
 
 
-def _commands(side: str, package: str, hosts: EmulatedHosts, path: str) -> list[list[str]]:
-    python, modules = [sys.executable, "-m"], f"benchmarks.{package}"
+def _commands(side: str, module: str, hosts: Hosts, path: str) -> list[list[str]]:
+    python = [sys.executable, "-m"]
     count = len(hosts.names)
     if side == "ours":
         run = [*python, "parallel_sgd", "run", "-n", str(count), *hosts.run_options]
-        return [[*hosts.inside, *run, "-m", f"{modules}.ours", path]]
-    peer = [*python, f"{modules}.peer"]
+        return [[*hosts.inside, *run, "-m", module, path]]
+    peer = [*python, module]
     options = [str(count), hosts.addresses[0], path]
     return [[*hosts.on(i), *peer, str(i), *options] for i in range(count)]
 
 
-def _started(stack: ExitStack, command: list[str]) -> subprocess.Popen[bytes]:
-    process = stack.enter_context(subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}))
+def _started(stack: ExitStack, command: list[str], interface: str) -> subprocess.Popen[bytes]:
+    environ = {**os.environ, **ENVIRONMENT, INTERFACE: interface}
+    process = stack.enter_context(subprocess.Popen(command, env=environ))
     stack.callback(_end, process)
     return process
 

@@ -17,24 +17,26 @@ class Contender:
     """
     Attributes:
         algorithm: ours; None for PyTorch.
-        hook: PyTorch's, by its name in `peer.HOOKS`.
+        hook: of DDP, by its name in `peer.HOOKS`; "exchange" is ours.
         options: of the hook.
         period: minibatches after which all ranks have the same model again; 0: never, since they
             do not communicate, which is what the others are to come close to.
-        learns_as: who has the same model after every step; None: nobody is known to.
+        learns_as: who has the same model after every step, to rounding; None: nobody is known to.
         timed_as: whose steps its own are, each from so many samples on; empty: its own.
+        modules: whether it is for PyTorch's modules alone.
     """
 
     algorithm: Algorithm[Any] | None = None
     hook: str = "none"
-    options: dict[str, int] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     period: int = 1
     learns_as: str | None = None
     timed_as: tuple[tuple[int, str], ...] = ()
+    modules: bool = False
 
     @property
     def ours(self) -> bool:
-        return self.algorithm is not None
+        return self.algorithm is not None or self.hook == "exchange"
 
 
 #: In the order of tables. A new algorithm of ours is one more line, and so is a hook.
@@ -52,8 +54,9 @@ CONTENDERS = {
     ),
     "auto": Contender(DataParallelSGD(gradient_bits="auto")),
     "auto, overlap": Contender(DataParallelSGD(gradient_bits="auto", overlap=True)),
+    "8 bit, overlap": Contender(DataParallelSGD(gradient_bits=8, overlap=True), modules=True),
     "1 bit, overlap": Contender(DataParallelSGD(gradient_bits=1, overlap=True)),
-    "32 bit, overlap": Contender(DataParallelSGD(overlap=True)),
+    "32 bit, overlap": Contender(DataParallelSGD(overlap=True), learns_as="32 bit"),
     "1 bit, double buffering": Contender(DataParallelSGD(gradient_bits=1, double_buffering=True)),
     "block momentum": Contender(BlockMomentumSGD(sync_steps=PERIOD), period=PERIOD),
     "block momentum, 1 bit": Contender(
@@ -61,6 +64,8 @@ CONTENDERS = {
     ),
     "PowerSGD rank 1": Contender(PowerSGD(rank=1)),
     "PowerSGD rank 4": Contender(PowerSGD(rank=4)),
+    "our hook, 32 bit": Contender(hook="exchange", learns_as="32 bit", modules=True),
+    "our hook, 1 bit": Contender(hook="exchange", options={"gradient_bits": 1}, modules=True),
     "no exchange": Contender(DataParallelSGD(), period=0),
     "DDP": Contender(learns_as="32 bit"),
     "DDP, fp16": Contender(hook="fp16"),
@@ -76,8 +81,16 @@ PLAIN = "DDP"
 HOOKS = ("DDP, fp16", "DDP, PowerSGD rank 1", "DDP, PowerSGD rank 4")
 """Plain DDP's quicker forms, that exchange every gradient as it does; the best is a peer, too."""
 
-TIMED = tuple(name for name in CONTENDERS if not CONTENDERS[name].timed_as)
+TIMED = tuple(name for name, one in CONTENDERS.items() if not (one.timed_as or one.modules))
 """Whose steps are timed; the others' are those of several of them."""
+
+TIMED_MODULES = (
+    *("32 bit", "32 bit, overlap", "8 bit, overlap", "4 bit", "1 bit", "1 bit, overlap"),
+    *("0.25 bit", "block momentum, 1 bit", "PowerSGD rank 4"),
+    *("our hook, 32 bit", "our hook, 1 bit", "no exchange"),
+    *(PLAIN, *HOOKS, "DDP, post-local SGD", "PyTorch, no exchange"),
+)
+"""The same for PyTorch's modules."""
 
 TO_LOSS = (
     *("32 bit", "4 bit", RECIPE, "1 bit", "0.5 bit", "0.25 bit"),
@@ -85,6 +98,12 @@ TO_LOSS = (
     *(PLAIN, *HOOKS, "DDP, post-local SGD"),
 )
 """Who is timed until a test loss is reached."""
+
+TO_LOSS_MODULES = (
+    *("32 bit", "32 bit, overlap", "4 bit", "1 bit", "0.25 bit", "block momentum, 1 bit"),
+    *("PowerSGD rank 4", "our hook, 32 bit", PLAIN, *HOOKS, "DDP, post-local SGD"),
+)
+"""The same for PyTorch's modules."""
 
 
 def side(name: str) -> str:

@@ -10,6 +10,7 @@ import socket
 import time
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from .tasks import SEED, TASKS, Array
@@ -62,7 +63,8 @@ class Member:
         """Take so many steps, all ranks at once.
 
         Returns:
-            "seconds": of all of them; "losses": of each; "digest": of the model after the last.
+            "seconds": of all of them; "losses": of each; "digest": of the model after the last;
+            "peak_bytes": the most memory that this process has had until then.
         """
         assert self.trainer is not None
         x, y = self.data[self.task, self.seed]
@@ -74,8 +76,9 @@ class Member:
         seconds = time.perf_counter() - begin
         self.barrier()  # what others still wait for is sent
         self.taken += count
-        digest = zlib.crc32(self.trainer.values().tobytes())
-        return {"seconds": seconds, "losses": losses, "digest": digest}
+        peak = memory_bytes("VmHWM")  # without the copies for the digest
+        digest = zlib.crc32(self.trainer.values().data)
+        return {"seconds": seconds, "losses": losses, "digest": digest, "peak_bytes": peak}
 
     def evaluate(self) -> dict[str, Any]:
         """The test loss in nats, with the same model and code on both sides. Local."""
@@ -84,9 +87,11 @@ class Member:
         if self.task not in self.test:
             assert task.test is not None
             self.test[self.task] = task.test()
-        model = task.model()
-        model.parameters.flat[...] = self.trainer.values()
-        return {"loss": model.evaluate(*self.test[self.task])[0]}
+        return {"loss": task.test_loss(self.trainer.values(), *self.test[self.task])}
+
+    def memory(self) -> dict[str, Any]:
+        """How much this process has now. Local."""
+        return {"bytes": memory_bytes("VmRSS")}
 
     def end(self) -> dict[str, Any]:
         """Finish with the contender, and forget it: others may need the memory."""
@@ -98,6 +103,13 @@ class Member:
     def follow(self, path: str, side: str) -> None:
         """Do what the conductor says through its socket, until it closes that."""
         follow(self, self.rank, path, side)
+
+
+def memory_bytes(name: str) -> int:
+    """Of this process: "VmRSS", what it has, or "VmHWM", the most that it ever had."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (size,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return int(size) << 10  # from KiB
 
 
 def follow(member: object, rank: int, path: str, side: str) -> None:

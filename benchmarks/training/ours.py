@@ -7,10 +7,11 @@ import sys
 
 from parallel_sgd import Communicator, Learner, MomentumSGD, UserError
 from parallel_sgd.communication.entry_point import abort_on_error
+from parallel_sgd.models import MLP
 
 from .contenders import CONTENDERS
 from .member import Member
-from .tasks import BATCH, TASKS, Array
+from .tasks import TASKS, Array
 
 MOMENTUM = 0.9
 
@@ -21,14 +22,16 @@ class Ours:
     def __init__(self, comm: Communicator, contender: str, task: str, lr: float, seed: int) -> None:
         chosen = CONTENDERS[contender]
         assert chosen.algorithm is not None
-        self.model = TASKS[task].model(seed=seed)
+        model = TASKS[task].model(seed=seed)
+        assert isinstance(model, MLP)
+        self.model = model
         self.learner = Learner(
             self.model.parameters,
             MomentumSGD(lr=lr, momentum=MOMENTUM),
             chosen.algorithm,
             comm if chosen.period else Communicator.single(),
         )
-        self.total = BATCH * self.learner.comm.size
+        self.total = TASKS[task].batch * self.learner.comm.size
 
     def step(self, x: Array, y: Array) -> float:
         learner = self.learner

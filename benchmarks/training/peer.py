@@ -2,16 +2,16 @@
 
 Started with rank, number of ranks, the first host's address and the conductor's socket. What DDP
 leaves open is set to what is quicker here: gradients lie in its buckets, and the optimizer's step
-is fused. All start from the same values, so DDP need not send them around first.
+is fused. All start from the same values, so DDP need not send them around first, and buffers (of
+BatchNorm) are each rank's own.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -23,11 +23,9 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from parallel_sgd.models import MLP, ByteLanguageModel
-
 from .contenders import CONTENDERS, PERIOD
 from .member import Member
-from .ours import MOMENTUM
+from .modules import loss_of, module_of, optimizer_of, values_of
 from .tasks import TASKS, Array
 
 PORT = 29500  # on a host that has nothing else
@@ -39,64 +37,47 @@ POWER_FROM = 2  #: PowerSGD's first step; before it DDP is plain, and 2 is the l
 
 
 class Peer:
-    """A model, DDP with a hook, and an optimizer."""
+    """A model, DDP with a hook, and an optimizer.
 
-    def __init__(self, contender: str, task: str, lr: float, seed: int) -> None:
+    Args:
+        hooks: by name; each makes DDP use it, and returns the optimizer to step with.
+    """
+
+    def __init__(
+        self,
+        contender: str,
+        task: str,
+        lr: float,
+        seed: int,
+        hooks: Mapping[str, Callable[..., Any]] | None = None,
+    ) -> None:
         chosen = CONTENDERS[contender]
         self.names, self.module = module_of(TASKS[task].model(seed=seed))
-        optimizer: Any = torch.optim.SGD(
-            self.module.parameters(), lr=lr, momentum=MOMENTUM, fused=True
-        )
+        optimizer: Any = optimizer_of(self.module, lr)
         self.forward = self.module
         if chosen.period:
             self.forward = DistributedDataParallel(
                 self.module,
                 gradient_as_bucket_view=True,
                 init_sync=False,
+                forward_sync_buffers=False,
                 bucket_cap_mb=ONE_BUCKET_MB if chosen.hook == "power" else None,
             )
-            optimizer = HOOKS[chosen.hook](self.forward, optimizer, **chosen.options)
+            optimizer = (hooks or HOOKS)[chosen.hook](self.forward, optimizer, **chosen.options)
         self.optimizer = optimizer
 
     def step(self, x: Array, y: Array) -> float:
-        kind = np.float32 if x.dtype.kind == "f" else np.int64
-        inputs, labels = (torch.from_numpy(array) for array in (x.astype(kind, copy=False), y))
         self.optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(self.forward(inputs), labels)
+        loss = loss_of(self.forward, x, y)
         loss.backward()
         self.optimizer.step()
         return float(loss.item())
 
     def values(self) -> Array:
-        arrays = zip(self.names, self.module.parameters(), strict=True)
-        return np.concatenate([_ours(name, p).reshape(-1) for name, p in arrays])
+        return values_of(self.names, self.module)
 
     def finish(self) -> None:
         """Nothing: a step of DDP leaves nothing under way."""
-
-
-def module_of(model: MLP) -> tuple[list[str], Any]:
-    """The same model in PyTorch, with the same values; first, what ours calls its parameters."""
-    layers: list[Any] = []
-    if isinstance(model, ByteLanguageModel):
-        layers += [torch.nn.Embedding(256, model.width), torch.nn.Flatten()]
-    for i, (inputs, outputs) in enumerate(zip(model.sizes, model.sizes[1:], strict=False)):
-        layers += [torch.nn.ReLU()] * (i > 0) + [torch.nn.Linear(inputs, outputs)]
-    module = torch.nn.Sequential(*layers)
-    names = list(model.parameters)
-    with torch.no_grad():
-        for name, parameter in zip(names, module.parameters(), strict=True):
-            parameter.copy_(torch.from_numpy(_transposed(name, model.parameters[name])))
-    return names, module
-
-
-def _ours(name: str, parameter: Any) -> Array:
-    return np.ascontiguousarray(_transposed(name, parameter.detach().numpy()))
-
-
-def _transposed(name: str, array: Array) -> Array:
-    """Of a layer's weights, which are [outputs, inputs] there; everything else as it is."""
-    return array.T if name.startswith("W") else array
 
 
 def _fp16(model: Any, optimizer: Any) -> Any:

@@ -12,7 +12,7 @@ from parallel_sgd import UserError
 
 from .conductor import Conductor
 from .contenders import CONTENDERS, side
-from .tasks import BATCH
+from .tasks import TASKS
 
 WARM_UP = 3  #: steps: memory is touched, DDP builds its buckets anew, PowerSGD has begun
 LEAST_S, LEAST_STEPS = 2.0, 8  #: that are measured in a round …
@@ -62,7 +62,7 @@ def measure_steps(
     times = []
     for name, turns in outcomes.items():
         seconds = statistics.median(s for s, _, _ in turns)
-        samples = ranks * BATCH / seconds
+        samples = ranks * TASKS[model].batch / seconds
         rounds_s = [s for s, _, _ in turns]
         steps, losses = turns[-1][1:]
         times.append(StepTime(model, rate, name, seconds, rounds_s, steps, samples, losses))

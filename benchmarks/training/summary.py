@@ -18,9 +18,13 @@ from parallel_sgd.files import write_whole
 from ..report import Report, machine
 from .contenders import CONTENDERS, HOOKS, PLAIN
 from .figures import TIMES, draw_times, draw_ways
+from .memory import Memory
+from .own_cost import OwnCost
 from .step_times import StepTime
-from .tasks import BYTES
-from .to_loss import TARGETS, Learned, ToLoss, to_losses
+from .tasks import BYTES, MODELS, TEXT
+from .to_loss import MLP_GOAL, TRANSFORMER_GOAL, Goal, Learned, ToLoss, to_losses
+
+MIB = 1 << 20
 
 
 @dataclass
@@ -32,6 +36,9 @@ class Results:
         times: of steps.
         runs: until the last of the losses was reached.
         to_loss: who of them is reported; empty where only steps were asked for.
+        torch: whether both sides train PyTorch's models.
+        here: whether the ranks were on this machine itself, and not on emulated hosts.
+        own_costs, memory: of the learner for PyTorch's models, and of the contenders.
     """
 
     hosts: int
@@ -39,6 +46,25 @@ class Results:
     times: list[StepTime] = field(default_factory=list)
     runs: list[Learned] = field(default_factory=list)
     to_loss: Sequence[str] = ()
+    torch: bool = False
+    here: bool = False
+    own_costs: list[OwnCost] = field(default_factory=list)
+    memory: list[Memory] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        what = "Training PyTorch's models" if self.torch else "Training"
+        where = "ranks of one machine" if self.here else "emulated hosts, one rank"
+        each = "one thread each" if self.here else "and one thread each"
+        return (
+            f"{what} on {self.hosts} {where}{',' * self.here} {each}: "
+            "ours beside PyTorch's DistributedDataParallel"
+        )
+
+    @property
+    def goal(self) -> Goal:
+        """Of whom is reported to a loss."""
+        return TRANSFORMER_GOAL if self.torch else MLP_GOAL
 
     def cases(self) -> list[tuple[str, float]]:
         """Models and rates that were measured, in order."""
@@ -51,15 +77,18 @@ class Results:
 
     def ways(self) -> dict[float, list[ToLoss]]:
         """Of every rate: the contenders' ways to every loss."""
+        goal = self.goal
         return {
             rate: [
                 way
                 for name in CONTENDERS
                 if name in self.to_loss
-                for way in to_losses(name, rate, self.of(BYTES, rate), self.runs, self.hosts)
+                for way in to_losses(
+                    goal, name, rate, self.of(goal.task, rate), self.runs, self.hosts
+                )
             ]
             for model, rate in self.cases()
-            if model == BYTES and self.to_loss
+            if model == goal.task and self.to_loss
         }
 
 
@@ -72,15 +101,21 @@ class Summary(Report):
     """
 
     def __init__(self, results: Results, *, markdown: bool = False) -> None:
-        super().__init__(
-            f"Training on {results.hosts} emulated hosts, one rank and one thread each: "
-            "ours beside PyTorch's DistributedDataParallel"
-        )
+        super().__init__(results.title)
         self.results, self.markdown = results, markdown
         for model, rate in results.cases():
             self._add_times(f"{model}, {words(rate)}", results.of(model, rate))
         for rate, ways in results.ways().items():
             self._add_ways(rate, ways)
+        for cost in results.own_costs:
+            self.add(
+                f"{cost.model}, one rank, a step of the learner",
+                cost.seconds,
+                "s",
+                f"a plain loop of PyTorch's, {cost.plain_seconds:.3g} s, in turn",
+                cost.seconds / cost.plain_seconds,
+            )
+        self._add_memory()
 
     def _add_times(self, case: str, times: dict[str, StepTime]) -> None:
         plain = times.get(PLAIN)
@@ -103,6 +138,18 @@ class Summary(Report):
                     f"{best.contender}, {best.seconds:.3g} s",
                     best.seconds / time.seconds,
                 )
+
+    def _add_memory(self) -> None:
+        plain = {one.model: one for one in self.results.memory if one.contender == PLAIN}
+        for one in self.results.memory:
+            beside = plain.get(one.model)
+            self.add(
+                f"{one.model}, {one.contender}: memory of a rank",
+                one.added_bytes / MIB,
+                "MiB",
+                f"{PLAIN}, {beside.added_bytes / MIB:.0f} MiB" if beside else "not measured",
+                one.added_bytes / beside.added_bytes if beside else None,
+            )
 
     def _add_ways(self, rate: float, ways: Sequence[ToLoss]) -> None:
         for way in ways:
@@ -164,7 +211,12 @@ def read(path: str) -> Results:
             entry["rate"] = bits_per_s(entry["rate"])
         times = [StepTime(**entry) for entry in content["times"]]
         runs = [Learned(**entry) for entry in content["runs"]]
-        return Results(content["hosts"], content["machine"], times, runs, content["to_loss"])
+        kept = {name: content[name] for name in ("torch", "here") if name in content}
+        for name, kind in (("own_costs", OwnCost), ("memory", Memory)):
+            kept[name] = [kind(**entry) for entry in content.get(name, ())]
+        return Results(
+            content["hosts"], content["machine"], times, runs, content["to_loss"], **kept
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: not the results of this benchmark: {error!r}") from None
 
@@ -183,9 +235,9 @@ def markdown_table(results: Results, model: str) -> list[str]:
 def to_loss_table(results: Results) -> list[str]:
     """Contenders by rates and losses: seconds, and how many times as fast as plain DDP; first, how
     many steps."""
-    by_rate = results.ways()
-    head = [f"{spoken(rate)}: {target:g}" for rate in by_rate for target in TARGETS]
-    steps = f"steps to {', '.join(f'{target:g}' for target in TARGETS)} nats"
+    by_rate, targets = results.ways(), results.goal.targets
+    head = [f"{spoken(rate)}: {target:g}" for rate in by_rate for target in targets]
+    steps = f"steps to {', '.join(f'{target:g}' for target in targets)} nats"
     lines = [_line(["seconds to a loss", steps, *head]), _line(["---"] * (len(head) + 2))]
     for name in results.to_loss:
         own = [[way for way in ways if way.contender == name] for ways in by_rate.values()]
@@ -230,7 +282,9 @@ def _line(cells: Iterable[str]) -> str:
 
 def called(model: str) -> str:
     """A model in a title."""
-    return "language model" if model == BYTES else f"{model} parameters"
+    if model in MODELS:
+        return f"{model} parameters"
+    return "language model" if model in (BYTES, TEXT) else model
 
 
 def words(rate: float) -> str:

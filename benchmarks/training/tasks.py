@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from parallel_sgd.data import library_source
+from parallel_sgd.data import library_sequences, library_source
 from parallel_sgd.models import MLP, ByteLanguageModel
+
+if TYPE_CHECKING:
+    from torch import nn
 
 Array = npt.NDArray[Any]
 
@@ -26,6 +29,11 @@ READ = 6_000_000  #: bytes of Python's library
 STEPS = 4_000  #: minibatches of bytes, no sample twice
 TESTED = 4_096  #: samples
 
+SEQUENCE = 64  #: bytes, each of which a transformer predicts
+SEQUENCES = 8  #: of each rank in a minibatch of its
+SEQUENCES_TESTED = 256
+SIDE = 28  #: of an image
+
 
 @dataclass(frozen=True)
 class Task:
@@ -33,15 +41,27 @@ class Task:
     Attributes:
         title: for people.
         model: with the initial parameters of `seed`, the same on every call.
-        minibatches: x [steps, BATCH, inputs] and y [steps, BATCH] of a rank of so many, for a
+        minibatches: x [steps, batch, inputs] and y [steps, batch] of a rank of so many, for a
             seed; step t takes the t-th, and after the last one the first.
         test: samples that nobody trains on; none where no test loss is asked for.
+        batch: samples of each rank in a minibatch.
     """
 
     title: str
-    model: Callable[..., MLP]
+    model: Callable[..., MLP | nn.Module]
     minibatches: Callable[[int, int, int], tuple[Array, Array]]
     test: Callable[[], tuple[Array, Array]] | None = None
+    batch: int = BATCH
+
+    def test_loss(self, values: Array, x: Array, y: Array) -> float:
+        """In nats, of the model with these parameters: the same code for both sides."""
+        model = self.model()
+        if isinstance(model, MLP):
+            model.parameters.flat[...] = values
+            return model.evaluate(x, y)[0]
+        from .modules import test_loss
+
+        return test_loss(model, values, x, y)
 
 
 def _synthetic(rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
@@ -67,6 +87,46 @@ def _bytes_tested() -> tuple[Array, Array]:
     return test.read(np.random.default_rng(SEED).permutation(len(test))[:TESTED], dtype=None)
 
 
+def _images(rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
+    """The same inputs as images."""
+    x, y = _synthetic(rank, ranks, seed)
+    return x.reshape(SYNTHETIC, BATCH, 1, SIDE, SIDE), y
+
+
+def _sequences(steps: int, rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
+    """Every rank's part of one order of the library's sequences; x and y [steps, n, SEQUENCE]."""
+    train, _ = library_sequences(SEQUENCE, most_bytes=READ)
+    random = np.random.default_rng(seed)
+    wanted = steps * ranks * SEQUENCES
+    epochs = [random.permutation(len(train)) for _ in range(-(-wanted // len(train)))]
+    order = np.concatenate(epochs)[:wanted].reshape(steps, ranks, SEQUENCES)
+    x, y = train.read(order[:, rank].reshape(-1))
+    return x.reshape(steps, SEQUENCES, SEQUENCE), y.reshape(steps, SEQUENCES, SEQUENCE)
+
+
+def _sequences_tested() -> tuple[Array, Array]:
+    _, test = library_sequences(SEQUENCE, most_bytes=READ)
+    return test.read(np.random.default_rng(SEED).permutation(len(test))[:SEQUENCES_TESTED])
+
+
+def _transformer(width: int, layers: int, heads: int, seed: int = SEED) -> nn.Module:
+    import torch
+
+    from parallel_sgd.torch.models import ByteTransformer
+
+    torch.manual_seed(seed)
+    return ByteTransformer(width, layers, heads, context=SEQUENCE)
+
+
+def _resnet(seed: int = SEED) -> nn.Module:
+    import torch
+
+    from parallel_sgd.torch.models import ResNet
+
+    torch.manual_seed(seed)
+    return ResNet()
+
+
 def _mlp(width: int) -> Task:
     sizes = [INPUTS, width, width, CLASSES]
     return Task(f"MLP {'-'.join(map(str, sizes))}", partial(MLP, sizes, seed=SEED), _synthetic)
@@ -77,11 +137,32 @@ MODELS = {"5M": _mlp(1792), "24M": _mlp(4512)}
 
 BYTES = "bytes"
 
-TASKS = MODELS | {
+MODULES = MODELS | {
+    "transformer": Task(
+        f"byte transformer, 6 layers of width 256, {SEQUENCES} sequences of {SEQUENCE}",
+        partial(_transformer, width=256, layers=6, heads=4),
+        partial(_sequences, SYNTHETIC),
+        batch=SEQUENCES,
+    ),
+    "ResNet": Task("ResNet of 28x28", _resnet, _images),
+}
+"""The same, and of PyTorch alone: 4.9 million parameters in 77 tensors, and 0.2 in 47 behind
+convolutions."""
+
+TEXT = "text"
+
+TASKS = MODULES | {
+    TEXT: Task(
+        "next byte of Python's library, transformer, 2 layers of width 96",
+        partial(_transformer, width=96, layers=2, heads=4),
+        partial(_sequences, STEPS),
+        _sequences_tested,
+        batch=SEQUENCES,
+    ),
     BYTES: Task(
         "next byte of Python's library, MLP 8x16-1024-1024-256",
         partial(ByteLanguageModel, CONTEXT, 16, [1024, 1024], seed=SEED),
         _bytes,
         _bytes_tested,
-    )
+    ),
 }

@@ -19,16 +19,30 @@ from parallel_sgd import UserError
 from .conductor import Conductor
 from .contenders import CONTENDERS, PERIOD, PLAIN, side
 from .step_times import StepTime
-from .tasks import BATCH, BYTES
+from .tasks import BYTES, TASKS, TEXT
 
 EVERY = PERIOD  #: steps between two looks at the test loss
-TARGETS = (2.4, 2.1, 1.95)  #: nats
 MOST_STEPS = 1024
 TUNING_SEED = 1000  #: rates are chosen on it; those from 0 on are reported
 SAME = 1e-4  #: of losses on both sides, relative
 
-START = 0.1
-"""The learning rate at which the search begins, which goes by factors of 2."""
+
+@dataclass(frozen=True)
+class Goal:
+    """
+    Attributes:
+        task: by name.
+        targets: test losses in nats, from the first that is reached to the last.
+        start: the learning rate at which the search begins, which goes by factors of 2.
+    """
+
+    task: str
+    targets: tuple[float, ...]
+    start: float
+
+
+MLP_GOAL = Goal(BYTES, (2.4, 2.1, 1.95), 0.1)
+TRANSFORMER_GOAL = Goal(TEXT, (2.7, 2.5, 2.4), 0.4)
 
 
 @dataclass(frozen=True)
@@ -57,11 +71,16 @@ class Learned:
 
 
 def learn(
-    conductor: Conductor, name: str, lr: float, seed: int, most_steps: float = MOST_STEPS
+    conductor: Conductor,
+    goal: Goal,
+    name: str,
+    lr: float,
+    seed: int,
+    most_steps: float = MOST_STEPS,
 ) -> Learned:
     """Train one contender until it has reached the last target, or has taken so many steps."""
     who = side(name)
-    conductor.all(who, "begin", contender=name, task=BYTES, lr=lr, seed=seed)
+    conductor.all(who, "begin", contender=name, task=goal.task, lr=lr, seed=seed)
     steps, curve = 0, []
     while steps < most_steps:
         answers = conductor.all(who, "steps", count=EVERY)
@@ -70,28 +89,28 @@ def learn(
         steps += EVERY
         loss = round(conductor.first(who, "evaluate")["loss"], 4)
         curve.append((steps, loss))
-        if not loss > TARGETS[-1]:
+        if not loss > goal.targets[-1]:
             break
     conductor.all(who, "end")
     return Learned(name, lr, seed, curve)
 
 
-def tuned(conductor: Conductor, name: str) -> float:
+def tuned(conductor: Conductor, goal: Goal, name: str) -> float:
     """The learning rate with the fewest steps to the last target: downhill by factors of 2, until
     both neighbours are worse. Those that are not there sooner than the best so far are given up."""
     scores: dict[float, tuple[float, float]] = {}
-    best = START
+    best = goal.start
     while wanted := [lr for lr in (best, 2 * best, best / 2) if lr not in scores]:
         for lr in wanted:
             fewest = min((steps for steps, _ in scores.values()), default=math.inf)
-            run = learn(conductor, name, lr, TUNING_SEED, min(fewest, MOST_STEPS))
-            scores[lr] = run.steps_to(TARGETS[-1]), run.curve[-1][1] if run.curve else math.inf
+            run = learn(conductor, goal, name, lr, TUNING_SEED, min(fewest, MOST_STEPS))
+            scores[lr] = run.steps_to(goal.targets[-1]), run.curve[-1][1] if run.curve else math.inf
         best = min(scores, key=scores.__getitem__)
     return best
 
 
 def learn_all(
-    conductor: Conductor, names: Iterable[str], seeds: int, known: Sequence[Learned]
+    conductor: Conductor, goal: Goal, names: Iterable[str], seeds: int, known: Sequence[Learned]
 ) -> list[Learned]:
     """The runs of each contender, and of whom it learns as, but for those that are known."""
     runs = list(known)
@@ -99,8 +118,8 @@ def learn_all(
         there = {run.seed: run for run in runs if run.contender == name}
         missing = [seed for seed in range(seeds) if seed not in there]
         if missing:
-            lr = next(iter(there.values())).lr if there else tuned(conductor, name)
-            runs += [learn(conductor, name, lr, seed) for seed in missing]
+            lr = next(iter(there.values())).lr if there else tuned(conductor, goal, name)
+            runs += [learn(conductor, goal, name, lr, seed) for seed in missing]
     return runs
 
 
@@ -118,7 +137,8 @@ def timed_for(names: Iterable[str]) -> list[str]:
 def seconds(name: str, steps: float, times: Mapping[str, StepTime], ranks: int) -> float:
     """That the first so many steps of a contender take."""
     parts = CONTENDERS[name].timed_as or ((0, name),)
-    starts = [samples / (ranks * BATCH) for samples, _ in parts]
+    together = ranks * TASKS[times[parts[0][1]].model].batch
+    starts = [samples / together for samples, _ in parts]
     return sum(
         max(0.0, min(steps, end) - start) * times[part].seconds
         for (_, part), (start, end) in zip(parts, pairwise([*starts, math.inf]), strict=True)
@@ -146,12 +166,17 @@ class ToLoss:
 
 
 def to_losses(
-    name: str, rate: float, times: Mapping[str, StepTime], runs: Sequence[Learned], ranks: int
+    goal: Goal,
+    name: str,
+    rate: float,
+    times: Mapping[str, StepTime],
+    runs: Sequence[Learned],
+    ranks: int,
 ) -> list[ToLoss]:
     """A contender's way to every target, on links where steps take those times."""
     own = [run for run in runs if run.contender == (CONTENDERS[name].learns_as or name)]
     found = []
-    for target in TARGETS:
+    for target in goal.targets:
         steps = statistics.median(run.steps_to(target) for run in own)
         if not (reached := steps < math.inf):
             steps = statistics.median(run.steps for run in own)
@@ -160,7 +185,7 @@ def to_losses(
     return found
 
 
-def require_same_step(conductor: Conductor) -> None:
+def require_same_step(conductor: Conductor, goal: Goal) -> None:
     """See that both sides learn the same: losses before and after a step in full precision.
 
     Raises:
@@ -168,7 +193,7 @@ def require_same_step(conductor: Conductor) -> None:
     """
     losses = []
     for name in ("32 bit", PLAIN):
-        conductor.all(side(name), "begin", contender=name, task=BYTES, lr=START)
+        conductor.all(side(name), "begin", contender=name, task=goal.task, lr=goal.start)
         losses.append(conductor.all(side(name), "steps", count=2)[0]["losses"])
         conductor.all(side(name), "end")
     ours, theirs = losses

@@ -75,12 +75,17 @@ class Algorithm(Options, ABC, Generic[StateT]):
             looks at the gradients.
         asynchronous: whether ranks go through the data each at its own pace, and know nothing of
             each other's samples.
+        optimizer_on_servers: whether servers take the optimizer's steps, each on its part of the
+            model, and not the ranks that train.
+        overlap: whether it makes use of `ready`.
     """
 
     roles: Roles = Together()
     distributed_after: int = 0
     synchronizes_every_step: bool = True
     asynchronous: bool = False
+    optimizer_on_servers: bool = False
+    overlap: bool = False
 
     @abstractmethod
     def init(self, work: Work) -> StateT:
@@ -114,6 +119,12 @@ class Algorithm(Options, ABC, Generic[StateT]):
         For algorithms that can make use of it before `step`. What the gradient holds of it belongs
         to the algorithm from here on. Local.
         """
+
+    def sum_late(self, state: StateT, work: Work, vector: Array) -> None:
+        """Replace a part of this minibatch's gradient that `ready` came too early for by (the
+        decoded form of) its sum over all ranks: they add it before the update. Collective, between
+        the exchange and the update. For algorithms with `overlap`."""
+        raise NotImplementedError(f"{type(self).__name__} begins nothing in ready()")
 
     def problem(self, state: StateT, work: Work, samples: int) -> str | None:
         """Why this rank's gradient, of so many samples, cannot be trained on, in one line; None

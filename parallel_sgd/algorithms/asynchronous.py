@@ -19,7 +19,6 @@ from ..parameter_server import (
     PlacementOptions,
     Rules,
     ServerGroup,
-    compile_step,
 )
 from ..validation import set_validated
 from .algorithm import Algorithm, Array, Minibatch, Work
@@ -123,6 +122,10 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             state.since = time.perf_counter()
         return state
 
+    @property
+    def optimizer_on_servers(self) -> bool:  # type: ignore[override]
+        return not self.rules.pushes_updates
+
     def _facts(self) -> dict[str, str]:
         """The options on which it depends what workers ask for, and when."""
         apart = {"servers", "role", "record", "replay"}
@@ -135,7 +138,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         for part in state.client.parts:
             part.encoded(zeros, state.residual)  # of which nothing is left
         if state.base is not None and array_module(x.flat) is np:
-            compile_step(work.optimizer.optimizer, x)
+            work.optimizer.compile()
 
     def step(self, state: DataParallelASGDState, work: Work, minibatch: Minibatch) -> None:
         if state.connection.finished:

@@ -123,6 +123,9 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         if self.overlap and work.samples >= self.distributed_after:
             state.exchange.ready(name, work.gradient.flat)
 
+    def sum_late(self, state: DataParallelState, work: Work, vector: Array) -> None:
+        state.exchange.sum(vector)
+
     def problem(self, state: DataParallelState, work: Work, samples: int) -> str | None:
         overlapped = state.exchange.overlapped
         if overlapped is None or not overlapped.running:

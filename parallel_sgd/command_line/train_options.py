@@ -91,9 +91,9 @@ def _add_data(p: argparse.ArgumentParser) -> None:
         default="digits",
         metavar="FILE",
         help="digits (scikit-learn's), library (the source of Python's standard library, byte by "
-        "byte), a .npz with arrays x and y, or a .npy (default: digits)",
+        "byte), a .npz with arrays x and y, a .npy, or an IDX file (default: digits)",
     )
-    add("--labels", metavar="FILE", help="the labels, where --data is a .npy")
+    add("--labels", metavar="FILE", help="the labels, where --data is a .npy or IDX file")
     add(
         "--classes",
         type=int,

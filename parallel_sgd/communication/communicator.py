@@ -34,7 +34,15 @@ SIGN_PRIME = 2**24 - 3
 
 
 class InCommon(Protocol):
-    """What all ranks must have in common as they agree: see `Communicator.agree`."""
+    """What all ranks must have in common as they agree: see `Communicator.agree`.
+
+    Attributes:
+        note: a number of this rank's, 0 or more, that the others are to hear of.
+        notes: the sum of all ranks' notes, as the ranks have agreed.
+    """
+
+    note: int
+    notes: int
 
     def sign(self, steps: int) -> int:
         """A whole number, another one where a fact is another one: see `SIGN_FACTOR`. Local.
@@ -226,6 +234,12 @@ class Communicator(ABC):
         """How many ranks share this rank's machine. Collective at the first use."""
         return self.hosts.count(self.host)
 
+    def print(self, *values: object, **options: Any) -> None:
+        """Python's `print` on rank 0, and nothing on the others: so that what all ranks have
+        computed together is said once. Local."""
+        if self.rank == 0:
+            print(*values, **options)
+
     def raise_together(self, problem: str | None) -> None:
         """Raise on every rank if any rank has a problem; return if none has.
 
@@ -279,24 +293,27 @@ class Communicator(ABC):
         Raises:
             SharedError: on all ranks, if any has a problem, or if what must be the same differs.
 
-        Cost: one sum of four integers.
+        Cost: one sum of five integers.
         """
         in_common = self.in_common if self.size > 1 else None
         sign = in_common.sign(steps) if in_common else 0
         for value in alike.values() if alike else ():
             sign = sign * SIGN_FACTOR + value
         sign %= SIGN_PRIME
-        own = np.array([samples, int(problem is not None), sign, sign * sign], np.int64)
+        note = in_common.note if in_common else 0
+        own = np.array([samples, int(problem is not None), sign, sign * sign, note], np.int64)
         self._problem = problem
         try:
             with self.trace.span("wait"):
-                total, problems, signs, squares = self.sum_integers(own).tolist()
+                total, problems, signs, squares, notes = self.sum_integers(own).tolist()
         finally:
             self._problem = None
         if problems:
             self.raise_together(problem)
         if self.size * squares != signs * signs:  # equal only where all signs are
             self.require_agreement({**(in_common.facts() if in_common else {}), **(alike or {})})
+        if in_common:
+            in_common.notes = notes
         return int(total)
 
     def together(self, prepare: Callable[[], Result]) -> Result:

@@ -7,12 +7,15 @@
 """
 
 from .ahead import with_next
-from .bundled import DIGITS_CLASSES, digits
+from .bundled import DIGITS_CLASSES, FASHION_MNIST_CLASSES, digits, fashion_mnist
+from .byte_sequences import ByteSequences, library_sequences, text_sequences
 from .classes import count_classes
 from .clicks import CLICKS_CLASSES, Clicks, clicks
 from .dataset import Arrays, Dataset, Flattened, Items, Subset, as_dataset, flattened
 from .files import load
 from .fingerprint import fingerprint, require_same_data
+from .idx import load_idx
+from .images import Images
 from .library_source import ByteWindows, library_source
 from .ngrams import NGRAM_CLASSES, ORDERS, NGrams, library_ngrams
 from .rank_source import RankSource
@@ -22,15 +25,18 @@ from .view import CommunicatorView, FeedView, LearnerView
 __all__ = [
     "CLICKS_CLASSES",
     "DIGITS_CLASSES",
+    "FASHION_MNIST_CLASSES",
     "NGRAM_CLASSES",
     "ORDERS",
     "Arrays",
+    "ByteSequences",
     "ByteWindows",
     "Clicks",
     "CommunicatorView",
     "Dataset",
     "FeedView",
     "Flattened",
+    "Images",
     "Items",
     "LearnerView",
     "NGrams",
@@ -41,11 +47,15 @@ __all__ = [
     "clicks",
     "count_classes",
     "digits",
+    "fashion_mnist",
     "fingerprint",
     "flattened",
     "library_ngrams",
+    "library_sequences",
     "library_source",
     "load",
+    "load_idx",
     "require_same_data",
+    "text_sequences",
     "with_next",
 ]

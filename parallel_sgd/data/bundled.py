@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,11 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UserError
+from ..validation import checked_path
 from .dataset import Arrays
+from .idx import load_idx
+from .images import Images
 
 FILE = "datasets/data/digits.csv.gz"  #: within scikit-learn
 DIGITS_CLASSES = 10
 LARGEST_PIXEL = 16
+
+FASHION_MNIST_FOLDER = "/usr/share/datasets/fashion-mnist"  #: of Debian's dataset-fashion-mnist
+FASHION_MNIST_CLASSES = 10
 
 
 def digits(*, test: int | float = 360, seed: int = 0) -> tuple[Arrays, Arrays]:
@@ -34,6 +41,54 @@ def digits(*, test: int | float = 360, seed: int = 0) -> tuple[Arrays, Arrays]:
     scaled = (x / LARGEST_PIXEL).astype(np.float32)
     training, testing = Arrays(scaled, y, name="digits").split(test, seed=seed)
     return Arrays(*training.arrays(), name="digits"), Arrays(*testing.arrays(), name="digits")
+
+
+def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> tuple[Images, Images]:
+    """Fashion-MNIST, 70,000 grey images of clothing, 28 by 28, as (training, test).
+
+    Args:
+        folder: where the four files are, as they are published, or without their ``.gz``: of
+            MNIST, too, which has the same names and sizes. None: where Debian's package
+            dataset-fashion-mnist puts them.
+    Returns:
+        Two data sets with x float32 [n, 1, 28, 28] in 0 to 1 and y int64 [n] from 0 to 9:
+        60,000 and 10,000 images. In memory: 55 MB, bytes that become floats as they are read.
+    Raises:
+        UserError: a file is missing, malformed, or not of images or labels as these are.
+
+    Local: every rank reads the files, in half a second. Source: Xiao, Rasul, Vollgraf,
+    "Fashion-MNIST: a novel image dataset for benchmarking machine learning algorithms", 2017.
+    """
+    if folder is None:
+        place = Path(FASHION_MNIST_FOLDER)
+        if not place.is_dir():
+            raise UserError(
+                f"Fashion-MNIST is not in {place}: apt install dataset-fashion-mnist, or give a "
+                "folder with the four files, train-images-idx3-ubyte.gz and so on"
+            )
+    else:
+        place = checked_path("folder", folder)
+    return _images(place, "train"), _images(place, "t10k")
+
+
+def _images(folder: Path, part: str) -> Images:
+    image_file = _plain_or_gz(folder / f"{part}-images-idx3-ubyte")
+    label_file = _plain_or_gz(folder / f"{part}-labels-idx1-ubyte")
+    x, y = load_idx(image_file), load_idx(label_file)
+    if x.dtype != np.uint8 or x.shape[1:] != (28, 28):
+        raise UserError(
+            f"{image_file} must hold ubyte images [n, 28, 28]: it holds {x.dtype} {list(x.shape)}"
+        )
+    if y.dtype != np.uint8 or y.ndim != 1 or (y >= FASHION_MNIST_CLASSES).any():
+        raise UserError(
+            f"{label_file} must hold ubyte labels [n] from 0 to {FASHION_MNIST_CLASSES - 1}: it "
+            f"holds {y.dtype} {list(y.shape)}, at most {y.max(initial=0)}"
+        )
+    return Images(x[:, np.newaxis], y, name=str(image_file))
+
+
+def _plain_or_gz(path: Path) -> Path:
+    return path if path.is_file() else path.with_name(f"{path.name}.gz")
 
 
 def _table() -> npt.NDArray[np.float64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import struct
 import zipfile
@@ -17,11 +16,13 @@ from ..errors import UserError
 from ..files import opened
 from ..validation import checked_path, line_of, require_memory
 from .dataset import Arrays
+from .idx import is_idx, load_idx
+from .images import Images
+from .sizes import require_bytes, require_deflatable
 from .validation import Array
 
 ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  #: signature, then lengths of name and extra field
 ENCRYPTED = 0x1
-MOST_DEFLATED = 1032  #: bytes that a byte of zlib's can stand for
 MALFORMED = (ValueError, OverflowError, EOFError, OSError, struct.error)
 
 
@@ -30,12 +31,13 @@ def load(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = N
 
     Args:
         path: a ``.npz`` file that holds arrays x and y, as `numpy.savez` writes it; or a ``.npy``
-            file of x.
-        labels: a ``.npy`` file of y, with a ``.npy`` file of x.
+            file of x; or an IDX file of x (`load_idx`), which is known by "-idx" or ".idx" in its
+            name: images of bytes (ubyte [n, height, width]) are read as floats in 0 to 1.
+        labels: a ``.npy`` or IDX file of y, with a file of the same kind of x.
     Returns:
         The data set. Arrays are memory-mapped, those inside a ``.npz`` file too, except that
-        compressed ones (`numpy.savez_compressed`) are read whole into memory by every rank.
-        The zip file's checksums are verified for compressed arrays only.
+        compressed ones (`numpy.savez_compressed`) and IDX files are read whole into memory by every
+        rank. The zip file's checksums are verified for compressed arrays only.
     Raises:
         UserError: a file is missing, malformed, truncated, not readable or no regular file, holds
             Python objects (which could execute code) or more than memory does, or x and y do not
@@ -51,8 +53,14 @@ def load(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = N
         return Arrays(_npz_member(file, "x"), _npz_member(file, "y"), name=str(path))
     if suffixes == [".npy", ".npy"] and labels is not None:
         return Arrays(_npy(file), _npy(Path(labels)), name=f"{path}, {labels}")
+    if labels is not None and is_idx(file) and is_idx(Path(labels)):
+        x = load_idx(file)
+        kind = Images if x.dtype == np.uint8 and x.ndim > 2 else Arrays
+        return kind(x, load_idx(labels), name=f"{path}, {labels}")
     given = str(path) if labels is None else f"{path}, {labels}"
-    raise UserError(f"{given}: a data set must be one .npz file, or .npy files of x and of y")
+    raise UserError(
+        f"{given}: a data set must be one .npz file, or .npy or IDX files of x and of y"
+    )
 
 
 def _npy(path: Path) -> Array:
@@ -81,13 +89,8 @@ def _npz_member(path: Path, name: str) -> Array:
                     raise zipfile.BadZipFile("no local header")
                 begin = info.header_offset + ZIP_LOCAL_HEADER.size + name_length + extra_length
                 return _mapped(what, file, begin, begin + info.file_size)
-            if info.file_size > MOST_DEFLATED * info.compress_size + 64 and (
-                info.compress_type == zipfile.ZIP_DEFLATED
-            ):
-                raise UserError(
-                    f"{what} is not well-formed: it claims {info.file_size} bytes, which its "
-                    f"{info.compress_size} compressed ones cannot hold"
-                )
+            if info.compress_type == zipfile.ZIP_DEFLATED:
+                require_deflatable(what, info.file_size, info.compress_size)
             with archive.open(info) as member:
                 return _decompressed(what, member, info.file_size)
         except UserError:
@@ -118,7 +121,7 @@ def _mapped(what: str, file: IO[bytes], begin: int, end: int) -> Array:
     file.seek(begin)
     shape, fortran, dtype = _header(what, file)
     offset = file.tell()
-    size = _require(what, shape, dtype, min(end, _size(file)) - offset)
+    size = require_bytes(what, shape, dtype, min(end, _size(file)) - offset)
     order: Any = "F" if fortran else "C"
     try:
         if size == 0:
@@ -133,7 +136,7 @@ def _mapped(what: str, file: IO[bytes], begin: int, end: int) -> Array:
 def _decompressed(what: str, member: IO[bytes], length: int) -> Array:
     """Read the array in ``.npy`` format that a compressed member of a zip file is."""
     shape, _, dtype = _header(what, member)  # refuses objects before anything else is read
-    size = _require(what, shape, dtype, length - member.tell())
+    size = require_bytes(what, shape, dtype, length - member.tell())
     require_memory(what, size)
     member.seek(0)
     try:
@@ -141,16 +144,6 @@ def _decompressed(what: str, member: IO[bytes], length: int) -> Array:
     except MemoryError:
         raise UserError(f"{what} does not fit into memory: it has {size:,} bytes") from None
     return array
-
-
-def _require(what: str, shape: tuple[int, ...], dtype: np.dtype[Any], have: int) -> int:
-    """Return how many bytes an array takes, where that many are there."""
-    size = math.prod(shape) * dtype.itemsize
-    if have < size:
-        raise UserError(
-            f"{what} is truncated: {max(have, 0)} bytes of data, its shape requires {size}"
-        )
-    return size
 
 
 def _size(file: IO[bytes]) -> int:

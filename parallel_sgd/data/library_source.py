@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path, PurePath
 
@@ -108,7 +108,7 @@ def library_files(
     random = np.random.default_rng((checked_seed(seed), *SPLIT_STREAM))
     folder = Path(sysconfig.get_path("stdlib"))
     try:
-        names = sorted(_files(folder))
+        names = sorted(files_below(folder, _is_source, _is_left_out))
         if not names:
             raise UserError(f"{folder}: Python's library has no source there")
         files, _ = _fitting((names[i] for i in random.permutation(len(names))), room)
@@ -128,19 +128,35 @@ def library_files(
     return train, held_out
 
 
-def _files(folder: Path) -> Iterable[File]:
-    """Find the library's source files, in no particular order."""
+def files_below(
+    folder: Path,
+    wanted: Callable[[str], bool],
+    left_out: Callable[[str], bool] = lambda name: False,
+) -> Iterable[File]:
+    """Find the files below a folder whose name is wanted, in no particular order.
+
+    Args:
+        left_out: whether a folder of this name is not looked into.
+    Raises:
+        OSError: a folder, or the size of a file, cannot be read.
+    """
 
     def refuse(error: OSError) -> None:
         raise error
 
     for place, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [f for f in folders if f not in LEFT_OUT and not f.startswith(BUILT)]
-        for name in names:
-            if name.endswith(".py") and not name.startswith(BUILT):
-                path = Path(place, name)
-                relative = PurePath(path.relative_to(folder)).as_posix()
-                yield relative, path.stat().st_size
+        folders[:] = [name for name in folders if not left_out(name)]
+        for name in filter(wanted, names):
+            path = Path(place, name)
+            yield PurePath(path.relative_to(folder)).as_posix(), path.stat().st_size
+
+
+def _is_source(name: str) -> bool:
+    return name.endswith(".py") and not name.startswith(BUILT)
+
+
+def _is_left_out(folder: str) -> bool:
+    return folder in LEFT_OUT or folder.startswith(BUILT)
 
 
 def _fitting(files: Iterable[File], room: float) -> tuple[list[File], list[File]]:

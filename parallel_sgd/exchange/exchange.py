@@ -112,10 +112,14 @@ class Exchange(Component):
 
     def residuals(self, parameters: Parameters) -> Residuals:
         """Zeros, with which training starts. Local."""
-        assert self._transport is not None
-        own = {reduction.name: reduction.own for reduction in self._transport.reductions}
-        sizes = {name: stripe.stop - stripe.start for name, stripe in own.items()}
+        sizes = {name: stripe.stop - stripe.start for name, stripe in self.owned.items()}
         return Residuals.zeros(parameters.flat, sizes)
+
+    @property
+    def owned(self) -> dict[str, slice]:
+        """Where this rank's stripes lie in the vector, by bucket as in `Residuals.owner_error`."""
+        assert self._transport is not None
+        return {reduction.name: reduction.own for reduction in self._transport.reductions}
 
     @property
     def bytes_sent(self) -> int:

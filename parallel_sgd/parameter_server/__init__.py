@@ -6,7 +6,7 @@ from .placement import DISPATCH, Placement, PlacementOptions, Slice, place
 from .remote_table import RemoteTable, RemoteTables, load_tables, write_tables
 from .roles import ROLES, ParameterServers, Role, ServerGroup
 from .rules import MERGES, MODES, PUSH_TYPES, Merge, Mode, PushType, Rules
-from .served import ServedModel, compile_step
+from .served import ServedModel
 from .served_state import ServedState
 from .statistics import Seconds, WorkerStatistics
 from .wire import Kind
@@ -36,7 +36,6 @@ __all__ = [
     "ServerGroup",
     "Slice",
     "WorkerStatistics",
-    "compile_step",
     "load_tables",
     "place",
     "write_tables",

@@ -63,7 +63,7 @@ class ServedModel:
         self.parameters, self.rules, self._unread = initial, rules, unread
         # With model updates the optimizer is the workers'; here only its clock is needed.
         self.local_step = LocalStep(SGD(lr=0.0) if rules.pushes_updates else optimizer, initial)
-        compile_step(self.local_step.optimizer, initial)
+        self.local_step.compile()
         self.version = 0  #: how often the model has been changed
         # Of each worker:
         self.clocks = [0] * workers  #: its pushes, also those without samples
@@ -282,10 +282,3 @@ class ServedModel:
             )
         for backup, model in zip(backups, models.reshape(len(backups), -1), strict=True):
             backup[...] = model.view(self.x.dtype)
-
-
-def compile_step(rule: Optimizer, parameters: Parameters) -> None:
-    """Have a rule's kernel ready, in place and not: the first step should not wait for it."""
-    few = Parameters({"few": parameters.flat[:0].copy()})
-    for out in (None, few.flat.copy()):
-        LocalStep(rule, few)(few.flat, 1, out=out)

@@ -134,7 +134,7 @@ def observed(case: Case) -> str | None:
         learner.meet()
         with learner.shared_model():
             pass
-        learner.at_work.wait()
+        learner.wait()
         weight_of(learner.state)
         run.look_at(learner, step(learner, parts))
     return unlike(run.finish(learner), case.run())

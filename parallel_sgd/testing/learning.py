@@ -190,7 +190,7 @@ def _displacement(
 def _declared(learner: Learner) -> Array:
     """What all ranks' states declare to be summed: see `Displacement`. Collective."""
     sums, stripes = np.zeros(VALUES), dict[str, Array]()
-    learner.at_work.wait()
+    learner.wait()
     for name, rule, value in leaves(learner.state, "algorithm"):
         if rule == "sum" and isinstance(value, np.ndarray) and value.shape == (VALUES,):
             sums += value

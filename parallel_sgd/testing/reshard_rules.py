@@ -174,7 +174,7 @@ def _shared_model(learner: Learner) -> Array:
 
 def _unlike_first(learner: Learner, when: str) -> str | None:
     """What this rank has otherwise than rank 0, but declares the same. Collective."""
-    learner.at_work.wait()
+    learner.wait()
     own = _declared_same(learner.local_step.state, "optimizer")
     own |= _declared_same(learner.state, "algorithm")
     first = learner.comm.allgather_object(own if learner.comm.rank == 0 else None)[0]

@@ -127,6 +127,15 @@ class Announced:
                 self._take_next()
             return self._in_step
 
+    def next_own(self, count: int = 1) -> int | None:
+        """This rank's samples in the next minibatch, or the next ones; None if nobody has announced
+        as many."""
+        with self._lock:
+            self._remove_forgotten()
+            if len(self._waiting) < count:
+                return None
+            return sum(minibatch.own for minibatch in islice(self._waiting, count))
+
     def catch_up(self, samples: int) -> None:
         """Take further minibatches into the step: the others have had so many samples more.
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..algorithms import Algorithm
 from ..communication import Communicator
 from ..errors import UserError
-from ..optimizers import Optimizer
+from ..optimizers import UpdateRule
 from ..options import all_options, values_of
 from ..parameters import Parameters
 from ..validation import integer, kind_of
@@ -18,7 +18,7 @@ from ..version import __version__
 def agree_on_arguments(
     comm: Communicator,
     parameters: Parameters,
-    optimizer: Optimizer,
+    optimizer: UpdateRule,
     algorithm: Algorithm[Any],
     sync_perf_stats: int,
 ) -> int:
@@ -29,8 +29,7 @@ def agree_on_arguments(
     Raises:
         UserError: they are not; on all ranks, unless `comm` is none.
     """
-    if not isinstance(comm, Communicator):
-        raise UserError(_other_kind("comm", comm, "Communicator", "Communicator.world()"))
+    require_communicator(comm)
     comm.together(lambda: _check_kinds(parameters, optimizer, algorithm))
     every = comm.together(lambda: integer("sync_perf_stats", sync_perf_stats, 0))
     comm.require_agreement(
@@ -47,11 +46,17 @@ def agree_on_arguments(
     return every
 
 
+def require_communicator(comm: Any) -> None:
+    """Refuse what is none: without it, no other rank can hear of anything. Local."""
+    if not isinstance(comm, Communicator):
+        raise UserError(_other_kind("comm", comm, "Communicator", "Communicator.world()"))
+
+
 def _check_kinds(parameters: Any, optimizer: Any, algorithm: Any) -> None:
     """See that arguments are what they must be, and not in one another's place."""
     for name, value, kind, example in (
         ("parameters", parameters, Parameters, "model.parameters"),
-        ("optimizer", optimizer, Optimizer, "SGD(lr=0.1)"),
+        ("optimizer", optimizer, UpdateRule, "SGD(lr=0.1)"),
         ("algorithm", algorithm, Algorithm, "DataParallelSGD()"),
     ):
         if not isinstance(value, kind):

@@ -54,12 +54,6 @@ class AlgorithmAtWork:
             report |= component.report() or {}
         return report or None
 
-    def wait(self) -> None:
-        """Wait for what runs in the background, so that the state is whole; training is not
-        affected. Local."""
-        for component in self.components:
-            component.wait()
-
     def common_model(self) -> Any:
         """The model [n] that all ranks have in common. Local, no copy."""
         return self.algorithm.shared_model(self.state, self.work)
@@ -91,6 +85,21 @@ class AlgorithmAtWork:
             total = self._together(self.group.agree, None, samples)
         if total:
             algorithm.step(state, work, minibatch_of(samples, total))
+        return total
+
+    def agree(self, number: int) -> int:
+        """The sum of a number over the ranks that train. Collective.
+
+        Raises:
+            SharedError: a rank has failed.
+        """
+        return self._together(self.group.agree, None, number)
+
+    def skip(self, samples: int, announced_total: int | None) -> int:
+        """Leave a minibatch out, on all ranks: the state stays as it is, and the clock goes on.
+        Collective; as `train`, for algorithms that synchronize in every step."""
+        total = self.agree(samples)
+        self.work.optimizer(self.work.gradient.flat, 0, total)
         return total
 
     def _together(self, wait: Callable[..., Result], *arguments: Any) -> Result:

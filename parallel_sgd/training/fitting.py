@@ -38,8 +38,10 @@ def require_alike(learner: Learner, saved: Tree, arrays: Mapping[str, StoredArra
     if shape is not None and shape != x.shape:
         raise UserError(f"has {math.prod(shape)} parameters, but this model {x.size}")
     alike.check(x, "Array", saved["parameters"], "parameters")
-    alike.check(learner.local_step.state, "", saved["optimizer"], "optimizer")
-    alike.check(learner.state, "", saved["algorithm"], "algorithm")
+    for name, state in learner.states.items():
+        if name not in saved:
+            raise UserError(f"lacks the state of the {name}, which this program has")
+        alike.check(state, "", saved[name], name)
     unused = sorted(arrays.keys() - alike.used)
     if unused:
         raise UserError(f"has {unused[0]}, which is no part of its state")
@@ -54,22 +56,19 @@ def require_possible(learner: Learner, tree: Tree, ranks: int) -> None:
     Raises:
         UserError: naming what is not possible.
     """
-    x, optimizer = tree["parameters"], tree["optimizer"]
+    x = tree["parameters"]
     if not math.isfinite(body(x).largest_magnitude(x)):
         raise UserError("has parameters that are not finite")
-    buffers = learner.local_step.state.buffers
-    if optimizer["buffers"].keys() != buffers.keys():
-        had, has = (", ".join(sorted(names)) or "none" for names in (optimizer["buffers"], buffers))
-        raise UserError(f"has optimizer.buffers {had}, but this optimizer {has}")
-    for name, state in (("optimizer", learner.local_step.state), ("algorithm", learner.state)):
+    for name, state in learner.states.items():
         _require_counts(state, tree[name], name)
     for where, rule, live in leaves(learner.state, "algorithm"):
         if rule == "stripe" and live is not None:
             value = _at(tree, where)
             if np.shape(value) != live.shape:
                 raise UserError(f"has {where} of {np.shape(value)}, but this rank {live.shape}")
-    for place, component in components(learner.state):
-        component.check(_at(tree["algorithm"], place), ranks)
+    for name, state in learner.states.items():
+        for place, component in components(state):
+            component.check(_at(tree[name], place), ranks)
 
 
 def _require_counts(live: Any, saved: Tree, where: str) -> None:

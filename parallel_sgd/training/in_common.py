@@ -37,6 +37,7 @@ class InCommon:
 
     Attributes:
         compares: whether models are compared, too.
+        note, notes: see `communication.InCommon`.
 
     Local. Cost: about a microsecond, and a pass over the model where it is compared.
     """
@@ -52,12 +53,13 @@ class InCommon:
         self._number, self._algorithm, self._model = number, algorithm, model
         self._local_step, self._announced = local_step, announced
         self.compares = True
+        self.note = self.notes = 0
         self._call, self._steps = STEP, 0  #: the latter since models were compared
         self._checksum: int | None = None
 
     def begin(self, call: int, comm: Communicator) -> None:
         """From here until `comm.in_common` is None again."""
-        self._call = call
+        self._call, self.notes = call, self.note
         comm.in_common = self
 
     @contextmanager

@@ -10,9 +10,10 @@ from typing import Any, NoReturn, Self
 from ..algorithms import Algorithm, Work
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, SharedProblem, UserError
-from ..optimizers import Optimizer
+from ..optimizers import UpdateRule
 from ..parameter_server import RemoteTables
 from ..parameters import Parameters
+from ..state import Component, components
 from ..validation import integer
 from .announced import MOST_SAMPLES, Announced, Feed
 from .arguments import agree_on_arguments
@@ -70,7 +71,7 @@ class Learner:
     def __init__(
         self,
         parameters: Parameters,
-        optimizer: Optimizer,
+        optimizer: UpdateRule,
         algorithm: Algorithm[Any],
         comm: Communicator,
         *,
@@ -110,6 +111,23 @@ class Learner:
         self._computes_since: float | None = None  # the user does, between two steps
         self._beside: list[InBackground[Any]] = []
         self._closed = False
+
+    @property
+    def states(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the parameters, by name: dataclasses as
+        `parallel_sgd.state` describes them. Local."""
+        return {"optimizer": self.local_step.state, "algorithm": self.state}
+
+    @property
+    def components(self) -> list[Component]:
+        """Of all `states`. Local."""
+        return [part for state in self.states.values() for _, part in components(state)]
+
+    def wait(self) -> None:
+        """Wait for what runs in the background, so that all `states` are whole; training is not
+        affected. Local."""
+        for component in self.components:
+            component.wait()
 
     @property
     def samples(self) -> int:
@@ -229,7 +247,11 @@ class Learner:
         self._computes_since = time.perf_counter()
         return total
 
-    def _step(self, samples: int) -> int:
+    def _step(self, samples: int, *, skip: bool = False) -> int:
+        """
+        Args:
+            skip: whether the minibatch is left out by all ranks: only the clock goes on.
+        """
         if self.serves:
             raise UserError(
                 f"rank {self.world.rank} is a server and takes no step: call learner.finish() "
@@ -245,7 +267,8 @@ class Learner:
                 self.fail(str(error))
             if samples == 0:  # whatever is left there from the last exchange
                 self.gradient.flat.fill(0)
-            self.last_samples = self.at_work.train(samples, total)
+            train = self.at_work.skip if skip else self.at_work.train
+            self.last_samples = train(samples, total)
             if total is not None and self.last_samples > total:
                 announced.catch_up(self.last_samples - total)
         finally:

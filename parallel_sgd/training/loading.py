@@ -22,8 +22,9 @@ from .reshard import reshard, stripe_sizes
 from .run_folder import CHECKPOINTS
 from .state_tree import Tree, restore, room_for, unflatten
 
-FREE = {"lr", "lr_per_sample"}
-"""Options of the optimizer that may be others when training goes on."""
+FREE = {"lr", "lr_per_sample", "hyperparameters"}
+"""Options of the optimizer that may be others when training goes on. (The last are PyTorch's: a
+checkpoint brings them.)"""
 
 FREE_OF_ALGORITHMS = {
     "servers",

@@ -67,13 +67,9 @@ class _Resharding:
         self.weights = list(weights) if any(weights) else [1] * len(weights)
 
     def tree(self, saved: Sequence[Tree]) -> Tree:
-        optimizer = self.learner.local_step.state
-        return {
-            "parameters": self._mean([tree["parameters"] for tree in saved]),
-            "optimizer": self._walk(optimizer, [tree["optimizer"] for tree in saved], "optimizer"),
-            "algorithm": self._walk(
-                self.learner.state, [tree["algorithm"] for tree in saved], "algorithm"
-            ),
+        return {"parameters": self._mean([tree["parameters"] for tree in saved])} | {
+            name: self._walk(state, [tree[name] for tree in saved], name)
+            for name, state in self.learner.states.items()
         }
 
     def _walk(self, live: Any, saved: list[Any], where: str, rule: str | None = None) -> Any:
@@ -98,7 +94,7 @@ class _Resharding:
         if all(value is None for value in saved):
             return None
         resharded = getattr(self, f"_{rule}", None) if rule else None
-        lacking = any(value is None for value in saved) and rule not in ("same", "sum")
+        lacking = any(value is None for value in saved) and rule not in ("same", "sum", "drop")
         if resharded is None or lacking:
             raise UserError(
                 f"{where} does not say what it means on another number of ranks "
@@ -109,6 +105,9 @@ class _Resharding:
     def _same(self, saved: list[Any]) -> Any:
         first = saved[0]
         return self.read(0, first[0]).whole() if isinstance(first, list) else first
+
+    def _drop(self, saved: list[Any]) -> None:
+        return None
 
     def _most(self, saved: list[Any]) -> Any:
         return max(saved)

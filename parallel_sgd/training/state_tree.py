@@ -34,12 +34,10 @@ def capture(learner: Learner) -> Tree:
     Raises:
         UserError: a state holds something else than `parallel_sgd.state` allows.
     """
-    for component in learner.at_work.components:
+    for component in learner.components:
         component.collect() if isinstance(component, External) else component.wait()
-    return {
-        "parameters": learner.parameters.flat,
-        "optimizer": _capture(learner.local_step.state, "optimizer"),
-        "algorithm": _capture(learner.state, "algorithm"),
+    return {"parameters": learner.parameters.flat} | {
+        name: _capture(state, name) for name, state in learner.states.items()
     }
 
 
@@ -50,7 +48,7 @@ def room_for(learner: Learner, saved: Tree) -> Tree:
     Raises:
         MemoryError: there is none for new ones; nothing has changed.
     """
-    learner.at_work.wait()
+    learner.wait()
     x = learner.parameters.flat
     return {name: _room(live, saved[name], x) for name, live in _live(learner).items()}
 
@@ -68,16 +66,12 @@ def restore(learner: Learner, saved: Tree, room: Tree | None = None) -> None:
     learner.forget_announced()
     for name, live in _live(learner).items():
         _restored(live, saved[name], room[name])
-    for component in learner.at_work.components:
+    for component in learner.components:
         component.restored()
 
 
 def _live(learner: Learner) -> dict[str, Any]:
-    return {
-        "parameters": learner.parameters.flat,
-        "optimizer": learner.local_step.state,
-        "algorithm": learner.state,
-    }
+    return {"parameters": learner.parameters.flat, **learner.states}
 
 
 def flatten(tree: Tree) -> tuple[Tree, dict[str, Array]]:

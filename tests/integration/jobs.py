@@ -23,6 +23,7 @@ from parallel_sgd.communication.launched import without_launcher
 
 ROOT = Path(__file__).parents[2]
 TRAIN = str(ROOT / "train.py")
+TORCH = str(ROOT / "tests" / "integration" / "torch_job.py")
 ENVIRONMENT = without_launcher(os.environ) | {"PYTHONPATH": str(ROOT)}
 TIMEOUT_S = 90  #: how long a job may take on an idle machine; see `limits.patience`
 SECONDS = 30  #: what "within seconds" means for four starting ranks on two busy cores

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from jobs import ENVIRONMENT, PARALLEL_SGD, SECONDS, TRAIN, alive, executed, started, within
+from jobs import ENVIRONMENT, PARALLEL_SGD, SECONDS, TORCH, TRAIN, alive, executed, started, within
 
 from parallel_sgd.command_line.cluster import BURST, emulated_hosts, payload_rate
 from parallel_sgd.command_line.cluster.namespaces import PROGRAMS
@@ -64,6 +64,14 @@ def test_plain_mpiexec_trains_on_four_hosts(folder: Path) -> None:
     written = {path.name for path in (folder / "run").iterdir()}
     assert written >= {"metrics.jsonl", "model.npz", "loss.png", "options.json", "summary.json"}
     assert not (folder / "hosts").exists()
+
+
+def test_pytorchs_processes_find_each_other(folder: Path) -> None:
+    """On hosts whose names no name service knows."""
+    run = (*PARALLEL_SGD, "run", "-n", "4", "--hostfile", "hosts", TORCH, "ddp")
+    code, output = executed(cluster("--hosts", "2", "--slots", "2", "--", *run))
+    assert code == 0, output
+    assert all(f"rank {rank} done" in output for rank in range(4)), output
 
 
 #: Each rank's host and the number of ranks there; and how long a message from the first to the last

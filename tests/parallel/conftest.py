@@ -58,9 +58,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Under MPI there are no mutations: a patch must reach all ranks, as it does on threads."""
+    """Under MPI there are no mutations: a patch must reach all ranks, as it does on threads. And
+    without it there is nothing that takes a process for each rank."""
     under_mpi = config.getoption("with_mpi", False)
-    return True if under_mpi and collection_path.name.endswith("mutations.py") else None
+    name = collection_path.name
+    return True if name.endswith("mutations.py" if under_mpi else "processes.py") else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -68,9 +70,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("with_mpi", False):
         return
     ranks = {"comm", "on_ranks"}
-    alone = [item for item in items if ranks.isdisjoint(getattr(item, "fixturenames", ()))]
-    config.hook.pytest_deselected(items=alone)
-    items[:] = [item for item in items if item not in alone]
+    left_out = [item for item in items if ranks.isdisjoint(getattr(item, "fixturenames", ()))]
+    for item in items:
+        marked = item.get_closest_marker("ranks")
+        if marked and launched_size() not in marked.args:
+            left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture
@@ -89,6 +95,19 @@ def on_ranks(request: pytest.FixtureRequest) -> Callable[[Body], list[Any]]:
 
 
 comm = on_ranks
+
+
+@pytest.fixture(scope="module")
+def process_group() -> Iterator[None]:
+    """PyTorch's own, over the ranks of MPI."""
+    from torch.distributed import destroy_process_group
+
+    from parallel_sgd.torch import init_process_group
+
+    with Communicator.world() as comm:
+        init_process_group(comm)
+        yield
+        destroy_process_group()
 
 
 def on_threads(size: int, body: Body) -> list[Any]:
@@ -151,6 +170,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
         "threads(size, ...): a long one, on worlds of just so many threads; MPI has all sizes",
+    )
+    config.addinivalue_line(
+        "markers", "ranks(size, ...): a long one, on MPI's worlds of just so many ranks"
     )
     if not config.getoption("with_mpi", False):
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import sys
 import threading
@@ -110,6 +111,12 @@ def test_integers_are_summed_exactly(comm):
 def test_objects_are_gathered_in_rank_order(comm):
     gathered = comm.allgather_object({"rank": comm.rank, "text": "x" * comm.rank})
     assert gathered == [{"rank": k, "text": "x" * k} for k in range(comm.size)]
+
+
+def test_rank_0_prints(comm):
+    said = io.StringIO()
+    comm.print("step", 3, sep="=", file=said)
+    assert said.getvalue() == ("" if comm.rank else "step=3\n")
 
 
 def test_hosts(on_ranks):

@@ -261,7 +261,7 @@ def test_bytes_are_counted_once_when_bits_change_and_inner_states_are_averaged(c
         ({"parameters": {"w": np.zeros(3)}}, "parameters must be an instance of Parameters, such"),
         (
             {"optimizer": psgd.SGD},
-            "optimizer must be an instance of Optimizer.* the class SGD( |$)",
+            "optimizer must be an instance of UpdateRule.* the class SGD( |$)",
         ),
         (
             {"algorithm": psgd.SGD(lr=1)},

@@ -55,7 +55,7 @@ def test_a_closed_learner(name, finished, comm):
         train(learner, 3)
         if finished:
             learner.finish()
-        learner.at_work.wait()
+        learner.wait()
         before = learner.bytes_sent, learner.samples, learner.parameters.flat.copy()
     assert (learner.bytes_sent, learner.samples) == before[:2]
     assert np.array_equal(learner.parameters.flat, before[2])

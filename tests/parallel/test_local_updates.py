@@ -80,7 +80,7 @@ def test_a_local_step_allocates_nothing(on_ranks, overlap):
         for _ in range(12):
             learner.gradient.flat.fill(1)
             learner.announce(1, comm.size)
-            learner.at_work.wait()
+            learner.wait()
             comm.barrier()
             tracemalloc.reset_peak()
             before, _ = tracemalloc.get_traced_memory()
@@ -128,7 +128,7 @@ def test_a_model_that_is_not_finite_ends_the_block_of_all(comm, bits, overlap, v
             learner.step(samples=2)
     with pytest.raises(UserError, match=rf"model's change .* not finite.*rank {culprit}\)$"):
         learner.step(samples=2)
-    learner.at_work.wait()
+    learner.wait()
     residuals = learner.state.exchange.residuals
     for array in (
         learner.state.start,

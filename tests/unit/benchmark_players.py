@@ -14,11 +14,13 @@ class Players:
         self.connections = {"ours": [0, 1], "peer": [0, 1]}
         self.seconds, self.falls, self.digests = seconds, falls, digests
         self.test_loss, self.taken, self.counts, self.begun = test_loss, 0, [], []
+        self.tasks = []
 
     def all(self, side, command, **options):
         if command == "begin":
             self.name, self.taken = options["contender"], 0
             self.lr = options["lr"]
+            self.tasks.append(options["task"])
             self.begun.append((self.name, self.lr, options.get("seed")))
         if command != "steps":
             return [{}, {}]

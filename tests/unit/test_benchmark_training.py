@@ -19,7 +19,7 @@ from benchmarks import training
 from benchmarks.training import conductor as conducting
 from benchmarks.training import step_times as stepping
 from benchmarks.training import summary, tasks
-from benchmarks.training.contenders import CONTENDERS, HOOKS, PERIOD, PLAIN
+from benchmarks.training.contenders import CONTENDERS, HOOKS, PERIOD, PLAIN, TIMED
 from benchmarks.training.member import Member
 from benchmarks.training.ours import Ours
 from benchmarks.training.step_times import StepTime
@@ -68,7 +68,7 @@ def test_ranks_share_the_bytes_that_one_rank_would_have(monkeypatch):
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", [name for name in CONTENDERS if CONTENDERS[name].ours])
+@pytest.mark.parametrize("name", [name for name in TIMED if CONTENDERS[name].ours])
 def test_our_contenders_learn_and_end_with_one_model(name):
     def rank(comm):
         member = Member(comm.rank, comm.size, lambda *a: Ours(comm, *a), comm.barrier)
@@ -130,7 +130,7 @@ def _processes(monkeypatch, *arguments):
     monkeypatch.setattr(
         conducting,
         "_commands",
-        lambda side, package, hosts, path: [
+        lambda side, module, hosts, path: [
             [sys.executable, *(a.format(rank=rank, path=path) for a in arguments)]
             for rank in range(2)
         ],
@@ -163,9 +163,9 @@ def test_ours_starts_through_the_launcher_and_pytorch_once_on_every_host():
         run_options=["--hostfile", "h"],
         on=lambda i: ["on", str(i)],
     )
-    (ours,) = conducting._commands("ours", "training", hosts, "path")
+    (ours,) = conducting._commands("ours", "benchmarks.training.ours", hosts, "path")
     assert ours[0] == "in" and ours[4:9] == ["run", "-n", "2", "--hostfile", "h"]
-    peers = conducting._commands("peer", "training", hosts, "path")
+    peers = conducting._commands("peer", "benchmarks.training.peer", hosts, "path")
     assert [command[:2] for command in peers] == [["on", "0"], ["on", "1"]]
     assert [ours[-2], peers[0][-5]] == ["benchmarks.training.ours", "benchmarks.training.peer"]
     assert [command[-4:] for command in peers] == [[rank, "2", "1.1.1.1", "path"] for rank in "01"]

@@ -127,7 +127,7 @@ def test_compression_from_beginning_to_end(tmp_path, monkeypatch, capsys):
     with Runs(path=str(tmp_path / "runs.json")) as runs:
         results = compression.study(plan, runs)
     assert list(results.cells[cell]) == ["32", "4", "top-k"]
-    assert all(result.losses.shape == (2, POINTS) for result in results.cells[cell].values())
+    assert all(result.curves.shape == (2, POINTS) for result in results.cells[cell].values())
     assert 0.75 not in registered_bits()  # but where it has trained
     summary = CompressionSummary(results)
     summary.print()

@@ -38,7 +38,7 @@ FLOORS: list[set[str]] = [
     {"algorithms"},
     {"data", "models"},
     {"training"},
-    {"integrations", "planning"},
+    {"planning", "torch"},
     {"command_line"},
     {"testing"},
     {"__init__", "__main__"},
@@ -63,9 +63,9 @@ KNOWN_ONLY = {
 OWNERS = {
     "numba": {"kernels"},
     "llvmlite": {"kernels"},
-    "cupy": {"kernels", "models", "command_line"},  # the last two only look whether it is there
+    "cupy": {"kernels", "models", "command_line", "torch"},  # models, command_line: is it there?
     "mpi4py": {"communication"},
-    "torch": {"integrations"},
+    "torch": {"torch"},
 }
 
 

@@ -137,10 +137,10 @@ def error_feedback(results: Results, path: Path) -> None:
             for name, rates, color, style, label in lines:
                 result = results.all.get((task, name, k, rates))
                 if result:
-                    losses = result.losses
-                    axes.plot(x, losses.mean(0), color=color, linestyle=style, label=label)
+                    curves = result.curves
+                    axes.plot(x, curves.mean(0), color=color, linestyle=style, label=label)
                     axes.fill_between(
-                        x, losses.min(0), losses.max(0), color=color, alpha=0.15, linewidth=0
+                        x, curves.min(0), curves.max(0), color=color, alpha=0.15, linewidth=0
                     )
             axes.set_xlabel("thousands of samples, of all ranks")
             loss_axis(axes, task)
@@ -174,7 +174,7 @@ def _plot(axes: Any, x: Any, result: Result) -> None:
     name = result.setting.contender
     color, style = STYLES[name]
     label = CONTENDERS[name].title
-    axes.plot(x, result.losses.mean(axis=0), color=color, linestyle=style, label=label)
+    axes.plot(x, result.curves.mean(axis=0), color=color, linestyle=style, label=label)
 
 
 def _at(results: Results, task: str) -> Any:

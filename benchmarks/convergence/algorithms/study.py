@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from ...statistics import Comparison, compare
 from ..contender import Options
 from ..runs import Runs
-from ..tasks import TASKS, Task
+from ..task import Task
+from ..tasks import TASKS
 from ..tuning import Climb, Result, Setting
 from .contenders import CONTENDERS, Entrant
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..panels import Panels, Path, loss_axis
-from ..tasks import Task
+from ..task import Task
 from ..tuning import Result
 from .contenders import CONTENDERS
 from .study import Cell, Results
@@ -33,7 +33,7 @@ STYLES: dict[str, tuple[str, Any]] = {
 
 
 def samples(results: Results, path: Path) -> None:
-    """Test loss against samples."""
+    """Test loss, or error, against samples."""
     with _panels(results, path) as all:
         for cell, axes in all:
             for name, result in results.cells[cell].items():
@@ -43,7 +43,7 @@ def samples(results: Results, path: Path) -> None:
 
 
 def bytes_sent(results: Results, path: Path) -> None:
-    """Test loss against bytes."""
+    """Test loss, or error, against bytes."""
     with _panels(results, path) as all:
         for cell, axes in all:
             for name, result in results.cells[cell].items():
@@ -73,12 +73,12 @@ def _samples(results: Results, cell: Cell) -> int:
 
 
 def _parts(result: Result) -> Any:
-    """Of a run, at the end of which each loss was taken."""
-    points = result.losses.shape[1]
+    """Of a run, at the end of which each point was taken."""
+    points = result.curves.shape[1]
     return np.arange(1, points + 1) / points
 
 
 def _plot(axes: Any, x: Any, name: str, result: Result) -> None:
     color, style = STYLES[name]
     label = CONTENDERS[name].title
-    axes.plot(x, result.losses.mean(axis=0), color=color, linestyle=style, label=label)
+    axes.plot(x, result.curves.mean(axis=0), color=color, linestyle=style, label=label)

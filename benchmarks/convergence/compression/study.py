@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from ...statistics import Comparison, compare
 from ..runs import Line, Runs
-from ..tasks import TASKS, Task
+from ..task import Task
+from ..tasks import TASKS
 from ..tuning import Climb, Result
 from .contenders import BEGINNINGS, CONTENDERS
 
@@ -46,12 +47,31 @@ CELLS = (
 )
 """What is worth most comes first, should the time not suffice."""
 
+OF_TORCH = ("32", "one-of-8", RECIPE, "4", "PowerSGD-4", "one-of-16", "one-of-32")
+
+TORCH_CELLS = tuple(
+    Cell(task, 4, optimizer, (*OF_TORCH, *others))
+    for task in ("transformer", "fashion-mnist")
+    for optimizer, others in (("momentum", ("sign",)), ("AdamW", ()))
+)
+"""Take part where their tasks are named: PyTorch is not always there. Without signs under AdamW, as
+these fail under Adam."""
+
 STUDIED = tuple(dict.fromkeys(cell.task for cell in CELLS))
+TORCH_STUDIED = tuple(dict.fromkeys(cell.task for cell in TORCH_CELLS))
 
 STARTS = {
     "SGD": {"digits": 0.8, "bytes-256": 1.6},
-    "momentum": {"digits": 0.1, "bytes-256": 0.4, "bytes-1024": 0.4, "bytes-1024-long": 0.4},
+    "momentum": {
+        "digits": 0.1,
+        "bytes-256": 0.4,
+        "bytes-1024": 0.4,
+        "bytes-1024-long": 0.4,
+        "transformer": 0.2,
+        "fashion-mnist": 0.05,
+    },
     "Adam": {"digits": 0.012, "bytes-256": 0.012},
+    "AdamW": {"transformer": 0.003, "fashion-mnist": 0.006},
 }
 """Rates at which the search begins on 4 ranks, by optimizer and task: the nearer, the sooner it
 ends. On more ranks, whose minibatches are larger, it begins at twice that."""
@@ -60,6 +80,7 @@ FACTORS: dict[str, dict[str, float]] = {
     "SGD": {"sign": 2},
     "momentum": {"sign": 1 / 8, "PowerSGD-1": 1 / 2},
     "Adam": {"sign": 1 / 4, "2": 4},
+    "AdamW": {},
 }
 """For those who want other rates than most."""
 
@@ -74,10 +95,11 @@ def start(cell: Cell, contender: str) -> float:
 class Plan:
     """
     Attributes:
-        tasks, ranks, optimizers: of the cells that take part; None: all.
+        tasks, ranks, optimizers: of the cells that take part; None: all, but PyTorch's tasks.
         seeds: that are reported, from 0 on.
         tuning_seeds: how many others rates are chosen on; None: each task's.
         shortened: so many times fewer steps, or samples, than the tasks have.
+        contenders: that take part, beside 32 bits; None: all of a cell.
     """
 
     tasks: Sequence[str] | None = None
@@ -86,16 +108,22 @@ class Plan:
     seeds: int = 10
     tuning_seeds: int | None = None
     shortened: int = 1
+    contenders: Sequence[str] | None = None
 
     @property
     def cells(self) -> list[Cell]:
         return [
             cell
-            for cell in CELLS
+            for cell in (CELLS if self.tasks is None else (*CELLS, *TORCH_CELLS))
             if (self.tasks is None or cell.task in self.tasks)
             and (self.ranks is None or cell.ranks in self.ranks)
             and (self.optimizers is None or cell.optimizer in self.optimizers)
         ]
+
+    def contenders_of(self, cell: Cell) -> list[str]:
+        """With 32 bits, which the others are compared with."""
+        chosen = cell.contenders if self.contenders is None else ("32", *self.contenders)
+        return [name for name in cell.contenders if name in chosen]
 
     def task(self, name: str) -> Task:
         return TASKS[name].shortened(self.shortened, self.tuning_seeds)
@@ -126,7 +154,7 @@ class Results:
 
 def study(plan: Plan, runs: Runs) -> Results:
     """Carry out the plan, as far as the time suffices."""
-    lines = [(cell, name) for cell in plan.cells for name in cell.contenders]
+    lines = [(cell, name) for cell in plan.cells for name in plan.contenders_of(cell)]
     results = Results(plan)
     for (cell, name), result in zip(
         lines, runs.follow([plan.line(*line) for line in lines]), strict=True

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ...report import Report, print_table
+from ..task import LOSS, Measure
 from ..tuning import Result, cells_of, uncompressed_bytes
 from .contenders import CONTENDERS
 from .figures import FIGURES, cell_title
@@ -18,7 +19,9 @@ class Summary(Report):
     """A report whose rows come from the results."""
 
     def __init__(self, results: Results) -> None:
-        super().__init__(f"Test loss in nats, {results.plan.seeds} seeds")
+        measures = dict.fromkeys(_measure(results, cell) for cell in results.cells)
+        texts = ", ".join(f"{measure.name} in {measure.unit}" for measure in measures or [LOSS])
+        super().__init__(f"{texts.capitalize()}, {results.plan.seeds} seeds")
         self.results = results
         for cell, by_name in results.cells.items():
             for name, result in by_name.items():
@@ -26,33 +29,33 @@ class Summary(Report):
 
     def _add_result(self, cell: Cell, name: str, result: Result) -> None:
         results = self.results
-        task = results.plan.task(cell.task)
+        task, measure = results.plan.task(cell.task), _measure(results, cell)
         title = f"{cell.task}, K={cell.ranks}, {cell.optimizer}, {CONTENDERS[name].title}"
         whole = results.cells[cell].get("32")
         texts = [result.rate, result.diverged, f"{task.steps_on(cell.ranks)} steps"]
-        loss, reference = result.final.mean(), whole.final.mean() if whole else None
+        final, reference = result.final.mean(), whole.final.mean() if whole else None
         beside = f"32 bits, {reference:.4f}; " if reference else ""
         self.add(
-            f"{title}: test loss",
-            loss,
-            "nats",
+            f"{title}: {measure.name}",
+            final,
+            measure.unit,
             beside + ", ".join(filter(None, texts)),
-            loss / reference if reference else None,
+            final / reference if reference else None,
         )
-        for point, losses in enumerate(result.losses.T[:-1], 1):
-            mean = whole.losses[:, point - 1].mean() if whole else None
+        for point, values in enumerate(result.curves.T[:-1], 1):
+            mean = whole.curves[:, point - 1].mean() if whole else None
             self.add(
-                f"{title}: test loss after {point}/{task.points}",
-                losses.mean(),
-                "nats",
+                f"{title}: {measure.name} after {point}/{task.points}",
+                values.mean(),
+                measure.unit,
                 f"32 bits, {mean:.4f}" if mean else "",
-                losses.mean() / mean if mean else None,
+                values.mean() / mean if mean else None,
             )
         if comparison := results.compare(cell, name):
             self.add(
                 f"{title}, less 32 bits",
                 comparison.mean,
-                "nats",
+                measure.unit,
                 f"{comparison}: {comparison.verdict}; median {comparison.median:+.4f}",
                 comparison.reach,
             )
@@ -73,18 +76,19 @@ class Summary(Report):
             task = self.results.plan.task(cell.task)
             print(
                 f"\n{cell_title(task, cell)}: a rank's minibatch {task.minibatch}, margin "
-                f"±{task.margin:g}, tuned on {task.tuning_seeds} other seeds"
+                f"±{task.margin:g} {task.measure.unit}, tuned on {task.tuning_seeds} other seeds"
             )
             cells = [self._cells(cell, name, result) for name, result in by_name.items()]
-            print_table([COLUMNS, *cells], numbers=range(1, 5))
+            columns = [task.measure.name if text == "loss" else text for text in COLUMNS]
+            print_table([columns, *cells], numbers=range(1, 5))
 
     def _cells(self, cell: Cell, name: str, result: Result) -> tuple[str, ...]:
-        points, comparison = result.losses.shape[1], self.results.compare(cell, name)
+        points, comparison = result.curves.shape[1], self.results.compare(cell, name)
         return (
             CONTENDERS[name].title,
             f"{bits_sent(self.results, cell, result):.2f}",
             f"{result.setting.lr:g}{'*' if result.setting.at_edge else ''}",
-            f"{result.losses[:, points // 4 - 1].mean():.4f}",
+            f"{result.curves[:, points // 4 - 1].mean():.4f}",
             f"{result.final.mean():.4f}",
             *cells_of(comparison),
             f"{comparison.median:+.4f}" if comparison else "",
@@ -96,6 +100,10 @@ class Summary(Report):
         if self.results.cells:
             for name, draw in FIGURES.items():
                 draw(self.results, path.with_name(f"{path.stem}-{name}{path.suffix}"))
+
+
+def _measure(results: Results, cell: Cell) -> Measure:
+    return results.plan.task(cell.task).measure
 
 
 def bits_sent(results: Results, cell: Cell, result: Result) -> float:

@@ -1,0 +1,83 @@
+"""A PyTorch model on one of the ranks that train it together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+import parallel_sgd.torch
+from parallel_sgd import Algorithm, Communicator
+from parallel_sgd.data import Dataset
+from parallel_sgd.schedules import Schedule
+
+from .optimizers import Rule
+from .trained import Score
+
+Array = Any
+
+TESTED_AT_A_TIME = 250
+
+_one_at_a_time = threading.Lock()
+"""Held by the rank that computes: ranks are threads, which else drive each other from the cache."""
+
+
+def from_seed(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+    """A model whose initial values are drawn from a seed. PyTorch's generator stays as it is."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
+class TorchModel:
+    """With PyTorch's optimizer of a rule, at rates by the samples that all ranks have seen."""
+
+    def __init__(
+        self,
+        make: Callable[[], nn.Module],
+        rule: Rule,
+        rate: Schedule,
+        algorithm: Algorithm[Any],
+        comm: Communicator,
+    ) -> None:
+        self.rate = rate
+        with _one_at_a_time:  # they draw from one generator
+            self.model = make()
+        self.optimizer = rule.of_torch(self.model.parameters(), lr=rate(0))
+        self.learner = parallel_sgd.torch.Learner(self.model, self.optimizer, algorithm, comm)
+
+    def step(self, x: Array, y: Array) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate(self.learner.samples)
+        with _one_at_a_time:
+            _loss(self.model(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        self.learner.step(samples=len(x))
+
+    def score(self, test: Dataset) -> Score | None:
+        """Each rank tests a part."""
+        means = self.learner.evaluate(_part(test, self.learner.comm), _score)
+        return None if self.learner.comm.rank else Score(**means)
+
+
+def _loss(logits: Any, y: Any) -> Any:
+    """The mean over all places [n, …] of logits [n, …, classes]."""
+    return functional.cross_entropy(logits.flatten(0, -2), y.flatten())
+
+
+def _score(model: nn.Module, x: Any, y: Any) -> dict[str, float]:
+    with _one_at_a_time:
+        logits = model(x)
+        wrong = (logits.argmax(-1) != y).float().mean()
+        return {"loss": _loss(logits, y).item(), "error": 100 * wrong.item()}
+
+
+def _part(test: Dataset, comm: Communicator) -> Iterator[tuple[Any, Any]]:
+    own = np.arange(comm.rank, len(test), comm.size)
+    for begin in range(0, len(own), TESTED_AT_A_TIME):
+        x, y = test.read(own[begin : begin + TESTED_AT_A_TIME], dtype=np.float32)
+        yield torch.from_numpy(x), torch.from_numpy(y)

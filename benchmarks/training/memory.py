@@ -1,0 +1,55 @@
+"""The most memory that a rank has had, of every contender in processes of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from .conductor import Conductor
+from .contenders import CONTENDERS, side
+from .step_times import LR, WARM_UP
+
+
+@dataclass(frozen=True)
+class Memory:
+    """
+    Attributes:
+        model, contender: of what.
+        before_bytes: that a rank had before it made the model: Python, PyTorch, MPI.
+        peak_bytes: the most that it had until it had taken some steps. Both of the rank with most.
+    """
+
+    model: str
+    contender: str
+    before_bytes: int
+    peak_bytes: int
+
+    @property
+    def added_bytes(self) -> int:
+        """By the model, its training and its exchange."""
+        return self.peak_bytes - self.before_bytes
+
+
+def measure_memory(
+    playing: Callable[[list[str]], AbstractContextManager[Conductor]],
+    model: str,
+    names: Iterable[str],
+) -> list[Memory]:
+    """Of each contender.
+
+    Args:
+        playing: starts the sides of contenders, for a `with` block.
+    """
+    found = []
+    for name in names:
+        with playing([name]) as conductor:
+            who = side(name)
+            before = conductor.all(who, "memory")
+            conductor.all(who, "begin", contender=name, task=model, lr=LR)
+            count = max(2 * WARM_UP, CONTENDERS[name].period)
+            after = conductor.all(who, "steps", count=count)
+            conductor.all(who, "end")
+        had = max(answer["bytes"] for answer in before)
+        found.append(Memory(model, name, had, max(answer["peak_bytes"] for answer in after)))
+    return found

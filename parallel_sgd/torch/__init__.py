@@ -1,0 +1,18 @@
+"""PyTorch models on the ranks of MPI: every algorithm, for a model and a loop of your own."""
+
+from .ddp import HookState
+from .hook import hook, hook_state
+from .learner import Learner
+from .process_group import init_process_group
+from .sampler import MinibatchSampler
+from .sampler import MinibatchSampler as sampler
+
+__all__ = [
+    "HookState",
+    "Learner",
+    "MinibatchSampler",
+    "hook",
+    "hook_state",
+    "init_process_group",
+    "sampler",
+]

@@ -1,0 +1,64 @@
+"""PyTorch's tensors as arrays, and arrays as tensors: the same memory, seen from either side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import UserError
+from ..kernels import array_module
+
+Array = Any  #: a NumPy or CuPy array
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """A tensor's values, without its gradient: NumPy's on the CPU, CuPy's on a GPU.
+
+    Args:
+        tensor: of any shape and strides, dense, of a dtype that arrays have: bfloat16 has none.
+    Returns:
+        An array of the same memory, shape and dtype: what is written to one is seen in the other.
+    Raises:
+        UserError: the tensor's device or dtype has no arrays, or CuPy is missing.
+
+    Local. Nothing is copied. On a GPU what PyTorch's current stream still does to the tensor comes
+    before what CuPy's current stream does next; `finish_on_device` is for the way back.
+    """
+    tensor = tensor.detach()
+    kind = tensor.device.type
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"a tensor on {tensor.device} has no array: it must be on cpu or cuda")
+    if tensor.layout != torch.strided:
+        raise UserError("a sparse tensor has no array")
+    try:
+        return tensor.numpy() if kind == "cpu" else _cupy().from_dlpack(tensor)
+    except (BufferError, TypeError) as error:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise UserError(f"a tensor of {dtype} has no array of that type") from error
+
+
+def as_tensor(array: Array) -> torch.Tensor:
+    """An array's values as a tensor: on the CPU of NumPy's, on its GPU of CuPy's.
+
+    Args:
+        array: of any shape, writable, of a dtype that tensors have.
+    Returns:
+        A tensor of the same memory, shape and dtype, which needs no gradient.
+
+    Local. Nothing is copied.
+    """
+    if array_module(array) is np:
+        return torch.from_numpy(array)
+    return torch.from_dlpack(array)
+
+
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise UserError(
+            "tensors on a GPU need CuPy: install parallel-sgd[cuda13x], or [cuda12x]"
+        ) from error
+    return cupy

@@ -1,0 +1,312 @@
+"""A PyTorch model, trained by the ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..algorithms import Algorithm
+from ..communication import Communicator
+from ..errors import SharedError, UserError
+from ..optimizers import Optimizer, UpdateRule
+from ..training import Learner as ArrayLearner
+from ..training.arguments import require_communicator
+from ..validation import choice, integer, number
+from .evaluation import Score, sums_over, weighted_means
+from .gradients import LATE, Gradients
+from .model_state import BUFFERS, Buffers, ModelState, broadcast
+from .module import FlatModule, buffers_of, layout_of
+from .optimizer import TorchOptimizer, TorchStep, rule_of
+from .overlap import Overlap
+from .scaling import Scaling
+
+Reduction = Literal["mean", "sum"]
+
+
+class Learner(ArrayLearner):
+    """Trains a PyTorch model with the gradients that `backward` leaves on each rank.
+
+    The ranks together take the step that one process would take with the minibatches of all ranks
+    as one. With a loss that is the mean over a rank's minibatch, gradients count by their samples,
+
+        g = sum_k n_k g_k / sum_k n_k
+
+    and with one that is the sum, they are added up. Nobody divides by the number of ranks.
+
+    Args:
+        model: any module whose trainable parameters are float32 (or float64) and on one device.
+            They become views of one vector, with rank 0's values; frozen parameters and buffers
+            become rank 0's, too.
+        optimizer: of PyTorch's, made of the model's parameters, in any groups; or one of
+            `parallel_sgd`'s. `step` calls it.
+        algorithm: how the ranks train together.
+        comm: the ranks.
+        reduction: "mean" or "sum": what the loss is over the samples of a minibatch.
+        clip_norm: the gradient of all ranks is scaled down to this norm, where it is larger, before
+            the optimizer is given it.
+        scaler: a `torch.amp.GradScaler`, where the loss is scaled by it. `step` unscales, and
+            updates it; where a gradient overflows on any rank, all skip the minibatch, and the
+            residuals stay as they were. (Where ranks train alone for a while, each by itself.)
+        buffers: what becomes of BatchNorm's statistics and the like in `evaluation` and `finish`:
+            all ranks have the "mean" of them, or those of the "first" rank, or each its own,
+            "local". In training every rank goes on with its own.
+        sync_perf_stats, minibatch_size: as of `parallel_sgd.Learner`.
+    Raises:
+        UserError: on all ranks, naming what of the model, the optimizer or the options cannot be
+            trained with, or differs between the ranks.
+
+    Attributes:
+        model: as it was given.
+
+    `step` leaves no gradients behind, so that ``zero_grad`` is not needed. The optimizer's own
+    ``step`` is refused as long as the learner is open; schedulers of learning rates go on as they
+    are. A parameter that no rank has used is left alone by the optimizer, as PyTorch does; one that
+    some have used counts as zero on the others. Checkpoints hold the optimizer's state, all
+    residuals, buffers, the loss scale, and PyTorch's random generators.
+
+    Collective. Memory: one gradient beside PyTorch's, which `step` gives up; what the algorithm
+    needs. Cost: a pass over the gradient to gather it, one to divide it, and some microseconds a
+    parameter.
+
+    >>> import torch, parallel_sgd as psgd
+    >>> comm = psgd.Communicator.single()
+    >>> model = torch.nn.Linear(4, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    >>> learner = psgd.torch.Learner(model, optimizer, psgd.DataParallelSGD(gradient_bits=4), comm)
+    >>> x, y = torch.ones(8, 4), torch.zeros(8, dtype=torch.long)
+    >>> for _ in range(3):
+    ...     torch.nn.functional.cross_entropy(model(x), y).backward()
+    ...     global_samples = learner.step(samples=len(x))
+    >>> global_samples
+    8
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Optimizer,
+        algorithm: Algorithm[Any],
+        comm: Communicator,
+        *,
+        reduction: Reduction = "mean",
+        clip_norm: float | None = None,
+        scaler: Any = None,
+        buffers: Buffers = "mean",
+        sync_perf_stats: int = 0,
+        minibatch_size: int | None = None,
+    ) -> None:
+        require_communicator(comm)
+        self.model, self._buffers, self._mean = model, buffers, reduction == "mean"
+        made: list[FlatModule] = []
+
+        def prepare() -> UpdateRule:
+            choice("reduction", reduction, ("mean", "sum"))
+            choice("buffers", buffers, BUFFERS)
+            if clip_norm is not None:
+                number("clip_norm", clip_norm, 0)
+            made.append(FlatModule(model))
+            if scaler is not None and getattr(algorithm, "overlap", False):
+                raise UserError(
+                    "overlap=True with a scaler: what has been sent of a gradient that overflows "
+                    "cannot be taken back; use overlap=False, or bfloat16, which needs no scaler"
+                )
+            return rule_of(optimizer, made[0], algorithm, mean=self._mean)
+
+        try:
+            rule = comm.together(prepare)
+            self._module = made[0]
+            comm.require_agreement(
+                {"reduction": reduction, "clip_norm": clip_norm, "buffers of the model": buffers}
+                | {"loss scale": scaler and scaler.state_dict(), **layout_of(model)}
+            )
+            super().__init__(
+                self._module.parameters,
+                rule,
+                algorithm,
+                comm,
+                sync_perf_stats=sync_perf_stats,
+                minibatch_size=minibatch_size,
+            )
+        except BaseException:
+            for module in made:  # another learner may have it
+                module.release()
+            raise
+        self._module.gradient = self.gradient
+        for tensor in (p for p in model.parameters() if not p.requires_grad):
+            broadcast(tensor, comm)
+        for _, tensor in buffers_of(model):
+            broadcast(tensor, comm)
+        device = next(iter(self._module.tensors.values())).device
+        self._scaling = None if scaler is None else Scaling(scaler, device)
+        self._overlap: Overlap | None = None
+        if algorithm.overlap:
+            self._overlap = Overlap(self._module, self.ready, self._expected_weight)
+        self._gradients = Gradients(
+            self._module,
+            self.comm,
+            mean=self._mean,
+            divides=self._mean and isinstance(rule, TorchOptimizer),
+            clip_norm=clip_norm,
+            scaling=self._scaling,
+            overlap=self._overlap,
+            together=algorithm.synchronizes_every_step,
+            notes=lambda: self.in_common.notes,
+            sum_late=lambda vector: algorithm.sum_late(self.state, self.at_work.work, vector),
+        )
+        self.model_state = ModelState(module=self._module, scaler=scaler, gradients=self._gradients)
+        self._own_samples: int | None = None  # in the latest step that had some
+        self.local_step.prepare = self._gradients.prepare
+        if isinstance(self.local_step, TorchStep):
+            self.local_step.used = self._gradients.used_by_any
+            self.local_step.unit = lambda: self._gradients.unit
+
+    @property
+    def states(self) -> dict[str, Any]:
+        return {**super().states, "model": self.model_state}
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """Of the latest update's gradient, before it was clipped; None without `clip_norm`."""
+        return self._gradients.norm
+
+    def step(self, samples: int) -> int:
+        """Train on the minibatch whose gradients `backward` has left in the model.
+
+        Args:
+            samples: of this rank in it: over so many the loss is the mean, or the sum; of several
+                backwards together. 0 where it has none: then gradients are not looked at.
+        Returns:
+            The samples of all ranks in this minibatch.
+        Raises:
+            UserError: on all ranks, as `parallel_sgd.Learner.step`, and if the model has other
+                parameters than when the learner was made.
+
+        Collective: every rank takes every step.
+        """
+        self.require_open()
+        if self.serves:
+            return super().step(samples)
+        gradients = self._gradients
+        try:
+            samples = integer("samples", samples, 0)
+            if self._announced.next_own() == 0:  # what a sampler gives a rank that has none
+                samples = 0
+            self._module.require_unchanged()
+            if isinstance(self.local_step, TorchStep):
+                self.local_step.require_ready(self._scaling)
+            gradients.settle_unit(samples, self.at_work.agree)
+            used = gradients.gather(samples)
+        except UserError as error:
+            self._module.give_up_gradients()
+            if isinstance(error, SharedError):
+                raise
+            self.fail(str(error))
+        together = self.algorithm.synchronizes_every_step
+        if self._scaling and together:
+            gradients.overflow = self.at_work.agree(int(gradients.overflow)) > 0
+        if not gradients.overflow and (samples or together):
+            gradients.begin(used)
+        self.in_common.note = gradients.note(used)
+        try:
+            total = super().step(samples)
+        except BaseException:
+            gradients.forget()
+            raise
+        finally:
+            self.in_common.note = 0
+        if not total:
+            gradients.leave_out(used)
+        used.agreed = self.in_common.notes % LATE > 0
+        self._own_samples = samples or self._own_samples
+        if self._scaling and total:
+            self._scaling.update(overflow=gradients.overflow)
+        return total
+
+    def _step(self, samples: int, *, skip: bool = False) -> int:
+        skip = self._gradients.overflow and self.algorithm.synchronizes_every_step
+        return super()._step(samples, skip=skip)
+
+    def _expected_weight(self, backwards: int) -> float | None:
+        """What the gradients of so many backwards are likely to count in the next step."""
+        if not self.distributed or not self._gradients.unit:
+            return None
+        if not self._mean:
+            return 1.0
+        announced = self._announced.next_own(backwards)
+        if announced is None or (backwards > 1 and self._own_samples):  # of one minibatch, or more
+            announced = self._own_samples
+        return announced / self._gradients.unit if announced else None
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """For a `with` block around each backward of a step but the last one, where several add up
+        to its gradient: with ``overlap=True`` nothing is sent before the last. Local."""
+        return nullcontext() if self._overlap is None else self._overlap.paused()
+
+    def run_dry(self) -> None:
+        """Take steps without samples until no rank has any left: where each rank has data of its
+        own, as much as it has. Every rank calls it after its last minibatch. Collective."""
+        while not self.serves and self.step(samples=0):
+            pass
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """For a `with` block the model is the one that all ranks have in common, in ``eval`` mode
+        and without gradients.
+
+        Its buffers become what the learner's `buffers` says, and stay so. Collective, as the block
+        begins; not for ranks that only serve.
+        """
+        self.meet()
+        self.model_state.unite(self._buffers, self.comm)
+        modes = [(part, part.training) for part in self.model.modules()]
+        with self.aside("evaluate"), self.shared_model(), torch.no_grad():
+            self.model.eval()
+            try:
+                yield
+            finally:
+                for part, training in modes:
+                    part.training = training
+
+    def evaluate(self, batches: Iterable[Any], score: Score) -> dict[str, float]:
+        """Means over the samples of all ranks, with the model that they have in common.
+
+        Args:
+            batches: this rank's part of the data, such as a DataLoader of it; may be empty.
+            score: called with the model and the parts of each batch, in ``eval`` mode and without
+                gradients; gives the mean of every metric over the batch's samples, by name. A batch
+                has as many samples as its first part is long.
+        Returns:
+            The mean of every metric, the same on all ranks.
+        Raises:
+            UserError: on all ranks, if batches or scores are not as described on any of them, or no
+                rank has a sample.
+
+        Collective; not for ranks that only serve. Training goes on as if it had not been there.
+        """
+        with self.evaluation():
+            problem, sums, samples = None, dict[str, float](), 0
+            try:
+                sums, samples = sums_over(batches, self.model, score)
+            except UserError as error:
+                problem = str(error)
+            self.comm.raise_together(problem)
+            return weighted_means(self.comm, sums, samples)
+
+    def finish(self) -> None:
+        """Complete what is under way, so that all ranks hold the final model, with the buffers that
+        the learner's `buffers` says. Collective."""
+        super().finish()
+        if not self.serves:
+            self.model_state.unite(self._buffers, self.comm)
+
+    def _close(self, *, failed: bool) -> None:
+        super()._close(failed=failed)
+        self._module.release()
+        if self._overlap is not None:
+            self._overlap.release()
+        if isinstance(self.local_step, TorchStep):
+            self.local_step.release()

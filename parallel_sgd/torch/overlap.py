@@ -1,0 +1,131 @@
+"""Gradients that are exchanged while backward still computes others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+import torch
+
+from ..errors import UserError
+from ..kernels import finish_on_device
+from ..parameters import Parameters
+from .module import FlatModule, put
+
+Array = Any  #: a NumPy or CuPy array
+
+
+class Overlap:
+    """Tells an algorithm of each gradient that backward completes.
+
+    A gradient counts by the samples of its minibatch, which are known when `step` is called, but
+    not yet in backward. It is sent with the weight that is expected, those of the minibatch that a
+    sampler has announced or of the step before; where that was wrong on a rank, all ranks exchange
+    the rest, (samples - weight) times the gradient, a second time. So PyTorch's own gradients are
+    kept until `step`.
+
+    Args:
+        module: whose gradients.
+        ready: called with the name of each parameter, when its gradient is there.
+        expected: the weight of the next minibatch's gradients; None where nobody knows: then
+            nothing is sent before `step`.
+
+    Local.
+    """
+
+    def __init__(
+        self,
+        module: FlatModule,
+        ready: Callable[[str], None],
+        expected: Callable[[int], float | None],
+    ) -> None:
+        self._module, self._ready, self._expected = module, ready, expected
+        self._weight: float | None = None
+        self._sent: set[str] = set()
+        self._paused, self._backwards, self._begun = False, 1, False
+        self._late: Parameters | None = None
+        views = module.views_of(module.gradient.flat)
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(self._hook(name, view))
+            for (name, p), view in zip(module.tensors.items(), views, strict=True)
+        ]
+
+    def release(self) -> None:
+        """Tell of nothing any more. Local."""
+        for hook in self._hooks:
+            hook.remove()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """For a backward after which another one adds to the same gradients. Local."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+            self._backwards += 1
+
+    def gather(self, factor: float) -> tuple[list[bool], bool]:
+        """Complete the gradient of the minibatch, as `FlatModule.gather` does.
+
+        Returns:
+            Of each parameter, whether it had a gradient; and whether what was sent is not all.
+        """
+        weight, sent = self._weight, self._sent
+        self.forget()
+        if not sent:
+            return self._module.gather(factor), False
+        module, late = self._module, weight != factor
+        tensors, views = module.tensors, module.views_of(module.gradient.flat)
+        used = [p.grad is not None for p in tensors.values()]
+        with torch.no_grad():
+            for name, view in zip(tensors, views, strict=True):
+                if name not in sent:
+                    view.zero_()
+            if late:
+                assert weight is not None
+                rest = module.views_of(self.late().flat)
+                for p, view in zip(tensors.values(), rest, strict=True):
+                    put(p.grad, factor - weight, view)
+        module.give_up_gradients()
+        return used, late
+
+    def forget(self) -> None:
+        """The minibatch is over, or has no samples. Local."""
+        self._weight, self._sent, self._backwards, self._begun = None, set(), 1, False
+
+    def late(self) -> Parameters:
+        """Room for what is exchanged a second time: zeros, unless this rank has such."""
+        if self._late is None:
+            self._late = self._module.gradient.like()
+        return self._late
+
+    def _hook(self, name: str, view: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        own = ref(self)  # else a model and a learner that nobody holds would hold each other
+
+        def complete(parameter: torch.Tensor) -> None:
+            overlap = own()
+            if overlap is not None and not overlap._paused:
+                overlap._complete(name, parameter, view)
+
+        return complete
+
+    def _complete(self, name: str, parameter: torch.Tensor, view: torch.Tensor) -> None:
+        """Backward has a parameter's gradient."""
+        if not self._begun:
+            self._weight, self._begun = self._expected(self._backwards), True
+        if self._weight is None:
+            return
+        if name in self._sent:
+            raise UserError(
+                f"the gradient of {name!r} is being exchanged, and backward computes it again: "
+                "with overlap=True all but the last backward of a step must be in a `with "
+                "learner.no_sync():` block"
+            )
+        with torch.no_grad():
+            put(parameter.grad, self._weight, view)
+        self._sent.add(name)
+        finish_on_device(self._module.gradient.flat)
+        self._ready(name)

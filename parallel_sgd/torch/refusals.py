@@ -1,0 +1,121 @@
+"""What cannot be trained: modules and optimizers, each refused in one line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UserError
+from ..validation import kind_of
+
+DTYPES = (torch.float32, torch.float64)
+
+
+def require_plain(module: Any) -> None:
+    """Refuse what is no module that a rank holds whole and alone. Local.
+
+    Raises:
+        UserError: naming what it is, and what to give instead.
+    """
+    if not isinstance(module, nn.Module):
+        raise UserError(f"model must be a torch.nn.Module: it is {kind_of(module)}")
+    for part in module.modules():
+        kind = type(part)
+        if isinstance(part, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            raise UserError(
+                f"model has a {kind.__name__}, which exchanges gradients itself: give the module "
+                "that it wraps (model.module), or use parallel_sgd.torch.hook with it"
+            )
+        if any(
+            base.__name__ in ("FSDPModule", "FullyShardedDataParallel") for base in kind.__mro__
+        ):
+            raise UserError(
+                "model is sharded by FSDP, whose ranks hold a part of it each: parallel_sgd trains "
+                "models that every rank holds whole"
+            )
+
+
+def require_alike(tensors: dict[str, nn.Parameter]) -> None:
+    """Refuse parameters that cannot be views of one vector. Local.
+
+    Raises:
+        UserError: there are none, or one is on another device, of another dtype, on `meta`, lazy,
+            distributed, or sparse.
+    """
+    if not tensors:
+        raise UserError("model has no trainable parameter (requires_grad=True)")
+    (first_name, first), *_ = tensors.items()
+    for name, p in tensors.items():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise UserError(f"parameter {name!r} has no shape yet: call the lazy model once before")
+        if p.is_meta:
+            raise UserError(
+                f"parameter {name!r} is on the device meta, which holds no values: make the model "
+                "on a device (model.to_empty) and give it its initial values"
+            )
+        if type(p.data) is not torch.Tensor or p.layout != torch.strided:
+            raise UserError(
+                f"parameter {name!r} is {kind_of(p.data)} of layout {p.layout}, which must be a "
+                "plain dense tensor"
+            )
+        if p.dtype not in DTYPES or p.dtype != first.dtype:
+            raise UserError(
+                f"parameter {name!r} is {_short(p.dtype)}: all must be of one dtype, float32 or "
+                f"float64 ({first_name!r} is {_short(first.dtype)}; for 16 bits keep float32 "
+                "parameters and compute under torch.autocast)"
+            )
+        if p.device != first.device:
+            raise UserError(
+                f"parameter {name!r} is on {p.device}, but {first_name!r} on {first.device}: all "
+                "must be on one device"
+            )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def require_optimizer_of(optimizer: Any, tensors: Mapping[str, nn.Parameter]) -> None:
+    """Refuse an optimizer that does not update these parameters, or cannot with a plain `step()`.
+
+    Raises:
+        UserError: naming the parameter, or what the optimizer needs.
+
+    Local.
+    """
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            "optimizer must be a torch.optim.Optimizer or one of parallel_sgd's, such as "
+            f"SGD(lr=0.1): it is {kind_of(optimizer)}"
+        )
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UserError(
+            f"optimizer {kind} computes gradients itself, again and again: its step "
+            "needs a closure, which an exchange of gradients has no place for"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UserError(
+            "optimizer SparseAdam takes sparse gradients only, but sums over the ranks are dense: "
+            "Adam takes them"
+        )
+    names = {p: name for name, p in tensors.items()}
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    for p in held:
+        if p.requires_grad and p not in names:
+            raise UserError(
+                f"optimizer {kind} has a parameter of shape {list(p.shape)} that is none of the "
+                "model's: make it of model.parameters()"
+            )
+    known = set(held)
+    for p, name in names.items():
+        if p not in known:
+            raise UserError(
+                f"optimizer {kind} lacks the model's parameter {name!r}: give it to the optimizer, "
+                "or freeze it before (requires_grad_(False))"
+            )

@@ -1,0 +1,147 @@
+"""Which samples of a data set are whose: for PyTorch's DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any
+
+from torch.utils.data import Sampler
+
+from ..data import LearnerView
+from ..data.order import epoch_order, rank_slice
+from ..errors import UserError
+from ..validation import checked_seed, choice, integer, kind_of
+
+
+class MinibatchSampler(Sampler[list[int]]):
+    """Deals the samples of a data set that every rank can read out to the ranks, in minibatches.
+
+        loader = DataLoader(dataset, batch_sampler=psgd.torch.sampler(dataset, learner, 256))
+        for epoch in loader.batch_sampler.epochs(20):
+            for x, y in loader:
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                learner.step(samples=len(x))
+
+    The minibatches of all ranks are those of `parallel_sgd.data.Source`: minibatch t of an epoch is
+    the t-th run of `minibatch_size` samples in an order drawn from (seed, epoch) alone, and rank k
+    gets the k-th of its contiguous parts. So every sample is used once in an epoch, and the joint
+    minibatches are the same, on any number of ranks. Where an epoch's last minibatch has fewer
+    samples than there are ranks, a rank without one is given a sample all the same, since a
+    DataLoader cannot give it nothing: the learner counts what it computes of that as nothing.
+
+    Where the next minibatch begins is the learner's clock, ``learner.samples``, and nothing else:
+    after `load_checkpoint` the loader goes on in the midst of an epoch. Minibatches may be fetched
+    ahead by workers of the DataLoader.
+
+    Args:
+        dataset: with a length, or that length.
+        learner: which is trained on them.
+        minibatch_size: samples of all ranks together in a minibatch, at least 1.
+        seed: an integer of at least 0, the same on all ranks.
+        shuffle: False takes the samples in their own order in every epoch.
+        drop_last: leave out an epoch's last minibatch where it would be a shorter one (BatchNorm
+            cannot train on a single sample).
+        start: samples that the learner had seen before this sampler's first one, where it has
+            already been trained on other data.
+    Raises:
+        UserError: on all ranks, if an argument is not as required on any, or differs.
+
+    Creation is collective; for ranks that only serve there are no minibatches. Each pass is one
+    epoch, or what the learner has not seen of it; all ranks make the same passes. In memory: 8
+    bytes a sample.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | int,
+        learner: LearnerView,
+        minibatch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        start: int = 0,
+    ) -> None:
+        self.learner = learner
+        problem = None
+        try:
+            self.samples = integer("dataset", _length(dataset), 1)
+            self.minibatch_size = integer("minibatch_size", minibatch_size, 1)
+            self.seed = checked_seed(seed)
+            self.shuffle = choice("shuffle", shuffle, (True, False))
+            self.start = integer("start", start, 0)
+            self.drop_last = choice("drop_last", drop_last, (True, False))
+            if drop_last:
+                integer("minibatch_size", minibatch_size, 1, most=self.samples)
+            self.samples_per_epoch = self.samples - self.samples % minibatch_size * drop_last
+        except UserError as error:
+            problem = str(error)
+        if getattr(learner, "serves", False):
+            return
+        learner.comm.raise_together(problem)
+        learner.comm.require_agreement(
+            {
+                "length of the dataset": self.samples,
+                "minibatch_size": self.minibatch_size,
+                "seed": self.seed,
+                "shuffle": self.shuffle,
+                "drop_last": self.drop_last,
+                "start": self.start,
+            }
+        )
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs that the learner has not finished, up to `count`: one pass over
+        the DataLoader for each. Local."""
+        integer("epochs", count, 1)
+        if getattr(self.learner, "serves", False):
+            return
+        number = -1
+        while number < count - 1:
+            number = max(number + 1, self._epoch_at(self.learner.samples))
+            if number < count:
+                yield number
+
+    def __len__(self) -> int:
+        """Minibatches of an epoch."""
+        return -(-self.samples_per_epoch // self.minibatch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """This rank's samples of each minibatch, to the end of the epoch that the learner stands
+        in."""
+        learner = self.learner
+        if getattr(learner, "serves", False):
+            return
+        with learner.feed() as feed:
+            if feed.samples < self.start:
+                learner.fail(
+                    f"start={self.start} must be at most the {feed.samples} samples that the "
+                    "learner has seen"
+                )
+            number = self._epoch_at(feed.samples)
+            order = epoch_order(self.samples, self.seed, number, self.shuffle)
+            seen = feed.samples - self.start - number * self.samples_per_epoch
+            for begin in range(seen, self.samples_per_epoch, self.minibatch_size):
+                minibatch = order[begin : begin + self.minibatch_size]
+                own = minibatch
+                if feed.distributed:
+                    part = rank_slice(len(minibatch), learner.comm.rank, learner.comm.size)
+                    own = minibatch[part]
+                feed.announce(len(own), len(minibatch))
+                yield (own if len(own) else minibatch[-1:]).tolist()
+
+    def _epoch_at(self, samples: int) -> int:
+        return max(0, samples - self.start) // self.samples_per_epoch
+
+
+def _length(dataset: Any) -> Any:
+    if isinstance(dataset, int):
+        return dataset
+    try:
+        return len(dataset)
+    except TypeError:
+        raise UserError(
+            f"dataset must have a length, or be one: it is {kind_of(dataset)}; for a stream give "
+            "each rank its own, and end with learner.run_dry()"
+        ) from None

@@ -1,0 +1,20 @@
+"""Jobs that train a PyTorch model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from jobs import PARALLEL_SGD, SECONDS, TORCH, executed
+from limits import patience
+
+
+@pytest.mark.parametrize("door", ["ddp", "learner", "overlap"])
+def test_an_error_in_backward_on_one_rank_ends_the_job(folder: Path, door: str) -> None:
+    start = time.monotonic()
+    code, output = executed((*PARALLEL_SGD, "run", "-n", "3", TORCH, door, "fail"))
+    assert code != 0
+    assert "ZeroDivisionError: division by zero" in output
+    assert "done" not in output
+    assert time.monotonic() - start < SECONDS * patience()

@@ -1,0 +1,175 @@
+"""The programs that show how PyTorch's models are trained, on ranks, with little data."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jobs import ROOT, executed, finished
+
+ALONE, PARALLEL = ROOT / "examples" / "torch_alone.py", ROOT / "train_torch.py"
+LANGUAGE, DDP = ROOT / "examples" / "torch_language.py", ROOT / "examples" / "torch_ddp_hook.py"
+RANKS = 2
+EPOCH = re.compile(r"^epoch (\d): test accuracy (\d+\.\d\d)%, loss (\d\.\d{4})$", re.MULTILINE)
+SHORT = ["--minibatch", "16", "--epochs", "2", "--lr", "0.05"]
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    path.write_bytes(header + array.tobytes())
+
+
+@pytest.fixture
+def images(folder: Path) -> str:
+    """Fashion-MNIST's four files with 50 and 21 images, in which a bar is where the class says."""
+    random = np.random.default_rng(0)
+    for part, count in (("train", 50), ("t10k", 21)):
+        y = (np.arange(count) % 10).astype(np.uint8)
+        x = random.integers(0, 60, (count, 28, 28), dtype=np.uint8)
+        for image, label in zip(x, y, strict=True):
+            image[2 * label : 2 * label + 4] += 150
+        write_idx(folder / f"{part}-images-idx3-ubyte", x)
+        write_idx(folder / f"{part}-labels-idx1-ubyte", y)
+    return str(folder)
+
+
+@pytest.fixture
+def text(folder: Path) -> str:
+    (folder / "text").mkdir()
+    (folder / "text" / "numbers.txt").write_text(" ".join(map(str, range(2000))))
+    return str(folder / "text")
+
+
+def on_ranks(script: Path, *arguments: str, ranks: int = RANKS) -> str:
+    """What a program has printed that has ended well on all ranks."""
+    code, output = finished("run", "-n", str(ranks), str(script), *arguments)
+    assert code == 0, output
+    return output
+
+
+@pytest.mark.any_mpi
+def test_five_lines_make_it_parallel() -> None:
+    alone, parallel = ALONE.read_text().splitlines(), PARALLEL.read_text().splitlines()
+    changes = difflib.SequenceMatcher(None, alone, parallel, autojunk=False).get_opcodes()
+    changed = [(j2 - j1, i2 - i1) for kind, i1, i2, j1, j2 in changes if kind != "equal"]
+    assert sum(map(max, changed)) <= 5
+    assert len(parallel) < 60
+    (shown,) = re.findall(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    _, _, _, *hunk = difflib.unified_diff(alone, parallel, lineterm="")
+    assert shown.splitlines() == [line.rstrip() for line in hunk]
+
+
+@pytest.mark.any_mpi
+def test_alone(images: str) -> None:
+    code, output = executed([sys.executable, str(ALONE), "--data", images, *SHORT])
+    assert code == 0, output
+    assert [epoch for epoch, _, _ in EPOCH.findall(output)] == ["1", "2"]
+
+
+def test_parallel(images: str) -> None:
+    """50 samples by 16 for two ranks; the second has fewer of the 21 that are tested on."""
+    epochs = EPOCH.findall(on_ranks(PARALLEL, "--data", images, *SHORT))
+    assert [epoch for epoch, _, _ in epochs] == ["1", "2"]
+    assert round(float(epochs[-1][1]) * 21 / 100, 1) % 1 == 0  # of all 21
+
+
+@pytest.mark.any_mpi
+def test_ddp(images: str) -> None:
+    output = on_ranks(DDP, "--data", images, *SHORT, "--gradient-bits", "1")
+    sent = re.findall(r"^epoch \d: loss of rank 0 \d\.\d{4}, bytes sent ([\d,]+)$", output, re.M)
+    first, second = (int(n.replace(",", "")) for n in sent)
+    assert second == 2 * first > 0
+
+
+TINY = ["--model", "tiny", "--context", "32", "--minibatch", "64", "--lr", "0.01"]
+STEP = re.compile(r"^step \d+: .*$", re.MULTILINE)
+
+
+@pytest.mark.any_mpi
+def test_language_goes_on_in_the_midst_of_an_epoch(folder: Path, text: str) -> None:
+    """As if it had not been stopped; and on another number of ranks."""
+    run = ["--data", text, *TINY, "--evaluate-every", "2", "--epochs", "2", "--steps", "7"]
+    run += ["--checkpoints", "saved"]
+    whole = STEP.findall(on_ranks(LANGUAGE, *run))
+    assert [line.split(":")[0] for line in whole] == ["step 2", "step 4", "step 6", "step 7"]
+    losses = [float(line.split()[4]) for line in whole]
+    assert losses[-1] < losses[0]
+
+    def stopped_before(count: int) -> None:
+        for latest in sorted((folder / "saved").iterdir())[-count:]:
+            shutil.rmtree(latest)
+
+    stopped_before(2)
+    assert STEP.findall(on_ranks(LANGUAGE, *run)) == whole[2:]
+    stopped_before(1)
+    (last,) = STEP.findall(on_ranks(LANGUAGE, *run, ranks=3))
+    assert float(last.split()[4]) == pytest.approx(losses[-1], abs=0.01)
+
+
+@pytest.mark.any_mpi
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--algorithm", "block-momentum", "--gradient-bits", "8", "--optimizer", "momentum"],
+        ["--algorithm", "power", "--amp", "bf16"],
+    ],
+    ids=lambda options: options[1],
+)
+def test_language_with_other_algorithms(text: str, options: list[str]) -> None:
+    output = on_ranks(LANGUAGE, "--data", text, *TINY, "--steps", "3", *options)
+    (line,) = STEP.findall(output)
+    assert re.match(r"step 3: test loss \d\.\d{4} nats a byte, [1-9][\d,]* bytes sent", line)
+
+
+PAGES = r"""
+import re, sys, torch
+import parallel_sgd as psgd
+from pathlib import Path
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+first, *others = (
+    block
+    for page in sys.argv[1:]
+    for block in re.findall(r"```python\n(.*?)```", Path(page).read_text(), flags=re.DOTALL)
+)
+names = {}
+exec(first, names)
+comm, model = names["comm"], names["model"]
+for number, block in enumerate(others, 1):
+    if comm.rank == 0:
+        print(f"block {number}:", block.splitlines()[0], flush=True)
+    optimizer = names["optimizer"] = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if "learner" in block and "learner = " not in block:
+        names["learner"] = psgd.torch.Learner(model, optimizer, psgd.DataParallelSGD(), comm)
+        sampler = psgd.torch.sampler(names["train"], names["learner"], 16)
+        names["loader"] = DataLoader(names["train"], batch_sampler=sampler)
+    exec(block, names)
+    learner = names["learner"]
+    assert learner.serves or learner.samples or "learner.step" not in block
+    learner.close()
+"""
+
+
+@pytest.mark.any_mpi
+def test_the_documentation_on_pytorch(folder: Path) -> None:
+    """Every block of the page, in its order, on the model that the first one has made."""
+    (folder / "pages.py").write_text(PAGES)
+    output = on_ranks(folder / "pages.py", str(ROOT / "docs" / "pytorch.md"))
+    blocks = (ROOT / "docs" / "pytorch.md").read_text().count("```python")
+    assert output.count("block ") == blocks - 1
+    assert (folder / "model.pt").exists() and (folder / "saved").is_dir()
+
+
+@pytest.mark.any_mpi
+def test_the_lines_for_ddp_in_the_readme() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (shown,) = (block for block in blocks if "register_comm_hook" in block)
+    program = DDP.read_text()
+    assert [line for line in shown.splitlines() if line not in program] == []

@@ -1,0 +1,346 @@
+"""The state of DDP's hook by itself, with buckets that are made here: nothing is lost between them.
+
+What DDP itself does with the hook is in `test_torch_ddp_processes.py`.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from parallel_sgd import UserError
+from parallel_sgd.errors import SharedError
+from parallel_sgd.torch import hook, hook_state, init_process_group
+
+pytestmark = [pytest.mark.threads(1, 3), pytest.mark.ranks(2)]
+
+SIZES = (3000, 700, 1, 64, 5000)  #: of the parameters
+WHOLE = ((0, 1, 2, 3, 4),)
+TWO = ((4, 3), (2, 1, 0))
+LAYOUTS = (WHOLE, TWO, TWO, ((3,), (0, 4), (1, 2)), TWO, WHOLE)
+"""Which parameters DDP has in its buckets, from step to step."""
+
+
+@dataclass
+class Bucket:
+    """What the state asks of DDP's."""
+
+    number: int
+    last: bool
+    members: list[torch.Tensor]
+    values: torch.Tensor
+
+    def index(self):
+        return self.number
+
+    def is_last(self):
+        return self.last
+
+    def parameters(self):
+        return self.members
+
+    def buffer(self):
+        return self.values
+
+
+class Model:
+    """Parameters, and a gradient of this rank's in each step."""
+
+    def __init__(self, rank, dtype=torch.float32):
+        self.rank = rank
+        self.parameters = [torch.zeros(size, dtype=dtype) for size in SIZES]
+
+    def gradients(self, step):
+        rng = np.random.default_rng([self.rank, step])
+        dtype = self.parameters[0].numpy().dtype
+        return [rng.standard_normal(size).astype(dtype) for size in SIZES]
+
+    def buckets(self, layout, gradients):
+        for number, members in enumerate(layout):
+            values = np.concatenate([gradients[i] for i in members])
+            parameters = [self.parameters[i] for i in members]
+            last = number == len(layout) - 1
+            yield Bucket(number, last, parameters, torch.from_numpy(values))
+
+    def means(self, state, layout, gradients):
+        """What each parameter gets."""
+        buckets = [*self.buckets(layout, gradients)]
+        futures = [state.begin(bucket) for bucket in buckets]
+        means = {}
+        for members, future in zip(layout, futures, strict=True):
+            ends = np.cumsum([SIZES[i] for i in members])
+            parts = np.split(future.wait().numpy(), ends[:-1])
+            means |= dict(zip(members, parts, strict=True))
+        return [means[i] for i in range(len(SIZES))]
+
+
+def residuals_of(state):
+    """Of one rank, of each parameter by name, in float64."""
+    found = {}
+    for name, one in state.state_dict()["residuals"].items():
+        total = one["worker_error"].numpy().astype(float)
+        begin, owner = one["owner_begin"], one["owner_error"].numpy()
+        total[begin : begin + owner.size] += owner
+        found[name] = total
+    return found
+
+
+def summed(comm, arrays):
+    """Of all ranks, one vector."""
+    return np.sum(comm.allgather_object(np.concatenate(arrays).astype(float)), axis=0)
+
+
+def left(comm, state):
+    """All residuals of all ranks, in the order of the parameters: their names are the order in
+    which the first step's buckets had them."""
+    own = residuals_of(state)
+    return summed(comm, [own[str(i)] for i in range(len(SIZES))])
+
+
+@pytest.mark.parametrize("transport", ["collective", "pipelined"])
+@pytest.mark.parametrize("bits", [32, 4, 1, {0: 32, 2: 1, 4: 4}], ids=str)
+def test_nothing_is_lost_as_buckets_change(comm, bits, transport):
+    model = Model(comm.rank)
+    with hook_state(comm, gradient_bits=bits, block_size=64, transport=transport) as state:
+        given, got, sent = np.zeros(sum(SIZES)), np.zeros(sum(SIZES)), [0]
+        for step, layout in enumerate(LAYOUTS):
+            gradients = model.gradients(step)
+            given += summed(comm, gradients)
+            got += comm.size * np.concatenate(model.means(state, layout, gradients)).astype(float)
+            sent.append(state.bytes_sent)
+            lost = 0 if bits == 32 else left(comm, state)
+            assert np.abs(got + lost - given).max() < 1e-4 * comm.size
+        assert state.steps == len(LAYOUTS)
+        if isinstance(bits, dict) and comm.size > 1:
+            of_a_step = np.diff(sent)  # 32, 32, 1, 1, 4 and 4 bits
+            assert of_a_step[2:].max() < of_a_step[:2].min() / 4
+        totals = comm.allgather_object(got.tobytes())
+        assert len({*totals}) == 1
+
+
+def test_full_precision_is_the_mean(comm):
+    for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
+        model = Model(comm.rank, dtype)
+        with hook_state(comm) as state:
+            means = np.concatenate(model.means(state, LAYOUTS[3], model.gradients(0)))
+        expected = summed(comm, model.gradients(0)) / comm.size
+        assert np.abs(means - expected).max() < tolerance
+
+
+def test_residuals_go_on_from_a_saved_state(comm):
+    """With the same buckets bit for bit, with others nothing is lost."""
+    model, before, layout = Model(comm.rank), 3, TWO
+    options = {"gradient_bits": 1, "block_size": 64}
+    with (
+        hook_state(comm, **options) as straight,
+        hook_state(comm, **options) as resumed,
+        hook_state(comm, **options) as regrouped,
+    ):
+        for step in range(before):
+            model.means(straight, layout, model.gradients(step))
+        written = io.BytesIO()
+        torch.save(straight.state_dict(), written)
+        written.seek(0)
+        saved = torch.load(written, weights_only=True)
+        resumed.load_state_dict(saved)
+        assert resumed.steps == before
+        regrouped.load_state_dict(saved)
+        begun = left(comm, regrouped)
+        assert np.abs(begun).max() > 0
+        for step in range(before, before + 2):
+            gradients = model.gradients(step)
+            expected = model.means(straight, layout, gradients)
+            means = model.means(resumed, layout, gradients)
+            assert all(map(np.array_equal, means, expected))
+        # The names go by the order of the buckets, so the order of the parameters has to stay.
+        means = model.means(regrouped, ((4, 3, 2), (1, 0)), model.gradients(before))
+        order = [4, 3, 2, 1, 0]
+        got = comm.size * np.concatenate([means[i] for i in order]).astype(float)
+        given = summed(comm, [model.gradients(before)[i] for i in order])
+        assert np.abs(got + left(comm, regrouped) - given - begun).max() < 1e-4 * comm.size
+
+
+def test_loading_into_buckets_that_are_there(comm):
+    model = Model(comm.rank)
+    with hook_state(comm, gradient_bits=1) as state:
+        model.means(state, WHOLE, model.gradients(0))
+        saved = state.state_dict()
+        first = model.means(state, WHOLE, model.gradients(1))
+        state.load_state_dict(saved)
+        again = model.means(state, WHOLE, model.gradients(1))
+        assert all(map(np.array_equal, first, again))
+
+
+def test_what_cannot_be_loaded(comm):
+    model = Model(comm.rank)
+    with hook_state(comm, gradient_bits=1) as state:
+        model.means(state, WHOLE, model.gradients(0))
+        saved = state.state_dict()
+        with pytest.raises(UserError, match="each rank must load what it has saved itself"):
+            state.load_state_dict(saved | {"ranks": comm.size + 1})
+        with pytest.raises(UserError, match="must be what state_dict"):
+            state.load_state_dict({"residuals": {}})
+        other = {"0": saved["residuals"]["1"]}
+        with pytest.raises(UserError, match="'0' has 700 values, and the parameter has 3000"):
+            state.load_state_dict(saved | {"residuals": other})
+    with hook_state(comm, gradient_bits=1) as state:
+        state.load_state_dict(saved | {"residuals": other})
+        with pytest.raises(SharedError, match="it is of another model"):
+            model.means(state, WHOLE, model.gradients(0))
+
+
+def test_what_is_not_finite_is_told_on_all_ranks(comm):
+    for bad in range(len(TWO)):
+        model, rank = Model(comm.rank), comm.size - 1
+        with hook_state(comm, gradient_bits=1) as state:
+            model.means(state, TWO, model.gradients(0))
+            gradients = model.gradients(1)
+            if comm.rank == rank:
+                gradients[TWO[bad][0]][0] = np.nan
+            with pytest.raises(SharedError, match=rf"not finite.*\(on rank {rank}\)"):
+                model.means(state, TWO, gradients)
+            assert all(np.isfinite(one).all() for one in residuals_of(state).values())
+
+
+def test_an_error_in_backward_is_noticed_by_the_next(comm):
+    model = Model(comm.rank)
+    with hook_state(comm, gradient_bits=1) as state:
+        first, _ = model.buckets(TWO, model.gradients(0))
+        state.begin(first)
+        with pytest.raises(UserError, match="bucket 0 has come where bucket 1 was due"):
+            state.begin(first)
+        with pytest.raises(UserError, match=r"state_dict\(\) is for between backward passes"):
+            state.state_dict()
+    with pytest.raises(UserError, match="is closed"):
+        state.begin(first)
+    state.close()
+
+
+def scaler_of(scale):
+    return torch.amp.GradScaler("cpu", init_scale=scale)
+
+
+def test_an_overflow_on_one_rank_is_one_on_all(comm):
+    model, scaler = Model(comm.rank), scaler_of(1024.0)
+    scaler.scale(torch.zeros(1))  # sets its scale
+    with hook_state(comm, gradient_bits=1, scaler=scaler) as state:
+        means = [m / 1024 for m in model.means(state, WHOLE, scaled(model.gradients(0), 1024))]
+        given, got = summed(comm, model.gradients(0)), np.concatenate(means).astype(float)
+        before = state.state_dict()
+        overflowing = scaled(model.gradients(1), 1024)
+        if comm.rank == comm.size // 2:
+            overflowing[3][0] = np.inf
+        assert all(np.isinf(m).all() for m in model.means(state, WHOLE, overflowing))
+        assert same_state(before["residuals"], state.state_dict()["residuals"])
+        scaler.update(512.0)
+        means = [m / 512 for m in model.means(state, TWO, scaled(model.gradients(2), 512))]
+        given += summed(comm, model.gradients(2))
+        got += np.concatenate(means)
+        lost = left(comm, state) / 512
+        assert np.abs(lost).max() > 0
+        assert np.abs(comm.size * got + lost - given).max() < 1e-4 * comm.size
+
+
+def scaled(gradients, scale):
+    return [gradient * np.float32(scale) for gradient in gradients]
+
+
+def same_state(one, other):
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name][error], other[name][error])
+        for name in one
+        for error in ("worker_error", "owner_error")
+    )
+
+
+def test_scales_that_differ(comm):
+    model, scaler = Model(comm.rank), scaler_of(float(2 + (comm.rank == 0)))
+    scaler.scale(torch.zeros(1))
+    with hook_state(comm, gradient_bits=1, scaler=scaler) as state:
+        if comm.size == 1:
+            model.means(state, WHOLE, model.gradients(0))
+            return
+        with pytest.raises(SharedError, match=r"the scaler's scale .* must be the same"):
+            model.means(state, WHOLE, model.gradients(0))
+
+
+def module(dtype=torch.float32):
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2).to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"scaler": 3}, "scaler=3 must be a torch.amp.GradScaler"),
+        ({"gradient_bits": 3.3}, "gradient_bits=3.3"),
+        ({"bits_of": {"*.bias": 32}}, r"bits_of: '\*.bias' is of names: it needs module="),
+        ({"bits_of": {"b*": 32}, "module": module()}, "'b.' matches no parameter"),
+        ({"module": module(torch.bfloat16)}, "parameter '1.weight' is bfloat16"),
+        ({"module": module(torch.float64), "gradient_bits": 1}, "'1.weight' is float64"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_at_once(comm, options, error):
+    with pytest.raises(UserError, match=error):
+        hook_state(comm, **{"gradient_bits": 1, **options})
+
+
+def test_what_is_refused_without_a_communicator_or_a_state():
+    with pytest.raises(UserError, match="comm=None must be the ranks"):
+        hook_state(gradient_bits=1)
+    with pytest.raises(UserError, match=r"state=None must be what psgd\.torch\.hook_state"):
+        hook(None, torch.zeros(1))
+
+
+def test_what_is_refused_with_the_first_bucket(comm):
+    for dtype, error in ((torch.float64, "parameter '0' is float64"), (torch.float16, "float16")):
+        model = Model(comm.rank, dtype)
+        with (
+            hook_state(comm, gradient_bits=1) as state,
+            pytest.raises(SharedError, match=error),
+        ):
+            model.means(state, TWO, model.gradients(0))
+    model = Model(comm.rank)
+    with (
+        hook_state(comm, module=module()) as state,
+        pytest.raises(SharedError, match="that is none of module="),
+    ):
+        model.means(state, WHOLE, model.gradients(0))
+
+
+def test_other_callers_than_ddp(comm):
+    """FSDP, and torch.compile with python_reducer."""
+    with hook_state(comm) as state:
+        for given in (torch.zeros(2),), (torch.zeros(2), torch.zeros(1)), ((1, 2),):
+            with pytest.raises(UserError, match="is for the buckets of DistributedDataParallel"):
+                hook(state, *given)
+
+
+def test_a_process_group_without_an_interface(on_ranks, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere")
+
+    def body(comm):
+        with pytest.raises(SharedError, match="GLOO_SOCKET_IFNAME=nowhere has no IPv4 address"):
+            init_process_group(comm)
+
+    on_ranks(body)
+
+
+def test_bits_by_name(comm):
+    """A parameter with 32 bits of its own loses nothing."""
+    layers = module()
+    with hook_state(comm, gradient_bits=1, bits_of={"0.*": 32}, module=layers) as state:
+        parameters = [*layers.parameters()]
+        rng = np.random.default_rng(comm.rank)
+        own = [rng.standard_normal(p.numel()).astype(np.float32) for p in parameters]
+        values = torch.from_numpy(np.concatenate(own))
+        state.begin(Bucket(0, True, parameters, values))
+        first = parameters[0].numel() + parameters[1].numel()
+        expected = summed(comm, own) / comm.size
+        assert np.abs(values.numpy() - expected)[:first].max() < 1e-6
+        assert np.abs(values.numpy() - expected)[first:].max() > 1e-3
+        assert {*residuals_of(state)} == {"0.weight", "0.bias", "1.weight", "1.bias"}

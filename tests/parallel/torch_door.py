@@ -1,0 +1,57 @@
+"""The conformance suite's learner with a PyTorch model: backward in place of a filled vector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import parallel_sgd as psgd
+from parallel_sgd import Algorithm, Communicator, Parameters
+from parallel_sgd.optimizers import Optimizer
+
+
+class AsModule(nn.Module):
+    """Parameters that are given, by their names."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        super().__init__()
+        for name, array in parameters.items():
+            self.register_parameter(name, nn.Parameter(torch.from_numpy(array.copy())))
+
+
+class ThroughTorch(psgd.torch.Learner):
+    """Trains the suite's parameters as a PyTorch model's, with ``torch.optim.SGD``.
+
+    The suite fills in the sum of a minibatch's gradients; the loss of `step` has that gradient, as
+    a mean over the samples, and PyTorch computes it.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        optimizer: Optimizer,
+        algorithm: Algorithm[Any],
+        comm: Communicator,
+        **options: Any,
+    ) -> None:
+        assert isinstance(optimizer, psgd.SGD) and isinstance(optimizer.lr, float)
+        self.suites = parameters
+        model = AsModule(parameters)
+        own = optimizer
+        if not algorithm.optimizer_on_servers:
+            own = torch.optim.SGD(model.parameters(), lr=optimizer.lr)
+        super().__init__(model, own, algorithm, comm, **options)
+
+    def step(self, samples: int) -> int:
+        if samples:
+            mean = self.gradient.like()
+            mean.flat[...] = self.gradient.flat / np.asarray(samples, self.gradient.dtype)
+            loss = sum(
+                (p * torch.from_numpy(mean[name])).sum()
+                for name, p in self.model.named_parameters()
+            )
+            loss.backward()
+        return super().step(samples)
