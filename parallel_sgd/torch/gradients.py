@@ -157,7 +157,6 @@ class Gradients:
             late = self._overlap.late().flat
             self._sum_late(late)
             whole.add_(as_tensor(late))
-            late.fill(0)
         if self._clip_norm is not None:
             divisor = samples / self.unit if self._mean else 1
             self.norm = float(torch.linalg.vector_norm(whole)) / divisor

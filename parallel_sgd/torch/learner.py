@@ -135,7 +135,7 @@ class Learner(ArrayLearner):
             for module in made:  # another learner may have it
                 module.release()
             raise
-        self._module.gradient = self.gradient
+        self._module.collect(self.gradient)
         for tensor in (p for p in model.parameters() if not p.requires_grad):
             broadcast(tensor, comm)
         for _, tensor in buffers_of(model):

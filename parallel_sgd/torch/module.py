@@ -1,9 +1,9 @@
-"""A module whose trainable parameters are views of one flat vector."""
+"""A module whose trainable parameters are views of one flat vector, and their gradients, too."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 from weakref import ref
 
@@ -25,10 +25,12 @@ _wrapped: dict[int, ref[Any]] = {}
 
 
 class FlatModule:
-    """Makes a module's parameters views of one vector, and gathers their gradients in another.
+    """Makes a module's parameters views of one vector, and their gradients views of another.
 
     The parameters stay the same objects, so that optimizers, tied weights and hooks go on as they
-    are. Frozen ones (``requires_grad=False``) are left alone.
+    are. Frozen ones (``requires_grad=False``) are left alone. Backward makes a tensor of its own of
+    each gradient; as soon as it is complete it is moved to its place in the vector, while it is
+    still in the processor's caches, and its memory is free for the next one.
 
     Args:
         module: any `nn.Module` with trainable parameters, all of one dtype, float32 or float64, on
@@ -37,9 +39,9 @@ class FlatModule:
     Attributes:
         parameters: the trainable ones by name, each once, in the order of ``named_parameters()``.
         tensors: the same as PyTorch knows them.
-        gradient: of the same layout.
+        gradient: of the same layout, where backward leaves gradients: see `collect`.
 
-    Local. Memory: a vector in place of the parameters' own memory, and the gradient.
+    Local. Memory: a vector in place of the parameters' own memory.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -55,7 +57,8 @@ class FlatModule:
                     f"parameter {name!r} belongs to another learner already: close that one first"
                 )
         self.parameters = Parameters({name: as_array(p) for name, p in self.tensors.items()})
-        self.gradient: Parameters = None  # type: ignore[assignment]  # the learner's
+        self.gradient: Parameters = None  # type: ignore[assignment]  # until `collect`
+        self._hooks: list[Any] = []
         for name, tensor in self.tensors.items():
             tensor.data = as_tensor(self.parameters[name])
             _wrapped[id(tensor)] = ref(tensor)
@@ -75,8 +78,23 @@ class FlatModule:
 
     def release(self) -> None:
         """Let another learner have the module; its parameters stay where they are. Local."""
+        for hook in self._hooks:
+            hook.remove()
         for tensor in self.tensors.values():
             _wrapped.pop(id(tensor), None)
+
+    def collect(self, gradient: Parameters) -> None:
+        """From now on backward leaves gradients in a vector. Local.
+
+        Args:
+            gradient: of the parameters' layout.
+        """
+        self.gradient = gradient
+        views = self.views_of(gradient.flat)
+        self._hooks = [
+            p.register_post_accumulate_grad_hook(_mover(view))
+            for p, view in zip(self.tensors.values(), views, strict=True)
+        ]
 
     def require_unchanged(self) -> None:
         """See that the module still has the parameters that it was wrapped with, in their places.
@@ -115,24 +133,29 @@ class FlatModule:
                     f"now: {MAKE_ANEW}"
                 )
 
-    def gather(self, factor: float) -> list[bool]:
-        """Put the gradients that backward has left, times a factor, into `gradient`.
+    def gather(self, factor: float, done: Container[str] = ()) -> list[bool]:
+        """Complete `gradient`: all that backward has left, times a factor.
 
-        Those of parameters without one become zero. PyTorch's own are given up.
+        Those of parameters without one become zero. The parameters have none afterwards.
 
+        Args:
+            done: names of parameters whose gradients are complete.
         Returns:
             Of each parameter, whether it had a gradient.
 
-        Local. Cost: one pass over the gradient.
+        Local. Cost: one pass over the gradient, unless the factor is 1.
         """
         used = []
-        with torch.no_grad():
-            for p, view in zip(
-                self.tensors.values(), self.views_of(self.gradient.flat), strict=True
-            ):
-                used.append(p.grad is not None)
+        views = self.views_of(self.gradient.flat)
+        for (name, p), view in zip(self.tensors.items(), views, strict=True):
+            used.append(p.grad is not None)
+            if name in done:
+                pass
+            elif p.grad is not view:  # none, or one that the program has put there
                 put(p.grad, factor, view)
-                p.grad = None
+            elif factor != 1:
+                view.mul_(factor)
+            p.grad = None
         return used
 
     def give_up_gradients(self) -> None:
@@ -170,10 +193,26 @@ def put(gradient: torch.Tensor | None, factor: float, view: torch.Tensor) -> Non
     """Write a parameter's gradient, dense or sparse, times a factor, into a view. Local."""
     if gradient is None:
         view.zero_()
-    elif gradient.is_sparse:
+        return
+    gradient = gradient.detach()
+    if gradient.is_sparse:
         view.zero_().add_(gradient, alpha=factor)
+    elif factor == 1:
+        view.copy_(gradient)
     else:
         torch.mul(gradient, factor, out=view)
+
+
+def _mover(view: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    """Moves a gradient that backward has made to its place. What later backwards compute, PyTorch
+    adds to it there."""
+
+    def move(parameter: torch.Tensor) -> None:
+        if parameter.grad is not view:
+            put(parameter.grad, 1, view)
+            parameter.grad = view
+
+    return move
 
 
 def is_a_learners(parameter: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch
 from ..errors import UserError
 from ..kernels import finish_on_device
 from ..parameters import Parameters
-from .module import FlatModule, put
+from .module import FlatModule
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -23,8 +23,8 @@ class Overlap:
     A gradient counts by the samples of its minibatch, which are known when `step` is called, but
     not yet in backward. It is sent with the weight that is expected, those of the minibatch that a
     sampler has announced or of the step before; where that was wrong on a rank, all ranks exchange
-    the rest, (samples - weight) times the gradient, a second time. So PyTorch's own gradients are
-    kept until `step`.
+    the rest, (samples - weight) times the gradient, a second time. So there is a copy of what was
+    sent until `step`.
 
     Args:
         module: whose gradients.
@@ -32,7 +32,7 @@ class Overlap:
         expected: the weight of the next minibatch's gradients; None where nobody knows: then
             nothing is sent before `step`.
 
-    Local.
+    Local. Memory: a second gradient.
     """
 
     def __init__(
@@ -45,11 +45,12 @@ class Overlap:
         self._weight: float | None = None
         self._sent: set[str] = set()
         self._paused, self._backwards, self._begun = False, 1, False
-        self._late: Parameters | None = None
-        views = module.views_of(module.gradient.flat)
-        self._hooks = [
-            p.register_post_accumulate_grad_hook(self._hook(name, view))
-            for (name, p), view in zip(module.tensors.items(), views, strict=True)
+        self._copy = module.gradient.like()
+        self._copy_is_late = False
+        views, copies = (module.views_of(g.flat) for g in (module.gradient, self._copy))
+        self._hooks = [  # after the module's own, which puts a gradient into its view
+            p.register_post_accumulate_grad_hook(self._hook(name, view, copy))
+            for (name, p), view, copy in zip(module.tensors.items(), views, copies, strict=True)
         ]
 
     def release(self) -> None:
@@ -75,45 +76,44 @@ class Overlap:
         """
         weight, sent = self._weight, self._sent
         self.forget()
-        if not sent:
-            return self._module.gather(factor), False
-        module, late = self._module, weight != factor
-        tensors, views = module.tensors, module.views_of(module.gradient.flat)
-        used = [p.grad is not None for p in tensors.values()]
-        with torch.no_grad():
-            for name, view in zip(tensors, views, strict=True):
-                if name not in sent:
-                    view.zero_()
-            if late:
-                assert weight is not None
-                rest = module.views_of(self.late().flat)
-                for p, view in zip(tensors.values(), rest, strict=True):
-                    put(p.grad, factor - weight, view)
-        module.give_up_gradients()
-        return used, late
+        used = self._module.gather(factor, done=sent)
+        if not sent or weight == factor:
+            return used, False
+        assert weight is not None
+        copies = self._module.views_of(self._copy.flat)
+        for name, copy in zip(self._module.tensors, copies, strict=True):
+            if name in sent:
+                copy.mul_(factor - weight)
+            else:
+                copy.zero_()
+        self._copy_is_late = True
+        return used, True
 
     def forget(self) -> None:
         """The minibatch is over, or has no samples. Local."""
         self._weight, self._sent, self._backwards, self._begun = None, set(), 1, False
+        self._copy_is_late = False
 
     def late(self) -> Parameters:
-        """Room for what is exchanged a second time: zeros, unless this rank has such."""
-        if self._late is None:
-            self._late = self._module.gradient.like()
-        return self._late
+        """What is exchanged a second time: zeros, unless this rank has such. Local."""
+        if not self._copy_is_late:
+            self._copy.flat.fill(0)
+        return self._copy
 
-    def _hook(self, name: str, view: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    def _hook(
+        self, name: str, view: torch.Tensor, copy: torch.Tensor
+    ) -> Callable[[torch.Tensor], None]:
         own = ref(self)  # else a model and a learner that nobody holds would hold each other
 
-        def complete(parameter: torch.Tensor) -> None:
+        def complete(_: torch.Tensor) -> None:
             overlap = own()
             if overlap is not None and not overlap._paused:
-                overlap._complete(name, parameter, view)
+                overlap._complete(name, view, copy)
 
         return complete
 
-    def _complete(self, name: str, parameter: torch.Tensor, view: torch.Tensor) -> None:
-        """Backward has a parameter's gradient."""
+    def _complete(self, name: str, view: torch.Tensor, copy: torch.Tensor) -> None:
+        """Backward has a parameter's gradient, in its view."""
         if not self._begun:
             self._weight, self._begun = self._expected(self._backwards), True
         if self._weight is None:
@@ -124,8 +124,9 @@ class Overlap:
                 "with overlap=True all but the last backward of a step must be in a `with "
                 "learner.no_sync():` block"
             )
-        with torch.no_grad():
-            put(parameter.grad, self._weight, view)
+        copy.copy_(view)
+        if self._weight != 1:
+            view.mul_(self._weight)
         self._sent.add(name)
         finish_on_device(self._module.gradient.flat)
         self._ready(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from contextlib import nullcontext
 from typing import Any
 from weakref import ref
 
@@ -125,6 +126,50 @@ def test_gradients_of_several_backwards_add_up(comm, overlap):
     assert np.abs(values(model) - values(alone)).max() < 1e-9
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_parameter_that_only_the_first_backward_uses(comm, overlap):
+    alone, model = made(Branches), made(Branches)
+    own = OPTIMIZERS["momentum"](alone)
+    learner = learner_of(model, comm, algorithm=psgd.DataParallelSGD(overlap=overlap))
+    for step in range(STEPS):
+        own.zero_grad()
+        for which in (0, 1):
+            alone.which = model.which = which
+            x, y = joined(alone, 2 * step + which, [3] * comm.size)
+            (F.cross_entropy(alone(x), y) / 2).backward()
+            x, y = batch(model, comm.rank, 2 * step + which, 3)
+            with learner.no_sync() if which == 0 else nullcontext():
+                (F.cross_entropy(model(x), y) / 2).backward()
+        own.step()
+        learner.step(samples=6)
+        assert np.abs(values(model) - values(alone)).max() < 1e-9
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_gradients_lie_in_the_learners_vector(comm, overlap):
+    """As soon as backward has them; and what the program puts in their place counts."""
+    alone, model = made(MLP), made(MLP)
+    own = OPTIMIZERS["momentum"](alone)
+    learner = learner_of(model, comm, algorithm=psgd.DataParallelSGD(overlap=overlap))
+    begin = learner.gradient.flat.ctypes.data
+    for step in range(STEPS):
+        own.zero_grad()
+        x, y = joined(alone, step, [2] * comm.size)
+        F.cross_entropy(alone(x), y).backward()
+        x, y = batch(model, comm.rank, step, 2)
+        with learner.no_sync():
+            F.cross_entropy(model(x), y).backward()
+        places = [p.grad.data_ptr() - begin for p in model.parameters()]
+        sizes = [8 * p.numel() for p in model.parameters()]
+        assert places == [sum(sizes[:i]) for i in range(len(sizes))]
+        for p in (*alone.parameters(), *model.parameters()):
+            p.grad = p.grad * 3
+        own.step()
+        learner.step(samples=2)
+        assert all(p.grad is None for p in model.parameters())
+        assert np.abs(values(model) - values(alone)).max() < 1e-9
+
+
 def test_overlap_needs_to_be_told_of_the_last_backward(comm):
     learner = learner_of(made(MLP), comm, algorithm=psgd.DataParallelSGD(overlap=True))
     train(learner, 0, 2)
@@ -192,6 +237,8 @@ def test_sparse_gradients_are_made_dense(comm):
 
     alone, model = made(lambda: build(False)), made(lambda: build(True))
     own, learner = OPTIMIZERS["momentum"](alone), learner_of(model, comm)
+    sparse: list[bool] = []
+    model[0].weight.register_hook(lambda gradient: sparse.append(gradient.is_sparse))
     for step in range(STEPS):
         ids = [torch.tensor([[step % 7, 2], [3, (step + k) % 7]]) for k in range(comm.size)]
         y = torch.tensor([0, 4])
@@ -199,8 +246,8 @@ def test_sparse_gradients_are_made_dense(comm):
         F.cross_entropy(alone(torch.cat(ids)), y.repeat(comm.size)).backward()
         own.step()
         F.cross_entropy(model(ids[comm.rank]), y).backward()
-        assert model[0].weight.grad.is_sparse
         learner.step(samples=2)
+    assert sparse == [True] * STEPS
     assert np.abs(values(model) - values(alone)).max() < 1e-9
 
 
