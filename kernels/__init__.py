@@ -49,6 +49,13 @@ def empty_like(array: Array, size: int, dtype: Any = None) -> Array:
     return (memory if xp is np else xp).empty(size, dtype or array.dtype)
 
 
+def zeros_like(array: Array) -> Array:
+    """A vector of zeros on the device of `array`, well aligned, of its size and dtype. On a CPU its
+    memory is taken as it is written."""
+    xp = array_module(array)
+    return (memory if xp is np else xp).zeros(array.size, array.dtype)
+
+
 def on_device(array: Array) -> AbstractContextManager[Any]:
     """In a `with` block, work on an array's GPU: a new thread of CuPy's begins on the first one."""
     device: AbstractContextManager[Any] = array.device

@@ -8,6 +8,7 @@ of them with huge pages. That wastes at most a sixteenth.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ LARGE = 16 * HUGE_PAGE
 
 def empty(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """An uninitialised NumPy vector of `size` values, on a cache line or a huge page."""
-    nbytes = size * np.dtype(dtype).itemsize
-    alignment = HUGE_PAGE if nbytes >= LARGE else LINE
-    room = np.empty(nbytes + alignment, np.uint8)
-    start = -room.ctypes.data % alignment
-    return room[start : start + nbytes].view(dtype)
+    return _placed(np.empty, size, dtype)
+
+
+def zeros(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """A vector of zeros, placed as `empty` places it. Its memory is taken as it is written."""
+    return _placed(np.zeros, size, dtype)
 
 
 def beyond_caches(array: npt.NDArray[Any]) -> bool:
@@ -33,8 +35,10 @@ def beyond_caches(array: npt.NDArray[Any]) -> bool:
     return nbytes >= LARGE
 
 
-def zeros(size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """A vector of zeros, placed as `empty` places it."""
-    vector = empty(size, dtype)
-    vector.fill(0)
-    return vector
+def _placed(make: Callable[..., Any], size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    nbytes = size * np.dtype(dtype).itemsize
+    alignment = HUGE_PAGE if nbytes >= LARGE else LINE
+    room = make(nbytes + alignment, np.uint8)
+    start = -room.ctypes.data % alignment
+    placed: npt.NDArray[Any] = room[start : start + nbytes].view(dtype)
+    return placed

@@ -48,7 +48,7 @@ from .memory import measure_memory
 from .own_cost import own_costs
 from .step_times import measure_steps
 from .summary import Results, Summary, read
-from .tasks import MODELS, MODULES
+from .tasks import MANY, MODELS, MODULES
 from .to_loss import learn_all, learners_for, require_same_step, timed_for
 
 __all__ = ["add_arguments", "main"]
@@ -137,7 +137,7 @@ def main(options: argparse.Namespace) -> Summary:
         models = [results.goal.task]
     steppers = timed_for(names)
     if options.own_cost:
-        results.own_costs += own_costs(models)
+        results.own_costs += own_costs([*models, MANY])
     if options.memory:
         alone = partial(_playing, options, math.inf)
         for model in models:

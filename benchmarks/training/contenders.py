@@ -24,6 +24,7 @@ class Contender:
         learns_as: who has the same model after every step, to rounding; None: nobody is known to.
         timed_as: whose steps its own are, each from so many samples on; empty: its own.
         modules: whether it is for PyTorch's modules alone.
+        in_buckets: whether DDP's gradients lie in its buckets, and not beside them.
     """
 
     algorithm: Algorithm[Any] | None = None
@@ -33,6 +34,7 @@ class Contender:
     learns_as: str | None = None
     timed_as: tuple[tuple[int, str], ...] = ()
     modules: bool = False
+    in_buckets: bool = True
 
     @property
     def ours(self) -> bool:
@@ -68,6 +70,7 @@ CONTENDERS = {
     "our hook, 1 bit": Contender(hook="exchange", options={"gradient_bits": 1}, modules=True),
     "no exchange": Contender(DataParallelSGD(), period=0),
     "DDP": Contender(learns_as="32 bit"),
+    "DDP, its defaults": Contender(learns_as="32 bit", modules=True, in_buckets=False),
     "DDP, fp16": Contender(hook="fp16"),
     "DDP, PowerSGD rank 1": Contender(hook="power", options={"rank": 1}),
     "DDP, PowerSGD rank 4": Contender(hook="power", options={"rank": 4}),
@@ -88,7 +91,7 @@ TIMED_MODULES = (
     *("32 bit", "32 bit, overlap", "8 bit, overlap", "4 bit", "1 bit", "1 bit, overlap"),
     *("0.25 bit", "block momentum, 1 bit", "PowerSGD rank 4"),
     *("our hook, 32 bit", "our hook, 1 bit", "no exchange"),
-    *(PLAIN, *HOOKS, "DDP, post-local SGD", "PyTorch, no exchange"),
+    *(PLAIN, "DDP, its defaults", *HOOKS, "DDP, post-local SGD", "PyTorch, no exchange"),
 )
 """The same for PyTorch's modules."""
 

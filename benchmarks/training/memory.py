@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .conductor import Conductor
 from .contenders import CONTENDERS, side
 from .step_times import LR, WARM_UP
+from .tasks import SMALL
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Memory:
     """
     Attributes:
         model, contender: of what.
-        before_bytes: that a rank had before it made the model: Python, PyTorch, MPI.
+        before_bytes: that a rank had before it made the model, but had trained a small one by the
+            same contender: Python, PyTorch, MPI, gloo, and the kernels.
         peak_bytes: the most that it had until it had taken some steps. Both of the rank with most.
     """
 
@@ -45,9 +47,12 @@ def measure_memory(
     for name in names:
         with playing([name]) as conductor:
             who = side(name)
+            count = max(2 * WARM_UP, CONTENDERS[name].period)
+            conductor.all(who, "begin", contender=name, task=SMALL, lr=LR)
+            conductor.all(who, "steps", count=count)
+            conductor.all(who, "end")
             before = conductor.all(who, "memory")
             conductor.all(who, "begin", contender=name, task=model, lr=LR)
-            count = max(2 * WARM_UP, CONTENDERS[name].period)
             after = conductor.all(who, "steps", count=count)
             conductor.all(who, "end")
         had = max(answer["bytes"] for answer in before)

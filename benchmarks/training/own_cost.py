@@ -1,9 +1,9 @@
 """What the learner adds to a plain loop of PyTorch's: one process, and no other rank.
 
-The same model is trained twice, in turn, a step at a time: by `torch_ours.TorchOurs` on a single
-rank, which exchanges nothing, and by zero_grad, backward and the optimizer's step. What is left is
-the learner's own cost: gathering the gradient in one vector, dividing it, looking at whether it is
-finite, and what it does for each parameter.
+The same model is trained twice, a step at a time, each as often before the other as after it: by
+`torch_ours.TorchOurs` on a single rank, which exchanges nothing, and by zero_grad, backward and the
+optimizer's step. What is left is the learner's own cost: moving each gradient to its place in one
+vector, looking at whether it is finite, and what it does for each parameter.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def measure(model: str, most_s: float = MOST_S, most_steps: int = MOST_STEPS) ->
     seconds: tuple[list[float], list[float]] = ([], [])
     until = time.perf_counter() + most_s
     for t in range(WARM_UP + most_steps):
-        for trainer, taken in zip(both, seconds, strict=True):
+        turns = [*zip(both, seconds, strict=True)]
+        for trainer, taken in turns if t % 2 else reversed(turns):
             begin = time.perf_counter()
             trainer.step(x, y)
             if t >= WARM_UP:

@@ -1,9 +1,9 @@
 """PyTorch's side: a process on each host, DistributedDataParallel over gloo with its own hooks.
 
 Started with rank, number of ranks, the first host's address and the conductor's socket. What DDP
-leaves open is set to what is quicker here: gradients lie in its buckets, and the optimizer's step
-is fused. All start from the same values, so DDP need not send them around first, and buffers (of
-BatchNorm) are each rank's own.
+leaves open is set to what is quicker here: gradients lie in its buckets (but for one contender, who
+has its defaults), and the optimizer's step is fused. All start from the same values, so DDP need
+not send them around first, and buffers (of BatchNorm) are each rank's own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Peer:
         if chosen.period:
             self.forward = DistributedDataParallel(
                 self.module,
-                gradient_as_bucket_view=True,
+                gradient_as_bucket_view=chosen.in_buckets,
                 init_sync=False,
                 forward_sync_buffers=False,
                 bucket_cap_mb=ONE_BUCKET_MB if chosen.hook == "power" else None,

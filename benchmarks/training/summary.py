@@ -170,6 +170,8 @@ class Summary(Report):
             return
         for model in dict.fromkeys(model for model, _ in self.results.cases()):
             print("\n".join(markdown_table(self.results, model)), end="\n\n")
+        if self.results.memory:
+            print("\n".join(memory_table(self.results)), end="\n\n")
         if self.results.to_loss:
             print("\n".join(to_loss_table(self.results)), end="\n\n")
 
@@ -229,6 +231,18 @@ def markdown_table(results: Results, model: str) -> list[str]:
     for name in CONTENDERS:
         if any(name in times for times in by_rate):
             lines.append(_line([name, *(_cell(times, name) for times in by_rate)]))
+    return lines
+
+
+def memory_table(results: Results) -> list[str]:
+    """Contenders by models: MiB that their training adds to a rank."""
+    models = [*dict.fromkeys(one.model for one in results.memory)]
+    lines = [_line(["MiB added to a rank", *map(called, models)])]
+    lines.append(_line(["---"] * (len(models) + 1)))
+    added = {(one.contender, one.model): one.added_bytes / MIB for one in results.memory}
+    for name in dict.fromkeys(one.contender for one in results.memory):
+        cells = [f"{added[name, m]:.0f}" if (name, m) in added else "" for m in models]
+        lines.append(_line([name, *cells]))
     return lines
 
 

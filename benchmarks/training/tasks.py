@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -93,15 +93,20 @@ def _images(rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
     return x.reshape(SYNTHETIC, BATCH, 1, SIDE, SIDE), y
 
 
-def _sequences(steps: int, rank: int, ranks: int, seed: int) -> tuple[Array, Array]:
-    """Every rank's part of one order of the library's sequences; x and y [steps, n, SEQUENCE]."""
+def _sequences(steps: int, rank: int, ranks: int, seed: int, many: int = 1) -> tuple[Array, Array]:
+    """Every rank's part of one order of the library's sequences; x and y [steps, n, SEQUENCE].
+
+    Args:
+        many: times as many sequences in a minibatch.
+    """
+    sequences = many * SEQUENCES
     train, _ = library_sequences(SEQUENCE, most_bytes=READ)
     random = np.random.default_rng(seed)
-    wanted = steps * ranks * SEQUENCES
+    wanted = steps * ranks * sequences
     epochs = [random.permutation(len(train)) for _ in range(-(-wanted // len(train)))]
-    order = np.concatenate(epochs)[:wanted].reshape(steps, ranks, SEQUENCES)
+    order = np.concatenate(epochs)[:wanted].reshape(steps, ranks, sequences)
     x, y = train.read(order[:, rank].reshape(-1))
-    return x.reshape(steps, SEQUENCES, SEQUENCE), y.reshape(steps, SEQUENCES, SEQUENCE)
+    return x.reshape(steps, sequences, SEQUENCE), y.reshape(steps, sequences, SEQUENCE)
 
 
 def _sequences_tested() -> tuple[Array, Array]:
@@ -151,7 +156,15 @@ convolutions."""
 
 TEXT = "text"
 
+SMALL = "small"  #: that everything is loaded once it has been trained
+
+MANY = "transformer, 2048 bytes a step"
+
 TASKS = MODULES | {
+    MANY: replace(
+        MODULES["transformer"], minibatches=partial(_sequences, SYNTHETIC, many=4), batch=32
+    ),
+    SMALL: _mlp(16),
     TEXT: Task(
         "next byte of Python's library, transformer, 2 layers of width 96",
         partial(_transformer, width=96, layers=2, heads=4),

@@ -22,6 +22,9 @@ from .nccl import start_nccl
 SHORT = 1 << 16
 """Values: shorter vectors take the library's collectives untried, unless hosts add up first."""
 TRIED_S = 0.1  #: about as long may an exchange take by which transports are compared
+MOST_TRIED = 1 << 22
+"""Values: within a machine, where so many need no tenth of a second, more take as long a value. So
+trying needs 16 MiB and the buffers of both transports, however long the vector."""
 CLEARLY = 0.9
 """Of the pipeline's seconds: the collectives are taken where they need less. On a link they fall
 behind with the length (1.0 times the pipeline's after 0.1 s, 1.7 after 0.7), and noise is to tip
@@ -110,8 +113,9 @@ def choose_plan(
         return plan
     values, seconds = SHORT, try_transports(comm, SHORT, codec, rounds=2)
     longer = SHORT * max(1.0, TRIED_S / min(seconds.values()))
-    if min(parameters.flat.size, longer) > 2 * SHORT:
-        values = int(min(parameters.flat.size, longer))
+    longer = min(parameters.flat.size, longer, MOST_TRIED)
+    if longer > 2 * SHORT:
+        values = int(longer)
         seconds = try_transports(comm, values, codec, rounds=2)
     clearly = seconds["collective"] < CLEARLY * seconds["pipelined"]
     faster = "collective" if clearly else "pipelined"

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from ..kernels import empty_like
+from ..kernels import zeros_like
 from ..optimizers import OptimizerState
 from ..state import across, workspace
 from .arrays import as_array, as_tensor
@@ -181,8 +181,7 @@ class TorchOptimizerState(OptimizerState):
         """A vector's parts as tensors; zeros, where there is none yet."""
         if key not in self.buffers:
             x = self.module.parameters.flat
-            vector = self.buffers[key] = empty_like(x, x.size)
-            vector.fill(0)
+            self.buffers[key] = zeros_like(x)
         return self.module.views_of(self.buffers[key])
 
 

@@ -278,7 +278,7 @@ def test_memory_is_of_the_rank_with_most_in_processes_of_each_contenders_own():
         ("DDP, post-local SGD", 50, 90),
     ]
     assert found[0].added_bytes == 40
-    assert started[0] == ["memory", "begin", 6, "end"] and PERIOD in started[1]
+    assert started[0] == ["begin", 6, "end", "memory", "begin", 6, "end"] and PERIOD in started[1]
 
 
 def test_a_process_knows_its_memory():
