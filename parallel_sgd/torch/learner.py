@@ -68,9 +68,12 @@ class Learner(ArrayLearner):
     some have used counts as zero on the others. Checkpoints hold the optimizer's state, all
     residuals, buffers, the loss scale, and PyTorch's random generators.
 
-    Collective. Memory: one gradient beside PyTorch's, which `step` gives up; what the algorithm
-    needs. Cost: a pass over the gradient to gather it, one to divide it, and some microseconds a
-    parameter.
+    As soon as backward has completed a gradient, it lies in the learner's `gradient`, of which the
+    parameter's ``grad`` is then a view.
+
+    Collective. Memory: the gradient, which is where PyTorch's would be, and what the algorithm
+    needs; with ``overlap=True`` a second gradient. Cost: each gradient is copied once, and read
+    once more, to see that it is finite; some microseconds a parameter.
 
     >>> import torch, parallel_sgd as psgd
     >>> comm = psgd.Communicator.single()
