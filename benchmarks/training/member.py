@@ -5,6 +5,7 @@ Both sides run this very loop, with a `Trainer` each.
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import time
@@ -98,6 +99,7 @@ class Member:
         assert self.trainer is not None
         self.trainer.finish()
         self.trainer = None
+        gc.collect()  # a learner's parts know each other
         return {}
 
     def follow(self, path: str, side: str) -> None:
