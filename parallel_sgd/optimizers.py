@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from .checks import read_points
 from .errors import UserError
 from .kernels import body
 from .options import Choice, Options, Real, option, options
 from .parameters import Parameters
-from .schedules import Cosine, Linear, Schedule, Steps
+from .schedules import Rate, Schedule
 from .state import Component, across, workspace
 from .validation import LARGEST, number, set_validated, shown
 
@@ -50,47 +49,6 @@ class OptimizerState(Component):
             names = (saved["buffers"], self.buffers)
             had, has = (", ".join(sorted(those)) or "none" for those in names)
             raise UserError(f"has optimizer.buffers {had}, but this optimizer {has}")
-
-
-class Rate:
-    """A learning rate: a number, or a `Schedule` by samples."""
-
-    SHAPES = ("linear", "cosine")  #: of schedules, between their points
-    COSINE = "cosine:0:0.3,50000:0.01"
-    EXAMPLE = f"0:0.3,20000:0.03 (linear:0:0,1000:0.3 goes up in between, {COSINE} down)"
-
-    metavar = "X | [linear:|cosine:]S:X,..."
-    expected = f"a number, or samples:rate pairs as {EXAMPLE}"
-
-    def __call__(self, name: str, value: Any) -> float | Schedule:
-        if not isinstance(value, Schedule):
-            try:
-                return number(name, value, 0)
-            except UserError as error:
-                raise UserError(f"{error}, or a Schedule") from None
-        if not is_dataclass(value) or " at 0x" in repr(value):
-            raise UserError(
-                f"{name}={type(value).__name__}(...) must be a dataclass whose fields are plain "
-                "values: ranks compare schedules by their repr"
-            )
-        return value
-
-    def read(self, text: str) -> float | Schedule:
-        """``0.1``, ``0:0.3,1000:0.1``, ``linear:0:0,1000:0.3`` or ``cosine:0:0.3,1000:0``."""
-        if ":" not in text:
-            return float(text)
-        shape, _, rest = text.partition(":")
-        rates = read_points(rest if shape in self.SHAPES else text, Real())
-        if shape == "linear":
-            return Linear(rates)
-        if shape != "cosine":
-            return Steps(rates)
-        if len(rates) != 2 or 0 not in rates:
-            raise UserError(
-                f"{text!r} must give two rates, at 0 samples and at the end: {self.COSINE}"
-            )
-        end = max(rates)
-        return Cosine(start=rates[0], end=rates[end], samples=end)
 
 
 class UpdateRule(Options, ABC):

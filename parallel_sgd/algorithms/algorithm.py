@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..communication import Communicator, Group, Roles, Together
 from ..compression import problem_with
+from ..exchange import Exchange
 from ..optimizers import LocalStep
 from ..options import Options
 from ..parameters import Parameters
@@ -122,9 +123,11 @@ class Algorithm(Options, ABC, Generic[StateT]):
 
     def sum_late(self, state: StateT, work: Work, vector: Array) -> None:
         """Replace a part of this minibatch's gradient that `ready` came too early for by (the
-        decoded form of) its sum over all ranks: they add it before the update. Collective, between
-        the exchange and the update. For algorithms with `overlap`."""
-        raise NotImplementedError(f"{type(self).__name__} begins nothing in ready()")
+        decoded form of) its sum over all ranks: they add it before the update. With 32 bits here.
+        Collective, between the exchange and the update. For algorithms with `overlap`."""
+        exchange = Exchange(work.parameters, work.comm)
+        exchange.sum(vector)
+        exchange.close()
 
     def problem(self, state: StateT, work: Work, samples: int) -> str | None:
         """Why this rank's gradient, of so many samples, cannot be trained on, in one line; None

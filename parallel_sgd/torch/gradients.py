@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from ..communication import Communicator
+from ..compression import problem_with
 from ..errors import UserError
 from .arrays import as_tensor
-from .module import FlatModule, is_finite
+from .module import FlatModule
 from .overlap import Overlap
 from .scaling import Scaling
 
@@ -108,7 +109,7 @@ class Gradients:
                 "loss.backward() before each step, and no zero_grad() between the two"
             )
         if self._scaling:
-            self.overflow = not is_finite(module.gradient.flat)
+            self.overflow = problem_with(module.gradient.flat) is not None
         return Used(used)
 
     def settle_unit(self, samples: int, agree: Callable[[int], int]) -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from ..errors import UserError
-from ..kernels import array_module, body
 from ..parameters import Parameters
 from .arrays import as_array, as_tensor
 from .refusals import require_alike, require_plain
@@ -241,9 +240,3 @@ def layout_of(model: nn.Module) -> dict[str, Any]:
 def plain_name(name: str) -> str:
     """What a parameter of a module is called, whether or not that was compiled. Local."""
     return name.replace("_orig_mod.", "")
-
-
-def is_finite(gradient: Array) -> bool:
-    """Whether a vector holds neither infinities nor NaN. Local. Cost: reads it once."""
-    largest = float(body(gradient).largest_magnitude(gradient))
-    return bool(array_module(gradient).isfinite(largest))

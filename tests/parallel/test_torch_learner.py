@@ -197,6 +197,26 @@ def test_overlap_begins_in_backward(comm):
     assert begun == [False, True, True]
 
 
+def test_an_algorithm_may_leave_what_comes_late_to_full_precision(comm):
+    """Minibatches are uneven: with overlap some guesses are wrong."""
+    late = []
+
+    class Late(psgd.DataParallelSGD):
+        def sum_late(self, state, work, vector):
+            late.append(float(np.abs(vector).max()))
+            psgd.Algorithm.sum_late(self, state, work, vector)
+
+    alone, model = made(MLP), made(MLP)
+    own = OPTIMIZERS["momentum"](alone)
+    learner = learner_of(model, comm, algorithm=Late(overlap=True, bucket_values=50))
+    for step in range(STEPS):
+        train_alone(alone, own, step, comm.size)
+        own.step()
+        train(learner, step, counts_of(comm.size, step)[comm.rank])
+        assert np.abs(values(model) - values(alone)).max() < 1e-12
+    assert any(late)
+
+
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_unused_parameters(comm, optimizer, overlap):
