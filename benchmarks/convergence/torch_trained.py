@@ -22,6 +22,7 @@ from .trained import Score
 Array = Any
 
 TESTED_AT_A_TIME = 250
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  #: of all models
 
 _one_at_a_time = threading.Lock()
 """Held by the rank that computes: ranks are threads, which else drive each other from the cache."""
@@ -47,7 +48,7 @@ class TorchModel:
     ) -> None:
         self.rate = rate
         with _one_at_a_time:  # they draw from one generator
-            self.model = make()
+            self.model = make().to(DEVICE)
         self.optimizer = rule.of_torch(self.model.parameters(), lr=rate(0))
         self.learner = parallel_sgd.torch.Learner(self.model, self.optimizer, algorithm, comm)
 
@@ -55,7 +56,7 @@ class TorchModel:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(self.learner.samples)
         with _one_at_a_time:
-            _loss(self.model(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+            _loss(self.model(_there(x)), _there(y)).backward()
         self.learner.step(samples=len(x))
 
     def score(self, test: Dataset) -> Score | None:
@@ -80,4 +81,8 @@ def _part(test: Dataset, comm: Communicator) -> Iterator[tuple[Any, Any]]:
     own = np.arange(comm.rank, len(test), comm.size)
     for begin in range(0, len(own), TESTED_AT_A_TIME):
         x, y = test.read(own[begin : begin + TESTED_AT_A_TIME], dtype=np.float32)
-        yield torch.from_numpy(x), torch.from_numpy(y)
+        yield _there(x), _there(y)
+
+
+def _there(array: Array) -> torch.Tensor:
+    return torch.from_numpy(array).to(DEVICE)

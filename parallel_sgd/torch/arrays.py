@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ def as_array(tensor: torch.Tensor) -> Array:
         UserError: the tensor's device or dtype has no arrays, or CuPy is missing.
 
     Local. Nothing is copied. On a GPU what PyTorch's current stream still does to the tensor comes
-    before what CuPy's current stream does next; `finish_on_device` is for the way back.
+    before what CuPy's current stream does next; for the way back there is `on_one_stream`.
     """
     tensor = tensor.detach()
     kind = tensor.device.type
@@ -52,6 +54,33 @@ def as_tensor(array: Array) -> torch.Tensor:
     if array_module(array) is np:
         return torch.from_numpy(array)
     return torch.from_dlpack(array)
+
+
+@contextmanager
+def on_one_stream(device: torch.device) -> Iterator[None]:
+    """For a `with` block a GPU is the current one, and PyTorch works on the stream that CuPy works
+    on, the default one.
+
+    What it has begun on a stream of the program's choice comes before, and what it begins there
+    afterwards comes after the block. Nothing on a CPU. Local; waits for nothing.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    one, chosen = torch.cuda.default_stream(device), torch.cuda.current_stream(device)
+    one.wait_stream(chosen)
+    try:
+        with torch.cuda.device(device), torch.cuda.stream(one):
+            yield
+    finally:
+        chosen.wait_stream(one)
+
+
+def finish_on_stream(tensor: torch.Tensor) -> None:
+    """Wait until PyTorch's current stream of a tensor's GPU is done: before another thread goes on.
+    Local."""
+    if tensor.device.type == "cuda":
+        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def _cupy() -> Any:

@@ -16,10 +16,11 @@ from ..optimizers import Optimizer, UpdateRule
 from ..training import Learner as ArrayLearner
 from ..training.arguments import require_communicator
 from ..validation import choice, integer, number
+from .arrays import on_one_stream
 from .evaluation import Score, sums_over, weighted_means
 from .gradients import LATE, Gradients
 from .model_state import BUFFERS, Buffers, ModelState, broadcast
-from .module import FlatModule, buffers_of, layout_of
+from .module import FlatModule, buffers_of, device_of, layout_of
 from .optimizer import TorchOptimizer, TorchStep, rule_of
 from .overlap import Overlap
 from .scaling import Scaling
@@ -119,53 +120,59 @@ class Learner(ArrayLearner):
                 )
             return rule_of(optimizer, made[0], algorithm, mean=self._mean)
 
-        try:
-            rule = comm.together(prepare)
-            self._module = made[0]
-            comm.require_agreement(
-                {"reduction": reduction, "clip_norm": clip_norm, "buffers of the model": buffers}
-                | {"loss scale": scaler and scaler.state_dict(), **layout_of(model)}
+        with on_one_stream(device_of(model)):
+            try:
+                rule = comm.together(prepare)
+                self._module = made[0]
+                comm.require_agreement(
+                    {
+                        "reduction": reduction,
+                        "clip_norm": clip_norm,
+                        "buffers of the model": buffers,
+                    }
+                    | {"loss scale": scaler and scaler.state_dict(), **layout_of(model)}
+                )
+                super().__init__(
+                    self._module.parameters,
+                    rule,
+                    algorithm,
+                    comm,
+                    sync_perf_stats=sync_perf_stats,
+                    minibatch_size=minibatch_size,
+                )
+            except BaseException:
+                for module in made:  # another learner may have it
+                    module.release()
+                raise
+            self._module.collect(self.gradient)
+            for tensor in (p for p in model.parameters() if not p.requires_grad):
+                broadcast(tensor, comm)
+            for _, tensor in buffers_of(model):
+                broadcast(tensor, comm)
+            self._scaling = None if scaler is None else Scaling(scaler, self._module.device)
+            self._overlap: Overlap | None = None
+            if algorithm.overlap:
+                self._overlap = Overlap(self._module, self.ready, self._expected_weight)
+            self._gradients = Gradients(
+                self._module,
+                self.comm,
+                mean=self._mean,
+                divides=self._mean and isinstance(rule, TorchOptimizer),
+                clip_norm=clip_norm,
+                scaling=self._scaling,
+                overlap=self._overlap,
+                together=algorithm.synchronizes_every_step,
+                notes=lambda: self.in_common.notes,
+                sum_late=lambda vector: algorithm.sum_late(self.state, self.at_work.work, vector),
             )
-            super().__init__(
-                self._module.parameters,
-                rule,
-                algorithm,
-                comm,
-                sync_perf_stats=sync_perf_stats,
-                minibatch_size=minibatch_size,
+            self.model_state = ModelState(
+                module=self._module, scaler=scaler, gradients=self._gradients
             )
-        except BaseException:
-            for module in made:  # another learner may have it
-                module.release()
-            raise
-        self._module.collect(self.gradient)
-        for tensor in (p for p in model.parameters() if not p.requires_grad):
-            broadcast(tensor, comm)
-        for _, tensor in buffers_of(model):
-            broadcast(tensor, comm)
-        device = next(iter(self._module.tensors.values())).device
-        self._scaling = None if scaler is None else Scaling(scaler, device)
-        self._overlap: Overlap | None = None
-        if algorithm.overlap:
-            self._overlap = Overlap(self._module, self.ready, self._expected_weight)
-        self._gradients = Gradients(
-            self._module,
-            self.comm,
-            mean=self._mean,
-            divides=self._mean and isinstance(rule, TorchOptimizer),
-            clip_norm=clip_norm,
-            scaling=self._scaling,
-            overlap=self._overlap,
-            together=algorithm.synchronizes_every_step,
-            notes=lambda: self.in_common.notes,
-            sum_late=lambda vector: algorithm.sum_late(self.state, self.at_work.work, vector),
-        )
-        self.model_state = ModelState(module=self._module, scaler=scaler, gradients=self._gradients)
-        self._own_samples: int | None = None  # in the latest step that had some
-        self.local_step.prepare = self._gradients.prepare
-        if isinstance(self.local_step, TorchStep):
-            self.local_step.used = self._gradients.used_by_any
-            self.local_step.unit = lambda: self._gradients.unit
+            self._own_samples: int | None = None  # in the latest step that had some
+            self.local_step.prepare = self._gradients.prepare
+            if isinstance(self.local_step, TorchStep):
+                self.local_step.used = self._gradients.used_by_any
+                self.local_step.unit = lambda: self._gradients.unit
 
     @property
     def states(self) -> dict[str, Any]:
@@ -193,6 +200,11 @@ class Learner(ArrayLearner):
         self.require_open()
         if self.serves:
             return super().step(samples)
+        with on_one_stream(self._module.device):
+            return self._train(samples)
+
+    def _train(self, samples: int) -> int:
+        """See `step`."""
         gradients = self._gradients
         try:
             samples = integer("samples", samples, 0)
@@ -263,16 +275,17 @@ class Learner(ArrayLearner):
         Its buffers become what the learner's `buffers` says, and stay so. Collective, as the block
         begins; not for ranks that only serve.
         """
-        self.meet()
-        self.model_state.unite(self._buffers, self.comm)
-        modes = [(part, part.training) for part in self.model.modules()]
-        with self.aside("evaluate"), self.shared_model(), torch.no_grad():
-            self.model.eval()
-            try:
-                yield
-            finally:
-                for part, training in modes:
-                    part.training = training
+        with on_one_stream(self._module.device):
+            self.meet()
+            self.model_state.unite(self._buffers, self.comm)
+            modes = [(part, part.training) for part in self.model.modules()]
+            with self.aside("evaluate"), self.shared_model(), torch.no_grad():
+                self.model.eval()
+                try:
+                    yield
+                finally:
+                    for part, training in modes:
+                        part.training = training
 
     def evaluate(self, batches: Iterable[Any], score: Score) -> dict[str, float]:
         """Means over the samples of all ranks, with the model that they have in common.
@@ -302,9 +315,10 @@ class Learner(ArrayLearner):
     def finish(self) -> None:
         """Complete what is under way, so that all ranks hold the final model, with the buffers that
         the learner's `buffers` says. Collective."""
-        super().finish()
-        if not self.serves:
-            self.model_state.unite(self._buffers, self.comm)
+        with on_one_stream(self._module.device):
+            super().finish()
+            if not self.serves:
+                self.model_state.unite(self._buffers, self.comm)
 
     def _close(self, *, failed: bool) -> None:
         super()._close(failed=failed)

@@ -114,16 +114,15 @@ class ModelState(Component):
 
     def _generators(self) -> dict[str, torch.Tensor]:
         states = {"cpu": torch.get_rng_state()}
-        device = next(iter(self.module.tensors.values())).device
-        if device.type == "cuda":
-            states["cuda"] = torch.cuda.get_rng_state(device)
+        if self.module.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state(self.module.device)
         return states
 
     def _set_generator(self, name: str, state: torch.Tensor) -> None:
         if name == "cpu":
             torch.set_rng_state(state)
         else:
-            torch.cuda.set_rng_state(state.cpu(), next(iter(self.module.tensors.values())).device)
+            torch.cuda.set_rng_state(state.cpu(), self.module.device)
 
 
 def broadcast(tensor: torch.Tensor, comm: Communicator) -> None:

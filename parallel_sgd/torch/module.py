@@ -38,6 +38,7 @@ class FlatModule:
     Attributes:
         parameters: the trainable ones by name, each once, in the order of ``named_parameters()``.
         tensors: the same as PyTorch knows them.
+        device: of them all.
         gradient: of the same layout, where backward leaves gradients: see `collect`.
 
     Local. Memory: a vector in place of the parameters' own memory.
@@ -50,6 +51,7 @@ class FlatModule:
             plain_name(name): p for name, p in module.named_parameters() if p.requires_grad
         }
         require_alike(self.tensors)
+        self.device = next(iter(self.tensors.values())).device
         for name, tensor in self.tensors.items():
             if is_a_learners(tensor):
                 raise UserError(
@@ -218,6 +220,12 @@ def is_a_learners(parameter: torch.Tensor) -> bool:
     """Whether it is a view of an open learner's vector. Local."""
     known = _wrapped.get(id(parameter))
     return known is not None and known() is parameter
+
+
+def device_of(model: Any) -> torch.device:
+    """Of a model's first trainable parameter; the CPU where there is none. Local."""
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    return next((p.device for p in parameters if p.requires_grad), torch.device("cpu"))
 
 
 def buffers_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

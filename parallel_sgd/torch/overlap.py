@@ -10,8 +10,8 @@ from weakref import ref
 import torch
 
 from ..errors import UserError
-from ..kernels import finish_on_device
 from ..parameters import Parameters
+from .arrays import finish_on_stream
 from .module import FlatModule
 
 Array = Any  #: a NumPy or CuPy array
@@ -128,5 +128,5 @@ class Overlap:
         if self._weight != 1:
             view.mul_(self._weight)
         self._sent.add(name)
-        finish_on_device(self._module.gradient.flat)
+        finish_on_stream(view)
         self._ready(name)

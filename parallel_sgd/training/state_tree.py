@@ -187,5 +187,5 @@ def _restored(old: Any, saved: Any, room: Any) -> Any:
     if array_module(room) is np:
         room[...] = saved
     else:
-        room.set(np.ascontiguousarray(saved))
+        room.set(np.asarray(saved, order="C"))  # of no dimension, too
     return room
