@@ -1,8 +1,9 @@
 """Array in, array out: quantization, its inverse, and fused optimizer steps.
 
 One signature, three bodies, the same bytes: `reference` (plain NumPy, the specification), `cpu`
-(Numba) and `cuda` (CUDA C++ through CuPy). `body(array)` is the fast one for that array's kind;
-a body is loaded when it is first asked for, so importing this package costs nothing.
+(Numba) and `cuda` (CUDA C++ through CuPy); but a NaN has the bytes that a processor gives it.
+`body(array)` is the fast one for that array's kind; a body is loaded when it is first asked for, so
+importing this package costs nothing.
 
 Every function is local (no communication), works in place where no `out` is given, and releases the
 GIL on the CPU.

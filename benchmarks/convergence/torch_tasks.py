@@ -93,7 +93,7 @@ TORCH_TASKS: dict[str, Task] = {
         data=_images,
         model=_resnet,
         warm_up=1 / 16,
-        points=8,
+        points=4,
         measure=ERROR,
     ),
 }

@@ -1,6 +1,6 @@
 """NCCL's collectives over ranks that have a GPU each.
 
-Tested with a stand-in for CuPy only: this has not run on a GPU, nor with NCCL.
+Several ranks are tested with a stand-in for CuPy and NCCL only; one rank has run on a GPU.
 """
 
 from __future__ import annotations
