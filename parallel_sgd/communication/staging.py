@@ -4,7 +4,8 @@ A GPU works off what it is told later, in streams, and MPI knows nothing of stre
 may be sent when an event says that the GPU has come so far; events are asked, never waited for.
 What arrives is in its array for whatever the current stream does from then on.
 
-Tested with a stand-in for CuPy, and with two ranks that share a GPU; `Direct` with the stand-in only.
+Tested with a stand-in for CuPy, and with two ranks that share a GPU; `Direct` with the stand-in
+only.
 """
 
 from __future__ import annotations
