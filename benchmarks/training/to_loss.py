@@ -42,7 +42,7 @@ class Goal:
 
 
 MLP_GOAL = Goal(BYTES, (2.4, 2.1, 1.95), 0.1)
-TRANSFORMER_GOAL = Goal(TEXT, (2.7, 2.5, 2.4), 0.4)
+TRANSFORMER_GOAL = Goal(TEXT, (2.7, 2.5, 2.4), 0.1)
 
 
 @dataclass(frozen=True)
