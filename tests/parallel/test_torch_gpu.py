@@ -153,42 +153,31 @@ def test_on_a_stream_of_its_own(comm):
 @pytest.mark.parametrize(
     ("model", "optimizer"), [("mlp", "momentum"), ("attention", "adamw"), ("convnet", "groups")]
 )
-def test_resumes_bit_for_bit(comm, tmp_path, name, model, optimizer):
+def test_resumes_bit_for_bit(comm, tmp_path, monkeypatch, name, model, optimizer):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     folder = Path(comm.allgather_object(str(tmp_path))[0])
 
     def learner_of(seed: int) -> Any:
         module = on_gpu(model, seed, torch.float32)
         return psgd.torch.Learner(module, OPTIMIZERS[optimizer](module), ALGORITHMS[name], comm)
 
-    with deterministic():
-        first = learner_of(0)
-        for step in range(STEPS):
-            if step == 4:
-                with psgd.Checkpoints(folder) as checkpoints:
-                    checkpoints.save(first)
-            train(first, step, 3)
-        first.finish()
-        second = learner_of(1)
-        psgd.load_checkpoint(second, folder)
-        for step in range(4, STEPS):
-            train(second, step, 3)
-        second.finish()
+    first = learner_of(0)
+    for step in range(STEPS):
+        if step == 4:
+            with psgd.Checkpoints(folder) as checkpoints:
+                checkpoints.save(first)
+        train(first, step, 3)
+    first.finish()
+    second = learner_of(1)
+    psgd.load_checkpoint(second, folder)
+    for step in range(4, STEPS):
+        train(second, step, 3)
+    second.finish()
     again = second.model.state_dict()
     for key, tensor in first.model.state_dict().items():
         assert torch.equal(tensor, again[key]), key
     for learner in (first, second):
         learner.close()
-
-
-class deterministic:
-    """For a `with` block, cuDNN's algorithms that add up in one order."""
-
-    def __enter__(self) -> None:
-        self._before = torch.backends.cudnn.deterministic
-        torch.backends.cudnn.deterministic = True
-
-    def __exit__(self, *_: object) -> None:
-        torch.backends.cudnn.deterministic = self._before
 
 
 @pytest.mark.parametrize("bits", [32, 1])
