@@ -1,9 +1,10 @@
-"""What the learner adds to a plain loop of PyTorch's: one process, and no other rank.
+"""What the learner adds to a plain loop of PyTorch's, and what DDP adds: one process, one rank.
 
-The same model is trained twice, a step at a time, each as often before the other as after it: by
-`torch_ours.TorchOurs` on a single rank, which exchanges nothing, and by zero_grad, backward and the
-optimizer's step. What is left is the learner's own cost: moving each gradient to its place in one
-vector, looking at whether it is finite, and what it does for each parameter.
+The same model is trained three times, a step at a time, in turn: by `torch_ours.TorchOurs` on a
+single rank, which exchanges nothing; by zero_grad, backward and the optimizer's step; and by these
+with DDP around the model, in a group of one process. What is left is the own cost of each: moving
+each gradient to its place in one vector, or in a bucket, and what they do for each parameter; and
+the learner looks at whether gradients are finite.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from parallel_sgd import Communicator, UserError
 
 from .conductor import ENVIRONMENT
+from .contenders import PLAIN
 from .member import Trainer
 from .tasks import SEED, TASKS
 
@@ -33,13 +35,15 @@ class OwnCost:
     """
     Attributes:
         model: which.
-        seconds, plain_seconds: of a step by the learner and by the loop, medians.
+        seconds, plain_seconds, ddp_seconds: of a step by the learner, by the loop and by DDP,
+            medians.
         steps: of each.
     """
 
     model: str
     seconds: float
     plain_seconds: float
+    ddp_seconds: float
     steps: int
 
 
@@ -60,29 +64,33 @@ def own_costs(models: Iterable[str]) -> list[OwnCost]:
 def measure(model: str, most_s: float = MOST_S, most_steps: int = MOST_STEPS) -> OwnCost:
     """In this process, for about so many seconds and at most so many steps of each."""
     import torch
+    import torch.distributed as dist
 
     from .peer import Peer
     from .torch_ours import TorchOurs
 
     torch.set_num_threads(1)
-    both: tuple[Trainer, Trainer] = (
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    trainers: tuple[Trainer, ...] = (
         TorchOurs(Communicator.single(), OURS, model, LR, SEED),
         Peer(PLAIN_LOOP, model, LR, SEED),
+        Peer(PLAIN, model, LR, SEED),
     )
     x, y = (of_rank[0] for of_rank in TASKS[model].minibatches(0, 1, SEED))
-    seconds: tuple[list[float], list[float]] = ([], [])
+    seconds: list[list[float]] = [[] for _ in trainers]
     until = time.perf_counter() + most_s
     for t in range(WARM_UP + most_steps):
-        turns = [*zip(both, seconds, strict=True)]
-        for trainer, taken in turns if t % 2 else reversed(turns):
+        for k in range(len(trainers)):
+            turn = (t + k) % len(trainers)
             begin = time.perf_counter()
-            trainer.step(x, y)
+            trainers[turn].step(x, y)
             if t >= WARM_UP:
-                taken.append(time.perf_counter() - begin)
+                seconds[turn].append(time.perf_counter() - begin)
         if t >= WARM_UP and time.perf_counter() > until:
             break
-    ours, plain = map(statistics.median, seconds)
-    return OwnCost(model, ours, plain, len(seconds[0]))
+    dist.destroy_process_group()
+    ours, plain, ddp = map(statistics.median, seconds)
+    return OwnCost(model, ours, plain, ddp, len(seconds[0]))
 
 
 if __name__ == "__main__":

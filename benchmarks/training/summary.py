@@ -112,7 +112,8 @@ class Summary(Report):
                 f"{cost.model}, one rank, a step of the learner",
                 cost.seconds,
                 "s",
-                f"a plain loop of PyTorch's, {cost.plain_seconds:.3g} s, in turn",
+                f"a plain loop of PyTorch's, {cost.plain_seconds:.3g} s, in turn; and {PLAIN}, "
+                f"{cost.ddp_seconds:.3g} s",
                 cost.seconds / cost.plain_seconds,
             )
         self._add_memory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import warnings
@@ -236,10 +237,10 @@ def test_which_sides_play_and_where(monkeypatch):
     assert report.title.startswith("Training PyTorch's models on 2 ranks of one machine, one")
 
 
-def test_the_learners_own_cost_is_that_of_a_step_beside_a_plain_loops(small):
+def test_the_learners_own_cost_is_that_of_a_step_beside_a_plain_loops_and_ddps(small):
     cost = own_cost.measure("mlp", most_steps=3)
     assert (cost.model, cost.steps) == ("mlp", 3)
-    assert cost.seconds > 0 and cost.plain_seconds > 0
+    assert min(cost.seconds, cost.plain_seconds, cost.ddp_seconds) > 0
     assert own_cost.measure("mlp", most_s=0).steps == 1
 
 
@@ -248,11 +249,11 @@ def test_own_costs_are_found_in_a_process_of_one_thread(monkeypatch):
 
     def run(command, env, **_):
         asked.append((command[1:], env["OMP_NUM_THREADS"]))
-        text = '{"model": "24M", "seconds": 0.3, "plain_seconds": 0.2, "steps": 4}'
-        return SimpleNamespace(returncode=len(asked) - 1, stdout=text)
+        cost = {"model": "24M", "seconds": 0.3, "plain_seconds": 0.2, "ddp_seconds": 1, "steps": 4}
+        return SimpleNamespace(returncode=len(asked) - 1, stdout=json.dumps(cost))
 
     monkeypatch.setattr(own_cost.subprocess, "run", run)
-    assert own_cost.own_costs(["24M"]) == [own_cost.OwnCost("24M", 0.3, 0.2, 4)]
+    assert own_cost.own_costs(["24M"]) == [own_cost.OwnCost("24M", 0.3, 0.2, 1, 4)]
     assert asked == [(["-m", "benchmarks.training.own_cost", "24M"], "1")]
     with pytest.raises(UserError, match="own cost of 5M was not found"):
         own_cost.own_costs(["5M"])
@@ -295,7 +296,7 @@ def test_own_costs_and_memory_are_reported_and_read_again(tmp_path):
         {"cores": 2},
         to_loss=[],
         torch=True,
-        own_costs=[own_cost.OwnCost("5M", 0.03, 0.02, 7)],
+        own_costs=[own_cost.OwnCost("5M", 0.03, 0.02, 0.025, 7)],
         memory=[
             memory.Memory("24M", name, 100 << 20, peak << 20)
             for name, peak in (("32 bit", 400), (PLAIN, 300))
