@@ -26,7 +26,7 @@ from .member import Trainer
 from .tasks import SEED, TASKS
 
 OURS, PLAIN_LOOP = "no exchange", "PyTorch, no exchange"
-MOST_S, MOST_STEPS, WARM_UP = 20.0, 400, 5
+MOST_S, MOST_STEPS, WARM_UP = 60.0, 400, 5
 LR = 1e-4
 
 

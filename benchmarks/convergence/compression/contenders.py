@@ -46,3 +46,11 @@ BEGINNINGS = {
 """Other bits until the lag of a beginning is over."""
 
 CONTENDERS |= BEGINNINGS
+
+_RECIPE = BEGINNINGS["4-for-1/4"]
+CONTENDERS["4-for-1/4-small-32"] = replace(
+    _RECIPE,
+    title=f"{_RECIPE.title}; parameters below 1,024 values 32 bits",
+    options=(*_RECIPE.options, ("bits_of", {"<1024": 32})),
+)
+"""Biases and the gains of norms are few, and decide much in deep models."""

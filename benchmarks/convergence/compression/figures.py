@@ -27,6 +27,7 @@ STYLES: dict[str, tuple[str, Any]] = {
     "PowerSGD-4": ("#8e5ea2", "-"),
     "4-for-1/8": ("#8bc34a", "--"),
     "4-for-1/4": ("#8bc34a", "-"),
+    "4-for-1/4-small-32": ("#8bc34a", ":"),
     "32-for-1/8": ("#8c6d4f", "--"),
     "32-for-1/4": ("#8c6d4f", "-"),
 }

@@ -12,8 +12,8 @@ from ..tasks import TASKS
 from ..tuning import Climb, Result
 from .contenders import BEGINNINGS, CONTENDERS
 
-ALL = tuple(name for name in CONTENDERS if name not in BEGINNINGS)
-RECIPE = "4-for-1/4"
+RECIPE, AND_SMALL = "4-for-1/4", "4-for-1/4-small-32"
+ALL = tuple(name for name in CONTENDERS if name not in (*BEGINNINGS, AND_SMALL))
 SOME = ("32", "2", "sign", "one-of-8", "one-of-16", "one-of-32", "PowerSGD-4", RECIPE)
 
 
@@ -47,7 +47,7 @@ CELLS = (
 )
 """What is worth most comes first, should the time not suffice."""
 
-OF_TORCH = ("32", "one-of-8", RECIPE, "4", "PowerSGD-4", "one-of-16", "one-of-32")
+OF_TORCH = ("32", "one-of-8", RECIPE, AND_SMALL, "4", "PowerSGD-4", "one-of-16", "one-of-32")
 
 TORCH_CELLS = tuple(
     Cell(task, 4, optimizer, (*OF_TORCH, *others))
