@@ -88,12 +88,13 @@ class Gradients:
         """Put this rank's gradients, counted by its samples, into the module's vector. Local.
 
         Raises:
-            UserError: there are samples, but no gradients.
+            UserError: there are samples, but no gradients; or none, but gradients have been sent.
         """
         module, self._late, self.overflow = self._module, False, False
         if samples == 0:
             module.give_up_gradients()
             if self._overlap is not None:
+                self._overlap.require_nothing_sent()
                 self._overlap.forget()
             return Used([False] * len(module.tensors))
         factor = samples / self.unit if self._mean else 1.0

@@ -14,6 +14,7 @@ from ..communication import Communicator
 from ..errors import SharedError, UserError
 from ..optimizers import Optimizer, UpdateRule
 from ..training import Learner as ArrayLearner
+from ..training.announced import Feed
 from ..training.arguments import require_communicator
 from ..validation import choice, integer, number
 from .arrays import on_one_stream
@@ -22,6 +23,7 @@ from .gradients import LATE, Gradients
 from .model_state import BUFFERS, Buffers, ModelState, broadcast
 from .module import FlatModule, buffers_of, device_of, layout_of
 from .optimizer import TorchOptimizer, TorchStep, rule_of
+from .optimizer_state import remembered
 from .overlap import Overlap
 from .scaling import Scaling
 
@@ -128,9 +130,11 @@ class Learner(ArrayLearner):
                     {
                         "reduction": reduction,
                         "clip_norm": clip_norm,
-                        "buffers of the model": buffers,
+                        "buffers": buffers,
+                        "loss scale": scaler and scaler.state_dict(),
                     }
-                    | {"loss scale": scaler and scaler.state_dict(), **layout_of(model)}
+                    | layout_of(model)
+                    | remembered(optimizer, self._module)
                 )
                 super().__init__(
                     self._module.parameters,
@@ -198,6 +202,7 @@ class Learner(ArrayLearner):
         Collective: every rank takes every step.
         """
         self.require_open()
+        self.require_own_model("step")
         if self.serves:
             return super().step(samples)
         with on_one_stream(self._module.device):
@@ -260,6 +265,14 @@ class Learner(ArrayLearner):
         """For a `with` block around each backward of a step but the last one, where several add up
         to its gradient: with ``overlap=True`` nothing is sent before the last. Local."""
         return nullcontext() if self._overlap is None else self._overlap.paused()
+
+    def feed(self) -> Feed:
+        """As of `parallel_sgd.Learner`; and where no gradient waits for a step, what an earlier
+        pass has given is forgotten: a DataLoader's workers may have fetched all of an epoch when
+        the loop over it was left. Local."""
+        if not self.serves and not self._module.has_gradients():
+            self._announced.forget_left()
+        return super().feed()
 
     def run_dry(self) -> None:
         """Take steps without samples until no rank has any left: where each rank has data of its

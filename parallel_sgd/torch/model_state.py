@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..state import Component, across, workspace
 from .arrays import as_array, as_tensor
 from .gradients import Gradients
-from .module import FlatModule, buffers_of
+from .module import FlatModule, buffers_of, layout_of_buffers
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -93,11 +93,15 @@ class ModelState(Component):
             how: "mean": of all ranks; what is no number with a point is rank 0's. "first": rank
                 0's. "local": not at all.
 
+        Raises:
+            UserError: on all ranks, if they have other buffers than each other, or of other shapes.
+
         Collective. Cost: one message of all buffers.
         """
-        tensors = [buffer for _, buffer in buffers_of(self.module.module)]
-        if how == "local" or comm.size == 1 or not tensors:
+        if how == "local" or comm.size == 1:
             return
+        comm.require_agreement(layout_of_buffers(self.module.module))  # they may have grown
+        tensors = [buffer for _, buffer in buffers_of(self.module.module)]
         averaged = [b for b in tensors if how == "mean" and _averaged(b)]
         if averaged:
             own = torch.cat([b.detach().flatten().double() for b in averaged]).cpu().numpy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Container, Iterator
 from typing import Any
 from weakref import ref
@@ -12,8 +11,8 @@ from torch import nn
 
 from ..errors import UserError
 from ..parameters import Parameters
-from .arrays import as_array, as_tensor
-from .refusals import require_alike, require_plain
+from .arrays import as_array, as_tensor, checksum_of
+from .refusals import require_alike, require_dense, require_plain
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -34,6 +33,8 @@ class FlatModule:
     Args:
         module: any `nn.Module` with trainable parameters, all of one dtype, float32 or float64, on
             one device.
+    Raises:
+        UserError: it is not, or its buffers or parameters are not plain.
 
     Attributes:
         parameters: the trainable ones by name, each once, in the order of ``named_parameters()``.
@@ -51,6 +52,7 @@ class FlatModule:
             plain_name(name): p for name, p in module.named_parameters() if p.requires_grad
         }
         require_alike(self.tensors)
+        require_dense(buffers_of(module))
         self.device = next(iter(self.tensors.values())).device
         for name, tensor in self.tensors.items():
             if is_a_learners(tensor):
@@ -68,8 +70,8 @@ class FlatModule:
             for owner in module.modules()
             for own_name, parameter in owner._parameters.items()
         ]
-        self._counts = [
-            (entries, len(entries))
+        self._parts = [
+            (entries, [*map(id, entries.values())])
             for owner in module.modules()
             for entries in (owner._parameters, owner._modules)
         ]
@@ -111,7 +113,7 @@ class FlatModule:
                     f"parameter {self._full_name(owner, name)!r} was replaced after the learner "
                     f"was made: {MAKE_ANEW}"
                 )
-        if any(len(entries) != count for entries, count in self._counts):
+        if any([*map(id, entries.values())] != had for entries, had in self._parts):
             known = {id(parameter) for _, _, parameter in self._places}
             new = [name for name, p in self.module.named_parameters() if id(p) not in known]
             if new:
@@ -159,6 +161,10 @@ class FlatModule:
             p.grad = None
         return used
 
+    def has_gradients(self) -> bool:
+        """Whether backward has left any. Local."""
+        return any(p.grad is not None for p in self.tensors.values())
+
     def give_up_gradients(self) -> None:
         """Forget what backward has left. Local."""
         for p in self.tensors.values():
@@ -181,8 +187,7 @@ class FlatModule:
         """Of all frozen parameters' values: that a checkpoint goes with the same ones. Local."""
         checksum = 0
         for p in self._frozen:
-            values = p.detach().flatten().contiguous().view(torch.uint8)
-            checksum = zlib.crc32(values.cpu().numpy(), checksum)
+            checksum = checksum_of(p, checksum)
         return f"{checksum:08x}"
 
     def _full_name(self, owner: nn.Module, name: str) -> str:
@@ -206,10 +211,11 @@ def put(gradient: torch.Tensor | None, factor: float, view: torch.Tensor) -> Non
 
 def _mover(view: torch.Tensor) -> Callable[[torch.Tensor], None]:
     """Moves a gradient that backward has made to its place. What later backwards compute, PyTorch
-    adds to it there."""
+    adds to it there. One with a graph of its own (``create_graph=True``) stays as it is until
+    `FlatModule.gather`: the program may go on with it."""
 
     def move(parameter: torch.Tensor) -> None:
-        if parameter.grad is not view:
+        if parameter.grad is not view and not parameter.grad.requires_grad:
             put(parameter.grad, 1, view)
             parameter.grad = view
 
@@ -240,9 +246,17 @@ def layout_of(model: nn.Module) -> dict[str, Any]:
     """What the ranks must have in common of a model, beside its trainable parameters. Local."""
     frozen = {plain_name(n): p for n, p in model.named_parameters() if not p.requires_grad}
     return {
-        f"{what} of the model": {n: (str(t.dtype), tuple(t.shape)) for n, t in tensors.items()}
-        for what, tensors in (("frozen parameters", frozen), ("buffers", dict(buffers_of(model))))
-    }
+        f"frozen parameter {name!r} of the model": _layout(p) for name, p in frozen.items()
+    } | layout_of_buffers(model)
+
+
+def layout_of_buffers(model: nn.Module) -> dict[str, Any]:
+    """What the ranks must have in common of a model's buffers, to make them the same. Local."""
+    return {f"buffer {name!r} of the model": _layout(b) for name, b in buffers_of(model)}
+
+
+def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, list[int]]:
+    return tensor.dtype, list(tensor.shape)
 
 
 def plain_name(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,10 +17,13 @@ from ..errors import UserError
 from ..kernels import zeros_like
 from ..optimizers import OptimizerState
 from ..state import across, workspace
-from .arrays import as_array, as_tensor
+from .arrays import as_array, as_tensor, checksum_of
 from .module import FlatModule
 
 Array = Any  #: a NumPy or CuPy array
+
+SCHEDULED = ("initial_lr", "base_momentum", "max_momentum", "max_lr", "min_lr")
+"""Among a group's hyperparameters: what PyTorch's schedulers put there."""
 
 UPDATED = "updated"
 """Among the scalars: 1 for a parameter that has been updated, and so has a state."""
@@ -135,7 +139,10 @@ class TorchOptimizerState(OptimizerState):
             raise UserError("has optimizer.groups that cannot be read") from None
         if theirs != own.keys():
             odd = sorted(theirs ^ own.keys())[0]
-            raise UserError(f"has other hyperparameters than this optimizer: {odd}")
+            raise UserError(
+                f"has other hyperparameters than this optimizer: {odd}"
+                + " (schedulers add it: make them before load_checkpoint)" * odd.endswith(SCHEDULED)
+            )
 
     def restored(self) -> None:
         """Put what a checkpoint has brought into PyTorch's own state."""
@@ -197,8 +204,15 @@ def _fills(value: Any, parameter: torch.Tensor) -> bool:
 
 def _vector_keys(optimizer: Any, module: FlatModule) -> list[str]:
     """Which vectors the optimizer will have, in order: all ranks must have them alike, also one
-    that has not taken a step yet. A copy takes one, on a stand-in for each group's parameters."""
-    stand_in = copy.copy(optimizer)
+    that has not taken a step yet. A copy takes one, on a stand-in for each group's parameters.
+
+    Raises:
+        UserError: it cannot.
+    """
+    stand_in = copy.copy(optimizer)  # without hooks, and without what subclasses have added
+    for name, value in vars(optimizer).items():
+        if name != "step":  # a scheduler's, which calls this optimizer's
+            vars(stand_in).setdefault(name, copy.copy(value))
     stand_in.state, like = defaultdict(dict), next(iter(module.tensors.values()))
     stand_in.param_groups = []
     for group in optimizer.param_groups:
@@ -211,10 +225,34 @@ def _vector_keys(optimizer: Any, module: FlatModule) -> list[str]:
             fills = isinstance(value, torch.Tensor) and value.dim() > 0
             stand_in.state[p][key] = torch.zeros_like(p) if fills else copy.deepcopy(value)
         stand_in.param_groups.append({**group, "params": [p]})
-    stand_in.step()
+    try:
+        stand_in.step()
+    except Exception as error:
+        raise UserError(
+            f"optimizer {type(optimizer).__name__} fails in a step of a copy, on a parameter of "
+            f"its own for each group: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
     return sorted(
         {key for p, of_p in stand_in.state.items() for key, v in of_p.items() if _fills(v, p)}
     )
+
+
+def remembered(optimizer: Any, module: FlatModule) -> dict[str, str]:
+    """What an optimizer of PyTorch's has kept of earlier training, for the ranks to compare; one of
+    ours begins anew. Local."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        return {}
+    known, checksum = 0, 0
+    for p in module.tensors.values():
+        of_p = optimizer.state.get(p) or {}
+        known += bool(of_p)
+        for key, value in of_p.items():
+            if isinstance(value, torch.Tensor):
+                checksum = checksum_of(value, checksum)
+            else:
+                checksum = zlib.crc32(f"{key} {value!r}".encode(), checksum)
+    kept = f"of {known} parameters, with checksum {checksum:08x}" if known else "none"
+    return {"state of the optimizer": kept}
 
 
 def _hyperparameters(optimizer: Any) -> Iterator[tuple[str, Any]]:

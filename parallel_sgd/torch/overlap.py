@@ -12,7 +12,7 @@ import torch
 from ..errors import UserError
 from ..parameters import Parameters
 from .arrays import finish_on_stream
-from .module import FlatModule
+from .module import FlatModule, put
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -89,6 +89,14 @@ class Overlap:
         self._copy_is_late = True
         return used, True
 
+    def require_nothing_sent(self) -> None:
+        """See that a minibatch without samples had no backward. Local."""
+        if self._sent:
+            raise UserError(
+                "samples=0, but backward has been called, and with overlap=True its gradients are "
+                "being exchanged already: a rank without samples must not call it"
+            )
+
     def forget(self) -> None:
         """The minibatch is over, or has no samples. Local."""
         self._weight, self._sent, self._backwards, self._begun = None, set(), 1, False
@@ -105,9 +113,12 @@ class Overlap:
     ) -> Callable[[torch.Tensor], None]:
         own = ref(self)  # else a model and a learner that nobody holds would hold each other
 
-        def complete(_: torch.Tensor) -> None:
+        def complete(parameter: torch.Tensor) -> None:
             overlap = own()
             if overlap is not None and not overlap._paused:
+                if parameter.grad is not view:  # it has a graph, or the program has put it there
+                    put(parameter.grad, 1, view)
+                    parameter.grad = view
                 overlap._complete(name, view, copy)
 
         return complete
@@ -122,7 +133,8 @@ class Overlap:
             raise UserError(
                 f"the gradient of {name!r} is being exchanged, and backward computes it again: "
                 "with overlap=True all but the last backward of a step must be in a `with "
-                "learner.no_sync():` block"
+                "learner.no_sync():` block, checkpoints of activations must have "
+                "use_reentrant=False, and a backward that has failed cannot be repeated"
             )
         copy.copy_(view)
         if self._weight != 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,11 @@ def require_plain(module: Any) -> None:
         raise UserError(f"model must be a torch.nn.Module: it is {kind_of(module)}")
     for part in module.modules():
         kind = type(part)
+        if isinstance(part, torch.jit.ScriptModule):
+            raise UserError(
+                "model has a part made by torch.jit, whose parameters cannot be followed: give the "
+                "plain module; torch.compile takes it"
+            )
         if isinstance(part, nn.parallel.DistributedDataParallel | nn.DataParallel):
             raise UserError(
                 f"model has a {kind.__name__}, which exchanges gradients itself: give the module "
@@ -39,16 +44,39 @@ def require_plain(module: Any) -> None:
             )
 
 
+def require_dense(buffers: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Refuse buffers that cannot be sent, averaged and saved. Local.
+
+    Raises:
+        UserError: one is sparse, quantized, or expanded.
+    """
+    for name, buffer in buffers:
+        expanded = any(
+            n > 1 and stride == 0 for n, stride in zip(buffer.shape, _strides(buffer), strict=False)
+        )
+        if buffer.layout != torch.strided or buffer.is_quantized or expanded:
+            what = "expanded" if expanded else "quantized" if buffer.is_quantized else "sparse"
+            raise UserError(
+                f"buffer {name!r} is {what}, and must be a plain dense tensor; with "
+                "register_buffer(..., persistent=False) each rank keeps its own"
+            )
+
+
+def _strides(buffer: torch.Tensor) -> Sequence[int]:
+    return buffer.stride() if buffer.layout == torch.strided else ()
+
+
 def require_alike(tensors: dict[str, nn.Parameter]) -> None:
     """Refuse parameters that cannot be views of one vector. Local.
 
     Raises:
         UserError: there are none, or one is on another device, of another dtype, on `meta`, lazy,
-            distributed, or sparse.
+            distributed, or sparse; or two lie in the same memory.
     """
     if not tensors:
         raise UserError("model has no trainable parameter (requires_grad=True)")
     (first_name, first), *_ = tensors.items()
+    places: dict[int, str] = {}
     for name, p in tensors.items():
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise UserError(f"parameter {name!r} has no shape yet: call the lazy model once before")
@@ -72,6 +100,11 @@ def require_alike(tensors: dict[str, nn.Parameter]) -> None:
             raise UserError(
                 f"parameter {name!r} is on {p.device}, but {first_name!r} on {first.device}: all "
                 "must be on one device"
+            )
+        if p.numel() and (other := places.setdefault(p.data_ptr(), name)) != name:
+            raise UserError(
+                f"parameters {other!r} and {name!r} lie in the same memory, and could not in the "
+                "learner's vector: tie them by being the same Parameter (b.weight = a.weight)"
             )
 
 

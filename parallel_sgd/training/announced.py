@@ -57,6 +57,7 @@ class Announced:
         self._in_step = self._in_step_here = 0  # what that has taken: in all, given in its thread
         self._left_out = 0  # of all ranks, given in the thread that steps
         self._some_forgotten = False
+        self._steps_in: int | None = None  # the thread that has taken a minibatch last
         self.feed: Feed | None = None  #: of the source that gives minibatches at present
         self._fed = False  # by a source that was not left in the midst of it
 
@@ -105,6 +106,7 @@ class Announced:
         if not (self._waiting or self._fed):
             self._step_began = self.clock
             return None
+        self._steps_in = get_ident()
         with self._lock:
             self._remove_forgotten()
             if not self._waiting:
@@ -173,6 +175,18 @@ class Announced:
         """The source has given all that it has."""
         if self.feed is feed:
             self.feed = None
+
+    def forget_left(self) -> None:
+        """Forget what sources have given in this thread and it has not stepped with: it has left
+        the loop over them. Nothing where another thread steps: it may still come to that."""
+        if self._steps_in == get_ident():
+            with self._lock:
+                given = list(self._waiting)
+                self._waiting.clear()
+                self._totals.clear()
+                for minibatch in given:
+                    if minibatch.feed is None or minibatch.thread != self._steps_in:
+                        self._append(minibatch)
 
     def clear(self) -> None:
         """Forget everything."""

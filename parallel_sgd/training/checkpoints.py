@@ -107,6 +107,7 @@ class Checkpoints:
             raise UserError(f"Checkpoints({str(self.folder)!r}) are closed: nothing more is saved")
         if learner.serves:
             return
+        learner.require_own_model("save")
         learner.meet()  # a rank that has failed would be waited for below
         self.wait()
         numbers: dict[str, Any] = {}

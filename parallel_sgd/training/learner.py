@@ -110,7 +110,7 @@ class Learner:
         comm.learners += 1
         self._computes_since: float | None = None  # the user does, between two steps
         self._beside: list[InBackground[Any]] = []
-        self._closed = False
+        self._closed = self._shows_shared_model = False
 
     @property
     def states(self) -> dict[str, Any]:
@@ -235,6 +235,7 @@ class Learner:
         """
         if self._beside or self._closed:
             self._look_beside()
+        self.require_own_model("step")
         if self._computes_since is not None:
             self.world.trace.record("compute", self._computes_since, time.perf_counter())
         stats = self._performance
@@ -315,21 +316,21 @@ class Learner:
         """For a while `parameters` are the model that all ranks have in common, to evaluate it.
 
         Where ranks train alone for a while, that is the model of the latest synchronization. A
-        `with` block; training goes on afterwards as if it had not been there. Local. Copies the
-        model where it differs from `parameters`.
+        `with` block, in which there are no steps and no checkpoints; training goes on afterwards as
+        if it had not been there. Local. Copies the model where it differs from `parameters`.
         """
         self.require_open()
-        x = self.parameters.flat
-        shared = self.at_work.common_model()
-        if shared is x:
-            yield
-            return
-        own = x.copy()
-        x[...] = shared
+        x, shared = self.parameters.flat, self.at_work.common_model()
+        own = None if shared is x else x.copy()
+        if own is not None:
+            x[...] = shared
+        outer, self._shows_shared_model = self._shows_shared_model, True
         try:
             yield
         finally:
-            x[...] = own
+            self._shows_shared_model = outer
+            if own is not None:
+                x[...] = own
 
     def finish(self) -> None:
         """Complete what is under way, so that all ranks hold the final model. Collective.
@@ -340,6 +341,7 @@ class Learner:
             UserError: on all ranks, as `meet` does, or if a rank has taken no step with samples
                 that a source gave before it ended, and others have (or cannot be asked).
         """
+        self.require_own_model("finish")
         for work in self._beside:  # it may need servers, which end with this
             work.wait()
         self._look_beside()
@@ -407,6 +409,18 @@ class Learner:
         """Refuse what a closed learner cannot do. Local."""
         if self._closed:
             raise UserError("this learner is closed: after close() it cannot train any more")
+
+    def require_own_model(self, name: str) -> None:
+        """Refuse what goes on with training while `parameters` are the shared model. Local.
+
+        Args:
+            name: of what was called.
+        """
+        if self._shows_shared_model:
+            raise UserError(
+                f"{name} must come after the `with` block of evaluation() or shared_model(): in it "
+                "the model is the one that all ranks have in common, and not this rank's own"
+            )
 
     def __enter__(self) -> Self:
         return self

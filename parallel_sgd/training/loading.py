@@ -55,7 +55,8 @@ class LoadedCheckpoint:
         path: of the checkpoint.
         ranks: how many wrote it.
         samples: that all ranks had seen.
-        extra: this rank's; None where another number of ranks wrote it.
+        extra: this rank's; on another number of ranks than wrote it, what all of them had, or None
+            where they had different ones.
         extras: of all ranks that wrote it, in rank order.
     """
 
@@ -97,6 +98,7 @@ def load_checkpoint(
     comm = learner.comm
     if not learner.serves:
         learner.require_open()
+        learner.require_own_model("load_checkpoint")
         with learner.in_common.during(LOAD, learner.comm):
             learner.group.meet()  # a rank that has failed would be waited for below
     folder = comm.together(lambda: checked_path("path", path))
@@ -131,14 +133,16 @@ def load_checkpoint(
 
     _from_first(comm, read_external)
     learner.bytes_sent = sent
-    same = manifest["ranks"] == comm.size
-    if same:
-        extras = comm.allgather_object(extras[0])
+    extra = extras[0]
+    if manifest["ranks"] == comm.size:
+        extras = comm.allgather_object(extra)
+    elif any(other != extra for other in extras):
+        extra = None
     return LoadedCheckpoint(
         path=at,
         ranks=manifest["ranks"],
         samples=manifest["samples"],
-        extra=extras[comm.rank] if same else None,
+        extra=extra,
         extras=extras,
     )
 

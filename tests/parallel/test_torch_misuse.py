@@ -45,6 +45,20 @@ def of_some(model: nn.Module) -> Any:
     return torch.optim.SGD(model[0].parameters(), lr=0.1)
 
 
+def with_buffer(buffer: torch.Tensor) -> nn.Module:
+    return mixed(lambda m: m[0].register_buffer("b", buffer))
+
+
+def tied_in_memory(model: nn.Module) -> None:
+    model.append(nn.Linear(16, 5))
+    model[3].weight.data = model[2].weight.data
+
+
+class Failing(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise ValueError("no\nstep")
+
+
 MODELS_REFUSED = {
     "no module": (lambda: "model", r"model must be a torch\.nn\.Module: it is"),
     "nothing to train": (
@@ -66,6 +80,16 @@ MODELS_REFUSED = {
     ),
     "DataParallel": (lambda: nn.DataParallel(made(MLP)), r"has a DataParallel.*model\.module"),
     "FSDP": (lambda: FSDPModule(2, 2), r"sharded by FSDP"),
+    "scripted": (lambda: mixed(lambda m: m.append(torch.jit.ScriptModule())), r"made by torch.jit"),
+    "tied in memory": (
+        lambda: mixed(tied_in_memory),
+        r"parameters '2.weight' and '3.weight' lie in the same memory",
+    ),
+    "expanded": (
+        lambda: with_buffer(torch.arange(5).expand(3, 5)),
+        r"buffer '0.b' is expanded, .*persistent=False",
+    ),
+    "sparse": (lambda: with_buffer(torch.eye(3).to_sparse()), r"buffer '0.b' is sparse"),
 }
 
 OPTIMIZERS_REFUSED = {
@@ -77,6 +101,10 @@ OPTIMIZERS_REFUSED = {
     ),
     "of others": (of_others, r"SGD has a parameter of shape \[9\] that is none of the model's"),
     "of some": (of_some, r"SGD lacks the model's parameter '2.weight'"),
+    "failing": (
+        lambda model: Failing(model.parameters(), lr=0.1),
+        r"optimizer Failing fails in a step of a copy, .*: ValueError: no step",
+    ),
 }
 
 OPTIONS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -142,6 +170,59 @@ def test_hyperparameters_differ(comm):
         learner_of(model, comm, optimizer)
 
 
+def test_optimizers_remember_different_things(comm):
+    """One rank has gone on from earlier training, the others have not."""
+    model = made(MLP)
+    optimizer = OPTIMIZERS["momentum"](model)
+    if comm.rank == 0:
+        x, y = batch(model, 0, 0, 2)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    with pytest.raises(UserError, match=r"state of the optimizer must .* rank 0: 'of 4 .* 'none'"):
+        learner_of(model, comm, optimizer)
+
+
+@pytest.mark.parametrize("end", ["finish", "evaluate"])
+def test_buffers_have_become_different(comm, end):
+    learner = learner_of(with_buffer(torch.zeros(3)), comm)
+    if comm.rank:
+        learner.model[0].b = torch.zeros(4)
+    with pytest.raises(UserError, match=r"buffer '0.b' of the model must .* rank 0: .*\[3\]"):
+        learner.finish() if end == "finish" else learner.evaluate([], lambda *_: {})
+
+
+def going_on(learner: Any, folder: Any) -> dict[str, Callable[[], Any]]:
+    """What goes on with training, by name."""
+    return {
+        "step": lambda: learner.step(samples=0),
+        "finish": learner.finish,
+        "save": lambda: psgd.Checkpoints(folder).save(learner),
+        "load_checkpoint": lambda: psgd.load_checkpoint(learner, folder),
+    }
+
+
+@pytest.mark.parametrize("block", ["evaluation", "shared_model"])
+def test_training_does_not_go_on_with_the_model_that_ranks_have_in_common(comm, tmp_path, block):
+    learner = learner_of(made(MLP), comm, algorithm=psgd.ModelAveragingSGD(sync_steps=4))
+    with learner.evaluation(), getattr(learner, block)():
+        for name, call in going_on(learner, tmp_path).items():
+            with pytest.raises(UserError, match=rf"{name} must come after the `with` block of"):
+                call()
+    learner.step(samples=0)
+    learner.finish()
+
+
+def test_a_minibatch_that_is_under_way_has_samples(comm):
+    learner = learner_of(made(MLP), comm, algorithm=psgd.DataParallelSGD(overlap=True))
+    x, y = batch(learner.model, comm.rank, 0, 2)
+    for samples in (2, 0):
+        F.cross_entropy(learner.model(x), y).backward()
+        if samples:
+            learner.step(samples)
+    with pytest.raises(UserError, match=r"samples=0, but backward has been called, and with over"):
+        learner.step(samples=0)
+
+
 def replaced(model: nn.Module) -> None:
     model[2].weight = nn.Parameter(model[2].weight.detach().clone())
 
@@ -152,6 +233,10 @@ def added(model: nn.Module) -> None:
 
 def new_layer(model: nn.Module) -> None:
     model.append(nn.Linear(5, 5))
+
+
+def new_head(model: nn.Module) -> None:
+    model[2] = nn.Linear(16, 5)
 
 
 def resized(model: nn.Module) -> None:
@@ -170,6 +255,7 @@ CHANGES = {
     "replaced": (replaced, r"parameter '2.weight' was replaced after the learner was made"),
     "added": (added, r"parameter '2.extra' was added after"),
     "a layer": (new_layer, r"parameter '3.weight' was added after"),
+    "a layer replaced": (new_head, r"parameter '2.weight' was added after"),
     "resized": (resized, r"parameter '2.weight' was resized, moved or converted"),
     "converted": (converted, r"parameter '0.weight' was resized, moved or converted"),
     "frozen": (frozen, r"parameter '0.bias' was frozen after"),

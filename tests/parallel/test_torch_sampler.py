@@ -130,16 +130,28 @@ def test_a_short_last_minibatch_can_be_left_out(comm):
 
 
 @pytest.mark.threads(1)
-def test_workers_fetch_ahead(comm):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_fetch_ahead(comm, workers):
     """Processes of the DataLoader's own; what they have fetched and nobody took is not counted."""
     learner = learner_of(comm)
-    loader = loader_of(learner, workers=1)
+    loader = loader_of(learner, workers=workers)
     train(learner, loader, most=2)
     assert learner.samples == 2 * MINIBATCH
-    learner.forget_announced()
     for _ in loader.batch_sampler.epochs(2):
         train(learner, loader)
     assert np.abs(values(learner.model) - one_process(2)).max() < 1e-9
+
+
+@pytest.mark.threads(1)
+def test_gradients_that_wait_for_a_step_keep_their_minibatches(comm):
+    """Over the end of an epoch, too."""
+    learner = learner_of(comm)
+    loader = loader_of(learner)
+    train(learner, loader, most=len(loader) - 1)
+    for x, y, _ in [*loader, next(iter(loader))]:
+        F.cross_entropy(learner.model(x), y).backward()
+    learner.step(samples=SAMPLES % MINIBATCH + MINIBATCH)
+    assert learner.samples == SAMPLES + MINIBATCH
 
 
 def test_servers_have_no_minibatches(comm):
