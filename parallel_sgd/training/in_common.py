@@ -19,7 +19,7 @@ EVERY = 64
 step without any calculation of gradients takes three at least."""
 
 STEP, FAIL, LOAD, MEET, FINISH = range(5)
-CALLS = ("step", "fail", "load_checkpoint", "meet", "finish")
+CALLS = ("step", "fail", "load_checkpoint", "meet (evaluate, save)", "finish")
 
 
 class InCommon:
