@@ -70,10 +70,15 @@ class FlatModule:
             for owner in module.modules()
             for own_name, parameter in owner._parameters.items()
         ]
-        self._parts = [
-            (entries, [*map(id, entries.values())])
+        self._counts = [
+            (entries, len(entries))
             for owner in module.modules()
             for entries in (owner._parameters, owner._modules)
+        ]
+        self._children = [
+            (owner._modules, [*owner._modules.values()])
+            for owner in module.modules()
+            if owner._modules
         ]
         self._addresses = [(name, p, p.data_ptr()) for name, p in self.tensors.items()]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
@@ -113,7 +118,9 @@ class FlatModule:
                     f"parameter {self._full_name(owner, name)!r} was replaced after the learner "
                     f"was made: {MAKE_ANEW}"
                 )
-        if any([*map(id, entries.values())] != had for entries, had in self._parts):
+        if any(len(entries) != count for entries, count in self._counts) or any(
+            [*entries.values()] != had for entries, had in self._children
+        ):
             known = {id(parameter) for _, _, parameter in self._places}
             new = [name for name, p in self.module.named_parameters() if id(p) not in known]
             if new:
