@@ -126,6 +126,7 @@ class Learner(ArrayLearner):
             try:
                 rule = comm.together(prepare)
                 self._module = made[0]
+                together = getattr(algorithm, "synchronizes_every_step", False)
                 comm.require_agreement(
                     {
                         "reduction": reduction,
@@ -134,7 +135,7 @@ class Learner(ArrayLearner):
                         "loss scale": scaler and scaler.state_dict(),
                     }
                     | layout_of(model)
-                    | remembered(optimizer, self._module)
+                    | (remembered(optimizer, self._module) if together else {})
                 )
                 super().__init__(
                     self._module.parameters,

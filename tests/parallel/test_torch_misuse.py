@@ -180,6 +180,7 @@ def test_optimizers_remember_different_things(comm):
         optimizer.step()
     with pytest.raises(UserError, match=r"state of the optimizer must .* rank 0: 'of 4 .* 'none'"):
         learner_of(model, comm, optimizer)
+    learner_of(model, comm, optimizer, algorithm=psgd.ModelAveragingSGD()).close()  # each its own
 
 
 @pytest.mark.parametrize("end", ["finish", "evaluate"])
