@@ -96,7 +96,7 @@ class ModelState(Component):
         Raises:
             UserError: on all ranks, if they have other buffers than each other, or of other shapes.
 
-        Collective. Cost: one message of all buffers.
+        Collective. Cost: one message of their shapes, and one of all buffers.
         """
         if how == "local" or comm.size == 1:
             return

@@ -181,12 +181,7 @@ class Announced:
         the loop over them. Nothing where another thread steps: it may still come to that."""
         if self._steps_in == get_ident():
             with self._lock:
-                given = list(self._waiting)
-                self._waiting.clear()
-                self._totals.clear()
-                for minibatch in given:
-                    if minibatch.feed is None or minibatch.thread != self._steps_in:
-                        self._append(minibatch)
+                self._keep(lambda m: m.feed is None or m.thread != self._steps_in)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -255,12 +250,14 @@ class Announced:
         if not self._some_forgotten:
             return
         self._some_forgotten = False
+        self._keep(lambda m: m.feed is None or not m.feed.forgotten)
+
+    def _keep(self, wanted: Callable[[AnnouncedMinibatch], bool]) -> None:
         given = list(self._waiting)
         self._waiting.clear()
         self._totals.clear()
-        for minibatch in given:
-            if minibatch.feed is None or not minibatch.feed.forgotten:
-                self._append(minibatch)
+        for minibatch in filter(wanted, given):
+            self._append(minibatch)
 
     def _require_one_side(self, count: int) -> None:
         """Minibatches before the end of the warm start are whole on every rank, later ones not."""
