@@ -1,16 +1,26 @@
 """Small models on NumPy or CuPy, so that training needs no other library."""
 
-from .classifier import Classifier
 from .embedded import EmbeddedMLP, Rows
 from .language import ByteLanguageModel
+from .losses import LOSSES, TASK_LOSSES, BinaryCrossEntropy, CrossEntropy, Loss, SquaredError
 from .mlp import MLP, SoftmaxRegression, use_gpu
+from .model import Model
+
+Classifier = Model  #: its name before there were other losses
 
 __all__ = [
+    "LOSSES",
     "MLP",
+    "TASK_LOSSES",
+    "BinaryCrossEntropy",
     "ByteLanguageModel",
     "Classifier",
+    "CrossEntropy",
     "EmbeddedMLP",
+    "Loss",
+    "Model",
     "Rows",
     "SoftmaxRegression",
+    "SquaredError",
     "use_gpu",
 ]

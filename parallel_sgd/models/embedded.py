@@ -12,8 +12,9 @@ from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
 from ..validation import choice, integer, kind_of
-from .classifier import Array, Ready, as_numbers, shape_of
+from .losses import shape_of
 from .mlp import MLP, checked_hidden
+from .model import Array, Ready, as_numbers
 
 Ids = npt.NDArray[np.int64]
 
@@ -129,13 +130,13 @@ class EmbeddedMLP(MLP):
 
         Args:
             x: int64 [m, fields].
-            y, out, ready: as for every `Classifier`.
+            y, out, ready: as for every `Model`.
             coming: x of the next minibatch, if there is one. Its rows travel while this minibatch
                 is computed, and so do not know this one's gradient yet: they are one older.
         Returns:
             The loss, 0.0 where m is 0; then nothing is pulled or pushed for it.
         Raises:
-            UserError: as for every `Classifier`; also ids that are not int64 or negative, and
+            UserError: as for every `Model`; also ids that are not int64 or negative, and
                 where no rows are attached.
 
         Local; waits for the table.

@@ -12,8 +12,8 @@ from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
 from ..validation import integer
-from .classifier import Array, Ready
 from .mlp import MLP, checked_hidden
+from .model import Array, Ready
 
 BYTES = 256
 

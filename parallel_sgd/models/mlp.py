@@ -16,16 +16,20 @@ from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
 from ..validation import checked_seed, integer, line_of, require_memory, shown
-from .classifier import Array, Classifier, Ready
+from .losses import Loss, checked_loss
+from .model import Array, Model, Ready
 
 
-class MLP(Classifier):
-    """Affine layers with rectifiers between them; the last layer's outputs are the logits.
+class MLP(Model):
+    """Affine layers with rectifiers between them; without hidden layers a linear model.
 
-        a_0 = x,    a_l = max(a_{l-1} W_l + b_l, 0),    logits = a_{L-1} W_L + b_L
+        a_0 = x,    a_l = max(a_{l-1} W_l + b_l, 0),    outputs = a_{L-1} W_L + b_L
 
     Args:
-        sizes: inputs, the width of each hidden layer, classes; at least two numbers.
+        sizes: inputs, the width of each hidden layer, outputs; at least two numbers.
+        loss: "cross-entropy" for the label of one class a sample, the outputs being logits;
+            "squared" for numbers to be met by the outputs; "logistic" for several labels a sample,
+            each output being the logit of one; or a `Loss`.
         seed: an integer of at least 0. It decides the initial weights, normal with variance
             2/fan-in (1/fan-in in the last layer; biases 0), the same on NumPy and CuPy.
         dtype: float32 or float64; the same initial values, to rounding.
@@ -37,12 +41,15 @@ class MLP(Classifier):
 
     >>> MLP([64, 128, 10]).parameters
     Parameters(W1[64, 128], b1[128], W2[128, 10], b2[10]; 9610 float32 values)
+    >>> MLP([13, 1], loss="squared").loss.metric
+    'r2'
     """
 
     def __init__(
         self,
         sizes: Sequence[int],
         *,
+        loss: str | Loss = "cross-entropy",
         seed: int = 0,
         dtype: npt.DTypeLike = np.float32,
         device: str = "cpu",
@@ -53,7 +60,8 @@ class MLP(Classifier):
             self.sizes = ()
         if len(self.sizes) < 2 or min(self.sizes) < 1:
             raise UserError(f"sizes must be at least two integers of at least 1: {shown(sizes)}")
-        self.inputs, self.classes = self.sizes[0], self.sizes[-1]
+        self.inputs, self.outputs = self.sizes[0], self.sizes[-1]
+        self.loss = checked_loss(loss)
         self.layers = len(self.sizes) - 1
         xp = _module_of(device)
         random = np.random.default_rng(checked_seed(seed))
@@ -115,7 +123,8 @@ class MLP(Classifier):
             self._deltas = [xp.empty((len(x), width), x.dtype) for width in widths[:-1]]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({list(self.sizes)}, {self.parameters.dtype})"
+        loss = "" if self.loss.labels else f", {self.loss!r}"
+        return f"{type(self).__name__}({list(self.sizes)}{loss}, {self.parameters.dtype})"
 
 
 class SoftmaxRegression(MLP):
