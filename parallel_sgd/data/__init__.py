@@ -9,53 +9,78 @@
 from .ahead import with_next
 from .bundled import DIGITS_CLASSES, FASHION_MNIST_CLASSES, digits, fashion_mnist
 from .byte_sequences import ByteSequences, library_sequences, text_sequences
+from .cifar import CifarFile, cifar10, cifar100
 from .classes import count_classes
 from .clicks import CLICKS_CLASSES, Clicks, clicks
+from .columns import Columns, load_arrow, load_parquet
 from .dataset import Arrays, Dataset, Flattened, Items, Subset, as_dataset, flattened
-from .files import load
+from .files import load_idx_pair, load_npy, load_npz
 from .fingerprint import fingerprint, require_same_data
+from .formats import FORMATS, Format, ends, load, load_train_test
 from .idx import load_idx
+from .image_folder import ImageFolder, image_folders
 from .images import Images
+from .joined import Joined
 from .library_source import ByteWindows, library_source
 from .ngrams import NGRAM_CLASSES, ORDERS, NGrams, library_ngrams
 from .rank_source import RankSource
 from .source import Source
+from .tasks import TASKS, Task, task_of
 from .view import CommunicatorView, FeedView, LearnerView
 
 __all__ = [
     "CLICKS_CLASSES",
     "DIGITS_CLASSES",
     "FASHION_MNIST_CLASSES",
+    "FORMATS",
     "NGRAM_CLASSES",
     "ORDERS",
+    "TASKS",
     "Arrays",
     "ByteSequences",
     "ByteWindows",
+    "CifarFile",
     "Clicks",
+    "Columns",
     "CommunicatorView",
     "Dataset",
     "FeedView",
     "Flattened",
+    "Format",
+    "ImageFolder",
     "Images",
     "Items",
+    "Joined",
     "LearnerView",
     "NGrams",
     "RankSource",
     "Source",
     "Subset",
+    "Task",
     "as_dataset",
+    "cifar10",
+    "cifar100",
     "clicks",
     "count_classes",
     "digits",
+    "ends",
     "fashion_mnist",
     "fingerprint",
     "flattened",
+    "image_folders",
     "library_ngrams",
     "library_sequences",
     "library_source",
     "load",
+    "load_arrow",
     "load_idx",
+    "load_idx_pair",
+    "load_npy",
+    "load_npz",
+    "load_parquet",
+    "load_train_test",
     "require_same_data",
+    "task_of",
     "text_sequences",
     "with_next",
 ]

@@ -71,6 +71,11 @@ def fashion_mnist(folder: str | os.PathLike[str] | None = None) -> tuple[Images,
     return _images(place, "train"), _images(place, "t10k")
 
 
+def is_mnist(path: Path) -> bool:
+    """Whether a folder holds files named as those of MNIST and Fashion-MNIST. Local."""
+    return _plain_or_gz(path / "train-images-idx3-ubyte").is_file()
+
+
 def _images(folder: Path, part: str) -> Images:
     image_file = _plain_or_gz(folder / f"{part}-images-idx3-ubyte")
     label_file = _plain_or_gz(folder / f"{part}-labels-idx1-ubyte")

@@ -6,18 +6,19 @@ import numpy as np
 
 from ..errors import UserError
 from ..validation import LARGEST_INTEGER, integer
-from .dataset import Arrays
+from .dataset import Dataset
 from .validation import checked_labels, place_name
 
 BATCH = 1 << 20  #: labels' rows that are looked at together
 
 
-def count_classes(data: Arrays, classes: int | None = None) -> int:
+def count_classes(data: Dataset, classes: int | None = None) -> int:
     """Check all labels, and return the number of classes.
 
     Args:
-        data: its labels are read part by part, its inputs not at all.
-        classes: how many there are; None: one more than the largest label.
+        data: its labels are read part by part, its inputs only where they cannot be read without
+            (`Dataset.targets`). Not read at all where the format says how many classes there are.
+        classes: how many there are; None: as the format says, or one more than the largest label.
     Returns:
         `classes` where it was given.
     Raises:
@@ -28,11 +29,14 @@ def count_classes(data: Arrays, classes: int | None = None) -> int:
     """
     if classes is not None:
         classes = integer("classes", classes, 1)
+    if data.classes is not None:
+        if classes is not None and classes < data.classes:
+            raise UserError(f"classes={classes} must be at least the {data.classes} of {data!r}")
+        return classes or data.classes
     largest, where = -1, ""
     for begin in range(0, len(data), BATCH):
-        data.require_whole()
-        stored = np.asarray(data.y[begin : begin + BATCH])
-        indexes = np.arange(begin, begin + len(stored))
+        indexes = np.arange(begin, min(begin + BATCH, len(data)))
+        stored = data.targets(indexes)
         y = checked_labels(data.y_name, stored, indexes, classes or LARGEST_INTEGER)
         if y.size and y.max() > largest:
             place = np.unravel_index(int(y.argmax()), y.shape)

@@ -15,6 +15,7 @@ from ..validation import NUMBERS, checked_seed, integer, kind_of, line_of, shown
 from .mapping import mapping_of, require_whole
 from .validation import Array, DType, check_numbers, checked_inputs, checked_targets, float_dtype
 
+TOGETHER = 1024  #: samples that are read to see their y
 SPLIT_STREAM = (0, 1)  #: follows the seed of a split; an epoch's order is (seed, epoch)
 
 
@@ -26,9 +27,17 @@ class Dataset(ABC):
     Attributes:
         repeatable: whether a sample is the same, and soon read, whenever it is asked for; False
             where that is not known.
+        classes: how many there are, where the format says so: y holds labels below that, and a
+            `read` of any other is refused. None: it does not.
+        y_name: what errors call y.
+        open_groups: how many of its `groups` may be in use at a time, at least 1; the same on all
+            ranks.
     """
 
     repeatable: bool = False
+    classes: int | None = None
+    y_name: str = "y"
+    open_groups: int = 1
 
     @abstractmethod
     def __len__(self) -> int:
@@ -53,6 +62,28 @@ class Dataset(ABC):
 
         Local.
         """
+
+    def targets(self, indexes: Array) -> Array:
+        """Read y alone, of some samples: [m, …], as stored, and the caller's own to change.
+
+        Unless a data set has a way to read y without x, x is read too. Local.
+
+        Raises:
+            UserError: y cannot be read.
+        """
+        parts = range(0, max(len(indexes), 1), TOGETHER)
+        y = [self.read(indexes[begin : begin + TOGETHER], dtype=None)[1] for begin in parts]
+        return np.concatenate(y)
+
+    def groups(self, indexes: Array) -> Array | None:
+        """Which samples are best read together: those of a part of a file that is decoded whole.
+
+        A shuffled epoch of a source then takes `open_groups` of them at a time. Local.
+
+        Returns:
+            int [m], the number of each sample's group, from 0; None: each is read by itself.
+        """
+        return None
 
     def __getitem__(self, index: int) -> tuple[Array, Any]:
         """Return sample `index` as (x, y); this makes a data set a sequence, for other tools."""
@@ -83,7 +114,10 @@ class Dataset(ABC):
         wanted = samples_to_test(test, len(self))
         stream = (checked_seed(seed), *SPLIT_STREAM)
         order = np.random.default_rng(stream).permutation(len(self))
-        return Subset(self, order[wanted:]), Subset(self, order[:wanted])
+        both = order[wanted:], order[:wanted]
+        if self.groups(order[:1]) is not None:  # one group after the other
+            both = np.sort(both[0]), np.sort(both[1])
+        return Subset(self, both[0]), Subset(self, both[1])
 
 
 class Arrays(Dataset):
@@ -132,6 +166,10 @@ class Arrays(Dataset):
         x = checked_inputs(self.x_name, np.asarray(self.x[indexes]), indexes, kind)
         y = np.asarray(self.y[indexes])
         return x, checked_targets(self.y_name, y, indexes, kind, classes)
+
+    def targets(self, indexes: Array) -> Array:
+        self.require_whole()
+        return np.asarray(self.y[indexes])
 
     def require_whole(self) -> None:
         """Raise a UserError where a mapped file ends before its array. Local; about 1 µs a file."""
@@ -220,7 +258,8 @@ class Subset(Dataset):
     def __init__(self, dataset: Dataset, indexes: Array) -> None:
         self.dataset = dataset
         self.indexes = indexes
-        self.repeatable = dataset.repeatable
+        self.repeatable, self.classes = dataset.repeatable, dataset.classes
+        self.y_name, self.open_groups = dataset.y_name, dataset.open_groups
 
     def __len__(self) -> int:
         return len(self.indexes)
@@ -229,6 +268,12 @@ class Subset(Dataset):
         self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
     ) -> tuple[Array, Array]:
         return self.dataset.read(self.indexes[indexes], dtype=dtype, classes=classes)
+
+    def targets(self, indexes: Array) -> Array:
+        return self.dataset.targets(self.indexes[indexes])
+
+    def groups(self, indexes: Array) -> Array | None:
+        return self.dataset.groups(self.indexes[indexes])
 
     def __repr__(self) -> str:
         return f"Subset({len(self)} samples of {self.dataset!r})"
@@ -243,7 +288,8 @@ class Flattened(Dataset):
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
-        self.repeatable = dataset.repeatable
+        self.repeatable, self.classes = dataset.repeatable, dataset.classes
+        self.y_name, self.open_groups = dataset.y_name, dataset.open_groups
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -253,6 +299,12 @@ class Flattened(Dataset):
     ) -> tuple[Array, Array]:
         x, y = self.dataset.read(indexes, dtype=dtype, classes=classes)
         return x.reshape(len(x), math.prod(x.shape[1:])), y
+
+    def targets(self, indexes: Array) -> Array:
+        return self.dataset.targets(indexes)
+
+    def groups(self, indexes: Array) -> Array | None:
+        return self.dataset.groups(indexes)
 
     def __repr__(self) -> str:
         return f"Flattened({self.dataset!r})"

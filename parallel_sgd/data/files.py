@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..files import opened
 from ..validation import checked_path, line_of, require_memory
 from .dataset import Arrays
-from .idx import is_idx, load_idx
+from .idx import load_idx
 from .images import Images
 from .sizes import require_bytes, require_deflatable
 from .validation import Array
@@ -26,41 +26,37 @@ ENCRYPTED = 0x1
 MALFORMED = (ValueError, OverflowError, EOFError, OSError, struct.error)
 
 
-def load(path: str | os.PathLike[str], labels: str | os.PathLike[str] | None = None) -> Arrays:
-    """Open a data set in NumPy's file formats; the samples themselves are read as they are used.
+def load_npz(path: str | os.PathLike[str]) -> Arrays:
+    """Open the arrays x and y of a ``.npz`` file, as `numpy.savez` writes it.
 
-    Args:
-        path: a ``.npz`` file that holds arrays x and y, as `numpy.savez` writes it; or a ``.npy``
-            file of x; or an IDX file of x (`load_idx`), which is known by "-idx" or ".idx" in its
-            name: images of bytes (ubyte [n, height, width]) are read as floats in 0 to 1.
-        labels: a ``.npy`` or IDX file of y, with a file of the same kind of x.
     Returns:
-        The data set. Arrays are memory-mapped, those inside a ``.npz`` file too, except that
-        compressed ones (`numpy.savez_compressed`) and IDX files are read whole into memory by every
-        rank. The zip file's checksums are verified for compressed arrays only.
+        The data set, memory-mapped, except that compressed arrays (`numpy.savez_compressed`) are
+        read whole into memory by every rank, and only their checksums are verified.
     Raises:
-        UserError: a file is missing, malformed, truncated, not readable or no regular file, holds
+        UserError: the file is missing, malformed, truncated, not readable or no regular file, holds
             Python objects (which could execute code) or more than memory does, or x and y do not
             fit together.
 
     Local.
     """
     file = checked_path("path", path, "file")
-    if labels is not None:
-        labels = checked_path("labels", labels, "file")
-    suffixes = [Path(p).suffix.lower() for p in (path, labels) if p is not None]
-    if suffixes == [".npz"]:
-        return Arrays(_npz_member(file, "x"), _npz_member(file, "y"), name=str(path))
-    if suffixes == [".npy", ".npy"] and labels is not None:
-        return Arrays(_npy(file), _npy(Path(labels)), name=f"{path}, {labels}")
-    if labels is not None and is_idx(file) and is_idx(Path(labels)):
-        x = load_idx(file)
-        kind = Images if x.dtype == np.uint8 and x.ndim > 2 else Arrays
-        return kind(x, load_idx(labels), name=f"{path}, {labels}")
-    given = str(path) if labels is None else f"{path}, {labels}"
-    raise UserError(
-        f"{given}: a data set must be one .npz file, or .npy or IDX files of x and of y"
-    )
+    return Arrays(_npz_member(file, "x"), _npz_member(file, "y"), name=str(path))
+
+
+def load_npy(path: str | os.PathLike[str], labels: str | os.PathLike[str]) -> Arrays:
+    """Open a ``.npy`` file of x and one of y, both memory-mapped; else as `load_npz`. Local."""
+    files = checked_path("path", path, "file"), checked_path("labels", labels, "file")
+    return Arrays(*map(_npy, files), name=f"{path}, {labels}")
+
+
+def load_idx_pair(path: str | os.PathLike[str], labels: str | os.PathLike[str]) -> Arrays:
+    """Read an IDX file of x and one of y (`load_idx`), whole into memory on every rank.
+
+    Images of bytes (ubyte [n, height, width]) become floats in 0 to 1 as they are read. Local.
+    """
+    x = load_idx(path)
+    kind = Images if x.dtype == np.uint8 and x.ndim > 2 else Arrays
+    return kind(x, load_idx(labels), name=f"{path}, {labels}")
 
 
 def _npy(path: Path) -> Array:

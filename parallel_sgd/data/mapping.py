@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import UserError
+from ..files import opened
+from ..validation import line_of
+
+
+def mapped_file(path: Path) -> npt.NDArray[np.uint8]:
+    """The bytes of a file, memory-mapped: read as they are used.
+
+    Raises:
+        UserError: it is missing, not readable, no regular file, or cannot be mapped.
+
+    Local.
+    """
+    with opened(str(path), path) as file:
+        try:
+            if not file.seek(0, 2):
+                return np.empty(0, np.uint8)
+            return np.memmap(file, np.uint8, mode="r")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path} cannot be mapped into memory: {line_of(error)}") from None
 
 
 def mapping_of(array: Any) -> tuple[mmap.mmap, int] | None:

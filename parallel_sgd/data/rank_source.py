@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from .minibatches import MinibatchSource
-from .order import IndexArray, epoch_order, rank_slice
+from .order import IndexArray, rank_slice
 from .validation import Array
 from .view import FeedView, LearnerView
 
@@ -55,9 +55,9 @@ class RankSource(MinibatchSource):
                 f"minibatch_size={self.minibatch_size}: no minibatch of these ranks begins after "
                 f"{feed.samples} samples"
             )
-        order = epoch_order(len(self.dataset), self.seed, number, self.shuffle)
         positions = rank_slice(self.minibatch_size, learner.comm.rank, learner.comm.size)
         own = positions.stop - positions.start
+        order = self._order(number, own)
         for step in range(first, len(totals)):
             minibatch = order[step * own : (step + 1) * own]
             feed.announce(len(minibatch), int(totals[step]))

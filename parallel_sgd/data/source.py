@@ -7,7 +7,7 @@ from typing import Any
 
 from .fingerprint import require_same_data
 from .minibatches import MinibatchSource
-from .order import epoch_order, rank_slice
+from .order import rank_slice
 from .validation import Array
 from .view import FeedView, LearnerView
 
@@ -23,6 +23,10 @@ class Source(MinibatchSource):
 
     The position is a function of the learner's samples and of nothing else: a new source of the
     same arguments goes on wherever a restored learner stands.
+
+    Where samples are best read in groups (`Dataset.groups`, of a Parquet file larger than memory),
+    the groups are shuffled, and samples among those that are in use at a time. A minibatch is then
+    arranged by group, so that each rank reads its part of the groups.
 
     Args:
         x: inputs [n, …], plain numbers in memory or memory-mapped; or without `y` a `Dataset` or
@@ -62,7 +66,7 @@ class Source(MinibatchSource):
         self, number: int, feed: FeedView, learner: LearnerView
     ) -> Iterator[tuple[Array, Array]]:
         samples = self.samples_per_epoch
-        order = epoch_order(samples, self.seed, number, self.shuffle)
+        order = self._order(number, self.minibatch_size)
         seen = self._seen_of_epoch(number, samples, feed, learner)
         for begin in range(seen, samples, self.minibatch_size):
             minibatch = order[begin : begin + self.minibatch_size]
@@ -73,7 +77,10 @@ class Source(MinibatchSource):
             yield self._read(own, learner)
 
     def _facts(self) -> dict[str, Any]:
-        return super()._facts() | {"number of samples": len(self.dataset)}
+        facts = super()._facts() | {"number of samples": len(self.dataset)}
+        if self._in_groups:
+            facts["groups of samples in use at a time"] = self.dataset.open_groups
+        return facts
 
     def fingerprint(self, learner: LearnerView) -> str:
         """What tells the data from others, once it has met the learner. Local."""

@@ -131,7 +131,7 @@ def test_load_opens_a_pair(tmp_path, form):
     paths = [written(tmp_path / form.format(name), a) for name, a in (("x", x), ("y", y))]
     read_x, read_y = data.load(*paths).arrays(classes=2)
     assert (read_x == x).all() and read_y.tolist() == [1, 0]
-    with pytest.raises(UserError, match=r"or .npy or IDX files of x and of y"):
+    with pytest.raises(UserError, match="needs labels: the idx file of y"):
         data.load(paths[0])
 
 

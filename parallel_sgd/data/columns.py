@@ -1,0 +1,293 @@
+"""Samples in columns of Parquet and Arrow files: decoded by groups of rows, as they are used."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..files import reason
+from ..validation import checked_path, integer, shown
+from .column_files import ArrowFile, ColumnFile, ParquetFile
+from .dataset import Dataset
+from .validation import Array, DType, checked_inputs, checked_targets, float_dtype
+
+MOST_BYTES = 1 << 30
+PARQUET, ARROW = (".parquet",), (".arrow", ".feather")
+USUAL_Y = ("y", "label", "target")
+
+Names = str | Sequence[str]
+Pair = tuple[Array, Array]
+
+
+class Columns(Dataset):
+    """Rows of files whose columns are x [n, k] and y [n] or [n, k].
+
+    Where all decoded columns fit into `most_bytes`, every group of rows is decoded once, when it is
+    first needed, and kept; samples are shuffled among all. Else so many groups are kept as fit, and
+    a shuffled epoch of a `Source` takes the groups in a random order, so many at a time, and the
+    samples of these in a random order: each group is decoded about once an epoch, on about one
+    rank. (A group is decoded whole: one that alone is larger than `most_bytes` takes what it takes.
+    Without `shuffle` every rank decodes all groups; to ask for single samples, as a PyTorch
+    `DataLoader` does, decodes a group for most of them.)
+
+    Args:
+        files: at least one, of the same columns; their rows follow each other.
+        x: the names of columns of numbers, which become [n, k] in this order; or the name of one
+            column, of numbers ([n, 1]) or of lists of one length ([n, k]). None: the column "x" if
+            there is one, else all but y.
+        y: likewise; the name of a column of numbers gives [n]. None: the first of "y", "label" and
+            "target" that there is.
+        most_bytes: of decoded columns in memory on this rank; the same on all.
+    Raises:
+        UserError: there is no such column, one holds no plain numbers, or the files' columns
+            differ. As it is read: a missing value (null), a list of another length, a damaged file,
+            all named by file and row; and as for `Dataset.read`.
+
+    Columns keep the type that holds all of theirs until they are read. Local.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[ColumnFile],
+        *,
+        x: Names | None = None,
+        y: Names | None = None,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        if not files:
+            raise UserError("files=[] must be at least one file")
+        self.files = tuple(files)
+        self.most_bytes = integer("most_bytes", most_bytes, 1)
+        first = self.files[0]
+        self._y = _usual_y(first) if y is None else _chosen("y", y, first)
+        self._x = _usual_x(first, self._y) if x is None else _chosen("x", x, first)
+        for file in self.files[1:]:
+            self._require_alike(file)
+        self._groups = [(file, group) for file in self.files for group in range(len(file.rows))]
+        rows = [file.rows[group] for file, group in self._groups]
+        self._ends = np.array(list(accumulate(rows)), np.int64)
+        self._kept: OrderedDict[int, Pair] = OrderedDict()
+        self._lock = Lock()  # threads that share a data set are ranks of their own
+        self._none = self._empty(self._x), self._empty(self._y, vector=isinstance(y, str | None))
+        bytes_a_row = sum(a.itemsize * math.prod(a.shape[1:]) for a in self._none)
+        self._fits = bytes_a_row * len(self) <= self.most_bytes
+        largest = bytes_a_row * max(rows, default=0)
+        self.open_groups = max(self.most_bytes // max(largest, 1), 1)
+        self.repeatable = self._fits
+        self.y_name = f"{first.path}: y"
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def groups(self, indexes: Array) -> Array | None:
+        """None where all fit: then any sample is at hand."""
+        return None if self._fits else self._ends.searchsorted(indexes, side="right")
+
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        kind = float_dtype(dtype)
+        nobody = np.empty(0, np.int64)
+        some_x = checked_inputs("x", self._none[0], nobody, kind)
+        some_y = checked_targets(self.y_name, self._none[1], nobody, kind, classes)
+        x = np.empty((len(indexes), *some_x.shape[1:]), some_x.dtype)
+        y = np.empty((len(indexes), *some_y.shape[1:]), some_y.dtype)
+        for number, places, rows in self._where(indexes):
+            stored = self._decoded(number)
+            file, group = self._groups[number]
+            of_file = rows + file.first_row(group)
+            x[places] = checked_inputs(f"{file.path}: x", stored[0][rows], of_file, kind)
+            y_name = f"{file.path}: y"
+            y[places] = checked_targets(y_name, stored[1][rows], of_file, kind, classes)
+        return x, y
+
+    def targets(self, indexes: Array) -> Array:
+        y = np.empty((len(indexes), *self._none[1].shape[1:]), self._none[1].dtype)
+        for number, places, rows in self._where(indexes):
+            with self._lock:
+                kept = self._kept.get(number)
+            stored = kept[1] if kept else self._stored(number, self._y)[0]
+            y[places] = stored[rows]
+        return y
+
+    def _where(self, indexes: Array) -> Iterator[tuple[int, Array, Array]]:
+        """Of each group that is needed: its number, places in the minibatch, and rows of its own,
+        in the order in which they are first asked for."""
+        indexes = np.asarray(indexes)
+        numbers = self._ends.searchsorted(indexes, side="right")
+        distinct, firsts = np.unique(numbers, return_index=True)
+        for number in distinct[np.argsort(firsts)].tolist():
+            places = np.flatnonzero(numbers == number)
+            file, group = self._groups[number]
+            begin = int(self._ends[number]) - file.rows[group]
+            yield number, places, indexes[places] - begin
+
+    def _decoded(self, number: int) -> Pair:
+        """x and y of a group, as stored. Decodes it unless it is kept."""
+        with self._lock:
+            if number not in self._kept:
+                pair = self._stored(number, self._x, self._y)
+                while not self._fits and len(self._kept) >= self.open_groups:
+                    self._kept.popitem(last=False)
+                self._kept[number] = pair[0], pair[1]
+            self._kept.move_to_end(number)
+            return self._kept[number]
+
+    def _stored(self, number: int, *columns: tuple[str, ...]) -> list[Array]:
+        """x or y of a group, or both, given their columns."""
+        file, group = self._groups[number]
+        arrays = iter(file.read(group, [name for names in columns for name in names]))
+        stored = []
+        for names in columns:
+            like = self._none[names is self._y]
+            own = [next(arrays) for _ in names]
+            rows = own[0] if len(own) == 1 else np.stack(own, axis=1)
+            if rows.ndim < like.ndim:
+                rows = rows[:, np.newaxis]
+            if rows.shape[1:] != like.shape[1:] and len(rows):
+                raise UserError(
+                    f"{file.path}: column {names[0]!r} has lists of {rows.shape[1]} values from "
+                    f"row {file.first_row(group)}: must be {like.shape[1]}, as in the first one"
+                )
+            stored.append(rows.astype(like.dtype, copy=False))
+        return stored
+
+    def _empty(self, names: Sequence[str], *, vector: bool = False) -> Array:
+        """What columns give of no rows; reads a group where lists do not tell their length."""
+        kinds = [self.files[0].kinds[name] for name in names]
+        dtype = np.result_type(*(dtype for dtype, _ in kinds))
+        width = kinds[0][1]
+        if width is None:
+            return np.empty((0,) if vector and len(names) == 1 else (0, len(names)), dtype)
+        filled = [(file, group) for file, group in self._groups if file.rows[group]]
+        if width == 0 and filled:
+            file, group = filled[0]
+            width = file.read(group, names)[0].shape[1]
+        return np.empty((0, width), dtype)
+
+    def _require_alike(self, file: ColumnFile) -> None:
+        first = self.files[0]
+        for name in (*self._x, *self._y):
+            if file.types.get(name) != first.types[name]:
+                raise UserError(
+                    f"{file.path}: column {name!r} holds {file.types.get(name, 'nothing')}: must "
+                    f"be {first.types[name]}, as in {first.path}"
+                )
+
+    def __repr__(self) -> str:
+        files = str(self.files[0].path) if len(self.files) == 1 else f"{len(self.files)} files"
+        return f"Columns({files}, {len(self)} samples, x={self._x}, y={self._y})"
+
+
+def load_parquet(
+    path: str | os.PathLike[str],
+    *,
+    x: Names | None = None,
+    y: Names | None = None,
+    most_bytes: int = MOST_BYTES,
+) -> Columns:
+    """Columns of a Parquet file, or of all ``.parquet`` files of a folder by their sorted names.
+
+    Args:
+        path: of the file or the folder (not what is below it).
+        x, y, most_bytes: as for `Columns`, which says what is read when, and what is refused.
+    Raises:
+        UserError: as for `Columns`, or pyarrow is missing, or a file is missing or malformed.
+
+    Local: now, every rank reads the foot of each file.
+    """
+    files = [ParquetFile(file) for file in _files(path, PARQUET)]
+    return Columns(files, x=x, y=y, most_bytes=most_bytes)
+
+
+def load_arrow(
+    path: str | os.PathLike[str],
+    *,
+    x: Names | None = None,
+    y: Names | None = None,
+    most_bytes: int = MOST_BYTES,
+) -> Columns:
+    """As `load_parquet`, of Arrow files (``.arrow``, ``.feather`` of version 2): record batches are
+    the groups, and now one column of numbers is read, to see how many rows each has."""
+    files = [ArrowFile(file) for file in _files(path, ARROW)]
+    return Columns(files, x=x, y=y, most_bytes=most_bytes)
+
+
+def has_files(folder: Path, suffixes: tuple[str, ...]) -> bool:
+    """Whether a folder holds files with such names, hidden ones aside. Local."""
+    try:
+        return any(_is_data(path, suffixes) for path in folder.iterdir())
+    except OSError:  # of which its reader tells
+        return False
+
+
+def _files(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Path]:
+    place = checked_path("path", path, "file")
+    if not place.is_dir():
+        return [place]
+    try:
+        files = sorted(file for file in place.iterdir() if _is_data(file, suffixes))
+    except OSError as error:
+        raise UserError(f"{place} cannot be read: {reason(error)}") from None
+    if not files:
+        raise UserError(f"{place} must hold files whose names end in {' or '.join(suffixes)}")
+    return files
+
+
+def _is_data(path: Path, suffixes: tuple[str, ...]) -> bool:
+    return path.suffix.lower() in suffixes and not path.name.startswith((".", "_"))
+
+
+def _chosen(argument: str, names: Any, file: ColumnFile) -> tuple[str, ...]:
+    """The columns that a user names, each seen to be there and to hold numbers."""
+    chosen = (names,) if isinstance(names, str) else names
+    if not isinstance(chosen, Sequence) or not all(isinstance(name, str) for name in chosen):
+        raise UserError(
+            f"{argument}={shown(names)} must be the name of a column, or a list of them"
+        )
+    if not chosen:
+        raise UserError(f"{argument}={shown(names)} must be at least one column")
+    for name in chosen:
+        if name not in file.columns:
+            near = difflib.get_close_matches(name, file.columns, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {shown(list(file.columns))}"
+            raise UserError(f"{argument}={name!r} is no column of {file.path}: {hint}")
+        if name not in file.kinds:
+            twice = file.columns.count(name) > 1
+            held = "is there twice" if twice else f"holds {file.types[name]}: must be numbers"
+            raise UserError(f"{argument}={name!r} of {file.path} {held}")
+        if len(chosen) > 1 and file.kinds[name][1] is not None:
+            raise UserError(
+                f"{argument}={shown(names)}: {name!r} of {file.path} holds lists of numbers: must "
+                "be the only column"
+            )
+    return tuple(chosen)
+
+
+def _usual_y(file: ColumnFile) -> tuple[str, ...]:
+    for name in USUAL_Y:
+        if name in file.columns:
+            return _chosen("y", name, file)
+    raise UserError(
+        f"y must name a column of {file.path}, which has no {' or '.join(map(repr, USUAL_Y))}: it "
+        f"has {shown(list(file.columns))}"
+    )
+
+
+def _usual_x(file: ColumnFile, y: tuple[str, ...]) -> tuple[str, ...]:
+    if "x" in file.columns and "x" not in y:
+        return _chosen("x", "x", file)
+    others = [name for name in file.columns if name not in y]
+    if not others:
+        raise UserError(f"x must name columns of {file.path}: it has none beside y={list(y)}")
+    return _chosen("x", others, file)

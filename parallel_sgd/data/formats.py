@@ -1,0 +1,179 @@
+"""Data in files and folders: which format it is, and who reads it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..validation import checked_path, choice, shown
+from .bundled import fashion_mnist, is_mnist
+from .cifar import CIFAR10, CIFAR100, cifar10, cifar100, is_cifar, load_cifar10, load_cifar100
+from .columns import ARROW, PARQUET, has_files, load_arrow, load_parquet
+from .dataset import Dataset
+from .files import load_idx_pair, load_npy, load_npz
+from .idx import is_idx
+from .image_folder import ImageFolder, has_image_parts, image_folders
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Format:
+    """Who reads a format; keyword arguments of the readers are what `load` hands on.
+
+    Attributes:
+        matches: whether a path, which may lead nowhere, is taken for it.
+        load: reads a path, and where `labels` is True that of the labels, as one data set; None:
+            there are always two.
+        both: reads a path as (training, test).
+        has_both: whether a path of this format has these two parts of its own.
+        labels: y is in another file.
+    """
+
+    matches: Callable[[Path], bool]
+    load: Callable[..., Dataset] | None = None
+    both: Callable[..., tuple[Dataset, Dataset]] | None = None
+    has_both: Callable[[Path], bool] = lambda path: False
+    labels: bool = False
+
+
+def ends(*suffixes: str) -> Callable[[Path], bool]:
+    """Whether a path ends in one of these, in any case."""
+    return lambda path: path.suffix.lower() in suffixes
+
+
+def table(suffixes: tuple[str, ...]) -> Callable[[Path], bool]:
+    """Whether a path ends in one of these, or is a folder of such files."""
+    return lambda path: ends(*suffixes)(path) or has_files(path, suffixes)
+
+
+#: By name; of several that match the first one is taken.
+FORMATS: dict[str, Format] = {
+    "npz": Format(ends(".npz"), load_npz),
+    "npy": Format(ends(".npy"), load_npy, labels=True),
+    "idx": Format(is_idx, load_idx_pair, labels=True),
+    "parquet": Format(table(PARQUET), load_parquet),
+    "arrow": Format(table(ARROW), load_arrow),
+    "mnist": Format(is_mnist, None, fashion_mnist, Path.is_dir),
+    "cifar10": Format(partial(is_cifar, CIFAR10), load_cifar10, cifar10, Path.is_dir),
+    "cifar100": Format(partial(is_cifar, CIFAR100), load_cifar100, cifar100, Path.is_dir),
+    "images": Format(Path.is_dir, ImageFolder, image_folders, has_image_parts),
+}
+
+
+def load(
+    path: PathLike, labels: PathLike | None = None, *, format: str | None = None, **options: Any
+) -> Dataset:
+    """Open a data set; the samples are read as they are used, where the format allows.
+
+    Args:
+        path: of a file or folder. Its format is known by the name, or by what the folder holds:
+
+            - npz: a ``.npz`` file with arrays x and y (`load_npz`)
+            - npy: a ``.npy`` file of x (`load_npy`)
+            - idx: an IDX file of x, with "-idx" or ".idx" in its name (`load_idx_pair`)
+            - parquet: a ``.parquet`` file, or a folder of them (`load_parquet`)
+            - arrow: an ``.arrow`` or ``.feather`` file, or a folder of them (`load_arrow`)
+            - mnist: a folder with the files of MNIST or Fashion-MNIST (`fashion_mnist`)
+            - cifar10, cifar100: a folder with the files of the binary version, or one of them
+              (`cifar10`, `cifar100`)
+            - images: a folder with a folder of images for each class (`ImageFolder`), or with such
+              folders in ``train/`` and ``test/`` (`image_folders`)
+        labels: of a ``.npy`` or IDX file of y, with a file of the same kind of x.
+        format: one of these names, where the path does not tell.
+        options: keyword arguments of the format's reader, as ``size=(32, 32)`` for images.
+    Raises:
+        UserError: the format is not known, an option or `labels` does not belong to it, the data
+            are already cut into training and test (`load_train_test`), or a file is missing,
+            malformed, truncated, not readable or no regular file (see the readers).
+
+    Nothing in a file is ever executed. Local.
+    """
+    name, place = _format_of(path, format)
+    if FORMATS[name].has_both(place):
+        raise UserError(
+            f"{path} is data to train on and data to test on: data.load_train_test gives both"
+        )
+    return _load(name, path, labels, options)
+
+
+def load_train_test(
+    path: PathLike,
+    labels: PathLike | None = None,
+    *,
+    format: str | None = None,
+    test: int | float = 0.2,
+    seed: int = 0,
+    **options: Any,
+) -> tuple[Dataset, Dataset]:
+    """Open data to train on and data to test on: the parts that they are published in, or a split.
+
+    Args:
+        path, labels, format, options: as for `load`.
+        test, seed: as for `Dataset.split`, where the data are not cut into the two already (as
+            CIFAR, MNIST, and images in ``train/`` and ``test/`` are): there they have no effect.
+    Returns:
+        (training, test).
+    Raises:
+        UserError: as for `load` or `Dataset.split`.
+
+    Local.
+    """
+    name, place = _format_of(path, format)
+    both = FORMATS[name].both
+    if both is None or not FORMATS[name].has_both(place):
+        return _load(name, path, labels, options).split(test, seed=seed)
+    _require_no_labels(name, path, labels)
+    _require_options(name, both, options)
+    return both(path, **options)
+
+
+def _format_of(path: PathLike, format: str | None) -> tuple[str, Path]:
+    place = checked_path("path", path, "file or folder")
+    if format is not None:
+        return choice("format", format, tuple(FORMATS)), place
+    for name, known in FORMATS.items():
+        if known.matches(place):
+            return name, place
+    if not place.exists():
+        raise UserError(f"{path}: there is no such file")
+    raise UserError(f"{path}: its format is not known: give format=, one of {', '.join(FORMATS)}")
+
+
+def _load(name: str, path: PathLike, labels: PathLike | None, options: dict[str, Any]) -> Dataset:
+    reader = FORMATS[name].load
+    if reader is None:
+        raise UserError(f"{path} must be a folder of data to train and to test on, in {name} files")
+    if not FORMATS[name].labels:
+        _require_no_labels(name, path, labels)
+        _require_options(name, reader, options)
+        return reader(path, **options)
+    if labels is None:
+        raise UserError(f"{path} needs labels: the {name} file of y")
+    if not FORMATS[name].matches(checked_path("labels", labels, "file")):
+        raise UserError(f"labels={shown(labels)} must be named as the {name} file of x, {path}, is")
+    _require_options(name, reader, options)
+    return reader(path, labels, **options)
+
+
+def _require_no_labels(name: str, path: PathLike, labels: PathLike | None) -> None:
+    if labels is not None:
+        raise UserError(f"labels={shown(labels)}: {path} ({name}) has labels of its own")
+
+
+def _require_options(name: str, reader: Callable[..., Any], options: dict[str, Any]) -> None:
+    known = [
+        parameter.name
+        for parameter in inspect.signature(reader).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    for option, value in options.items():
+        if option not in known:
+            which = f"it has {', '.join(known)}" if known else "it has none"
+            raise UserError(f"{option}={shown(value)} is no option of {name} data: {which}")

@@ -1,0 +1,243 @@
+"""Folders of images, a folder for each class: decoded one by one, as they are used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..files import opened, reason
+from ..validation import checked_path, choice, integer, line_of, shown
+from .dataset import Dataset
+from .images import LARGEST_BYTE
+from .library_source import files_below
+from .validation import Array, DType, checked_labels, float_dtype
+
+#: Of files that count as images, and of Pillow's decoders that may be used: none runs programs.
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+DECODERS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+
+#: Pillow's names of 8 bits a colour, which become RGB or grey without loss of range.
+MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
+
+COLOURS = {"rgb": ("RGB", 3), "grey": ("L", 1)}
+MOST_PIXELS = 1 << 15  #: of a side that images are resized to
+TRAINING, TESTING = "train", ("test", "val")
+
+
+class ImageFolder(Dataset):
+    """Images in a folder for each class: x [n, channels, height, width] in 0 to 1, y [n].
+
+    Sample i is the i-th file in the order of the classes and then of the paths. Each is decoded
+    whenever it is read (some milliseconds), by Pillow; of moving pictures the first. Transparency
+    is left out.
+
+    Args:
+        folder: its subfolders are the classes, by sorted names, 0 for the first. All files below
+            one whose names end in one of `SUFFIXES`, in any case, are its images; hidden files and
+            folders are left out.
+        size: (height, width) that each image is resized to, after what is too long of one side has
+            been cut off at both ends. None: all images must have one size, that of the first.
+        colour: "rgb" for 3 channels, "grey" for 1.
+        names: the classes' names, where they are not to be taken from the folder: it may have no
+            others.
+    Attributes:
+        names: of the classes, by label.
+        size: (height, width); None while it is not known.
+        files: the path of each sample.
+    Raises:
+        UserError: Pillow is missing, an argument is not as required, or there is no class, or one
+            without images. As it is read: a file that is no image or damaged, with more than 8 bits
+            a colour, of another size, or of more pixels than `PIL.Image.MAX_IMAGE_PIXELS`.
+
+    Local: every rank lists the folder, and decodes the images of its own part of each minibatch.
+    """
+
+    repeatable = True
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        size: Sequence[int] | None = None,
+        colour: str = "rgb",
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self.folder = checked_path("folder", folder)
+        self.mode, self.channels = COLOURS[choice("colour", colour, tuple(COLOURS))]
+        self.size = None if size is None else _checked_size(size)
+        self._resizes = size is not None
+        _require_pillow()
+        found = _classes(self.folder)
+        self.names = tuple(sorted(found) if names is None else names)
+        self.classes = len(self.names)
+        others = sorted(set(found) - set(self.names))
+        if others:
+            raise UserError(
+                f"{self.folder} must hold no classes but {shown(list(self.names))}: it holds "
+                f"{shown(others)}"
+            )
+        labels = {name: label for label, name in enumerate(self.names)}
+        self.files = [path for name in self.names for path in found.get(name, [])]
+        of_each = [labels[name] for name in self.names for _ in found.get(name, [])]
+        self._labels = np.array(of_each, np.int64)
+        self.y_name = f"{self.folder}: y"
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        """As `Dataset.read`, with floats also where `dtype` is None: float32 then."""
+        y = self._labels[indexes]
+        if classes is not None:
+            y = checked_labels(self.y_name, y, indexes, classes)
+        if self.size is None:
+            self.size = self._size_of_first()
+        height, width = self.size
+        pixels = np.empty((len(y), height, width, self.channels), np.uint8)
+        for image, index in zip(pixels, np.asarray(indexes).tolist(), strict=True):
+            image[...] = self._decoded(self.files[index], self.size)
+        kind = float_dtype(dtype) or np.dtype(np.float32)
+        x = pixels.transpose(0, 3, 1, 2).astype(kind, order="C")
+        x /= LARGEST_BYTE
+        return x, y
+
+    def targets(self, indexes: Array) -> Array:
+        return self._labels[indexes]
+
+    def _size_of_first(self) -> tuple[int, int]:
+        with _image(self.files[0]) as image:
+            return image.height, image.width
+
+    def _decoded(self, path: Path, size: tuple[int, int]) -> Array:
+        """The pixels of an image, uint8 [height, width, channels]."""
+        height, width = size
+        with _image(path) as image:
+            if not self._resizes and (image.height, image.width) != size:
+                raise UserError(
+                    f"{path} has {image.height} x {image.width} pixels: must have {height} x "
+                    f"{width}, as the first image, or give size=(height, width) to resize to"
+                )
+            if image.mode.startswith("P"):  # through which transparency does no harm
+                image = image.convert("RGBA")
+            image = image.convert(self.mode)
+            if self._resizes:
+                bilinear = import_module("PIL.Image").Resampling.BILINEAR
+                image = import_module("PIL.ImageOps").fit(image, (width, height), method=bilinear)
+            return np.asarray(image).reshape(height, width, self.channels)
+
+    def __repr__(self) -> str:
+        return f"ImageFolder({self.folder}, {len(self)} images, {self.classes} classes)"
+
+
+def image_folders(
+    folder: str | os.PathLike[str], *, size: Sequence[int] | None = None, colour: str = "rgb"
+) -> tuple[ImageFolder, ImageFolder]:
+    """Images in ``train/`` and ``test/`` (or ``val/``) of a folder, as (training, test).
+
+    Args:
+        folder: in each of the two there is a folder for each class. The classes are those to train
+            on: the other part has no others.
+        size, colour: as for `ImageFolder`, which says what is read, and what refused.
+    Raises:
+        UserError: as for `ImageFolder`, or there are no such folders.
+
+    Local.
+    """
+    place = checked_path("folder", folder)
+    testing = [place / name for name in TESTING if (place / name).is_dir()]
+    if len(testing) != 1:
+        held = "both of them" if testing else "neither"
+        raise UserError(f"{place} must hold {' or '.join(TESTING)} beside {TRAINING}: {held}")
+    train = ImageFolder(place / TRAINING, size=size, colour=colour)
+    test = ImageFolder(testing[0], size=train.size, colour=colour, names=train.names)
+    return train, test
+
+
+def has_image_parts(folder: Path) -> bool:
+    """Whether a folder of images is cut into training and test. Local."""
+    return any((folder / name).is_dir() for name in TESTING) and (folder / TRAINING).is_dir()
+
+
+def _classes(folder: Path) -> dict[str, list[Path]]:
+    """The images of each class, in the order of their paths.
+
+    Raises:
+        UserError: the folder cannot be read, there is no class, or one without images.
+    """
+    try:
+        classes = sorted(
+            entry.name
+            for entry in os.scandir(folder)
+            if entry.is_dir() and not entry.name.startswith(".")
+        )
+        if not classes:
+            raise UserError(f"{folder} must hold a folder of images for each class: it holds none")
+        found = {}
+        for name in classes:
+            files = files_below(folder / name, _is_image, lambda name: name.startswith("."))
+            found[name] = [folder / name / path for path, _ in sorted(files)]
+            if not found[name]:
+                raise UserError(
+                    f"{folder / name} must hold images of a class, with names that end in "
+                    f"{', '.join(SUFFIXES)}: it holds none"
+                )
+    except OSError as error:
+        raise UserError(f"{error.filename or folder} cannot be read: {reason(error)}") from None
+    return found
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+@contextmanager
+def _image(path: Path) -> Iterator[Any]:
+    """A Pillow image, not yet decoded; what goes wrong with it until it is closed names the path.
+
+    Raises:
+        UserError: it is no image that can be read.
+    """
+    pillow = import_module("PIL.Image")
+    with opened(str(path), path) as file:
+        try:
+            with pillow.open(file, formats=DECODERS) as image:
+                most = pillow.MAX_IMAGE_PIXELS
+                if most is not None and image.width * image.height > most:
+                    raise UserError(
+                        f"{path} has {image.height} x {image.width} pixels: must be at most "
+                        f"PIL.Image.MAX_IMAGE_PIXELS={most}"
+                    )
+                if image.mode not in MODES:
+                    raise UserError(
+                        f"{path} has pixels of mode {image.mode!r}: must have 8 bits a colour"
+                    )
+                yield image
+        except UserError:
+            raise
+        except Exception as error:  # Pillow lets through whatever a damaged file provokes
+            raise UserError(f"{path} is no image that can be read: {line_of(error)}") from None
+
+
+def _checked_size(size: Sequence[int]) -> tuple[int, int]:
+    if isinstance(size, str) or not isinstance(size, Sequence) or len(size) != 2:
+        raise UserError(f"size={shown(size)} must be two whole numbers, (height, width)")
+    return integer("size[0]", size[0], 1, MOST_PIXELS), integer("size[1]", size[1], 1, MOST_PIXELS)
+
+
+def _require_pillow() -> None:
+    try:
+        import_module("PIL.Image")
+    except ImportError as error:
+        raise UserError(
+            f"images need Pillow, which cannot be imported ({error}): "
+            "pip install 'parallel-sgd[images]'"
+        ) from None

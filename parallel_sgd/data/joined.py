@@ -1,0 +1,90 @@
+"""Several data sets as one, as the files of a folder are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from ..errors import UserError
+from .dataset import Dataset
+from .validation import Array, DType
+
+
+class Joined(Dataset):
+    """Data sets one after the other: sample i is one of the first, or of the next ones.
+
+    Args:
+        datasets: at least one, whose samples have one shape; errors name the place there.
+        name: for `repr`.
+    Raises:
+        UserError: there is none.
+
+    >>> from .dataset import Arrays
+    >>> first, second = (Arrays(np.full((n, 1), n), np.arange(n)) for n in (2, 3))
+    >>> Joined([first, second]).read(np.array([4, 0, 2]))[1].tolist()
+    [2, 0, 0]
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], *, name: str = "") -> None:
+        self.datasets = tuple(datasets)
+        if not self.datasets:
+            raise UserError("datasets=[] must be at least one data set")
+        self.name = name or f"{len(self.datasets)} data sets"
+        self.repeatable = all(dataset.repeatable for dataset in self.datasets)
+        classes = {dataset.classes for dataset in self.datasets}
+        self.classes = classes.pop() if len(classes) == 1 else None
+        self._ends = np.array(list(accumulate(map(len, self.datasets))), np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        where = self._where(indexes)
+        parts = [
+            self.datasets[number].read(own, dtype=dtype, classes=classes)
+            for number, _, own in where
+        ]
+        xs, ys = zip(*parts, strict=True)
+        return self._arranged("x", xs, where), self._arranged("y", ys, where)
+
+    def targets(self, indexes: Array) -> Array:
+        where = self._where(indexes)
+        ys = tuple(self.datasets[number].targets(own) for number, _, own in where)
+        return self._arranged("y", ys, where)
+
+    def _where(self, indexes: Array) -> list[tuple[int, Array, Array]]:
+        """Of each data set that is read: its number, which places in the minibatch, and which
+        samples of its own."""
+        numbers = self._ends.searchsorted(indexes, side="right")
+        where = []
+        for number in np.unique(numbers).tolist() or [0]:
+            places = np.flatnonzero(numbers == number)
+            begin = self._ends[number] - len(self.datasets[number])
+            where.append((number, places, np.asarray(indexes)[places] - begin))
+        return where
+
+    def _arranged(
+        self, name: str, parts: tuple[Array, ...], where: list[tuple[int, Array, Array]]
+    ) -> Array:
+        for part, (number, _, _) in zip(parts, where, strict=True):
+            if part.shape[1:] != parts[0].shape[1:] or part.dtype.kind != parts[0].dtype.kind:
+                first = self.datasets[where[0][0]]
+                raise UserError(
+                    f"{name} must be alike in all data sets: {list(part.shape[1:])} {part.dtype} "
+                    f"in {self.datasets[number]!r}, {list(parts[0].shape[1:])} {parts[0].dtype} "
+                    f"in {first!r}"
+                )
+        if len(parts) == 1:
+            return parts[0]
+        samples = sum(map(len, parts))
+        whole = np.empty((samples, *parts[0].shape[1:]), np.result_type(*parts))
+        for part, (_, places, _) in zip(parts, where, strict=True):
+            whole[places] = part
+        return whole
+
+    def __repr__(self) -> str:
+        return f"Joined({self.name}, {len(self)} samples)"

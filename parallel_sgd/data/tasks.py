@@ -1,0 +1,73 @@
+"""What is to be learned of a data set: a class, numbers, or several labels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import UserError
+from ..validation import choice, require_use
+from .classes import count_classes
+from .dataset import Dataset
+
+TASKS = ("classification", "regression", "multi-label")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model must be like to learn a data set's y.
+
+    Attributes:
+        name: one of `TASKS`.
+        outputs: that a model needs: classes, numbers, or labels.
+        classes: for `Dataset.read` and the sources; None where y holds no labels of classes.
+    """
+
+    name: str
+    outputs: int
+    classes: int | None
+
+
+def task_of(data: Dataset, task: str | None = None, classes: int | None = None) -> Task:
+    """Find out what is to be learned of a data set.
+
+    Args:
+        data: of at least one sample. To count classes takes a pass over its y (`count_classes`);
+            else only the first sample is read.
+        task: one of `TASKS`. None: as y looks: whole numbers [n] are classes, whole numbers [n, k]
+            several labels, floats numbers.
+        classes: how many there are, for classification; None: as the labels show.
+    Returns:
+        The task. For classification y is whole numbers of shape [n]; else [n] or [n, outputs].
+    Raises:
+        UserError: an argument is not as required, there are no samples, or y is not as the task
+            requires. That labels are 0 or 1 is seen as they are learned.
+
+    Local.
+
+    >>> from .dataset import Arrays
+    >>> task_of(Arrays(np.zeros((9, 4)), np.arange(9) % 3))
+    Task(name='classification', outputs=3, classes=3)
+    >>> task_of(Arrays(np.zeros((9, 4)), np.zeros((9, 2))))
+    Task(name='regression', outputs=2, classes=None)
+    """
+    if task is not None:
+        task = choice("task", task, TASKS)
+    if not len(data):
+        raise UserError(f"{data!r} has no samples to tell what is to be learned")
+    _, y = data.read(np.zeros(1, np.int64), dtype=None)
+    whole, shape = y.dtype.kind in "iu", y.shape[1:]
+    if task is None:
+        task = "regression" if not whole else "multi-label" if shape else "classification"
+    has = f"y has {'whole numbers' if whole else 'floats'} [{', '.join(map(str, ('n', *shape)))}]"
+    if task == "classification":
+        if not whole or shape:
+            raise UserError(f"task={task!r} needs labels [n], whole numbers: {data!r}: {has}")
+        classes = count_classes(data, classes)
+        return Task(task, classes, classes)
+    require_use("classes", classes, None, False, "task='classification'")
+    if len(shape) > 1 or 0 in shape:
+        raise UserError(f"task={task!r} needs y [n] or [n, k]: {data!r}: {has}")
+    return Task(task, math.prod(shape), None)

@@ -1,0 +1,322 @@
+"""Parquet and Arrow files: which groups are decoded, by whom; what is refused, by file and row."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pytest
+from fake_learners import Comm, Learner
+
+from parallel_sgd import data
+from parallel_sgd.data import column_files
+from parallel_sgd.data.order import grouped_order
+from parallel_sgd.errors import SharedError, UserError
+
+pa = pytest.importorskip("pyarrow")
+feather = pytest.importorskip("pyarrow.feather")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+FORMATS = {"parquet": data.load_parquet, "arrow": data.load_arrow}
+
+
+def write(path, columns, group=4, **options):
+    """Write columns in groups of so many rows."""
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+    if path.suffix == ".parquet":
+        parquet.write_table(table, path, row_group_size=group, **options)
+    else:
+        feather.write_feather(table, path, chunksize=group, **options)
+    return path
+
+
+def numbered(rows, first=0):
+    """Rows that tell which they are."""
+    y = np.arange(first, first + rows)
+    return {"a": y.astype(np.float32), "b": -y.astype(np.float64), "y": y}
+
+
+@pytest.fixture(params=FORMATS)
+def form(request):
+    return request.param
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """How often each (file, group) has been read, in the order of the reading."""
+    seen, read = [], column_files.ColumnFile.read
+
+    def counted(self, group, columns):
+        seen.append((self.path.name, group))
+        return read(self, group, columns)
+
+    monkeypatch.setattr(column_files.ColumnFile, "read", counted)
+    return seen
+
+
+def test_columns_become_x_and_y(tmp_path, form):
+    path = write(tmp_path / f"d.{form}", numbered(11))
+    columns = FORMATS[form](path)
+    assert len(columns) == 11 and columns.repeatable
+    x, y = columns.read(np.array([10, 0, 5, 5]))
+    assert x.dtype == np.float32 and x.tolist() == [[10, -10], [0, 0], [5, -5], [5, -5]]
+    assert y.dtype == np.int64 and y.tolist() == [10, 0, 5, 5]
+    assert columns.read(np.array([3]), dtype=None)[0].dtype == np.float64
+    assert columns.read(np.arange(0))[0].shape == (0, 2)
+    x[...] = 99  # the caller's own
+    assert columns.arrays()[0].max() == 10
+    one = FORMATS[form](path, x="y", y="b")
+    assert one.arrays(dtype=None)[0].tolist() == [[i] for i in range(11)]
+    assert one.arrays()[1].dtype == np.float32 and one.arrays()[1].tolist() == [
+        -i for i in range(11)
+    ]
+    several = FORMATS[form](path, x=["b"], y=["y", "a"])
+    assert several.arrays()[1].tolist() == [[i, i] for i in range(11)]
+    assert (several.targets(np.array([7, 2])) == [[7, 7], [2, 2]]).all()
+    assert FORMATS[form](path, x=["a"], y=["y"]).arrays()[1].shape == (11, 1)
+
+
+@pytest.mark.parametrize("type_", ["list", "large_list", "fixed"])
+def test_a_column_of_lists_is_x(tmp_path, form, type_):
+    rows = np.arange(30).reshape(10, 3)
+    make = {"list": pa.list_, "large_list": pa.large_list, "fixed": lambda t: pa.list_(t, 3)}[type_]
+    table = {"x": pa.array(rows.tolist(), make(pa.float32())), "label": rows[:, 0] % 2 == 1}
+    columns = FORMATS[form](write(tmp_path / f"d.{form}", table))
+    x, y = columns.read(np.array([9, 0, 4]))
+    assert x.dtype == np.float32 and (x == rows[[9, 0, 4]]).all() and y.tolist() == [1, 0, 0]
+    assert columns.read(np.arange(0))[0].shape == (0, 3)
+    tags = FORMATS[form](tmp_path / f"d.{form}", x="label", y="x")
+    assert (tags.arrays()[1] == rows).all()
+
+
+def test_the_files_of_a_folder_follow_each_other(tmp_path, form):
+    write(tmp_path / f"b.{form}", numbered(5, first=7))
+    write(tmp_path / f"a.{form}", numbered(7))
+    write(tmp_path / f"c.{form}", numbered(0))
+    (tmp_path / "readme.txt").touch()
+    columns = data.load(tmp_path)
+    assert isinstance(columns, data.Columns) and len(columns) == 12
+    assert columns.targets(np.arange(12)).tolist() == list(range(12))
+    other = {**numbered(3), "a": np.arange(3)}
+    write(tmp_path / f"d.{form}", other)
+    with pytest.raises(
+        UserError, match=rf"d.{form}: column 'a' holds int64: must be float, as in "
+    ):
+        data.load(tmp_path)
+    del other["a"]
+    write(tmp_path / f"d.{form}", other)
+    with pytest.raises(UserError, match=rf"d.{form}: column 'a' holds nothing: must be float, as "):
+        data.load(tmp_path)
+
+
+def epoch(columns, size, minibatch_size=8, seed=0, number=0, **options):
+    """Labels by rank and minibatch, of ranks that each have their own data set."""
+    ranks = []
+    for rank in range(size):
+        learner = Learner(Comm(rank, size))
+        source = data.Source(columns[rank], None, minibatch_size, epochs=2, seed=seed, **options)
+        ranks.append([y.tolist() for _, y in source.epoch(number, learner)])
+    return ranks
+
+
+def test_what_fits_is_decoded_once_and_shuffled_as_arrays_are(tmp_path, form, decoded):
+    path = write(tmp_path / f"d.{form}", numbered(40))
+    columns = FORMATS[form](path)
+    assert decoded == [] and columns.groups(np.arange(3)) is None
+    columns.read(np.array([5]))
+    assert set(decoded) == {(path.name, 1)}
+    as_arrays = data.Arrays(np.zeros((40, 1)), np.arange(40))
+    for number in range(2):
+        assert epoch([columns], 1, number=number) == epoch([as_arrays], 1, number=number)
+    assert Counter(decoded) == {(path.name, group): 1 for group in range(10)}
+
+
+BYTES = 24  #: of a row of `numbered`, whose x holds float64
+
+
+def test_what_does_not_fit_is_read_in_parts_by_each_rank(tmp_path, decoded):
+    """Of 32 groups of 16 rows 8 are in use at a time, by 4 ranks: each reads about a quarter."""
+    path = write(tmp_path / "d.parquet", numbered(512), group=16)
+
+    def opened():
+        return data.load_parquet(path, most_bytes=8 * 16 * BYTES)
+
+    assert opened().open_groups == 8 and not opened().repeatable
+    (serial,) = epoch([opened()], 1, 64)
+    assert sorted(chain(*serial)) == list(range(512))
+    reads = []
+    for rank in range(4):
+        columns, learner = opened(), Learner(Comm(rank, 4))
+        source = data.Source(columns, None, 64, epochs=2)
+        source.meet(learner)
+        del decoded[:]
+        parts = [y.tolist() for _, y in source.epoch(0, learner)]
+        assert [part == whole[16 * rank :][:16] for part, whole in zip(parts, serial, strict=True)]
+        assert all(len(part) == 16 for part in parts)
+        reads.append(len(decoded))
+    assert max(reads) < 22 and sum(reads) < 2 * 32  # at random it would be 128 groups, of all ranks
+    assert sum(map(len, serial)) == 512
+    again = epoch([opened()], 1, 64, number=1)[0]
+    assert again != serial and sorted(chain(*again)) == list(range(512))
+    assert epoch([opened()], 1, 64) == [serial]
+    groups = [{row // 16 for row in part} for part in serial[:2]]
+    assert len(groups[0]) == 8 and groups[0] == groups[1]  # shuffled among 8 of them
+
+
+def test_alone_every_group_is_decoded_once_an_epoch(tmp_path, decoded):
+    path = write(tmp_path / "d.parquet", numbered(512), group=16)
+    columns = data.load_parquet(path, most_bytes=8 * 16 * BYTES)
+    train, test = data.flattened(columns).split(0.25)
+    source = data.Source(train, None, 40, epochs=2)
+    source.meet(Learner())
+    del decoded[:]
+    for number in range(2):
+        list(source.epoch(number, Learner()))
+    assert len(decoded) <= 2 * 32 + 16  # and those of the samples that were compared
+    del decoded[:]
+    for begin in range(0, len(test), 10):
+        test.read(np.arange(begin, min(begin + 10, len(test))))
+    assert set(Counter(decoded).values()) == {1} and len(decoded) > 24
+
+
+def test_the_order_of_groups_is_a_permutation_of_its_windows():
+    groups = np.repeat(np.arange(12), 5)
+    order = grouped_order(groups, 3, seed=1, epoch=2, minibatch_size=6)
+    assert sorted(order) == list(range(60))
+    windows = [set(groups[part].tolist()) for part in np.split(order, 4)]
+    assert all(len(window) == 3 for window in windows) and len(set.union(*windows)) == 12
+    assert windows[0] != {0, 1, 2}
+    for minibatch in np.split(order, 10):
+        runs = 1 + np.count_nonzero(np.diff(groups[minibatch]))
+        assert runs == len(set(groups[minibatch].tolist()))  # arranged by group
+    assert (grouped_order(groups, 3, 1, 3, 6) != order).any()
+    assert grouped_order(groups[:0], 3, 1, 3, 6).tolist() == []
+
+
+def test_ranks_that_keep_different_numbers_of_groups_disagree(tmp_path):
+    path = write(tmp_path / "d.parquet", numbered(64), group=4)
+    learner = Learner()
+    data.Source(data.load_parquet(path, most_bytes=8 * BYTES), None, 8).meet(learner)
+    assert learner.comm.agreed[0]["groups of samples in use at a time"] == 2
+
+
+def test_missing_values_are_refused_by_file_and_row(tmp_path, form):
+    write(tmp_path / f"a.{form}", numbered(5))
+    for column, row in (("a", 6), ("y", 9)):
+        table = {name: list(values) for name, values in numbered(11).items()}
+        table[column][row] = None
+        path = write(tmp_path / f"b.{form}", table)
+        columns = data.load(tmp_path)
+        columns.read(np.array([0, 5]))
+        line = f"^{path}: column '{column}' is null in row {row}: must be a number$"
+        with pytest.raises(UserError, match=line):
+            columns.arrays()
+    lists = [[1.0, 2], [3, 4], [5, 6], [7, 8], [9, 0], [1, None]]
+    for values, line in [
+        (lists, "column 'x' is null in row 5: must be a number"),
+        ([*lists[:5], None], "column 'x' is null in row 5: must be a number"),
+        ([*lists[:5], [1.0]], "column 'x' has 1 values in row 5: must be 2, as in row 4"),
+        ([*lists[:4], [1.0], [2.0]], "column 'x' has lists of 1 values from row 4: must be 2, as"),
+    ]:
+        path = write(tmp_path / f"c.{form}", {"x": values, "y": range(6)})
+        with pytest.raises(UserError, match=f"^{path}: {line}"):
+            data.load(path).arrays()
+    path = write(tmp_path / f"d.{form}", {"x": [1.0] * 6 + [np.nan], "y": range(7)})
+    with pytest.raises(UserError, match=rf"^{path}: x\[6\]\[0\] = nan is not finite"):
+        data.load(path).arrays()
+    path = write(tmp_path / f"e.{form}", {"x": [1.0] * 7, "y": [0] * 5 + [3, 0]})
+    with pytest.raises(UserError, match=rf"^{path}: y\[5\] = 3 is out of range: must be from 0 to"):
+        data.load(path).arrays(classes=3)
+
+
+def test_wrong_columns_are_refused_with_the_nearest_name(tmp_path, form):
+    path = write(tmp_path / f"d.{form}", {"height": [1.0], "name": ["a"], "l": [[1.0]], "y": [1]})
+    for message, options in [
+        ("x='hieght' is no column of {}: did you mean 'height'?", {"x": "hieght"}),
+        ("x='q' is no column of {}: it has ['height', 'name', 'l', 'y']", {"x": ["height", "q"]}),
+        ("y='q' is no column of {}", {"y": "q"}),
+        ("x='name' of {} holds string: must be numbers", {"x": "name"}),
+        ("x='name' of {} holds string: must be numbers", {}),
+        (
+            "x=['height', 'l']: 'l' of {} holds lists of numbers: must be the",
+            {"x": ["height", "l"]},
+        ),
+        ("x=3 must be the name of a column, or a list of them", {"x": 3}),
+        ("y=[] must be at least one column", {"y": []}),
+        ("most_bytes=0 must be a whole number, at least 1", {"x": "height", "most_bytes": 0}),
+    ]:
+        line = re.escape(message.format(path))
+        with pytest.raises(UserError, match=f"^{line}"):
+            FORMATS[form](path, **options)
+    write(path, {"a": [1.0]})
+    with pytest.raises(UserError, match=r"^y must name a column of .*: it has \['a'\]"):
+        FORMATS[form](path)
+    with pytest.raises(
+        UserError, match=r"^x must name columns of .*: it has none beside y=\['a'\]"
+    ):
+        FORMATS[form](path, y="a")
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["y", "y"])
+    write(path, twice)
+    with pytest.raises(UserError, match=r"^y='y' of .* is there twice"):
+        FORMATS[form](path)
+
+
+def test_files_that_are_none_are_refused(tmp_path, form, monkeypatch):
+    path = tmp_path / f"d.{form}"
+    with pytest.raises(UserError, match=f"^{path}: there is no such file"):
+        FORMATS[form](path)
+    for content in (b"", b"PAR1", b"ARROW1\0\0", b"nothing at all, but longer than 8 bytes"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=f"^{path} is (not a well-formed|no Arrow file)"):
+            FORMATS[form](path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=rf"empty must hold files whose names end in \.{form}"):
+        FORMATS[form](tmp_path / "empty")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        UserError, match=r"files need pyarrow.*: pip install 'parallel-sgd\[arrow\]"
+    ):
+        FORMATS[form](path)
+
+
+def test_a_file_that_changes_while_it_is_read_is_told(tmp_path, form):
+    path = write(tmp_path / f"d.{form}", numbered(40))
+    columns = FORMATS[form](path)
+    columns.read(np.array([0]))
+    write(path, numbered(6))
+    with pytest.raises(SharedError, match=f"{path} is not a well-formed "):
+        list(data.Source(columns, None, 8, shuffle=False).minibatches(Learner()))
+
+
+@pytest.mark.parametrize("compression", ["zstd", "none"])
+@pytest.mark.parametrize("lists", [False, True])
+def test_damaged_bytes_give_numbers_or_one_line(tmp_path, form, compression, lists):
+    path = tmp_path / f"d.{form}"
+    table = numbered(20)
+    if lists:
+        table = {"x": np.arange(40.0).reshape(20, 2).tolist(), "y": np.arange(20)}
+    options = {"compression": compression if form == "parquet" or compression == "zstd" else None}
+    if form == "parquet":
+        options["write_page_checksum"] = compression == "none"
+    elif compression == "none":
+        options["compression"] = "uncompressed"
+    write(path, table, 8, **options)
+    whole, random = path.read_bytes(), np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for at in random.integers(len(whole), size=random.integers(1, 4)):
+            damaged[at] = random.integers(256)
+        if random.random() < 0.2:
+            del damaged[random.integers(len(whole)) :]
+        path.write_bytes(damaged)
+        try:
+            x, y = FORMATS[form](path, y="y").arrays()
+            assert len(x) == len(y)
+        except UserError as error:
+            refused += 1
+            assert "\n" not in str(error) and str(path) in str(error)
+    assert refused > 100
