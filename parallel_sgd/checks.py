@@ -189,12 +189,14 @@ def read_points(text: str, value: Check) -> dict[int, Any]:
 
     Raises:
         ValueError: it is none.
-        UserError: a number of samples is given twice.
+        UserError: a number of samples is given twice, or after a larger one.
     """
     pairs = [pair.split(":") for pair in text.split(",")]
     read = {int(samples): value.read(one) for samples, one in pairs}
     if len(read) < len(pairs):
         raise UserError(f"{text!r} must give each number of samples once")
+    if [*read] != sorted(read):
+        raise UserError(f"{text!r} must go forward: each number of samples larger than the last")
     return read
 
 

@@ -22,6 +22,7 @@ from .image_folder import ImageFolder, image_folders
 from .images import Images
 from .joined import Joined
 from .library_source import ByteWindows, library_source
+from .minibatches import MinibatchSource
 from .ngrams import NGRAM_CLASSES, ORDERS, NGrams, library_ngrams
 from .rank_source import RankSource
 from .source import Source
@@ -52,6 +53,7 @@ __all__ = [
     "Items",
     "Joined",
     "LearnerView",
+    "MinibatchSource",
     "NGrams",
     "RankSource",
     "Source",

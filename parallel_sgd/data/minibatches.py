@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import ref
 
 import numpy as np
 
 from ..errors import SharedError, UserError
-from ..validation import LARGEST_INTEGER, checked_seed, choice, integer
+from ..validation import LARGEST_INTEGER, checked_seed, choice, integer, points
 from .dataset import as_dataset
 from .order import IndexArray, epoch_order, grouped_order
 from .validation import Array, DType, float_dtype
 from .view import FeedView, LearnerView
+
+MinibatchSize = int | Mapping[int, int] | Callable[[int], int]
+"""Samples of all ranks in a minibatch: a number; a number from so many samples on; or a function of
+the samples that all ranks have seen, the same on all of them."""
+
+
+def checked_minibatch_size(size: Any) -> MinibatchSize:
+    """A minibatch size as plain values. Local.
+
+    Raises:
+        UserError: it is no number of at least 1, nor a schedule of such, from 0 samples on.
+    """
+    if isinstance(size, Mapping):
+        return points("minibatch_size", size, lambda name, value: integer(name, value, 1))
+    return size if callable(size) else integer("minibatch_size", size, 1)
+
+
+def size_after(size: MinibatchSize, samples: int) -> int:
+    """Samples of all ranks in the minibatch that begins after so many. Local.
+
+    >>> [size_after({0: 64, 1000: 128}, samples) for samples in (0, 960, 1024)]
+    [64, 64, 128]
+    """
+    if isinstance(size, Mapping):
+        return size[max(start for start in size if start <= samples)]
+    return integer("minibatch_size", size(samples), 1) if callable(size) else size
 
 
 class MinibatchSource(ABC):
@@ -26,7 +52,7 @@ class MinibatchSource(ABC):
         self,
         x: Any,
         y: Any = None,
-        minibatch_size: int = 64,
+        minibatch_size: MinibatchSize = 64,
         *,
         epochs: int = 1,
         seed: int = 0,
@@ -36,7 +62,7 @@ class MinibatchSource(ABC):
         start: int = 0,
     ) -> None:
         self.dataset = as_dataset(x, y)
-        self.minibatch_size = integer("minibatch_size", minibatch_size, 1)
+        self.minibatch_size = checked_minibatch_size(minibatch_size)
         self.epochs = integer("epochs", epochs, 1)
         self.seed = checked_seed(seed)
         self.shuffle = choice("shuffle", shuffle, (True, False))
@@ -97,6 +123,11 @@ class MinibatchSource(ABC):
     ) -> Iterator[tuple[Array, Array]]:
         """What the learner has not seen of an epoch."""
 
+    def samples_in_epoch(self, learner: LearnerView) -> int:
+        """Samples of all ranks in an epoch. Collective at the first use with a learner."""
+        self.meet(learner)
+        return self._samples_of_epoch(learner)
+
     @abstractmethod
     def _samples_of_epoch(self, learner: LearnerView) -> int:
         """Samples of all ranks in an epoch."""
@@ -104,7 +135,7 @@ class MinibatchSource(ABC):
     def _facts(self) -> dict[str, Any]:
         """What must be the same on all ranks, by the names that the user knows."""
         return {
-            "minibatch_size": self.minibatch_size,
+            "minibatch_size": told_size(self.minibatch_size),
             "epochs": self.epochs,
             "seed": self.seed,
             "shuffle": self.shuffle,
@@ -197,6 +228,14 @@ class MinibatchSource(ABC):
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self.dataset!r}, minibatch_size={self.minibatch_size}, "
-            f"epochs={self.epochs}, seed={self.seed}, shuffle={self.shuffle})"
+            f"{type(self).__name__}({self.dataset!r}, "
+            f"minibatch_size={told_size(self.minibatch_size)}, epochs={self.epochs}, "
+            f"seed={self.seed}, shuffle={self.shuffle})"
         )
+
+
+def told_size(size: MinibatchSize) -> int | str:
+    """What the ranks compare of a minibatch size, and a source shows."""
+    if isinstance(size, int):
+        return size
+    return repr(size) if isinstance(size, Mapping) else f"by {type(size).__name__}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..validation import shown
 from .minibatches import MinibatchSource
 from .order import IndexArray, rank_slice
 from .validation import Array
@@ -39,6 +40,11 @@ class RankSource(MinibatchSource):
     Local.
     """
 
+    @property
+    def _size(self) -> int:
+        assert isinstance(self.minibatch_size, int)  # see `_problem`
+        return self.minibatch_size
+
     def _samples_of_epoch(self, learner: LearnerView) -> int:
         return int(sum(self._known(learner)))
 
@@ -52,10 +58,10 @@ class RankSource(MinibatchSource):
         first = int(np.searchsorted(begins, seen))
         if begins[first] != seen:
             learner.fail(
-                f"minibatch_size={self.minibatch_size}: no minibatch of these ranks begins after "
+                f"minibatch_size={self._size}: no minibatch of these ranks begins after "
                 f"{feed.samples} samples"
             )
-        positions = rank_slice(self.minibatch_size, learner.comm.rank, learner.comm.size)
+        positions = rank_slice(self._size, learner.comm.rank, learner.comm.size)
         own = positions.stop - positions.start
         order = self._order(number, own)
         for step in range(first, len(totals)):
@@ -66,7 +72,7 @@ class RankSource(MinibatchSource):
     def _get_to_know(self, learner: LearnerView) -> IndexArray:
         """The samples of all ranks in each minibatch of an epoch."""
         lengths, size = learner.comm.allgather_object(len(self.dataset)), learner.comm.size
-        slices = [rank_slice(self.minibatch_size, rank, size) for rank in range(size)]
+        slices = [rank_slice(self._size, rank, size) for rank in range(size)]
         counts = [positions.stop - positions.start for positions in slices]
         steps = np.arange(max(-(-n // m) for n, m in zip(lengths, counts, strict=True)))
         totals = np.zeros_like(steps)
@@ -75,11 +81,11 @@ class RankSource(MinibatchSource):
         return totals
 
     def _problem(self, learner: LearnerView) -> str | None:
-        size = learner.comm.size
-        if self.minibatch_size < size:
+        size, minibatch_size = learner.comm.size, self.minibatch_size
+        if not isinstance(minibatch_size, int) or minibatch_size < size:
             return (
-                f"minibatch_size={self.minibatch_size} must be at least the number of ranks, "
-                f"{size}, where each has data of its own"
+                f"minibatch_size={shown(minibatch_size)} must be one number, at least that of the "
+                f"ranks, {size}, where each has data of its own"
             )
         if not learner.distributed:
             return (

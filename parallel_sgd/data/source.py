@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .fingerprint import require_same_data
-from .minibatches import MinibatchSource
+from .minibatches import MinibatchSource, size_after
 from .order import rank_slice
 from .validation import Array
 from .view import FeedView, LearnerView
@@ -32,7 +32,9 @@ class Source(MinibatchSource):
         x: inputs [n, …], plain numbers in memory or memory-mapped; or without `y` a `Dataset` or
             any object with ``__len__`` and ``__getitem__`` whose items are pairs (x_i, y_i).
         y: what is to be learned [n, …], plain numbers: labels, or values of any sign.
-        minibatch_size: samples of all ranks together in a minibatch, at least 1.
+        minibatch_size: samples of all ranks together in a minibatch, at least 1; or a mapping from
+            the samples that all ranks have seen to such, ``{0: 64, 100_000: 256}``, or a function
+            of them.
         epochs: passes over the data, at least 1.
         seed: an integer of at least 0, the same on all ranks.
         shuffle: False takes the samples in their own order in every epoch.
@@ -66,10 +68,12 @@ class Source(MinibatchSource):
         self, number: int, feed: FeedView, learner: LearnerView
     ) -> Iterator[tuple[Array, Array]]:
         samples = self.samples_per_epoch
-        order = self._order(number, self.minibatch_size)
+        begins = self.start + number * samples
+        order = self._order(number, size_after(self.minibatch_size, begins))
         seen = self._seen_of_epoch(number, samples, feed, learner)
-        for begin in range(seen, samples, self.minibatch_size):
-            minibatch = order[begin : begin + self.minibatch_size]
+        while seen < samples:
+            minibatch = order[seen : seen + size_after(self.minibatch_size, feed.samples)]
+            seen += len(minibatch)
             own = minibatch
             if feed.distributed:
                 own = minibatch[rank_slice(len(minibatch), learner.comm.rank, learner.comm.size)]

@@ -8,6 +8,12 @@ from typing import Any
 from torch.utils.data import Sampler
 
 from ..data import LearnerView
+from ..data.minibatches import (
+    MinibatchSize,
+    checked_minibatch_size,
+    size_after,
+    told_size,
+)
 from ..data.order import epoch_order, rank_slice
 from ..errors import UserError
 from ..validation import checked_seed, choice, integer, kind_of
@@ -37,7 +43,9 @@ class MinibatchSampler(Sampler[list[int]]):
     Args:
         dataset: with a length, or that length.
         learner: which is trained on them.
-        minibatch_size: samples of all ranks together in a minibatch, at least 1.
+        minibatch_size: samples of all ranks together in a minibatch, at least 1; or a mapping from
+            the samples that all ranks have seen to such, ``{0: 64, 100_000: 256}``, or a function
+            of them.
         seed: an integer of at least 0, the same on all ranks.
         shuffle: False takes the samples in their own order in every epoch.
         drop_last: leave out an epoch's last minibatch where it would be a shorter one (BatchNorm
@@ -56,7 +64,7 @@ class MinibatchSampler(Sampler[list[int]]):
         self,
         dataset: Sized | int,
         learner: LearnerView,
-        minibatch_size: int,
+        minibatch_size: MinibatchSize,
         *,
         seed: int = 0,
         shuffle: bool = True,
@@ -67,14 +75,15 @@ class MinibatchSampler(Sampler[list[int]]):
         problem = None
         try:
             self.samples = integer("dataset", _length(dataset), 1)
-            self.minibatch_size = integer("minibatch_size", minibatch_size, 1)
+            self.minibatch_size = checked_minibatch_size(minibatch_size)
             self.seed = checked_seed(seed)
             self.shuffle = choice("shuffle", shuffle, (True, False))
             self.start = integer("start", start, 0)
             self.drop_last = choice("drop_last", drop_last, (True, False))
-            if drop_last:
-                integer("minibatch_size", minibatch_size, 1, most=self.samples)
-            self.samples_per_epoch = self.samples - self.samples % minibatch_size * drop_last
+            self.samples_per_epoch = self.samples
+            if drop_last:  # of minibatches of one size
+                size = integer("minibatch_size", minibatch_size, 1, most=self.samples)
+                self.samples_per_epoch -= self.samples % size
         except UserError as error:
             problem = str(error)
         if getattr(learner, "serves", False):
@@ -83,7 +92,7 @@ class MinibatchSampler(Sampler[list[int]]):
         learner.comm.require_agreement(
             {
                 "length of the dataset": self.samples,
-                "minibatch_size": self.minibatch_size,
+                "minibatch_size": told_size(self.minibatch_size),
                 "seed": self.seed,
                 "shuffle": self.shuffle,
                 "drop_last": self.drop_last,
@@ -104,8 +113,13 @@ class MinibatchSampler(Sampler[list[int]]):
                 yield number
 
     def __len__(self) -> int:
-        """Minibatches of an epoch."""
-        return -(-self.samples_per_epoch // self.minibatch_size)
+        """Minibatches of the epoch that the learner stands in."""
+        end, count = self.samples_per_epoch, 0
+        begin = self._epoch_at(self.learner.samples) * end + self.start
+        seen = 0
+        while seen < end:
+            seen, count = seen + size_after(self.minibatch_size, begin + seen), count + 1
+        return count
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's samples of each minibatch, to the end of the epoch that the learner stands
@@ -122,8 +136,11 @@ class MinibatchSampler(Sampler[list[int]]):
             number = self._epoch_at(feed.samples)
             order = epoch_order(self.samples, self.seed, number, self.shuffle)
             seen = feed.samples - self.start - number * self.samples_per_epoch
-            for begin in range(seen, self.samples_per_epoch, self.minibatch_size):
-                minibatch = order[begin : begin + self.minibatch_size]
+            while seen < self.samples_per_epoch:
+                end = min(
+                    seen + size_after(self.minibatch_size, feed.samples), self.samples_per_epoch
+                )
+                minibatch, seen = order[seen:end], end
                 own = minibatch
                 if feed.distributed:
                     part = rank_slice(len(minibatch), learner.comm.rank, learner.comm.size)

@@ -214,7 +214,11 @@ def rank_source(learner, *options, **named):
 def test_ranks_with_their_own_data_refuse_what_cannot_work():
     two = Learner(Comm(0, 2))
     for message, learner, options in [
-        ("minibatch_size=1 must be at least the number of ranks, 2", two, {"minibatch_size": 1}),
+        (
+            "minibatch_size=1 must be one number, at least that of the ranks, 2",
+            two,
+            {"minibatch_size": 1},
+        ),
         ("distributed_after must be 0", Learner(distributed=False), {}),
         (
             r"minibatch_size=64: no minibatch of these ranks begins after 3 samples",
