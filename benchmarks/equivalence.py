@@ -17,7 +17,7 @@ from parallel_sgd import SGD, Communicator, DataParallelSGD
 from parallel_sgd.data import digits
 from parallel_sgd.models import MLP
 from parallel_sgd.schedules import Steps
-from parallel_sgd.training import Session
+from parallel_sgd.training import Learner, TrainingSession
 
 from .on_ranks import on_ranks
 from .report import Report, positive
@@ -81,16 +81,18 @@ def measure(comm: Communicator, seeds: int, bits: float) -> dict[str, Any]:
 
 def _train(seed: int, algorithm: DataParallelSGD, comm: Communicator) -> tuple[float, float]:
     train, test = digits(seed=seed)
-    session = Session(
-        model=MLP([64, HIDDEN, 10], seed=seed),
-        train=train,
-        test=test,
-        optimizer=SGD(lr=Steps(LR)),
-        algorithm=algorithm,
-        comm=comm,
-        minibatch_size=MINIBATCH,
-        epochs=EPOCHS,
-        seed=seed,
-    )
-    last = session.run()[-1]
-    return last.test_loss, last.test_accuracy
+    model = MLP([64, HIDDEN, 10], seed=seed)
+    with Learner(model.parameters, SGD(lr=Steps(LR)), algorithm, comm) as learner:
+        session = TrainingSession(
+            learner=learner,
+            objective=model,
+            train=train,
+            test=test,
+            minibatch_size=MINIBATCH,
+            epochs=EPOCHS,
+            seed=seed,
+        )
+        metrics = session.run()[-1].metrics
+    loss, accuracy = metrics["test_loss"], metrics["test_accuracy"]
+    assert loss is not None and accuracy is not None
+    return loss, accuracy

@@ -42,7 +42,20 @@ from .errors import UserError
 from .optimizers import SGD, Adagrad, Adam, MomentumSGD, NesterovSGD, Optimizer
 from .parameters import Parameters
 from .trace import Trace
-from .training import Checkpoints, Learner, load_checkpoint, traced
+from .training import (
+    AutoLearningRate,
+    AutoMinibatchSize,
+    CheckpointConfig,
+    Checkpoints,
+    CrossValidation,
+    Learner,
+    Objective,
+    Progress,
+    RunFolder,
+    TrainingSession,
+    load_checkpoint,
+    traced,
+)
 from .version import __version__
 
 __all__ = [
@@ -50,10 +63,14 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Algorithm",
+    "AutoLearningRate",
+    "AutoMinibatchSize",
     "BlockMomentumSGD",
     "CNTKBlockMomentumSGD",
+    "CheckpointConfig",
     "Checkpoints",
     "Communicator",
+    "CrossValidation",
     "DataParallelASGD",
     "DataParallelSGD",
     "DiLoCo",
@@ -62,11 +79,15 @@ __all__ = [
     "ModelAveragingSGD",
     "MomentumSGD",
     "NesterovSGD",
+    "Objective",
     "Optimizer",
     "Parameters",
     "PowerSGD",
+    "Progress",
+    "RunFolder",
     "SlowMo",
     "Trace",
+    "TrainingSession",
     "UserError",
     "__version__",
     "data",

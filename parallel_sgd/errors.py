@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SharedError", "SharedProblem", "UserError"]
+__all__ = ["DivergedError", "NotFinite", "SharedError", "SharedProblem", "UserError"]
 
 
 class UserError(ValueError):
@@ -15,6 +15,17 @@ class UserError(ValueError):
 
 class SharedError(UserError):
     """A UserError that all ranks raise at the same point, because they have agreed to."""
+
+
+class DivergedError(SharedError):
+    """A SharedError of numbers that are not finite, and of nothing else: steps that are not taken,
+    so that a learner that is put back where it was can go on."""
+
+
+class NotFinite(str):
+    """That numbers are not finite, in one line: where that is all, it becomes a `DivergedError`."""
+
+    __slots__ = ()
 
 
 class SharedProblem(str):

@@ -42,7 +42,7 @@ def add_options(
                     f"option {option.name} of {kinds[kind].__name__} must have another name: "
                     f"train.py has --{option.name.replace('_', '-')} already"
                 )
-            _add(group, option, check_of(option, kinds[kind]), shown=kind == chosen)
+            add_option(group, option, check_of(option, kinds[kind]), shown=kind == chosen)
 
 
 def check_of(option: Option, kind: type) -> Check:
@@ -81,14 +81,15 @@ class _Plain:
         return self._kind(text)
 
 
-def _add(group: Any, option: Option, check: Check, *, shown: bool) -> None:
+def add_option(group: Any, option: Option, check: Check, *, shown: bool) -> None:
+    """Add one option to a group of a parser; what is not given stays absent from the namespace."""
     flag = "--" + option.name.replace("_", "-")
     default = "" if option.default in (None, {}) else f" (default: {_text(option.default)})"
     help_text = f"{option.help}{default}".replace("%", "%%") if shown else argparse.SUPPRESS
     how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
     if not isinstance(check, Choice) or set(check.values) != {True, False}:
         metavar = check.metavar.replace("%", "%%")
-        how = {"type": _reader(option.name, check), "metavar": metavar}
+        how = {"type": reader(option.name, check), "metavar": metavar}
     group.add_argument(flag, default=argparse.SUPPRESS, help=help_text, **how)
 
 
@@ -124,7 +125,7 @@ def describe(options: Any) -> dict[str, Any]:
     return described
 
 
-def _reader(name: str, check: Check) -> Callable[[str], Any]:
+def reader(name: str, check: Check) -> Callable[[str], Any]:
     """How the text of an option becomes a value."""
 
     def read(text: str) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..algorithms import ALGORITHMS, Algorithm, BlockPeriod, ExchangeState
 from ..options import values_of
-from ..training import Learner, Progress, RunFolder, Session
+from ..training import Learner, Progress, RunFolder, TrainingSession
+from ..training.progress import loss_curves
 
 
 def blocks(period: BlockPeriod, samples: int, minibatch_size: int, ranks: int) -> str:
@@ -37,56 +38,78 @@ def print_choices(learner: Learner) -> None:
 
 
 def print_progress(progress: Progress, epochs: int) -> None:
-    if progress.epoch in (1, epochs) or progress.epoch % max(1, epochs // 10) == 0:
-        print(
-            f"epoch {progress.epoch:4d}/{epochs}  {progress.samples:9d} samples  "
-            f"train loss {progress.train_loss:.4f}  test loss {progress.test_loss:.4f}  "
-            f"accuracy {100 * progress.test_accuracy:.2f} %  {progress.seconds:.2f} s",
-            flush=True,
-        )
+    """A line of a row: of about ten, where every epoch has one, and of all that have events."""
+    whole = progress.epoch == int(progress.epoch)
+    among = progress.epoch in (1, epochs) or progress.epoch % max(1, epochs // 10) == 0
+    if whole and not among and progress.event is None:
+        return
+    losses = {} if progress.train_loss is None else {"train_loss": progress.train_loss}
+    parts = [
+        f"epoch {progress.epoch:4g}/{epochs}",
+        f"{progress.samples:9d} samples",
+        *metrics_in_words({**losses, **progress.metrics}),
+        f"{progress.seconds:.2f} s",
+        *([progress.event] if progress.event else []),
+    ]
+    print("  ".join(parts), flush=True)
+
+
+def metrics_in_words(metrics: Mapping[str, float | None]) -> list[str]:
+    """Each metric as a reader wants it: "test loss 0.1160", "accuracy 97.21 %"."""
+    words = []
+    for name, value in metrics.items():
+        title = name.replace("_", " ").removeprefix("test ") if "accuracy" in name else name
+        title = title.replace("_", " ")
+        if value is None:
+            words.append(f"{title} not finite")
+        elif "accuracy" in name:
+            words.append(f"{title} {100 * value:.2f} %")
+        else:
+            words.append(f"{title} {value:.4f}")
+    return words
 
 
 def finish(
     folder: RunFolder,
-    session: Session,
+    session: TrainingSession,
+    full: int,
     name: str,
     history: list[Progress],
     serial: list[Progress] | None,
     *,
     plot: bool,
 ) -> None:
-    """Write the summary and the picture, and print what a reader wants to know."""
-    last, ranks = history[-1], session.comm.size
-    name += _described(session.algorithm)
+    """Write the summary and the picture, and print what a reader wants to know.
+
+    Args:
+        full: bytes of all ranks, if every gradient were exchanged in 32 bits.
+    """
+    last, resumed = history[-1], bool(session.checkpoints and session.checkpoints.resume)
+    name += _described(session.learner.algorithm)
     rows = {name: last} | ({"serial SGD, same seed": serial[-1]} if serial else {})
     width = max(24, *map(len, rows))
     print()
     for label, row in rows.items():
         print(
-            f"{label:{width}s} test loss {row.test_loss:.4f}   "
-            f"accuracy {100 * row.test_accuracy:.2f} %   {row.seconds:.2f} s"
+            f"{label:{width}s} "
+            + "   ".join([*metrics_in_words(row.metrics), f"{row.seconds:.2f} s"])
         )
     details = last.details or {}
     if "workers" in details:
         _print_workers(details["workers"])
         print()
-    minibatches = -(-len(session.train) // session.minibatch_size) * session.epochs
-    full = minibatches * 2 * (ranks - 1) * session.model.parameters.flat.nbytes
     if "workers" in details:
         print(f"bytes between workers and servers {last.bytes_sent:,d}")
-    elif last.bytes_sent and session.resume is None:  # else other ranks may have sent some of it
+    elif last.bytes_sent and not resumed:  # else other ranks may have sent some of it
         print(
             f"bytes sent, all ranks    {last.bytes_sent:13,d}; every gradient in 32 bit: "
             f"{full:,d}, {full / last.bytes_sent:.1f} times as much"
         )
-    curves = {"training": [(p.samples, p.train_loss) for p in history]}
-    curves[f"test, {name}"] = [(p.samples, p.test_loss) for p in history]
-    if serial:
-        curves["test, serial SGD"] = [(p.samples, p.test_loss) for p in serial]
     if plot:
-        folder.write_loss_curves(curves)
+        curves = loss_curves(history, f", {name}")
+        folder.write_loss_curves(curves | loss_curves(serial or [], ", serial SGD", train=False))
     summary: dict[str, Any] = {label: row.as_dict() for label, row in rows.items()}
-    if session.resume is None:
+    if not resumed:
         summary["bytes_in_32_bit"] = full
     folder.write_json("summary.json", summary)
     print(f"run folder                {folder.path}")

@@ -8,13 +8,18 @@ from typing import Any
 
 from ..algorithms import ALGORITHMS, Algorithm
 from ..communication import TIMEOUT_S
+from ..data import FORMATS, TASKS
 from ..optimizers import OPTIMIZERS
-from ..options import all_options
+from ..options import BySamples, Whole, all_options
+from ..training import AutoLearningRate, AutoMinibatchSize
+from ..training.session_options import FOLLOWS
 from ..version import __version__
-from .options import add_options
+from .options import add_option, add_options, check_of, reader
 from .parser import Parser
 
 KEEP = 3  #: checkpoints
+
+SIZES = BySamples(Whole(1))  #: of minibatches
 
 DEFAULT_LR = {"sgd": 0.3, "momentum": 0.03, "nesterov": 0.03, "adam": 0.001, "adagrad": 0.03}
 
@@ -42,15 +47,26 @@ def parser(
     """
     p = Parser(
         prog="train.py",
-        description="Train a softmax classifier on all ranks that mpiexec started.",
+        description="Train a model on all ranks that mpiexec started.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     p.add_argument("--version", action="version", version=f"parallel_sgd {__version__}")
+    p.add_argument(
+        "config", nargs="?", metavar="CONFIG.toml", help="options from a file; others go before"
+    )
+    p.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print all options, as they are now, as a file to begin with",
+    )
     _add_data(p)
     _add_model(p)
     _add_run(p)
+    _add_validation(p)
+    _add_adjusting(p)
+    _add_output(p)
     _add_measuring(p)
     _add_saving(p)
     add_choices(p.add_argument_group("method"))
@@ -91,25 +107,58 @@ def _add_data(p: argparse.ArgumentParser) -> None:
         default="digits",
         metavar="FILE",
         help="digits (scikit-learn's), library (the source of Python's standard library, byte by "
-        "byte), a .npz with arrays x and y, a .npy, or an IDX file (default: digits)",
+        f"byte), or a file or folder in one of the formats {', '.join(FORMATS)} (default: digits)",
     )
     add("--labels", metavar="FILE", help="the labels, where --data is a .npy or IDX file")
+    add("--format", choices=(*FORMATS,), help="of --data, where its name does not tell")
+    add(
+        "--reader",
+        nargs="+",
+        metavar="NAME=VALUE",
+        help="options of the format's reader, as in Python: size=[32,32] y=price",
+    )
+    add(
+        "--task",
+        choices=TASKS,
+        help="what is to be learned (default: classes of whole numbers [n], several labels of "
+        "whole numbers [n, k], numbers of floats)",
+    )
     add(
         "--classes",
         type=int,
         metavar="N",
         help="labels are from 0 to N - 1 (default: as many as the labels show)",
     )
-    _number(add, "--test", 0.2, "X", "fraction of the samples that is kept for testing")
+    _number(
+        add,
+        "--test",
+        0.2,
+        "X",
+        "fraction of the samples that is kept for testing, where the data have no such part",
+    )
+    _number(
+        add,
+        "--validation",
+        0.0,
+        "X",
+        "fraction of the training samples that the model is measured on in the course of training; "
+        "0: the test data serve for that, too",
+    )
 
 
 def _add_model(p: argparse.ArgumentParser) -> None:
     add = p.add_argument_group("model").add_argument
     add(
         "--model",
-        choices=("mlp", "softmax", "bytes"),
-        help="bytes: a language model of the bytes before (default: mlp, or for --data library "
-        "bytes)",
+        metavar="mlp | linear | softmax | bytes | FILE.py:FUNCTION",
+        help="bytes: a language model of the bytes before; a function of your own is called with "
+        "the shape of an input and the number of outputs, and gives a torch.nn.Module or a model "
+        "of parallel_sgd.models (default: mlp, or for --data library bytes)",
+    )
+    add(
+        "--initial-model",
+        metavar="FOLDER",
+        help="begin with the model of another run, of any algorithm: its folder, or a model.npz",
     )
     add(
         "--hidden",
@@ -129,10 +178,34 @@ def _add_model(p: argparse.ArgumentParser) -> None:
 def _add_run(p: argparse.ArgumentParser) -> None:
     add = p.add_argument_group("run").add_argument
     add("--epochs", type=int, default=30, metavar="N", help="(default: 30)")
-    _number(add, "--minibatch-size", 64, "N", "samples of all ranks together in a minibatch")
+    add(
+        "--minibatch-size",
+        type=reader("minibatch_size", SIZES),
+        default=64,
+        metavar="N | S:N,...",
+        help="samples of all ranks together in a minibatch; or such from so many samples on: "
+        "0:64,100000:256 (default: 64)",
+    )
+    add(
+        "--rate-follows",
+        choices=FOLLOWS,
+        help="what a larger minibatch does to the learning rate (default: what the optimizer does: "
+        "--lr stays, --lr-per-sample is linear)",
+    )
+    add(
+        "--microbatch-size",
+        type=int,
+        metavar="N",
+        help="samples that a rank computes at a time; gradients of several are added up (default: "
+        "its whole part of a minibatch)",
+    )
+    add(
+        "--distributed-after-epochs",
+        type=int,
+        metavar="N",
+        help="--distributed-after, in epochs: until then every rank trains alone on all",
+    )
     _number(add, "--seed", 0, "N", "of split, model and order")
-    add("--output", metavar="FOLDER", help="new folder for the results (default: runs/<time>)")
-    add("--no-plot", action="store_true", help="do not draw the loss curve")
     add(
         "--compare-serial",
         action="store_true",
@@ -144,6 +217,55 @@ def _add_run(p: argparse.ArgumentParser) -> None:
         action="store_true",
         help="pass GPU arrays to MPI directly: only where your MPI is CUDA-aware",
     )
+
+
+def _add_validation(p: argparse.ArgumentParser) -> None:
+    add = p.add_argument_group("cross-validation").add_argument
+    add(
+        "--validate-every",
+        type=int,
+        metavar="N",
+        help="samples of all ranks between two measurements (default: an epoch)",
+    )
+    add(
+        "--criterion",
+        default="loss",
+        metavar="METRIC",
+        help="says which model is the best: loss, accuracy, r2, f1 ... (default: loss)",
+    )
+    add(
+        "--patience",
+        type=int,
+        metavar="N",
+        help="end training after so many measurements without a new best model (default: never)",
+    )
+    _number(add, "--min-improvement", 0.0, "X", "by how much a new best one must be better")
+    add("--restore-best", action="store_true", help="end with the best model, not the last one")
+
+
+def _add_adjusting(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("adjust minibatch size and learning rate (CNTK's AutoAdjust)")
+    for kind, flag, does in (
+        (AutoMinibatchSize, "--auto-minibatch-size", "try larger minibatches now and then"),
+        (AutoLearningRate, "--auto-learning-rate", "lower or raise the rate by the criterion"),
+    ):
+        group.add_argument(flag, action="store_true", help=does)
+        for option in all_options(kind):
+            add_option(group, option, check_of(option, kind), shown=True)
+
+
+def _add_output(p: argparse.ArgumentParser) -> None:
+    add = p.add_argument_group("what is written").add_argument
+    add("--output", metavar="FOLDER", help="new folder for the results (default: runs/<time>)")
+    add(
+        "--progress-every",
+        type=int,
+        metavar="N",
+        help="samples of all ranks between two lines of metrics (default: an epoch)",
+    )
+    add("--no-plot", action="store_true", help="do not draw the loss curve")
+    add("--no-progress-bar", action="store_true", help="show none, on a terminal either")
+    add("--tensorboard", action="store_true", help="write metrics for TensorBoard, too")
 
 
 def _add_measuring(p: argparse.ArgumentParser) -> None:
@@ -174,6 +296,12 @@ def _add_saving(p: argparse.ArgumentParser) -> None:
         metavar="N",
         help="save all state whenever all ranks have seen so many more samples, where an epoch's "
         "test loss is the lowest so far, and at the end (default: 0, never)",
+    )
+    add(
+        "--checkpoint-every-s",
+        type=float,
+        metavar="S",
+        help="the same whenever about so many seconds have passed",
     )
     latest = "how many of the latest to keep, beside the one of the lowest test loss"
     _number(add, "--keep", KEEP, "N", latest)

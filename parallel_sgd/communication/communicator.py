@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SharedError, SharedProblem, UserError
+from ..errors import DivergedError, NotFinite, SharedError, SharedProblem, UserError
 from ..trace import NO_TRACE, Trace
 from ..validation import number
 from .endpoint import Endpoint
@@ -260,7 +260,8 @@ class Communicator(ABC):
         problems = [theirs if kind == PROBLEM else None for kind, theirs in everywhere]
         where = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
         if where:
-            raise SharedError(
+            diverged = all(isinstance(text, NotFinite) for text in where)
+            raise (DivergedError if diverged else SharedError)(
                 "; ".join(
                     text if isinstance(text, SharedProblem) else f"{text} (on {self._name(ranks)})"
                     for text, ranks in where.items()

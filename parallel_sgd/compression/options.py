@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import NotFinite
 from ..kernels import body
 from ..options import Choice, Options, Whole, option, options
 from .codec import (
@@ -117,7 +118,7 @@ def problem_with(vector: Array, bits: float = 32, name: str = "gradient") -> str
 def problem_with_largest(largest: float, bits: float, name: str) -> str | None:
     """`problem_with` a vector whose largest magnitude is known. Local."""
     if not math.isfinite(largest):
-        return (
+        return NotFinite(
             f"the {name} is not finite: its largest magnitude is {largest}; "
             "a smaller learning rate may help"
         )

@@ -83,6 +83,18 @@ class Model(ABC):
             self._backward(x, delta, out, ready)
         return loss
 
+    def predict(self, x: Array) -> Array:
+        """Return the outputs [m, outputs] of x [m, inputs], m at least 1, where the parameters are.
+
+        Raises:
+            UserError: no numbers, or a shape that does not fit.
+
+        Local. They are the caller's own.
+        """
+        xp, x = array_module(self.parameters.flat), as_numbers("x", x)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._forward(self._checked(xp.asarray(x, self.parameters.dtype))).copy()
+
     def evaluate(self, x: Array, y: Array, batch: int = 1024) -> tuple[float, float]:
         """Return the mean loss and the score over samples.
 
@@ -134,13 +146,16 @@ class Model(ABC):
     def _moved(self, x: Array, y: Array, first: int = 0) -> tuple[Array, Array]:
         """Bring a minibatch to where the parameters are; `first` is its first sample's index."""
         xp = array_module(self.parameters.flat)
-        x = xp.asarray(x, dtype=self.parameters.dtype)
-        if x.ndim != 2 or x.shape[1] != self.inputs:
-            raise UserError(f"x must have shape [m, {self.inputs}]: it has {shape_of(x)}")
+        x = self._checked(xp.asarray(x, dtype=self.parameters.dtype))
         if y.ndim and len(x) != len(y):
             raise UserError(f"x and y must have one length: {len(x)} and {len(y)}")
         y = self.loss.checked(y, self.outputs, first)
         return x, xp.asarray(y, dtype=None if self.loss.labels else self.parameters.dtype)
+
+    def _checked(self, x: Array) -> Array:
+        if x.ndim != 2 or x.shape[1] != self.inputs:
+            raise UserError(f"x must have shape [m, {self.inputs}]: it has {shape_of(x)}")
+        return x
 
 
 def as_numbers(name: str, values: Any, *, several: bool = True) -> Array:

@@ -3,6 +3,7 @@
 from .ddp import HookState
 from .hook import hook, hook_state
 from .learner import Learner
+from .objective import Objective
 from .process_group import init_process_group
 from .sampler import MinibatchSampler
 from .sampler import MinibatchSampler as sampler
@@ -11,6 +12,7 @@ __all__ = [
     "HookState",
     "Learner",
     "MinibatchSampler",
+    "Objective",
     "hook",
     "hook_state",
     "init_process_group",

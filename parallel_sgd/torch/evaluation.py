@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..communication import Communicator
 from ..errors import UserError
 from ..validation import kind_of
 
@@ -70,20 +69,3 @@ def samples_in(parts: list[Any]) -> int:
             "a batch must begin with a tensor, of which the first axis is that of the samples: it "
             f"is {type(first).__name__}"
         ) from None
-
-
-def weighted_means(comm: Communicator, sums: Mapping[str, float], samples: int) -> dict[str, float]:
-    """The means over all ranks' samples, the same on all ranks. Collective.
-
-    Raises:
-        SharedError: the ranks have different metrics, or no samples at all.
-    """
-    everywhere = comm.allgather_object((dict(sums), samples))
-    with_samples = [theirs for theirs in everywhere if theirs[1]]
-    names = {tuple(theirs) for theirs, _ in with_samples}
-    if len(names) > 1:
-        comm.require_agreement({"metrics": tuple(sums)})
-    if not with_samples:
-        comm.raise_together("no rank has a sample to evaluate on")
-    total = sum(count for _, count in with_samples)
-    return {name: sum(s[name] for s, _ in with_samples) / total for name in with_samples[0][0]}

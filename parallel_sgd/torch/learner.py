@@ -16,9 +16,10 @@ from ..optimizers import Optimizer, UpdateRule
 from ..training import Learner as ArrayLearner
 from ..training.announced import Feed
 from ..training.arguments import require_communicator
+from ..training.evaluation import weighted_means
 from ..validation import choice, integer, number
 from .arrays import on_one_stream
-from .evaluation import Score, sums_over, weighted_means
+from .evaluation import Score, sums_over
 from .gradients import LATE, Gradients
 from .model_state import BUFFERS, Buffers, ModelState, broadcast
 from .module import FlatModule, buffers_of, device_of, layout_of
@@ -63,7 +64,7 @@ class Learner(ArrayLearner):
             trained with, or differs between the ranks.
 
     Attributes:
-        model: as it was given.
+        model, reduction: as they were given.
 
     `step` leaves no gradients behind, so that ``zero_grad`` is not needed. The optimizer's own
     ``step`` is refused as long as the learner is open; schedulers of learning rates go on as they
@@ -106,7 +107,8 @@ class Learner(ArrayLearner):
         minibatch_size: int | None = None,
     ) -> None:
         require_communicator(comm)
-        self.model, self._buffers, self._mean = model, buffers, reduction == "mean"
+        self.model, self._buffers = model, buffers
+        self.reduction, self._mean = reduction, reduction == "mean"
         made: list[FlatModule] = []
 
         def prepare() -> UpdateRule:
@@ -182,6 +184,12 @@ class Learner(ArrayLearner):
     @property
     def states(self) -> dict[str, Any]:
         return {**super().states, "model": self.model_state}
+
+    @property
+    def rate_is_per_sample(self) -> bool:
+        if isinstance(self.local_step, TorchStep):
+            return not self._mean
+        return super().rate_is_per_sample
 
     @property
     def gradient_norm(self) -> float | None:

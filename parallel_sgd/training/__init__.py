@@ -1,21 +1,31 @@
 """The learner, its checkpoints, and the session that trains, evaluates and writes a run folder."""
 
+from .auto_adjust import AutoLearningRate, AutoMinibatchSize
+from .checkpoint_config import CheckpointConfig
 from .checkpoints import Checkpoints
+from .cross_validation import CrossValidation
 from .learner import Learner
 from .loading import LoadedCheckpoint, load_checkpoint
+from .objective import ModelObjective, Objective
 from .progress import Progress
 from .run_folder import CHECKPOINTS, RunFolder, require_matplotlib
-from .session import Session
+from .session import TrainingSession
 from .trace_file import traced
 
 __all__ = [
     "CHECKPOINTS",
+    "AutoLearningRate",
+    "AutoMinibatchSize",
+    "CheckpointConfig",
     "Checkpoints",
+    "CrossValidation",
     "Learner",
     "LoadedCheckpoint",
+    "ModelObjective",
+    "Objective",
     "Progress",
     "RunFolder",
-    "Session",
+    "TrainingSession",
     "load_checkpoint",
     "require_matplotlib",
     "traced",

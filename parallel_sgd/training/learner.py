@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Self
 
 from ..algorithms import Algorithm, Work
 from ..communication import Communicator, InBackground
-from ..errors import SharedError, SharedProblem, UserError
+from ..errors import SharedError, UserError
 from ..optimizers import UpdateRule
 from ..parameter_server import RemoteTables
 from ..parameters import Parameters
@@ -18,6 +18,7 @@ from ..validation import integer
 from .announced import MOST_SAMPLES, Announced, Feed
 from .arguments import agree_on_arguments
 from .at_work import AlgorithmAtWork
+from .beside import Beside
 from .in_common import FAIL, FINISH, MEET, STEP, InCommon
 from .performance import SyncPerformance
 
@@ -109,7 +110,7 @@ class Learner:
         )
         comm.learners += 1
         self._computes_since: float | None = None  # the user does, between two steps
-        self._beside: list[InBackground[Any]] = []
+        self._beside = Beside(self.fail)
         self._closed = self._shows_shared_model = False
 
     @property
@@ -154,6 +155,11 @@ class Learner:
         """What the algorithm can tell of this rank's training so far (or of all ranks', after
         `finish`), as JSON can hold it; None where it has nothing to tell. Local."""
         return self.at_work.report()
+
+    @property
+    def rate_is_per_sample(self) -> bool:
+        """Whether a minibatch twice as large takes a step twice as long, at one rate. Local."""
+        return getattr(self.local_step.optimizer, "lr_per_sample", None) is not None
 
     @property
     def distributed(self) -> bool:
@@ -312,6 +318,18 @@ class Learner:
         self._computes_since = time.perf_counter()
 
     @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """For a `with` block `parameters` are the model that all ranks have in common, to evaluate
+        it together. Collective, as the block begins; not for ranks that only serve.
+
+        Raises:
+            UserError: on all ranks, as `meet`.
+        """
+        self.meet()
+        with self.aside("evaluate"), self.shared_model():
+            yield
+
+    @contextmanager
     def shared_model(self) -> Iterator[None]:
         """For a while `parameters` are the model that all ranks have in common, to evaluate it.
 
@@ -342,8 +360,7 @@ class Learner:
                 that a source gave before it ended, and others have (or cannot be asked).
         """
         self.require_own_model("finish")
-        for work in self._beside:  # it may need servers, which end with this
-            work.wait()
+        self._beside.wait()  # it may need servers, which end with this
         self._look_beside()
         try:
             self._announced.require_none_left_out()
@@ -359,18 +376,12 @@ class Learner:
     def beside(self, work: InBackground[Any]) -> None:
         """Hear of what goes on beside training, such as a checkpoint that is being written: of its
         failure `step` and `finish` tell all ranks, and `close` waits for it. Local."""
-        self._beside = [other for other in self._beside if not other.done] + [work]
+        self._beside.add(work)
 
     def _look_beside(self) -> None:
         """Tell all ranks of what has failed beside training, in place of a step."""
         self.require_open()
-        failed = [work for work in self._beside if work.failed]
-        self._beside = [work for work in self._beside if not work.done]
-        for work in failed:
-            error = work.error()
-            if isinstance(error, SharedError):
-                self.fail(SharedProblem(error))
-            work.result()
+        self._beside.look()
 
     def close(self) -> None:
         """Give back what the learner has taken beside memory: communicators, threads; and buffers.
@@ -390,11 +401,8 @@ class Learner:
 
     def _close(self, *, failed: bool) -> None:
         self._closed = True
-        beside, self._beside = self._beside, []
         try:
-            for work in beside:
-                if not failed:
-                    work.result()
+            self._beside.end(failed=failed)
         finally:
             self.at_work.close(failed=failed)
             self._stop_statistics()

@@ -1,51 +1,80 @@
-"""How far training has come: measured by all ranks together, or by the first one alone."""
+"""How far training has come: rows of metrics, and where a session stands."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Self
 
-import numpy as np
-
-from ..communication import Communicator
-from ..data import Dataset
-from ..errors import SharedError
-from ..models import Classifier
-from .learner import Learner
-
-EVALUATED = 4096  #: samples that are read at a time to evaluate
+from ..validation import LARGEST_INTEGER
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands after an epoch; a line of metrics.jsonl.
+    """Where training stands: a line of metrics.jsonl.
 
-    Losses are mean cross-entropies in nats; `train_loss` is the mean over the epoch's minibatches,
-    each before its own update. `bytes_sent` is the sum over all ranks, with parameter servers of
-    both ways; `seconds` counts training without evaluation; `details` is what the algorithm has to
-    tell (`Algorithm.report`).
+    Attributes:
+        epoch: epochs that have been seen; 2.5 is in the midst of the third.
+        samples: of all ranks.
+        train_loss: the mean over the minibatches since the row before, each before its own update;
+            None where there were none.
+        learning_rate: of the next step.
+        minibatch_size: of the next minibatch, in samples of all ranks.
+        bytes_sent: the sum over all ranks, with parameter servers of both ways.
+        seconds: of training, without evaluation.
+        metrics: what was measured, by the name of the data and its own: "test_loss"; None where
+            that was no finite number.
+        details: what the algorithm has to tell (`Learner.report`).
+        event: what was done about it: "rolled back to 5000 samples", say.
 
     Where workers train asynchronously, the rows are the first worker's: the loss of its own part of
-    the data, the test loss of the model that it has just pulled, the bytes that went to it and from
+    the data, the metrics of the model that it has just pulled, the bytes that went to it and from
     it since the program was started; the last row counts all workers' bytes, and its `details` are
     of all.
     """
 
-    epoch: int
+    epoch: float
     samples: int
-    train_loss: float
-    test_loss: float
-    test_accuracy: float
+    train_loss: float | None
     learning_rate: float
+    minibatch_size: int
     bytes_sent: int
     seconds: float
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
     details: dict[str, Any] | None = None
+    event: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON can hold it, without details where there are none."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """As JSON can hold it: metrics under their own names, and nothing that is None."""
+        row = {name: value for name, value in asdict(self).items() if value is not None}
+        row.pop("metrics")
+        return row | dict(self.metrics)
+
+    def finite(self) -> Progress:
+        """This row with None in place of what is not finite, as JSON can hold it. Local."""
+        metrics = {name: _finite(value) for name, value in self.metrics.items()}
+        return replace(self, train_loss=_finite(self.train_loss), metrics=metrics)
+
+    def with_event(self, event: str) -> Progress:
+        """This row, saying what was done about it, too. Local."""
+        return replace(self, event=f"{self.event}; {event}" if self.event else event)
+
+
+def loss_curves(
+    history: Sequence[Progress], of: str = "", *, train: bool = True
+) -> dict[str, list[tuple[int, float]]]:
+    """The points of every loss, by a name that ends in `of`; those of training without it."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for row in history:
+        losses = {"training": row.train_loss} if train else {}
+        for name, value in row.metrics.items():
+            if name.endswith("_loss"):
+                losses[name.removesuffix("_loss") + of] = value
+        for name, value in losses.items():
+            if value is not None:
+                curves.setdefault(name, []).append((row.samples, value))
+    return curves
 
 
 @dataclass
@@ -53,133 +82,92 @@ class Standing:
     """Where a session stands between two minibatches: its part of a checkpoint.
 
     Attributes:
-        history: of the epochs that have ended.
-        loss: this rank's part of the present epoch's summed loss so far.
+        history: the rows so far.
+        loss: this rank's part of the summed loss since the latest row.
         count: samples in it.
         seconds: of training so far.
+        factor: on the learning rate, by `AutoLearningRate`.
+        size: of a minibatch, by `AutoMinibatchSize`; 0: as the schedule says.
+        best: the lowest criterion so far, and after how many samples it was.
+        latest: the criterion at the latest look of `AutoLearningRate`.
+        looks: rows since then.
+        stale: rows since the best one.
+        searched: epochs after which a minibatch size was last searched.
     """
 
     history: list[Progress] = field(default_factory=list)
     loss: float = 0.0
     count: int = 0
     seconds: float = 0.0
+    factor: float = 1.0
+    size: int = 0
+    best: float | None = None
+    best_samples: int = 0
+    latest: float | None = None
+    looks: int = 0
+    stale: int = 0
+    searched: int = 0
+
+    def as_dict(self, *, history: bool = True) -> dict[str, Any]:
+        """As JSON can hold it.
+
+        Args:
+            history: whether with the rows.
+        """
+        kept = asdict(self) | {"loss": float(self.loss)}
+        return kept if history else {**kept, "history": []}
 
     @classmethod
-    def of(cls, extras: Sequence[Any], rank: int, size: int) -> Standing | None:
+    def of(cls, extras: Sequence[Any], rank: int, size: int) -> Self | None:
         """That of one of `size` ranks, who go on from what these have kept in a checkpoint; None
         where that is of no session."""
-        counts = ("loss", "count", "seconds")
-        for extra in extras:
-            if not isinstance(extra, dict) or not isinstance(extra.get("history"), list):
-                return None
-            if not all(_is_number(extra.get(name)) for name in counts):
-                return None
+        if not all(_is_standing(extra) for extra in extras):
+            return None
         if not all(_is_row(row) for row in extras[0]["history"]):
             return None
         mine = extras[rank::size]
-        loss, count = (sum(extra[name] for extra in mine) for name in ("loss", "count"))
+        sums = {name: sum(extra[name] for extra in mine) for name in ("loss", "count")}
         history = [Progress(**row) for row in extras[0]["history"]]
-        return cls(history, loss, count, extras[0]["seconds"])
+        return cls(**(extras[0] | sums | {"history": history}))
+
+    def begin_row(self) -> None:
+        """Forget what the latest row has told."""
+        self.loss, self.count = 0.0, 0
+
+
+MAY_BE_NONE = {"train_loss", "best", "latest"}
+
+
+def _is_standing(extra: Any) -> bool:
+    names = {field.name for field in fields(Standing)}
+    if not isinstance(extra, dict) or extra.keys() != names:
+        return False
+    return isinstance(extra["history"], list) and all(
+        _is_number(extra[name], name) for name in names - {"history"}
+    )
 
 
 def _is_row(row: Any) -> bool:
     """Whether it is what `asdict` makes of a `Progress`."""
-    if not isinstance(row, dict) or not isinstance(row.get("details"), dict | None):
-        return False
     names = {field.name for field in fields(Progress)}
-    return row.keys() == names and all(_is_number(row[name]) for name in names - {"details"})
+    if not isinstance(row, dict) or row.keys() != names:
+        return False
+    metrics = row["metrics"]
+    return (
+        isinstance(row["details"], dict | None)
+        and isinstance(row["event"], str | None)
+        and isinstance(metrics, dict)
+        and all(value is None or _is_number(value, name) for name, value in metrics.items())
+        and all(_is_number(row[name], name) for name in names - {"details", "event", "metrics"})
+    )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value
 
 
-class Observer:
-    """Measures the progress of a learner.
-
-    Args:
-        learner: of ranks that train. Where they train asynchronously, only the first of them
-            is observed, and nobody waits for it.
-        model: the learner's.
-        test: the data that it is measured on.
-    """
-
-    def __init__(self, learner: Learner, model: Classifier, test: Dataset) -> None:
-        self.learner, self.model, self.test = learner, model, test
-        self.asynchronous = learner.algorithm.asynchronous
-        self.comm = Communicator.single() if self.asynchronous else learner.comm
-        self.observes = not self.asynchronous or learner.comm.rank == 0  #: this rank
-
-    def progress(self, epoch: int, standing: Standing) -> Progress:
-        """The row after an epoch. Collective, unless training is asynchronous.
-
-        Raises:
-            SharedError: training has diverged; on all workers, also asynchronous ones.
-        """
-        learner = self.learner
-        if not self.asynchronous:
-            learner.meet()
-        losses = self.comm.allgather_object((standing.loss, standing.count))
-        loss, count = (sum(column) for column in zip(*losses, strict=True))
-        loss /= max(count, 1)
-        self._require_finite("train", loss)
-        return Progress(
-            epoch=epoch,
-            samples=learner.samples,
-            train_loss=loss,
-            learning_rate=learner.local_step.lr,
-            seconds=round(standing.seconds, 4),
-            **self.measured(),
-        )
-
-    def measured(self) -> dict[str, Any]:
-        """What can be measured at any time, of the model that all ranks have in common.
-
-        Collective, and raises, as `progress`.
-        """
-        learner = self.learner
-        with learner.shared_model():
-            loss, accuracy = self._evaluate()
-        self._require_finite("test", loss)
-        details = learner.report()
-        if self.asynchronous:  # what is known here
-            workers = (details or {}).get("workers", [])
-            sent = sum(worker["bytes_sent"] + worker["bytes_received"] for worker in workers)
-        else:
-            sent = sum(self.comm.allgather_object(learner.bytes_sent))
-        return {
-            "test_loss": loss,
-            "test_accuracy": accuracy,
-            "bytes_sent": sent,
-            "details": details,
-        }
-
-    def _require_finite(self, name: str, loss: float) -> None:
-        if math.isfinite(loss):
-            return
-        problem = (
-            f"training has diverged: the {name} loss is {loss} after {self.learner.samples} "
-            "samples; a smaller learning rate may help"
-        )
-        if self.asynchronous:
-            self.learner.fail(problem)
-        raise SharedError(problem)
-
-    def _evaluate(self) -> tuple[float, float]:
-        """Mean loss and accuracy on the test data, of which every rank takes a part."""
-        sums = self.comm.allgather_object(self.comm.together(self._evaluate_part))
-        loss, correct = (sum(column) for column in zip(*sums, strict=True))
-        return loss / len(self.test), correct / len(self.test)
-
-    def _evaluate_part(self) -> tuple[float, float]:
-        """Summed loss and number of right answers on this rank's part of the test data."""
-        dtype, classes = self.model.parameters.dtype, self.model.classes
-        own = np.arange(len(self.test))[self.comm.rank :: self.comm.size]
-        loss = correct = 0.0
-        for first in range(0, len(own), EVALUATED):
-            indexes = own[first : first + EVALUATED]
-            x, y = self.test.read(indexes, dtype=dtype, classes=classes)
-            mean_loss, accuracy = self.model.evaluate(x, y)
-            loss += mean_loss * len(indexes)
-            correct += round(accuracy * len(indexes))
-        return loss, correct
+def _is_number(value: Any, name: str) -> bool:
+    if value is None:
+        return name in MAY_BE_NONE
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return (whole and abs(value) <= LARGEST_INTEGER) or isinstance(value, float)

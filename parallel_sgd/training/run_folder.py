@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..files import append_line, reason, write_whole
+from ..files import append_line, reason, write_whole, writing
 from ..kernels import array_module
 from ..parameters import Parameters
+from ..validation import checked_path
 
 WHAT = "output"  #: what errors call the files here
 CHECKPOINTS = "checkpoints"  #: the folder of checkpoints in a run's
@@ -29,19 +30,31 @@ class RunFolder:
     Args:
         path: made by `create`, with its parents; must not exist, or be empty.
         options: what was asked for, written as options.json.
+        config: a file that gives the same run again, written as config.toml.
         resumed: the folder is that of a run which goes on.
+        plot: whether the session draws loss.png, by matplotlib.
+        tensorboard: whether metrics are written for TensorBoard, too, to ``tensorboard/``.
 
     Every file is there whole or not at all; metrics.jsonl grows line by line. Where one cannot be
     written (the disk is full, say) that is a UserError. Local.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], options: Mapping[str, Any], *, resumed: bool = False
+        self,
+        path: str | os.PathLike[str],
+        options: Mapping[str, Any] | None = None,
+        *,
+        config: str | None = None,
+        resumed: bool = False,
+        plot: bool = False,
+        tensorboard: bool = False,
     ) -> None:
-        self.path, self.options, self.resumed = Path(path), options, resumed
+        self.path, self.options, self.resumed = checked_path("output", path), options, resumed
+        self.plot, self._config, self._tensorboard = plot, config, tensorboard
+        self._events: Any = None  #: TensorBoard's writer
 
     def create(self, metrics: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Make the folder, or take it over from the run that goes on, and write options.json.
+        """Make the folder, or take it over from the run that goes on, and write what was asked for.
 
         Args:
             metrics: with which metrics.jsonl begins.
@@ -57,7 +70,14 @@ class RunFolder:
             ) from error
         if filled and not self.resumed:
             raise UserError(f"output={str(self.path)!r} must be a new or empty folder")
-        self.write_json("options.json", self.options)
+        if self.plot:
+            require_matplotlib()
+        if self._tensorboard:
+            self._events = require_tensorboard()(str(self.path / "tensorboard"))
+        self.write_json("options.json", self.options or {})
+        if self._config is not None:
+            text = self._config
+            self._write("config.toml", lambda path: path.write_text(text))
         if metrics or self.resumed:
             lines = [json.dumps(row, allow_nan=False) + "\n" for row in metrics]
             self._write("metrics.jsonl", lambda path: path.write_text("".join(lines)))
@@ -68,8 +88,21 @@ class RunFolder:
         self._write(name, lambda path: path.write_text(text))
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Add a line to metrics.jsonl."""
+        """Add a line to metrics.jsonl, and what is a number in it to TensorBoard's."""
         append_line(WHAT, self.path / "metrics.jsonl", json.dumps(metrics, allow_nan=False))
+        if self._events is None:
+            return
+        with writing(WHAT, self.path / "tensorboard"):
+            for name, value in metrics.items():
+                if isinstance(value, int | float) and name != "samples":
+                    self._events.add_scalar(name, value, metrics["samples"])
+            self._events.flush()
+
+    def close(self) -> None:
+        """Close what is open for TensorBoard."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
 
     def write_model(self, parameters: Parameters) -> None:
         """Write the parameters by name as model.npz (read it with `numpy.load`)."""
@@ -102,6 +135,21 @@ class RunFolder:
 
     def _write(self, name: str, write: Callable[[Path], object]) -> None:
         write_whole(WHAT, self.path / name, write)
+
+
+def require_tensorboard() -> Any:
+    """The class that writes for TensorBoard.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module("tensorboardX").SummaryWriter
+    except ImportError as error:
+        raise UserError(
+            f"tensorboard=True needs tensorboardX ({error}): "
+            "pip install 'parallel_sgd[tensorboard]'"
+        ) from error
 
 
 def require_matplotlib() -> Any:

@@ -12,7 +12,6 @@ from few_weights import ALGORITHMS, by_algorithm, errors_of, last, learner_of, n
 import parallel_sgd as psgd
 from parallel_sgd.data import Source
 from parallel_sgd.errors import SharedError, UserError
-from parallel_sgd.training import Session
 from parallel_sgd.training.in_common import EVERY, checksum
 
 
@@ -97,26 +96,27 @@ def test_labels_that_are_drawn_anew_are_no_other_data(comm, often):
         learner.finish()
 
 
-def session(comm, train, labels, **options):
-    return Session(
-        model=psgd.models.SoftmaxRegression(4, 4),
-        train=train,
-        test=psgd.data.Arrays(np.eye(4, dtype=np.float32), labels),
-        optimizer=psgd.SGD(lr=0.001),
-        algorithm=psgd.DataParallelSGD(),
-        comm=comm,
-        minibatch_size=4 * comm.size,
-        seed=0,
-        **options,
-    )
+def rows_of_session(comm, train, labels, **options):
+    model = psgd.models.SoftmaxRegression(4, 4)
+    algorithm, optimizer = psgd.DataParallelSGD(), psgd.SGD(lr=0.001)
+    test = psgd.data.Arrays(np.eye(4, dtype=np.float32), labels)
+    with psgd.Learner(model.parameters, optimizer, algorithm, comm) as learner:
+        return psgd.TrainingSession(
+            learner=learner,
+            objective=model,
+            train=train,
+            validation=psgd.CrossValidation(data=test, name="test"),
+            minibatch_size=4 * comm.size,
+            **options,
+        ).run()
 
 
 def test_a_session_over_windows_is_resumed(comm, tmp_path):
     folder = comm.allgather_object(tmp_path)[0]
-    kept = {"checkpoints": folder, "checkpoint_every": 20}
-    for epochs, resume in ((1, None), (2, folder)):
+    for epochs in (1, 2):
         windows = psgd.data.as_dataset(Windows(comm.rank + epochs, 1.0))
-        rows = session(comm, windows, np.arange(4), epochs=epochs, resume=resume, **kept).run()
+        kept = psgd.CheckpointConfig(folder=folder, every=20, resume=True)
+        rows = rows_of_session(comm, windows, np.arange(4), epochs=epochs, checkpoints=kept)
         assert len(rows) == epochs
 
 
@@ -124,7 +124,7 @@ def test_sessions_compare_test_data(on_ranks):
     def body(comm):
         y = np.arange(4)
         train = psgd.data.Arrays(np.eye(4, dtype=np.float32), y)
-        session(comm, train, y[::-1] if last(comm) and comm.size > 1 else y, epochs=1).run()
+        rows_of_session(comm, train, y[::-1] if last(comm) and comm.size > 1 else y, epochs=1)
 
     message, size = errors_of(on_ranks, body)
     if size > 1:

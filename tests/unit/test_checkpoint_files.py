@@ -289,8 +289,8 @@ def test_the_lines_of_the_documentation(tmp_path, monkeypatch):
     assert names["loaded"].extra["generator"] == names["generator"].bit_generator.state
 
 
-ROW = asdict(Progress(1, 10, 0.5, 0.5, 0.9, 0.1, 0, 1.0))
-KEPT = {"history": [ROW], "loss": 1.5, "count": 3, "seconds": 2.0}
+ROW = asdict(Progress(1, 10, 0.5, 0.1, 64, 0, 1.0, {"test_loss": 0.5, "test_r2": None}))
+KEPT = {**Standing().as_dict(), "history": [ROW], "loss": 1.5, "count": 3, "seconds": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,8 @@ KEPT = {"history": [ROW], "loss": 1.5, "count": 3, "seconds": 2.0}
     [
         {"history": 3}, {"history": [3]}, {"history": [{}]}, {"history": [{**ROW, "x": 1}]},
         {"history": [{**ROW, "epoch": "1"}]}, {"history": [{**ROW, "details": 3}]},
-        {"loss": None}, {"count": "3"}, {"seconds": []},
+        {"history": [{**ROW, "metrics": {"test_loss": "0"}}]}, {"history": [{**ROW, "event": 3}]},
+        {"loss": None}, {"count": "3"}, {"seconds": []}, {"best": "0"}, {"factor": None},
     ],
 )  # fmt: skip
 def test_what_no_session_has_kept(wrong):

@@ -106,7 +106,7 @@ def test_any_command_line_is_read_or_refused_in_one_line():
     flags = [
         (action.option_strings[0], bool(action.const) or action.nargs == 0)
         for action in parser()._actions
-        if action.option_strings[0] not in ("-h", "--version")
+        if action.option_strings and action.option_strings[0] not in ("-h", "--version")
     ]
     refused = 0
     for _ in range(300):

@@ -1,0 +1,155 @@
+"""A TOML file in place of options: read, checked by the options' own parser, and written."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..files import opened
+from ..schedules import Cosine, Linear, Steps
+from ..validation import line_of, shown
+
+NEVER = {"help", "version", "config", "print_config"}  #: of the command line alone
+OF_ONE_RUN = {"output", "resume"}  #: are left out of the file that gives a run again
+
+
+def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]:
+    """What a file asks for, as arguments of the command line.
+
+    Args:
+        parser: with all options; a key of the file is the name of one, with - or _.
+    Raises:
+        UserError: there is no such file, it is no TOML, or has a key that is no option, or a value
+            of a kind that no option takes.
+
+    Local.
+    """
+    with opened(str(path), path) as file:
+        try:
+            content = tomllib.load(file)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is not well-formed TOML: {line_of(error)}") from None
+    actions = {action.dest: action for action in settable(parser)}
+    arguments: list[str] = []
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if name not in actions:
+            near = difflib.get_close_matches(name, actions, n=1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"{path}: {key!r} is not an option of train.py{hint}")
+        try:
+            arguments += _arguments(actions[name], value)
+        except TypeError:
+            raise UserError(
+                f"{path}: {key}={shown(value)} must be a number, a text, true or false, or a list "
+                "or table of these where the option takes several"
+            ) from None
+    return arguments
+
+
+def settable(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The options that a file may have, in the parser's order. Local."""
+    for action in parser._actions:
+        if action.option_strings and action.dest not in NEVER:
+            yield action
+
+
+def _arguments(action: argparse.Action, value: Any) -> list[str]:
+    """The arguments that give an option this value; raises a TypeError where none can."""
+    flag = action.option_strings[0]
+    if isinstance(value, bool):
+        if len(action.option_strings) > 1:  # --x and --no-x
+            return [flag if value else action.option_strings[1]]
+        if action.nargs == 0:
+            return [flag] if value else []
+    if isinstance(value, list | dict) and action.nargs == "+":
+        several = value if isinstance(value, list) else [_pair(*item) for item in value.items()]
+        return [flag, *map(_text, several)]
+    if isinstance(value, dict):
+        return [f"{flag}=" + ",".join(f"{key}:{_text(one)}" for key, one in value.items())]
+    return [f"{flag}={_text(value)}"]
+
+
+def _pair(name: str, value: Any) -> str:
+    return f"{name}={json.dumps(value)}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float | str):
+        return str(value)
+    raise TypeError
+
+
+def config_text(
+    parser: argparse.ArgumentParser,
+    values: Mapping[str, Any],
+    *,
+    heading: Sequence[str] = (),
+    whole: bool = False,
+) -> str:
+    """A file of options.
+
+    Args:
+        parser: whose help texts stand above the options.
+        values: of the options by name; one that is None is written as a comment.
+        heading: lines of comment.
+        whole: whether to write the options of one run alone, too.
+    Returns:
+        TOML that `arguments_of` reads.
+
+    Local.
+    """
+    lines = [f"# {line}" for line in heading]
+    for group in parser._action_groups:
+        actions = [
+            action
+            for action in group._group_actions
+            if action in [*settable(parser)] and action.help != argparse.SUPPRESS
+        ]
+        if not actions:
+            continue
+        lines += ["", f"# ---- {group.title}"]
+        for action in actions:
+            if action.dest in OF_ONE_RUN and not whole:
+                continue
+            value = values.get(action.dest)
+            help_text = (action.help or "").replace("%%", "%")
+            lines += [
+                "",
+                *textwrap.wrap(help_text, 98, initial_indent="# ", subsequent_indent="# "),
+            ]
+            name = action.dest
+            given = value is not None and value != {}
+            lines.append(f"{name} = {toml(value)}" if given else f"# {name} =")
+    return "\n".join(lines).strip() + "\n"
+
+
+def toml(value: Any) -> str:
+    """A value as TOML has it, and `arguments_of` makes it the same again. Local."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Steps | Linear):
+        before = "linear:" if isinstance(value, Linear) else ""
+        return toml(before + _points(value.values))
+    if isinstance(value, Cosine):
+        return toml("cosine:" + _points({0: value.start, value.samples: value.end}))
+    if isinstance(value, Mapping):
+        return toml(_points(value))
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def _points(values: Mapping[Any, Any]) -> str:
+    return ",".join(f"{key}:{_text(value)}" for key, value in values.items())

@@ -1,0 +1,87 @@
+"""A PyTorch model of which nothing is known but what it is to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UserError
+from ..parameters import Parameters
+from ..training import initial_model
+from ..training.objective import Metric
+from ..validation import kind_of
+from .objective import Loss, Objective
+
+
+def objective_for(
+    model: Any,
+    task: str,
+    classes: int | None,
+    *,
+    device: str = "cpu",
+    values: Mapping[str, Any] | None = None,
+    name: str = "initial_model",
+) -> Objective:
+    """The objective of a module that learns one of the tasks of `parallel_sgd.data`.
+
+    Args:
+        model: a module; it is moved to `device`.
+        classes: of labels, where the task has classes.
+        values: of its trainable parameters, to begin with, read from what `name` says.
+    Raises:
+        UserError: it is no module, or the values are of another one.
+
+    Local.
+    """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"it must be a torch.nn.Module or a Model: it is {kind_of(model)}")
+    model = model.to(device)
+    if values is not None:
+        set_parameters(model, values, name=name)
+    loss, metrics = task_loss(task)
+    return Objective(model, loss, metrics, classes=classes)
+
+
+def task_loss(task: str) -> tuple[Loss, dict[str, Metric]]:
+    """The loss and the metrics of a task of `parallel_sgd.data`. Local."""
+    functional = torch.nn.functional
+    if task == "classification":
+        return functional.cross_entropy, {"accuracy": _accuracy}
+    if task == "regression":
+        return _squared_error, {"absolute_error": _absolute_error}
+    return _label_loss, {"label_accuracy": _label_accuracy}
+
+
+def _accuracy(outputs: Any, y: Any) -> Any:
+    return (outputs.argmax(1) == y).float().mean()
+
+
+def _squared_error(outputs: Any, y: Any) -> torch.Tensor:
+    return torch.nn.functional.mse_loss(outputs, y.reshape(outputs.shape))
+
+
+def _absolute_error(outputs: Any, y: Any) -> Any:
+    return (outputs - y.reshape(outputs.shape)).abs().mean()
+
+
+def _label_loss(outputs: Any, y: Any) -> torch.Tensor:
+    y = y.reshape(outputs.shape).to(outputs.dtype)
+    return torch.nn.functional.binary_cross_entropy_with_logits(outputs, y)
+
+
+def _label_accuracy(outputs: Any, y: Any) -> Any:
+    return ((outputs > 0) == (y.reshape(outputs.shape) != 0)).float().mean()
+
+
+def set_parameters(model: nn.Module, values: Mapping[str, Any], *, name: str) -> None:
+    """Make a model's trainable parameters these, before its learner is made: see
+    `parallel_sgd.training.initial_model`. Local."""
+    tensors = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    arrays = Parameters({key: p.detach().cpu().numpy().copy() for key, p in tensors.items()})
+    initial_model.set_parameters(arrays, values, name=name)
+    with torch.no_grad():
+        for key, p in tensors.items():
+            p.copy_(torch.from_numpy(arrays[key]))

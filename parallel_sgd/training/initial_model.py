@@ -1,0 +1,69 @@
+"""A model that begins as another one ended: CNTK's seed model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..files import opened
+from ..kernels import array_module
+from ..parameters import Parameters
+from ..validation import checked_path, line_of
+
+MODEL = "model.npz"  #: in a run's folder
+
+
+def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The parameters of a run by any algorithm, on any number of ranks, by name.
+
+    Args:
+        path: of its folder, or of a ``model.npz``.
+    Raises:
+        UserError: there is none, or it is no such file.
+
+    Nothing in it is executed. Local.
+    """
+    file = checked_path("initial_model", path, "run's folder or model.npz")
+    file = file / MODEL if file.is_dir() else file
+    with opened(str(file), file) as stream:
+        try:
+            with np.load(stream, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+        except Exception as error:  # of a zip or an array that is damaged: of many kinds
+            raise UserError(f"{file} is no model.npz: {line_of(error)}") from error
+
+
+def set_parameters(
+    parameters: Parameters, values: Mapping[str, Any], *, name: str | Path = "initial_model"
+) -> None:
+    """Make a model's parameters these, before its learner is made.
+
+    Args:
+        parameters: changed.
+        values: an array for each, of its shape, by name.
+        name: of what they were read from.
+    Raises:
+        UserError: names or shapes differ, or a value is not finite; nothing has changed then.
+
+    Local.
+    """
+    shapes = {key: tuple(np.shape(value)) for key, value in values.items()}
+    wanted = {key: tuple(shape) for key, shape in parameters.shapes.items()}
+    for key in [*wanted, *shapes]:
+        if shapes.get(key) != wanted.get(key):
+            raise UserError(
+                f"{name} is of another model: its parameter {key} is "
+                f"{list(shapes[key]) if key in shapes else 'missing'}, and here "
+                f"{list(wanted[key]) if key in wanted else 'there is none'}"
+            )
+    for key, value in values.items():
+        if value.dtype.kind != "f" or not np.isfinite(value).all():
+            raise UserError(f"{name}: its parameter {key} must hold finite numbers")
+    xp = array_module(parameters.flat)
+    for key, value in values.items():
+        parameters[key][...] = xp.asarray(value, parameters.dtype)

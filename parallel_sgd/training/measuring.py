@@ -1,0 +1,146 @@
+"""What a session measures: rows of metrics, of the model that all ranks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from ..communication import Communicator
+from ..data import Dataset, require_same_data
+from ..errors import SharedError, UserError
+from .cross_validation import CrossValidation
+from .evaluation import evaluate
+from .feeding import Feeding
+from .learner import Learner
+from .progress import Progress, Standing
+from .session_options import SessionOptions
+
+
+class Measuring:
+    """
+    Args:
+        session: whose values have been checked.
+        learner: its learner.
+        feeding: its minibatches.
+
+    Attributes:
+        meets: whether all ranks come together for each row. Else the first asynchronous worker
+            makes them alone.
+        observes: whether this rank has rows.
+    """
+
+    def __init__(self, session: SessionOptions, learner: Learner, feeding: Feeding) -> None:
+        self._objective, self._validation = session.objective, session.validation
+        self._test = (
+            None if session.test is None else CrossValidation(data=session.test, name="test")
+        )
+        self._learner, self._comm, self._feeding = learner, learner.comm, feeding
+        self._asynchronous = learner.algorithm.asynchronous
+        self.meets = not self._asynchronous or session.may_end
+        self.observes = self.meets or self._comm.rank == 0
+
+    def meet(self) -> dict[str, Any]:
+        """See that all ranks have the same data; what must be the same when a run is resumed.
+        Collective."""
+        facts: dict[str, Any] = {}
+        for measured in filter(None, (self._validation, self._test)):
+            name, data = f"{measured.name} data", measured.dataset
+            facts[f"number of {measured.name} samples"] = len(data)
+            facts[name] = require_same_data(name, data, self._comm, classes=self._objective.classes)
+        return facts
+
+    def row(self, standing: Standing, *, validates: bool) -> Progress:
+        """Where training stands now. Collective where ranks meet.
+
+        Args:
+            validates: whether the cross-validation's data are measured.
+        """
+        metrics = {}
+        if validates and self._validation is not None:
+            metrics = self._metrics(self._validation)
+        sums = [(float(standing.loss), standing.count)]
+        if not self._asynchronous:
+            sums = self._comm.allgather_object(sums[0])
+        loss, count = (sum(column) for column in zip(*sums, strict=True))
+        learner, feeding = self._learner, self._feeding
+        samples = learner.samples
+        seen = (samples - feeding.begins) / feeding.epoch
+        return Progress(
+            epoch=int(seen) if seen == int(seen) else round(seen, 6),
+            samples=samples,
+            train_loss=loss / count if count else None,
+            learning_rate=learner.local_step.lr * standing.factor * feeding.rate_factor(samples),
+            minibatch_size=feeding.size_after(samples),
+            seconds=round(standing.seconds, 4),
+            metrics=metrics,
+            **self._reported(),
+        )
+
+    def final(self) -> dict[str, Any]:
+        """What a row says of the final model, with the final test: all ranks measure it, also
+        asynchronous workers. Collective, after `Learner.finish`."""
+        metrics: dict[str, float] = {}
+        for measured in filter(None, (self._validation, self._test)):
+            with self._learner.aside("evaluate"):
+                metrics |= self._evaluated(measured, self._comm)
+        return {"metrics": metrics, **self._reported()}
+
+    def criterion(self, row: Progress) -> float | None:
+        """What tells how good a row's model is, the lower the better; None where that is not known.
+
+        Raises:
+            SharedError: it is none of the metrics; on all ranks.
+        """
+        if self._validation is None:
+            return row.train_loss
+        try:
+            return self._validation.value(row)
+        except UserError as error:
+            self.fail(str(error))
+
+    def fail(self, problem: str) -> NoReturn:
+        """End training on all ranks, for what all of them know, or the first worker alone."""
+        if not self.meets:
+            self._learner.fail(problem)
+        raise SharedError(problem)
+
+    def _metrics(self, measured: CrossValidation) -> dict[str, float]:
+        learner = self._learner
+        if self.meets:
+            with learner.evaluation(), self._first_model():
+                return self._evaluated(measured, self._comm)
+        try:
+            with learner.aside("evaluate"), learner.shared_model():
+                return self._evaluated(measured, Communicator.single())
+        except UserError as error:
+            learner.fail(str(error))
+
+    def _evaluated(self, measured: CrossValidation, comm: Communicator) -> dict[str, float]:
+        data: Dataset = measured.dataset
+        means = evaluate(self._objective, data, comm, batch=measured.batch)
+        return {f"{measured.name}_{name}": value for name, value in means.items()}
+
+    @contextmanager
+    def _first_model(self) -> Iterator[None]:
+        """For a `with` block all asynchronous workers have the first one's model."""
+        if not self._asynchronous:
+            yield
+            return
+        x = self._learner.parameters.flat
+        own = x.copy()
+        self._comm.broadcast(x)
+        try:
+            yield
+        finally:
+            x[...] = own
+
+    def _reported(self) -> dict[str, Any]:
+        """What the algorithm has to tell, and the bytes that were sent."""
+        details = self._learner.report()
+        if self._asynchronous:  # what is known here
+            workers = (details or {}).get("workers", [])
+            sent = sum(worker["bytes_sent"] + worker["bytes_received"] for worker in workers)
+        else:
+            sent = sum(self._comm.allgather_object(self._learner.bytes_sent))
+        return {"bytes_sent": sent, "details": details}

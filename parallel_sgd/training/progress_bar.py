@@ -1,0 +1,57 @@
+"""A bar on the terminal that shows how far training has come."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+from ..errors import UserError
+
+TERMINAL = "PARALLEL_SGD_TERMINAL"
+"""Set by `parallel-sgd run` where its own standard error is a terminal: the ranks' is none."""
+
+
+def on_terminal() -> bool:
+    """Whether somebody looks at a terminal while this program runs. Local."""
+    return sys.stderr.isatty() or os.environ.get(TERMINAL) == "1"
+
+
+class ProgressBar:
+    """Samples of all ranks, their pace, and when they will all have been seen.
+
+    Args:
+        total: samples of all ranks in the whole of training.
+        begin: samples that have been seen.
+    Raises:
+        UserError: tqdm is not installed.
+
+    Local.
+    """
+
+    def __init__(self, total: int, begin: int) -> None:
+        try:
+            tqdm = importlib.import_module("tqdm")
+        except ImportError as error:
+            raise UserError(
+                f"a progress bar needs tqdm ({error}): pip install 'parallel_sgd[train]'"
+            ) from error
+        self._bar: Any = tqdm.tqdm(
+            total=total,
+            initial=begin,
+            unit=" samples",
+            unit_scale=True,
+            file=sys.stderr,
+            leave=False,
+            dynamic_ncols=True,
+        )
+
+    def show(self, samples: int) -> None:
+        """So many samples have been seen. Some nanoseconds, but for a few times a second."""
+        if samples != self._bar.n:
+            self._bar.update(samples - self._bar.n)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.close()

@@ -1,0 +1,116 @@
+"""What a training session is asked for: checked, before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..data import as_dataset
+from ..data.minibatches import MinibatchSize, checked_minibatch_size
+from ..errors import UserError
+from ..validation import checked_seed, choice, integer, kind_of, shown
+from .auto_adjust import AutoLearningRate, AutoMinibatchSize
+from .checkpoint_config import CheckpointConfig
+from .cross_validation import Callback, CrossValidation
+from .learner import Learner
+from .objective import objective_of
+from .progress import Progress
+from .run_folder import RunFolder
+
+FOLLOWS = ("constant", "linear", "sqrt")  #: what a learning rate does as minibatches grow
+
+KINDS = {
+    "validation": CrossValidation,
+    "auto_minibatch_size": AutoMinibatchSize,
+    "auto_learning_rate": AutoLearningRate,
+    "checkpoints": CheckpointConfig,
+    "folder": RunFolder,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions:
+    """What a `TrainingSession` is given: see there."""
+
+    learner: Learner
+    objective: Any
+    train: Any
+    minibatch_size: MinibatchSize | None = None
+    epochs: int | None = None
+    seed: int = 0
+    rate_follows: str | None = None
+    microbatch_size: int | None = None
+    validation: CrossValidation | None = None
+    test: Any = None
+    progress_every: int | None = None
+    callbacks: Sequence[Callback] = ()
+    auto_minibatch_size: AutoMinibatchSize | None = None
+    auto_learning_rate: AutoLearningRate | None = None
+    checkpoints: CheckpointConfig | None = None
+    folder: RunFolder | None = None
+    report: Callable[[Progress], object] = lambda progress: None
+    started: Callable[[Learner], object] = lambda learner: None
+    progress_bar: bool = False
+
+    @property
+    def may_end(self) -> bool:
+        """Whether something may end training before its time, so that all ranks must hear of it.
+        Local."""
+        patience = self.validation is not None and self.validation.patience is not None
+        return bool(self.callbacks) or patience
+
+    def checked(self) -> SessionOptions:
+        """The same with plain values.
+
+        Raises:
+            UserError: an option is not as required, or does not go with another one.
+
+        Local.
+        """
+        for name, kind in KINDS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise UserError(f"{name} must be a {kind.__name__}: it is {kind_of(value)}")
+        optional: dict[str, Any] = {
+            name: None if getattr(self, name) is None else integer(name, getattr(self, name), 1)
+            for name in ("epochs", "microbatch_size", "progress_every")
+        }
+        size = self.minibatch_size
+        if self.rate_follows is not None:
+            choice("rate_follows", self.rate_follows, FOLLOWS)
+        if isinstance(self.callbacks, str) or not all(map(callable, self.callbacks)):
+            raise UserError(f"callbacks={shown(self.callbacks)} must be functions of a row")
+        checked = replace(
+            self,
+            **optional,
+            objective=objective_of(self.objective),
+            minibatch_size=None if size is None else checked_minibatch_size(size),
+            seed=checked_seed(self.seed),
+            callbacks=tuple(self.callbacks),
+            test=None if self.test is None else as_dataset(self.test),
+        )
+        checked._require_possible()
+        return checked
+
+    def _require_possible(self) -> None:
+        """Refuse options that cannot be together, or with this algorithm."""
+        algorithm = self.learner.algorithm
+        adjusted = [
+            name
+            for name in ("auto_minibatch_size", "auto_learning_rate", "rate_follows")
+            if getattr(self, name) is not None
+        ]
+        if adjusted and (algorithm.asynchronous or algorithm.optimizer_on_servers):
+            raise UserError(
+                f"{adjusted[0]} must not be given with {type(algorithm).__name__}, whose workers "
+                "take steps at their own pace, or leave them to servers"
+            )
+        if self.auto_minibatch_size is not None and not isinstance(self.minibatch_size, int | None):
+            raise UserError(
+                f"minibatch_size={shown(self.minibatch_size)} must be one number where "
+                "auto_minibatch_size adjusts it"
+            )
+        validation = self.validation
+        if validation is not None and algorithm.asynchronous and validation.restore_best:
+            raise UserError("restore_best=True must not be given with asynchronous workers")

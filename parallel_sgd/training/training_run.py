@@ -1,0 +1,420 @@
+"""A session at work: the loop over minibatches, and what happens between two of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..data.minibatches import size_after, told_size
+from ..errors import DivergedError, SharedError, UserError
+from ..validation import line_of
+from .adjusting import Adjusting
+from .checkpoint_config import SharedClock
+from .checkpoint_files import checkpoints_in, read_manifest, remove, set_aside_after, sort_key
+from .checkpoints import Checkpoints
+from .feeding import Feeding
+from .learner import Learner
+from .loading import load_checkpoint
+from .measuring import Measuring
+from .objective import Batch, pieces_of
+from .progress import Progress, Standing, loss_curves
+from .progress_bar import ProgressBar
+from .rank_log import RankLog
+from .run_folder import RunFolder
+from .session_options import SessionOptions
+from .snapshot import Snapshot
+
+
+class TrainingRun:
+    """One run of a session, on a rank that trains.
+
+    Args:
+        session: whose values have been checked.
+        learner: its learner.
+
+    Creation is collective.
+    """
+
+    def __init__(self, session: SessionOptions, learner: Learner) -> None:
+        self.session, self.learner, self.comm = session, learner, learner.comm
+        self.standing = Standing()
+        self.feeding = self.comm.together(
+            lambda: Feeding(session, learner, lambda: self.standing.size)
+        )
+        self.measuring = Measuring(session, learner, self.feeding)
+        self.adjusting = Adjusting(session, learner)
+        self.saver: Checkpoints | None = None
+        self.log: RankLog | None = None
+        self._clock: SharedClock | None = None
+        self._bar: ProgressBar | None = None
+        self._search_from = Snapshot()
+        self._criterion: float | None = None  #: of the model as it is now
+        self._trained = self._finished = False
+
+    def run(self) -> list[Progress]:
+        """Train to the end. Collective."""
+        self._agree()
+        self.saver = self.comm.together(self._saver)
+        try:
+            with self.saver or nullcontext():
+                self._begin(self._take_up())
+                while self.learner.samples < self.feeding.total and self.adjusting.ended is None:
+                    self._train()
+                self._end()
+        except BaseException as error:
+            if self.log:
+                self.log.write_error(error)
+            raise
+        finally:
+            if self._bar:
+                self._bar.close()
+            if self.session.folder:
+                self.session.folder.close()
+        return self.standing.history if self.measuring.observes else []
+
+    # The beginning and the end.
+
+    def _agree(self) -> None:
+        """See that all ranks were given the same. Collective."""
+        session, checkpoints = self.session, self.session.checkpoints
+        self.comm.require_agreement(
+            {
+                "minibatch_size": told_size(self.feeding.sizes),
+                "epochs": session.epochs,
+                "seed": session.seed,
+                "rate_follows": session.rate_follows,
+                "auto_minibatch_size": session.auto_minibatch_size,
+                "auto_learning_rate": session.auto_learning_rate,
+                "progress_every": session.progress_every,
+                "number of callbacks": len(session.callbacks),
+                "validation": session.validation and session.validation.facts,
+                "test": session.test is not None,
+                "checkpoints": checkpoints and checkpoints.facts,
+                "folder": session.folder is not None,
+            }
+        )
+        self.feeding.meet()
+        self._facts = self.feeding.facts | self.measuring.meet()
+
+    def _saver(self) -> Checkpoints | None:
+        config = self.session.checkpoints
+        if config is None:
+            return None
+        if config.every_s is not None:
+            self._clock = SharedClock(self.comm, config.every_s)
+        return Checkpoints(config.folder, keep=config.keep, facts=self._facts)
+
+    def _take_up(self) -> Path | None:
+        """Go on from a checkpoint where there is one to be resumed, and return it. Collective."""
+        config, learner = self.session.checkpoints, self.learner
+        if config is None:
+            return None
+        path = self.comm.allgather_object(self.comm.together(lambda: config.to_resume))[0]
+        if path is None:
+            return None
+        loaded = load_checkpoint(learner, path, facts=self._facts)
+        standing = Standing.of(loaded.extras, self.comm.rank, self.comm.size)
+        if standing is None:
+            raise SharedError(f"checkpoint {str(loaded.path)!r} is not of a training session")
+        feeding = self.feeding
+        if learner.samples > feeding.total:
+            seen = -(-(learner.samples - feeding.begins) // feeding.epoch)
+            raise SharedError(
+                f"epochs={feeding.epochs} must be at least the {seen} that checkpoint "
+                f"{str(loaded.path)!r} has seen"
+            )
+        self.standing = standing
+        if self.adjusting.keeps_best and standing.best is not None:
+            load_checkpoint(learner, self._best_beside(loaded.path), facts=self._facts)
+            self.adjusting.keep()
+            load_checkpoint(learner, loaded.path, facts=self._facts)
+        return loaded.path
+
+    def _best_beside(self, resumed: Path) -> Path:
+        """The checkpoint beside the resumed one that has the best criterion so far. Collective."""
+
+        def find() -> Path:
+            for path in checkpoints_in(resumed.parent):
+                if read_manifest(path)["metric"] == self.standing.best:
+                    return path
+            raise UserError(
+                f"checkpoint {str(resumed)!r} cannot be resumed: the best one, of "
+                f"{self.standing.best_samples} samples, is not beside it"
+            )
+
+        return self.comm.together(find)
+
+    def _begin(self, resumed: Path | None) -> None:
+        """Begin to write, when all is known to be right: what the folder held is replaced."""
+        folder, config = self.session.folder, self.session.checkpoints
+        rows = self.standing.history
+        if self.learner.samples >= self.feeding.total:  # the last one is written anew
+            rows = rows[:-1]
+
+        def create() -> None:
+            if folder:
+                folder.create([row.as_dict() for row in rows])
+            if resumed and config and resumed.resolve().parent == Path(config.folder).resolve():
+                set_aside_after(resumed)
+            if self.session.progress_bar:
+                self._bar = ProgressBar(self.feeding.total, self.learner.samples)
+            self.session.started(self.learner)
+
+        self._on_first(create)
+        if folder:
+            self.log = RankLog(folder.path, self.comm.world_ranks[self.comm.rank])
+            self.comm.together(self.log.create)
+        if self.learner.algorithm.asynchronous:  # who is ready first would be far ahead
+            self.learner.meet()
+
+    def _end(self) -> None:
+        """Complete the model, and what is written of it."""
+        learner, folder, history = self.learner, self.session.folder, self.standing.history
+        self.adjusting.finish()
+        if self.saver:
+            if self._trained:
+                self._save()
+            self.saver.wait()
+        learner.finish()  # may change the model: the last row is of the final one
+        self._finished = True
+        final = self.measuring.final()
+        if history:
+            history[-1] = replace(history[-1], **final).finite()
+        if folder:
+            self._on_first(lambda: self._complete(folder))
+        self._tell(history[-1:])
+
+    def _complete(self, folder: RunFolder) -> None:
+        """Write what is there of a run when it has ended. Local."""
+        folder.write_model(self.learner.parameters)
+        curves = loss_curves(self.standing.history)
+        if folder.plot and curves:
+            folder.write_loss_curves(curves)
+
+    # The loop.
+
+    def _train(self) -> None:
+        """Train until the end, or until the place in the data has changed."""
+        for batch in self.feeding:
+            before = self.learner.samples
+            try:
+                self._step(batch)
+            except DivergedError as error:
+                if not self.adjusting.can_roll_back:
+                    raise
+                self._undo(str(error))
+                return
+            if self._between(before):
+                return
+
+    def _step(self, batch: Batch) -> None:
+        """Train on a minibatch, and count it."""
+        learner, standing, session = self.learner, self.standing, self.session
+        begin = time.perf_counter()
+        if session.auto_learning_rate is not None or session.rate_follows is not None:
+            factor = standing.factor * self.feeding.rate_factor(learner.samples)
+            learner.local_step.state.lr_factor = factor
+        loss = session.objective.backward(learner, pieces_of(batch, session.microbatch_size))
+        if learner.distributed or self.comm.rank == 0:  # before that all have the same
+            standing.loss += loss
+            standing.count += len(batch[0])
+        learner.step(samples=len(batch[0]))
+        self._trained, self._criterion = True, None
+        standing.seconds += time.perf_counter() - begin
+        if self._bar:
+            self._bar.show(learner.samples)
+
+    def _between(self, before: int) -> bool:
+        """Do what is due after a step; whether the place in the data has changed, or training ends.
+
+        Args:
+            before: the samples before it.
+        """
+        session, crossed = self.session, self.feeding.crossed
+        validation, config = session.validation, session.checkpoints
+        validates = validation is not None and crossed(before, validation.every)
+        if validates or crossed(before, session.progress_every):
+            if self._row(validates=validates):
+                return True
+            if self.adjusting.ended is not None:
+                return True
+        if self.learner.samples >= self.feeding.total:
+            return True
+        searched = crossed(before, None) and self._search_minibatch_size()
+        best = self._criterion is not None and self._criterion == self.standing.best
+        due = config is not None and config.every is not None and crossed(before, config.every)
+        if self._clock is not None and self._clock.stepped():
+            due = True
+        if self.saver and (due or best):
+            self._save()
+        return searched
+
+    # Rows of metrics, and what follows from them.
+
+    def _row(self, *, validates: bool) -> bool:
+        """Make a row, and do what it asks for; whether training goes on from an earlier model."""
+        standing, measuring, adjusting = self.standing, self.measuring, self.adjusting
+        if not measuring.observes:
+            standing.begin_row()
+            return False
+        row, moved = measuring.row(standing, validates=validates), False
+        last = self.learner.samples >= self.feeding.total
+        standing.begin_row()
+        criterion = measuring.criterion(row)
+        self._require_finite(row)
+        if criterion is not None:
+            row, moved = adjusting.adjust(row, criterion, standing, last=last)
+            self._criterion = criterion if math.isfinite(criterion) else None
+        if not self._call_back(row.finite()) and adjusting.ended is None:
+            adjusting.ended = "ended by a callback"
+        self._note(row)
+        if moved:
+            self._forget_later_checkpoints()
+        if not last and adjusting.ended is None:  # else it is told when the model is complete
+            self._tell(standing.history[-1:])
+        return moved
+
+    def _undo(self, problem: str) -> None:
+        """Go on from the best model after a step that could not be taken. Collective."""
+        row = self.measuring.row(self.standing, validates=False).with_event(problem)
+        self.standing.begin_row()
+        row, _ = self.adjusting.adjust(row, math.nan, self.standing, last=False)
+        self._note(row)
+        self._forget_later_checkpoints()
+        if self.adjusting.ended is None:
+            self._tell(self.standing.history[-1:])
+
+    def _note(self, row: Progress) -> None:
+        """Keep a row, which says why training ends, if it does."""
+        ended = self.adjusting.ended
+        self.standing.history.append((row.with_event(ended) if ended else row).finite())
+
+    def _require_finite(self, row: Progress) -> None:
+        """End training where it has diverged, and no earlier model is there to go back to."""
+        for name, loss in {"train_loss": row.train_loss, **row.metrics}.items():
+            if loss is not None and not math.isfinite(loss) and not self.adjusting.can_roll_back:
+                self.measuring.fail(
+                    f"training has diverged: the {name.replace('_', ' ')} is {loss} after "
+                    f"{row.samples} samples; a smaller learning rate may help"
+                )
+
+    def _call_back(self, row: Progress) -> bool:
+        """Call all callbacks, on all ranks; whether none of them, on any rank, has ended
+        training."""
+        callbacks = self.session.callbacks
+        if not callbacks:
+            return True
+        answers = self.comm.together(lambda: [called(callback, row) for callback in callbacks])
+        return all(self.comm.allgather_object(all(answer is not False for answer in answers)))
+
+    def _tell(self, rows: list[Progress]) -> None:
+        """Write rows, and report them."""
+        folder, report = self.session.folder, self.session.report
+
+        def tell() -> None:
+            for row in rows:
+                if folder:
+                    folder.append_metrics(row.as_dict())
+                called(report, row)
+
+        self._on_first(tell)
+        for row in rows:
+            self._log(f"{row.samples} samples, {row.seconds} s, train loss {row.train_loss}")
+
+    def _log(self, text: str) -> None:
+        """Write a line into this rank's log; where it cannot, all ranks end."""
+        if self.log is None:
+            return
+        try:
+            self.log.write(text)
+        except UserError as error:
+            self.learner.fail(str(error))
+
+    def _on_first(self, work: Callable[[], object]) -> None:
+        """Let the first rank write; where it cannot, all ranks end. Collective where they meet."""
+        first = self.comm.rank == 0
+        if self.measuring.meets or self._finished or not self._trained:
+            self.comm.together(lambda: work() if first else None)
+        elif first:
+            try:
+                work()
+            except UserError as error:
+                self.learner.fail(str(error))
+
+    # The minibatch size.
+
+    def _search_minibatch_size(self) -> bool:
+        """After an epoch: search it where it is time to; whether that was done."""
+        auto, standing, feeding = self.session.auto_minibatch_size, self.standing, self.feeding
+        epochs = (self.learner.samples - feeding.begins) // feeding.epoch
+        if auto is None or epochs % auto.minibatch_size_tuning_frequency:
+            return False
+        base = size_after(feeding.sizes, feeding.begins)
+        sizes = auto.candidates(base, feeding.size_after(self.learner.samples))
+        samples = max(auto.trial_samples, 2 * sizes[-1])
+        self._search_from.take(self.learner)
+        standing.size = auto.search(sizes, lambda size: self._try(size, samples))
+        return True
+
+    def _try(self, size: int, samples: int) -> float:
+        """The mean training loss of so many samples in minibatches of this size; then all but the
+        seconds is as it was before. Collective."""
+        learner, kept, criterion = self.learner, self.standing, self._criterion
+        self.standing = replace(kept, size=size, loss=0.0, count=0)
+        end = learner.samples + samples
+        try:
+            with learner.aside("search the minibatch size"):
+                for batch in self.feeding:
+                    self._step(batch)
+                    if learner.samples >= end:
+                        break
+                own = float(self.standing.loss), self.standing.count
+                sums = self.comm.allgather_object(own)
+                return float(sum(loss for loss, _ in sums) / sum(count for _, count in sums))
+        except DivergedError:
+            return math.inf
+        finally:
+            kept.seconds, self.standing, self._criterion = self.standing.seconds, kept, criterion
+            self._search_from.restore(learner)
+
+    # Checkpoints.
+
+    def _save(self) -> None:
+        """Save all state, and the session's. Collective."""
+        assert self.saver is not None
+        extra = self.standing.as_dict(history=self.comm.rank == 0)  # one is enough
+        metric = self._criterion if self.measuring.meets else None
+        with self.learner.aside("checkpoint"):
+            self.saver.save(self.learner, extra=extra, metric=metric)
+
+    def _forget_later_checkpoints(self) -> None:
+        """The newest checkpoint shall be one of where training goes on. Collective."""
+        saver, samples = self.saver, self.standing.best_samples
+        if saver is None:
+            return
+        saver.wait()
+
+        def remove_later() -> None:
+            for path in checkpoints_in(saver.folder):
+                if sort_key(path.name)[0] > samples:
+                    remove(path)
+
+        self._on_first(remove_later)
+
+
+def called(callback: Callable[[Progress], Any], row: Progress) -> Any:
+    """What a callback gives; what it raises is told on all ranks. Local."""
+    try:
+        return callback(row)
+    except UserError:
+        raise
+    except Exception as error:
+        name = getattr(callback, "__name__", type(callback).__name__)
+        raise UserError(
+            f"callback {name} failed: {type(error).__name__}: {line_of(error)}"
+        ) from error
