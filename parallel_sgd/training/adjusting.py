@@ -44,10 +44,13 @@ class Adjusting:
         """Keep the model as the best one. Local, but where servers hold a part of it."""
         self._best.take(self._learner)
 
-    def finish(self) -> None:
-        """Before training ends: go back to the best model, where that is asked for."""
-        if self.ends_with_best and self._best.taken:
+    def finish(self) -> bool:
+        """Before training ends: go back to the best model, where that is asked for; whether it
+        was."""
+        goes_back = self.ends_with_best and self._best.taken
+        if goes_back:
             self._best.restore(self._learner)
+        return goes_back
 
     def adjust(
         self, row: Progress, criterion: float, standing: Standing, *, last: bool

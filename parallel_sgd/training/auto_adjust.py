@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ..options import Choice, Options, Real, Whole, option, options
 
 STEP = math.sqrt(2)  #: from one candidate to the next
-MULTIPLE = 64  #: of which all candidates but the first are multiples
+MULTIPLE = 64  #: of which all candidates but the first are multiples, or of a smaller base
 
 
 @options
@@ -51,10 +51,12 @@ class AutoMinibatchSize(Options):
 
         >>> AutoMinibatchSize(minibatch_size_tuning_max=512).candidates(64, 128)
         [64, 128, 192, 256]
+        >>> AutoMinibatchSize().candidates(16, 16)
+        [16, 32]
         """
         least, most = max(base, size // 2), min(self.minibatch_size_tuning_max, 2 * size)
-        sizes, wanted = [least], least * STEP
-        while (rounded := max(round(wanted / MULTIPLE), 1) * MULTIPLE) <= most:
+        sizes, wanted, multiple = [least], least * STEP, min(base, MULTIPLE)
+        while (rounded := max(round(wanted / multiple), 1) * multiple) <= most:
             if rounded > sizes[-1]:
                 sizes.append(rounded)
             wanted *= STEP

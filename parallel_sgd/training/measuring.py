@@ -59,10 +59,11 @@ class Measuring:
         metrics = {}
         if validates and self._validation is not None:
             metrics = self._metrics(self._validation)
-        sums = [(float(standing.loss), standing.count)]
+        known = [(float(standing.loss), standing.count, standing.seconds)]
         if not self._asynchronous:
-            sums = self._comm.allgather_object(sums[0])
-        loss, count = (sum(column) for column in zip(*sums, strict=True))
+            known = self._comm.allgather_object(known[0])
+        losses, counts, seconds = zip(*known, strict=True)
+        loss, count = sum(losses), sum(counts)
         learner, feeding = self._learner, self._feeding
         samples = learner.samples
         seen = (samples - feeding.begins) / feeding.epoch
@@ -70,12 +71,20 @@ class Measuring:
             epoch=int(seen) if seen == int(seen) else round(seen, 6),
             samples=samples,
             train_loss=loss / count if count else None,
-            learning_rate=learner.local_step.lr * standing.factor * feeding.rate_factor(samples),
-            minibatch_size=feeding.size_after(samples),
-            seconds=round(standing.seconds, 4),
+            **self.next_step(standing),
+            seconds=round(max(seconds), 4),
             metrics=metrics,
             **self._reported(),
         )
+
+    def next_step(self, standing: Standing) -> dict[str, Any]:
+        """What a row says of the step that comes next. Local."""
+        samples, feeding = self._learner.samples, self._feeding
+        factor = standing.factor * feeding.rate_factor(samples)
+        return {
+            "learning_rate": self._learner.local_step.lr * factor,
+            "minibatch_size": feeding.size_after(samples),
+        }
 
     def final(self) -> dict[str, Any]:
         """What a row says of the final model, with the final test: all ranks measure it, also

@@ -22,10 +22,10 @@ class Progress:
         learning_rate: of the next step.
         minibatch_size: of the next minibatch, in samples of all ranks.
         bytes_sent: the sum over all ranks, with parameter servers of both ways.
-        seconds: of training, without evaluation.
+        seconds: of training, without evaluation, on the rank that took longest.
         metrics: what was measured, by the name of the data and its own: "test_loss"; None where
             that was no finite number.
-        details: what the algorithm has to tell (`Learner.report`).
+        details: what the algorithm has to tell of this rank (`Learner.report`).
         event: what was done about it: "rolled back to 5000 samples", say.
 
     Where workers train asynchronously, the rows are the first worker's: the loss of its own part of
@@ -92,7 +92,8 @@ class Standing:
         latest: the criterion at the latest look of `AutoLearningRate`.
         looks: rows since then.
         stale: rows since the best one.
-        searched: epochs after which a minibatch size was last searched.
+        ended: why training has ended, where it need not go on when it is resumed.
+        total: samples at which it was to end then.
     """
 
     history: list[Progress] = field(default_factory=list)
@@ -106,7 +107,8 @@ class Standing:
     latest: float | None = None
     looks: int = 0
     stale: int = 0
-    searched: int = 0
+    ended: str = ""
+    total: int = 0
 
     def as_dict(self, *, history: bool = True) -> dict[str, Any]:
         """As JSON can hold it.
@@ -142,9 +144,8 @@ def _is_standing(extra: Any) -> bool:
     names = {field.name for field in fields(Standing)}
     if not isinstance(extra, dict) or extra.keys() != names:
         return False
-    return isinstance(extra["history"], list) and all(
-        _is_number(extra[name], name) for name in names - {"history"}
-    )
+    texts = isinstance(extra["history"], list) and isinstance(extra["ended"], str)
+    return texts and all(_is_number(extra[name], name) for name in names - {"history", "ended"})
 
 
 def _is_row(row: Any) -> bool:

@@ -29,6 +29,8 @@ from .run_folder import RunFolder
 from .session_options import SessionOptions
 from .snapshot import Snapshot
 
+BY_CALLBACK = "ended by a callback"
+
 
 class TrainingRun:
     """One run of a session, on a rank that trains.
@@ -129,6 +131,8 @@ class TrainingRun:
                 f"{str(loaded.path)!r} has seen"
             )
         self.standing = standing
+        if standing.ended and standing.total == feeding.total:
+            self.adjusting.ended = standing.ended
         if self.adjusting.keeps_best and standing.best is not None:
             load_checkpoint(learner, self._best_beside(loaded.path), facts=self._facts)
             self.adjusting.keep()
@@ -152,8 +156,8 @@ class TrainingRun:
     def _begin(self, resumed: Path | None) -> None:
         """Begin to write, when all is known to be right: what the folder held is replaced."""
         folder, config = self.session.folder, self.session.checkpoints
-        rows = self.standing.history
-        if self.learner.samples >= self.feeding.total:  # the last one is written anew
+        rows, ended = self.standing.history, self.adjusting.ended is not None
+        if ended or self.learner.samples >= self.feeding.total:  # the last one is written anew
             rows = rows[:-1]
 
         def create() -> None:
@@ -175,7 +179,12 @@ class TrainingRun:
     def _end(self) -> None:
         """Complete the model, and what is written of it."""
         learner, folder, history = self.learner, self.session.folder, self.standing.history
-        self.adjusting.finish()
+        adjusting, standing = self.adjusting, self.standing
+        if adjusting.finish():
+            self._criterion = standing.best
+            adjusting.ended = adjusting.ended or "ended with the best model"
+        if adjusting.ended is not None and adjusting.ended != BY_CALLBACK:
+            standing.ended, standing.total = adjusting.ended, self.feeding.total
         if self.saver:
             if self._trained:
                 self._save()
@@ -270,8 +279,9 @@ class TrainingRun:
         if criterion is not None:
             row, moved = adjusting.adjust(row, criterion, standing, last=last)
             self._criterion = criterion if math.isfinite(criterion) else None
+            row = replace(row, **measuring.next_step(standing))
         if not self._call_back(row.finite()) and adjusting.ended is None:
-            adjusting.ended = "ended by a callback"
+            adjusting.ended = BY_CALLBACK
         self._note(row)
         if moved:
             self._forget_later_checkpoints()
