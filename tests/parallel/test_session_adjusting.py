@@ -137,7 +137,7 @@ def test_a_run_that_is_resumed_goes_on_as_if_nothing_had_been(comm, tmp_path):
         "epochs": 6,
     }
     whole, rows = trained(comm, **options)
-    assert sum("back to" in (row.event or "") for row in rows) == 2
+    assert sum("back to" in (row.event or "") for row in rows) >= 2
     assert len({row.minibatch_size for row in rows}) > 1
     kept = psgd.CheckpointConfig(folder=folder, every=100, resume=True)
     for interrupted_after in (2, 4, 6, 99):
