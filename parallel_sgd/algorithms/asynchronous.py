@@ -161,6 +161,8 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         if ends:
             with work.comm.trace.span("exchange"):
                 self._exchange(state, work, gradient, factor)
+        for table in state.tables.values():
+            table.step_taken()
         state.minibatches += samples > 0
 
     def _exchange(

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..array_files import ArrayInFile, open_arrays
 from ..errors import UserError
+from .gathered import GatheredRows
 from .options import Embedding
 from .rows import RowTable
 
@@ -58,17 +59,22 @@ def _of_table(
 ) -> dict[str, ArrayInFile]:
     """The arrays of one table: each as an empty one has it, but for the number of rows."""
     taken: dict[str, ArrayInFile] = {}
-    for name, like in RowTable(options).contents().items():
+    likes = RowTable(options).contents() | GatheredRows(options.width).contents()
+    gathered = any(f"{number}.{name}" in arrays for name in likes if name.startswith("gathered"))
+    for name, like in likes.items():
         array = arrays.get(f"{number}.{name}")
         if array is None and name.endswith(("pushed", "pending_ids", "pending_counts")):
             continue
-        rows = "pending_ids" if name.startswith("pending") else "ids"
+        if name.startswith("gathered") and not gathered:
+            continue
+        rows = next((f"{k}_ids" for k in ("pending", "gathered") if name.startswith(k)), "ids")
         length = 1 if name in ("samples", "swept") else _length(arrays.get(f"{number}.{rows}"))
         wanted = (length, *like.shape[1:])
         if array is None or array.dtype != like.dtype or array.shape != wanted:
             is_ = "missing" if array is None else f"{array.dtype} {list(array.shape)}"
             raise UserError(f"{number}.{name} must be {like.dtype} {list(wanted)}, but is {is_}")
-        if like.dtype == np.int64 and array.whole().min(initial=0) < 0:
+        counts = like.dtype == np.int64 and not name.endswith("ids")
+        if counts and array.whole().min(initial=0) < 0:
             raise UserError(f"{number}.{name} must be at least 0")
         taken[name] = array
     return taken

@@ -15,7 +15,7 @@ __all__ = ["Embedding", "EmbeddingTables"]
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """Options of a table: rows of `width` float32, found by ids from 0 to 2**63 - 1.
+    """Options of a table: rows of `width` float32, found by ids, each any int64.
 
     A row begins with its first push (see `entry_count`); reading one that does not exist yields
     its initial values and creates nothing, so that evaluation takes no memory.

@@ -67,6 +67,11 @@ class RowTable:
         return self._rows.count
 
     @property
+    def is_per_sample(self) -> bool:
+        """Whether the learning rate is for the summed gradient, so that it knows no mean."""
+        return self.options.optimizer.lr is None
+
+    @property
     def nbytes(self) -> int:
         """All memory of the table. What has not been used yet, at most 64 MiB, is not resident."""
         return self._rows.nbytes + (self._counts.nbytes if self._counts else 0)
@@ -75,10 +80,10 @@ class RowTable:
         """Read rows; an id that has none yields its initial values, and gets none.
 
         Args:
-            ids: int64 [m], at least 0, each as often as you like.
+            ids: int64 [m], any, each as often as you like.
             out: float32 [m, width], written.
         Raises:
-            UserError: an id is negative, or an array of another dtype or shape.
+            UserError: an array of another dtype or shape.
         """
         self._check(ids, "out", out)
         rows = self._rows.find(ids)
@@ -90,7 +95,7 @@ class RowTable:
         Ids that have no row get one (see `Embedding.entry_count`); cold rows may go.
 
         Args:
-            ids: int64 [m], at least 0, all different.
+            ids: int64 [m], any, all different.
             gradient: float32 [m, width], summed over `samples` samples; unchanged.
             samples: at least 1, or 0 where there are no ids.
             lr_factor: on the learning rate.
@@ -227,6 +232,3 @@ class RowTable:
                     f"{self._name}: {what} must be {dtype} {list(shape)}, contiguous; "
                     f"it is {array.dtype} {list(array.shape)}, strides {list(array.strides)}"
                 )
-        if ids.size and ids.min() < 0:
-            at = int(np.argmax(ids < 0))
-            raise UserError(f"{self._name}: ids[{at}]={ids[at]} must be at least 0")

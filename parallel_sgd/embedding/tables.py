@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..array_files import write_arrays
 from ..communication import InBackground
 from ..errors import UserError
 from .files import contents_of, file_of
+from .gathered import GatheredRows
 from .options import Embedding
 from .rows import RowTable, server_of
 
@@ -28,37 +29,74 @@ class ServedTables:
     Args:
         options: of each table, in the order of their numbers.
         server, servers: this server's number, and how many there are.
+        workers: how many there are.
+        synchronous: whether what workers push waits for the next `step`, and is applied as one.
 
     Local.
     """
 
-    def __init__(self, options: Sequence[Embedding], server: int, servers: int) -> None:
+    def __init__(
+        self,
+        options: Sequence[Embedding],
+        server: int,
+        servers: int,
+        *,
+        workers: int = 1,
+        synchronous: bool = False,
+    ) -> None:
         self.options, self._server, self._servers = tuple(options), server, servers
+        self._workers, self._synchronous = workers, synchronous
         self._tables = [RowTable(table) for table in options]
+        self._gathered = [GatheredRows(table.width) for table in options]
         self._copy: dict[str, Array] | None = None
         self._writing: InBackground[str] | None = None
 
     def pull(self, table: int, ids: Array) -> Array:
-        """The rows of ids, int64 [m], of the table of a number: float32 [m, width].
-
-        Raises:
-            UserError: the ids are not possible.
-        """
+        """The rows of ids, int64 [m], of the table of a number: float32 [m, width]."""
         rows = np.empty((len(ids), self.options[table].width), np.float32)
         self._tables[table].pull(ids, rows)
         return rows
 
-    def push(self, table: int, ids: Array, gradient: Array, samples: int, lr_factor: float) -> None:
-        """Change the rows of ids by their gradients, as `RowTable.push`.
+    def push(
+        self,
+        worker: int,
+        table: int,
+        ids: Array,
+        gradient: Array,
+        samples: int,
+        lr_factor: float,
+    ) -> None:
+        """Change the rows of ids by their gradients, as `RowTable.push`: now, or where tables are
+        synchronous in the next `step`.
 
         Raises:
-            UserError: the ids are not possible, or the gradient, float32 [m, width], is not finite.
+            UserError: the gradient, float32 [m, width], is not finite.
         """
         if not np.isfinite(gradient).all():
             raise UserError(
                 f"the gradient of rows of table {self.options[table].name!r} is not finite"
             )
-        self._tables[table].push(ids, gradient, samples, lr_factor)
+        if self._synchronous:
+            self._gathered[table].add(worker, ids, gradient)
+        else:
+            self._tables[table].push(ids, gradient, samples, lr_factor)
+
+    def step(self, samples: Mapping[int, int], lr_factor: float, *, mean: bool) -> None:
+        """Change every table once, by what workers have pushed since the step before.
+
+        Args:
+            samples: of each worker in the step, by its number; of all at least 1.
+            lr_factor: on the learning rates.
+            mean: whether the gradient is that of all samples together; else each worker's counts in
+                full, as if it were alone.
+        Raises:
+            UserError: as `RowTable.push`.
+        """
+        total = sum(samples.values())
+        for table, gathered in zip(self._tables, self._gathered, strict=True):
+            merges = mean or table.is_per_sample
+            weights = {k: 1.0 if merges or not n else total / n for k, n in samples.items()}
+            table.push(*gathered.take(weights), total, lr_factor)
 
     def counts(self) -> Array:
         """int64 [tables, 4]: see `COUNTS`."""
@@ -67,11 +105,10 @@ class ServedTables:
 
     def copy(self) -> None:
         """Keep a copy of all rows as they are now, in place of the one before."""
-        self._copy = {
-            f"{number}.{name}": array
-            for number, table in enumerate(self._tables)
-            for name, array in table.contents().items()
-        }
+        self._copy = {}
+        for number, (table, gathered) in enumerate(zip(self._tables, self._gathered, strict=True)):
+            contents = table.contents() | (gathered.contents() if self._synchronous else {})
+            self._copy |= {f"{number}.{name}": array for name, array in contents.items()}
 
     def write(self, folder: str) -> None:
         """Begin to write the copy to a file in `folder`; `written` tells when it is there.
@@ -110,8 +147,15 @@ class ServedTables:
             UserError: as `contents_of`; then nothing has changed.
         """
         tables = [RowTable(table) for table in self.options]
+        gathered = [GatheredRows(table.width) for table in self.options]
         for contents in contents_of(self.options, folder):
-            for table, arrays in zip(tables, contents, strict=True):
+            for table, waiting, arrays in zip(tables, gathered, contents, strict=True):
                 own = {name: array.whole() for name, array in arrays.items()}
-                table.add(own, lambda ids: server_of(ids, self._servers) == self._server)
-        self._tables = tables
+                table.add(own, self._holds)
+                waiting.load(own, self._holds, self._workers)
+        self._tables, self._gathered = tables, gathered
+
+    def _holds(self, ids: Array) -> Array:
+        """bool [m]: which of these ids, int64 [m], are this server's."""
+        held: Array = server_of(ids, self._servers) == self._server
+        return held

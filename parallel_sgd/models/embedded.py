@@ -20,7 +20,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Rows(Protocol):
-    """A table of embeddings as a model sees it: a row of `width` float32 for any id of int64 >= 0.
+    """A table of embeddings as a model sees it: a row of `width` float32 for any id of int64.
 
     All arrays are NumPy's. A row that nobody has pushed to has its initial value; to look at it
     need not make it.
@@ -55,7 +55,7 @@ class EmbeddedMLP(MLP):
         concatenate:  a_0 = [row(x_1), …, row(x_fields)]
         sum:          a_0 = row(x_1) + … + row(x_fields),    then as in `MLP`
 
-    x is int64 [m, fields], ids of at least 0. The rows are not among `parameters`: attach a table
+    x is int64 [m, fields], any ids. The rows are not among `parameters`: attach a table
     of them, `model.rows = learner.tables["clicks"]`, before the model is used. They are pulled in
     `gradient` and `evaluate`; `gradient` pushes theirs, summed over the minibatch, itself. With
     hidden layers they must not all begin with zeros: no rectifier would ever open.
@@ -132,12 +132,13 @@ class EmbeddedMLP(MLP):
             x: int64 [m, fields].
             y, out, ready: as for every `Model`.
             coming: x of the next minibatch, if there is one. Its rows travel while this minibatch
-                is computed, and so do not know this one's gradient yet: they are one older.
+                is computed, and so do not know this one's gradient yet: they are one older (but
+                in mode "sync", where they are pulled after the step).
         Returns:
             The loss, 0.0 where m is 0; then nothing is pulled or pushed for it.
         Raises:
-            UserError: as for every `Model`; also ids that are not int64 or negative, and
-                where no rows are attached.
+            UserError: as for every `Model`; also ids that are not int64, and where no rows are
+                attached.
 
         Local; waits for the table.
         """
@@ -151,7 +152,7 @@ class EmbeddedMLP(MLP):
         finally:
             self._coming = None
 
-    def _ids(self, name: str, x: Array, first: int = 0) -> Ids:
+    def _ids(self, name: str, x: Array) -> Ids:
         """See that ids are as required, and bring them to the host."""
         x = x.get() if hasattr(x, "get") else np.asarray(x)
         if x.dtype != np.int64:
@@ -161,15 +162,12 @@ class EmbeddedMLP(MLP):
             )
         if x.ndim != 2 or x.shape[1] != self.fields:
             raise UserError(f"{name} must have shape [m, {self.fields}]: it has {shape_of(x)}")
-        if x.min() < 0:
-            i, j = (int(place) for place in np.unravel_index(int(x.argmin()), x.shape))
-            raise UserError(f"{name}[{first + i}][{j}] = {x[i, j]} must be an id, at least 0")
         ids: Ids = x
         return ids
 
     def _moved(self, x: Array, y: Array, first: int = 0) -> tuple[Array, Array]:
         _ = self.rows  # that they are missing is said first
-        ids = self._ids("x", x, first)
+        ids = self._ids("x", x)
         return ids, super()._moved(ids, y, first)[1]
 
     def _prefetch(self) -> None:

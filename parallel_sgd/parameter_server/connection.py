@@ -56,6 +56,7 @@ class Connection:
         tables: Sequence[Embedding],
     ) -> None:
         self.group, self._rules, self._tables = group, rules, tuple(tables)
+        self._synchronous = rules.mode == "sync"
         group.connection, self.finished = self, False
         self._placement, self._parameters = placement, parameters
         self.order = Order()
@@ -119,7 +120,7 @@ class Connection:
         """This rank's side of the embedding tables, by name."""
         client = None if self.group.serves else lambda: self.client
         return RemoteTables(
-            (options.name, RemoteTable(options, number, client))
+            (options.name, RemoteTable(options, number, client, synchronous=self._synchronous))
             for number, options in enumerate(self._tables)
         )
 
@@ -142,7 +143,9 @@ class Connection:
             endpoint,
             answers,
             ServedModel(initial, self._optimizer, self._rules, workers, answers.unread),
-            ServedTables(self._tables, server, servers),
+            ServedTables(
+                self._tables, server, servers, workers=workers, synchronous=self._synchronous
+            ),
             self.order,
             survives=survives(),
         )

@@ -28,7 +28,8 @@ def _push_rows(model: ServedModel, tables: ServedTables, request: Request) -> No
     options = _require_form(tables, message)
     ids = body[: 8 * message.count].view(np.int64)
     gradient = body[8 * message.count :].view(np.float32).reshape(-1, options.width)
-    tables.push(message.table, ids, gradient, message.samples, message.factor)
+    worker = request.worker
+    tables.push(worker, message.table, ids, gradient, message.samples, message.factor)
 
 
 def _require_form(tables: ServedTables, message: Message) -> Embedding:

@@ -32,21 +32,30 @@ class RemoteTable:
 
     Only the different ones of the ids travel, and the sum of their gradients. A row exists from its
     first push on; before, it has its initial values, which depend on the table's seed and the id.
-    Rows are trained as they are pushed, whatever the mode of the model is.
+    Rows are trained as they are pushed; in mode "sync" with the model, once in every push of it: by
+    the sum of what all workers have pushed since, in their order, over the samples of all. Then
+    what is pulled is always of just after the latest one.
 
     Args:
         options: of the table.
         number: of the table, from 0.
         client: the worker's, made at its first use; None on a rank that is no worker.
+        synchronous: whether it is trained in mode "sync".
 
     Local. Cost: for each server that holds some of the rows, a message and an answer.
     """
 
     def __init__(
-        self, options: Embedding, number: int, client: Callable[[], Client] | None
+        self,
+        options: Embedding,
+        number: int,
+        client: Callable[[], Client] | None,
+        *,
+        synchronous: bool = False,
     ) -> None:
         self.options, self._number, self._client = options, number, client
-        self._kernels = row_kernels()
+        self._kernels, self._synchronous = row_kernels(), synchronous
+        self._wanted: Ids | None = None
         self._coming: tuple[Ids, Future[Rows]] | None = None
 
     @property
@@ -58,14 +67,14 @@ class RemoteTable:
         """The rows of ids.
 
         Args:
-            ids: int64 [...], at least 0, each as often as you like.
+            ids: int64 [...], any, each as often as you like.
         Returns:
             float32 [..., width], the caller's own; those that were prefetched, where `prefetch` was
             last called with these ids.
         Raises:
-            UserError: ids that are not possible.
+            UserError: ids that are not int64.
         """
-        flat = self._checked(ids)
+        flat, self._wanted = self._checked(ids), None
         coming, self._coming = self._coming, None
         client = self._asked()
         if coming is not None:
@@ -75,17 +84,32 @@ class RemoteTable:
         return client.in_turn(lambda: self._pull(client, flat)).reshape(*ids.shape, self.width)
 
     def prefetch(self, ids: Ids) -> None:
-        """Begin to pull, in the background, what the next `rows` will ask for.
+        """Begin to pull, in the background, what the next `rows` will ask for: now, so that it does
+        not know of what is pushed later; in mode "sync" as soon as the next step is taken.
 
         Args:
             ids: as for `rows`; copied.
         """
         flat, client = self._checked(ids).copy(), self._asked()
+        if self._synchronous:
+            self._wanted = flat
+        else:
+            self._begin_to_pull(client, flat)
+
+    def step_taken(self) -> None:
+        """In mode "sync": what was prefetched before it is of the past, and what is wanted can be
+        pulled."""
+        if self._synchronous:
+            wanted, self._wanted, self._coming = self._wanted, None, None
+            if wanted is not None:
+                self._begin_to_pull(self._asked(), wanted)
+
+    def _begin_to_pull(self, client: Client, flat: Ids) -> None:
         self._coming = flat, client.begin(lambda: self._pull(client, flat))
 
     def forget_prefetched(self) -> None:
         """The next `rows` are pulled anew: a checkpoint has taken the place of all."""
-        coming, self._coming = self._coming, None
+        coming, self._coming, self._wanted = self._coming, None, None
         if coming is not None:
             coming[1].result()
 
@@ -93,11 +117,11 @@ class RemoteTable:
         """Have rows trained by the table's optimizer.
 
         Args:
-            ids: int64 [...], at least 0; the gradients of one that occurs several times are summed.
+            ids: int64 [...], any; the gradients of one that occurs several times are summed.
             gradient: float32 [..., width], summed over the samples; not changed.
-            samples: that it is of, at least 1.
+            samples: that it is of, at least 1. In mode "sync" those of the steps count.
         Raises:
-            UserError: ids or a gradient that are not possible, or not finite.
+            UserError: ids that are not int64, or a gradient that is not possible, or not finite.
         """
         flat, client = self._checked(ids), self._asked()
         samples, name = integer("samples", samples, 1, LARGEST - 1), self.options.name
@@ -129,16 +153,14 @@ class RemoteTable:
 
     def _checked(self, ids: Any) -> Ids:
         if not isinstance(ids, np.ndarray) or ids.dtype != np.int64:
-            kind = f"an array of {ids.dtype}" if isinstance(ids, np.ndarray) else type(ids).__name__
+            dtype = getattr(ids, "dtype", None) if isinstance(ids, np.ndarray) else None
+            kind = type(ids).__name__ if dtype is None else f"an array of {dtype}"
+            hint = " (ids.view(np.int64) has one for each of them)" * (dtype == np.uint64)
             raise UserError(
-                f"ids of table {self.options.name!r} must be a NumPy array of int64, not {kind}"
+                f"ids of table {self.options.name!r} must be a NumPy array of int64, not "
+                f"{kind}{hint}"
             )
         flat: Ids = np.ascontiguousarray(ids).reshape(-1)
-        if flat.size and flat.min() < 0:
-            at = int(np.argmax(flat < 0))
-            raise UserError(
-                f"ids of table {self.options.name!r} must be at least 0: number {at} is {flat[at]}"
-            )
         return flat
 
     def _by_server(

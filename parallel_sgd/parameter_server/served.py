@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,18 @@ from .rules import Rules
 Array = npt.NDArray[Any]
 COUNTERS = 3  #: numbers in `ServedModel.state` before those of each worker
 OF_EACH_WORKER = 4
+
+
+class Round(NamedTuple):
+    """A round of mode "sync" that has changed the model.
+
+    Attributes:
+        samples: of each worker that has pushed in it, by its number; 0 where it had none.
+        factor: of the learning rate.
+    """
+
+    samples: dict[int, int]
+    factor: float
 
 
 @dataclass
@@ -77,6 +89,7 @@ class ServedModel:
         self._backups = [[initial.flat.copy() for _ in range(backups)] for _ in range(workers)]
         self._blocks = rules.codec.blocks(initial)
         self._round: dict[int, Push | None] = {}
+        self._ended: Round | None = None
         lossy = not isinstance(rules.codec, FullPrecision)
         self._decoded: Array | None = empty_like(self.x, self.x.size) if lossy else None
 
@@ -144,10 +157,12 @@ class ServedModel:
         if not self.live <= self._round.keys():
             return
         pushed = {k: push for k, push in sorted(self._round.items()) if push}
+        of_each = {k: push.samples if push else 0 for k, push in self._round.items()}
         self._round = {}
         if not pushed:
             return
-        samples = sum(push.samples for push in pushed.values())
+        samples = sum(of_each.values())
+        self._ended = Round(of_each, max(push.factor for push in pushed.values()))
         total = next(iter(pushed.values())).vector
         for k, push in pushed.items():
             weight = self._weight(push, samples)
@@ -159,8 +174,13 @@ class ServedModel:
         if self.rules.pushes_updates:
             self._subtract(total, 1.0, samples)
         else:
-            self._step(total, samples, max(push.factor for push in pushed.values()))
+            self._step(total, samples, self._ended.factor)
         self.version += 1
+
+    def take_ended_round(self) -> Round | None:
+        """The round that has changed the model since this was last asked, if any."""
+        ended, self._ended = self._ended, None
+        return ended
 
     def _weight(self, push: Push, samples: int) -> float:
         """Of a push in its round, as `_step` divides by the samples of the round."""

@@ -187,7 +187,20 @@ class Server:
         if worker not in model.live:
             raise Malformed("a worker that has left cannot push")
         request.staleness = model.push(worker, request.body, message.samples, message.factor)
+        self._step_tables()
         self._keep(request)
+
+    def _step_tables(self) -> None:
+        """In mode "sync" tables change where the model has; what keeps one of them from it ends
+        training, since the others have changed."""
+        ended = self.model.take_ended_round()
+        if ended is None:
+            return
+        try:
+            self._tables.step(*ended, mean=self.model.rules.merge == "mean")
+        except (UserError, MemoryError) as error:
+            rank = self._endpoint.rank
+            self._end_training(f"the server on rank {rank} cannot train its tables: {error}")
 
     def _give_model(self, request: Request) -> None:
         x = self.model.give(request.worker)
@@ -195,6 +208,9 @@ class Server:
 
     def _keep(self, request: Request) -> None:
         """Keep an answer back until others have come; perhaps they have."""
+        if self._problem:
+            self._tell_problem(request)
+            return
         request.ended_ns = request.heartbeat_ns = time.perf_counter_ns()
         self._kept[request.worker] = request
         self._release()
@@ -238,6 +254,7 @@ class Server:
             raise Malformed(f"body={request.message.body} of the statistics is not possible")
         self._statistics[request.worker] = request.body.view(np.int64)
         self.model.leave(request.worker)
+        self._step_tables()
         self._keep(request)
 
     def _handle_fail(self, request: Request) -> None:
@@ -365,6 +382,7 @@ class Server:
             flush=True,
         )
         self.model.leave(worker)
+        self._step_tables()
         self._release()
 
 

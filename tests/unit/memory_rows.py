@@ -27,7 +27,7 @@ class MemoryRows:
     def row(self, i):
         if i in self.stored:
             return self.stored[i]
-        return self.deviation * np.random.default_rng(i).standard_normal(self.width)
+        return self.deviation * np.random.default_rng(i % 2**64).standard_normal(self.width)
 
     def push(self, ids, gradient, samples):
         """row -= lr * gradient / samples, for each distinct id"""

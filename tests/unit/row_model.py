@@ -43,6 +43,7 @@ POOLS = {
     "multiples": [i << 40 for i in range(40)],
     "large": [10**11 + 7919 * i for i in range(40)],
     "last": [LAST - i for i in range(20)] + [2**i for i in range(20)],
+    "negative": [-1 - i for i in range(20)] + [i - LAST - 1 for i in range(20)],
     "one hash": same_hash(0x12345678, 20) + same_hash(0x12345679, 20),
     "last hash": same_hash(0xFFFFFFFF, 40),  # the search goes on at the first slot
 }

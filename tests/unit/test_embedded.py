@@ -30,7 +30,7 @@ def make(request, combine):
 def samples(count, seed=0):
     """Few different ids, so that each occurs several times, also within one sample."""
     random = np.random.default_rng(seed)
-    ids = np.array([0, 7, 2**62 + 3, 10**11, 2**63 - 1])
+    ids = np.array([0, 7, -(2**63), 10**11, 2**63 - 1])
     return random.choice(ids, (count, FIELDS)), random.integers(CLASSES, size=count)
 
 
@@ -131,12 +131,9 @@ def test_ids_that_are_not_possible_are_refused():
     model.rows = MemoryRows(WIDTH)
     x, y = samples(6)
     out = model.parameters.like()
-    negative = x.copy()
-    negative[4, 1] = -5
     for message, bad in [
         (r" must hold ids of int64: it has dtype float32 \(a source .*=None\)", x.astype("f4")),
         (" must hold ids of int64: it has dtype uint64", x.astype("u8")),
-        (r"\[4\]\[1\] = -5 must be an id, at least 0", negative),
         (r" must have shape \[m, 3\]: it has \[m, 2\]$", x[:, :2]),
         (r" must have shape \[m, 3\]: it has \[m\]$", x[:, 0]),
         (r" must be an array of numbers: it is \[\]$", x[0, 0]),
@@ -147,8 +144,6 @@ def test_ids_that_are_not_possible_are_refused():
             model.gradient(x, y, out, coming=bad)
         with pytest.raises(UserError, match="^x" + message):
             model.evaluate(bad, y)
-    with pytest.raises(UserError, match=r"^x\[4\]\[1\] = -5"):
-        model.evaluate(negative, y, batch=3)
     assert model.rows.pushes == model.rows.prefetched == []
 
 
