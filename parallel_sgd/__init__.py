@@ -37,7 +37,7 @@ from .algorithms import (
 )
 from .communication import Communicator, simulate
 from .communication.abort import install_excepthook_if_launched
-from .embedding import Embedding
+from .embedding import ArrayTable, Embedding
 from .errors import UserError
 from .optimizers import SGD, Adagrad, Adam, MomentumSGD, NesterovSGD, Optimizer
 from .parameters import Parameters
@@ -63,6 +63,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Algorithm",
+    "ArrayTable",
     "AutoLearningRate",
     "AutoMinibatchSize",
     "BlockMomentumSGD",

@@ -8,7 +8,7 @@ from typing import ClassVar, cast
 import numpy as np
 
 from ..compression import problem_with
-from ..embedding import Embedding, EmbeddingTables
+from ..embedding import Table, Tables
 from ..errors import SharedError, UserError
 from ..exchange import require_float32
 from ..kernels import array_module, empty_like, finish_on_device
@@ -62,8 +62,12 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
     period: Period = group(Period)
     ramp_up: Ramp = group(Ramp)
     places: PlacementOptions = group(PlacementOptions)
-    tables: tuple[Embedding, ...] = option(
-        (), EmbeddingTables(), "distributed embedding tables (Embedding)", python_only=True
+    tables: tuple[Table, ...] = option(
+        (),
+        Tables(),
+        "what servers hold beside the model: embedding tables (Embedding), and arrays of your own "
+        "(ArrayTable)",
+        python_only=True,
     )
     record: str | None = option(
         None,
@@ -103,7 +107,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             work=work,
             rules=rules,
             ramp=self.ramp_up,
-            embeddings=self.tables,
+            declared=self.tables,
             connection=connection,
             tables=connection.remote_tables(),
         )

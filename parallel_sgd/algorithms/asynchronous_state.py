@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..embedding import Embedding, check_tables
+from ..embedding import Table, check_tables
 from ..errors import UserError
 from ..parameter_server import (
     Client,
@@ -38,9 +38,9 @@ class DataParallelASGDState(External):
         arrived: [n], the model that a push in the background has brought, or is to bring, back;
             None where there is none.
         served: what the servers hold, for checkpoints.
-        work, rules, ramp, embeddings: what the algorithm works with, and its options.
+        work, rules, ramp, declared: what the algorithm works with, and its options.
         connection: to the servers; or this rank as one of them.
-        tables: this worker's side of the embedding tables.
+        tables: this worker's side of the tables.
         sending: the push under way, in the background.
         sent, incoming: [n], what it pushes, and where the model comes in.
         since, blocked: when this worker's last exchange ended, and how long it had been in
@@ -60,7 +60,7 @@ class DataParallelASGDState(External):
     work: Work = workspace()
     rules: Rules = workspace()
     ramp: Ramp = workspace()
-    embeddings: tuple[Embedding, ...] = workspace()
+    declared: tuple[Table, ...] = workspace()
     connection: Connection = workspace()
     tables: RemoteTables = workspace()
     sending: Future[None] | None = workspace(default=None)
@@ -179,7 +179,7 @@ class DataParallelASGDState(External):
         return write_tables(self.client, folder) if self.tables else {}
 
     def check_files(self, folder: str) -> None:
-        check_tables(self.embeddings, folder)
+        check_tables(self.declared, folder)
 
     def read(self, folder: str) -> None:
         if self.tables:

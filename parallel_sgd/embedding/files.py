@@ -9,8 +9,8 @@ import numpy as np
 
 from ..array_files import ArrayInFile, open_arrays
 from ..errors import UserError
+from .declared import Table
 from .gathered import GatheredRows
-from .options import Embedding
 from .rows import RowTable
 
 
@@ -19,9 +19,7 @@ def file_of(server: int) -> str:
     return f"tables-{server:05d}.safetensors"
 
 
-def contents_of(
-    options: Sequence[Embedding], folder: str
-) -> Iterator[list[dict[str, ArrayInFile]]]:
+def contents_of(options: Sequence[Table], folder: str) -> Iterator[list[dict[str, ArrayInFile]]]:
     """What each file in a folder holds of each table, by the names of `RowTable.contents`. Local.
 
     Raises:
@@ -30,7 +28,7 @@ def contents_of(
     named = "\0" not in folder  # else Python 3.13 raises, and before it nothing is there
     paths = sorted(Path(folder).glob("tables-*.safetensors")) if named else []
     if not paths:
-        raise UserError(f"checkpoint {folder!r} has no embedding tables")
+        raise UserError(f"checkpoint {folder!r} has no tables")
     for path in paths:
         try:
             file = open_arrays(path)
@@ -44,7 +42,7 @@ def contents_of(
         yield tables
 
 
-def check_tables(options: Sequence[Embedding], folder: str) -> None:
+def check_tables(options: Sequence[Table], folder: str) -> None:
     """See that the rows of all tables in a folder can be taken up. Local.
 
     Raises:
@@ -55,7 +53,7 @@ def check_tables(options: Sequence[Embedding], folder: str) -> None:
 
 
 def _of_table(
-    arrays: Mapping[str, ArrayInFile], number: int, options: Embedding
+    arrays: Mapping[str, ArrayInFile], number: int, options: Table
 ) -> dict[str, ArrayInFile]:
     """The arrays of one table: each as an empty one has it, but for the number of rows."""
     taken: dict[str, ArrayInFile] = {}

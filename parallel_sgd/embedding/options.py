@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,9 @@ from ..errors import UserError
 from ..optimizers import SGD, Adagrad, Adam, Optimizer
 from ..validation import integer, number, set_validated, shown
 
-__all__ = ["Embedding", "EmbeddingTables"]
+__all__ = ["MOST_WIDTH", "Embedding", "check_name", "check_optimizer"]
+
+MOST_WIDTH = 2**20  #: values of a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +43,13 @@ class Embedding:
     evict_after: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise UserError(f"name={shown(self.name)} must be a text that is not empty")
-        if type(self.optimizer) not in (SGD, Adagrad, Adam):
-            kind = self.optimizer
-            text = type(kind).__name__ if isinstance(kind, Optimizer) else shown(kind)
-            raise UserError(
-                f"optimizer={text} of embedding {self.name!r} must be an SGD, an Adagrad or an Adam"
-            )
+        name = check_name(self.name)
+        check_optimizer(self.optimizer, f"embedding {name!r}")
         after = self.evict_after
         set_validated(
             self,
-            name=str(self.name),
-            width=integer("width", self.width, 1, 2**20),
+            name=name,
+            width=integer("width", self.width, 1, MOST_WIDTH),
             seed=integer("seed", self.seed, 0),
             initial_scale=number("initial_scale", self.initial_scale, 0),
             entry_count=integer("entry_count", self.entry_count, 1),
@@ -62,20 +57,20 @@ class Embedding:
         )
 
 
-class EmbeddingTables:
-    """A sequence of `Embedding` of different names."""
+def check_name(name: Any) -> str:
+    """A table's name as a plain text; raises a UserError where it is none."""
+    if not isinstance(name, str) or not name:
+        raise UserError(f"name={shown(name)} must be a text that is not empty")
+    return str(name)
 
-    metavar, expected = "", "embedding tables"
 
-    def __call__(self, name: str, value: Any) -> tuple[Embedding, ...]:
-        are = isinstance(value, Sequence) and all(isinstance(one, Embedding) for one in value)
-        if not are:
-            raise UserError(f"{name}={shown(value)} must be a sequence of Embedding")
-        names = [table.name for table in value]
-        for table in names:
-            if names.count(table) > 1:
-                raise UserError(f"{name}: two of them have the name {table!r}")
-        return tuple(value)
+def check_optimizer(optimizer: Any, of: str) -> None:
+    """Refuse what no row can be trained by.
 
-    def read(self, text: str) -> Any:
-        raise ValueError(text)
+    Args:
+        of: which table, in words.
+    """
+    if type(optimizer) not in (SGD, Adagrad, Adam):
+        kind = optimizer
+        text = type(kind).__name__ if isinstance(kind, Optimizer) else shown(kind)
+        raise UserError(f"optimizer={text} of {of} must be an SGD, an Adagrad or an Adam")

@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..kernels import row_kernels
 from ..optimizers import Adagrad, Adam, OptimizerState
 from ..validation import integer
-from .options import Embedding
+from .declared import Table
 from .records import Records
 
 __all__ = ["RowTable", "server_of"]
@@ -48,13 +48,13 @@ class RowTable:
     The GIL is free while rows are looked up and changed.
     """
 
-    def __init__(self, options: Embedding) -> None:
-        self.options, self._name = options, f"embedding {options.name!r}"
+    def __init__(self, options: Table) -> None:
+        self.options, self._name = options, f"table {options.name!r}"
         self._initial = options.seed, np.float32(options.initial_scale)
         self.samples = self.evicted = self.pending = 0
         self._kernels = row_kernels()
         self._swept = 0  # the clock when cold rows were last looked for
-        state = options.optimizer.initial_values
+        state = options.optimizer.initial_values if options.optimizer else {}
         self._buffers = tuple(state)
         (self._filling,) = set(state.values()) or {0.0}  # the same for all of them
         clock = () if options.evict_after is None else ("pushed",)
@@ -68,8 +68,9 @@ class RowTable:
 
     @property
     def is_per_sample(self) -> bool:
-        """Whether the learning rate is for the summed gradient, so that it knows no mean."""
-        return self.options.optimizer.lr is None
+        """Whether the learning rate is for the summed gradient, so that it knows no mean; as where
+        what is pushed is added."""
+        return self.options.optimizer is None or self.options.optimizer.lr is None
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +91,8 @@ class RowTable:
         self._kernels.read(self._rows.layout, ids, rows, *self._initial, out)
 
     def push(self, ids: Array, gradient: Array, samples: int, lr_factor: float = 1.0) -> None:
-        """Take one step of the optimizer on rows, and advance the clock.
+        """Take one step of the optimizer on rows (or, without one, add to them), and advance the
+        clock.
 
         Ids that have no row get one (see `Embedding.entry_count`); cold rows may go.
 
@@ -105,13 +107,32 @@ class RowTable:
         self._check(ids, "gradient", gradient)
         samples = integer("samples", samples, 1 if len(ids) else 0)
         now = OptimizerState(samples=self.samples, lr_factor=lr_factor)
-        lr = self.options.optimizer.mean_lr(now, samples)
+        optimizer = self.options.optimizer
+        lr = optimizer.mean_lr(now, samples) if optimizer else 0.0
         self.samples += samples
         if len(ids):
             rows = self._rows.find(ids)
             self._enter(ids, rows)
             self._step(rows, gradient, lr, samples)
         self._evict()
+
+    def set(self, ids: Array, values: Array) -> None:
+        """Replace rows, which begin anew: with no memory of pushes.
+
+        Args:
+            ids: int64 [m], any, all different.
+            values: float32 [m, width]; unchanged.
+        Raises:
+            UserError: an array of another dtype or shape.
+        """
+        self._check(ids, "values", values)
+        rows = self._rows.find(ids)
+        self._rows.insert(ids, rows, self.samples)
+        fields = {name: np.full_like(values, self._filling) for name in self._buffers}
+        numbers = {"steps": 0, "pushed": self.samples}
+        for name in numbers.keys() & set(self._rows.names):
+            fields[name] = np.full(len(ids), numbers[name])
+        self._rows.set(rows, {"values": values, **fields})
 
     def contents(self) -> Contents:
         """All that a checkpoint needs of the table: copies, in the order in which rows were made.
@@ -184,6 +205,8 @@ class RowTable:
         elif isinstance(optimizer, Adagrad):
             numbers = map(real, (1 / samples, lr, optimizer.epsilon))
             self._kernels.adagrad_rows(*given, *numbers)
+        elif optimizer is None:
+            self._kernels.sgd_rows(*given, real(-1))  # x - (-1) g, which is exact
         else:
             self._kernels.sgd_rows(*given, real(lr / samples))
 

@@ -1,4 +1,4 @@
-"""One server's parts of all embedding tables: pulled, pushed to, copied, and kept in files."""
+"""One server's parts of all tables: pulled, pushed to, copied, and kept in files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy.typing as npt
 from ..array_files import write_arrays
 from ..communication import InBackground
 from ..errors import UserError
+from .declared import Table
 from .files import contents_of, file_of
 from .gathered import GatheredRows
-from .options import Embedding
 from .rows import RowTable, server_of
 
 Array = npt.NDArray[Any]
@@ -24,7 +24,7 @@ COUNTS = ("rows", "bytes", "pending", "evicted")
 
 
 class ServedTables:
-    """The rows of all embedding tables that one server holds.
+    """The rows of all tables that one server holds.
 
     Args:
         options: of each table, in the order of their numbers.
@@ -37,7 +37,7 @@ class ServedTables:
 
     def __init__(
         self,
-        options: Sequence[Embedding],
+        options: Sequence[Table],
         server: int,
         servers: int,
         *,
@@ -98,6 +98,16 @@ class ServedTables:
             weights = {k: 1.0 if merges or not n else total / n for k, n in samples.items()}
             table.push(*gathered.take(weights), total, lr_factor)
 
+    def set(self, table: int, ids: Array, values: Array) -> None:
+        """Replace the rows of ids, now, as `RowTable.set`.
+
+        Raises:
+            UserError: values, float32 [m, width], are not finite.
+        """
+        if not np.isfinite(values).all():
+            raise UserError(f"values of rows of table {self.options[table].name!r} are not finite")
+        self._tables[table].set(ids, values)
+
     def counts(self) -> Array:
         """int64 [tables, 4]: see `COUNTS`."""
         counts = [[len(t), t.nbytes, t.pending, t.evicted] for t in self._tables]
@@ -133,7 +143,7 @@ class ServedTables:
         try:
             return self._writing.result()
         except Exception as error:  # of the file system, or safetensors' own
-            return json.dumps({"problem": f"embedding tables cannot be written: {error}"})
+            return json.dumps({"problem": f"tables cannot be written: {error}"})
 
     def wait(self) -> None:
         """Until nothing is being written."""

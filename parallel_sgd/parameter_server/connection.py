@@ -11,7 +11,7 @@ import numpy as np
 
 from ..communication import InBackground
 from ..communication.launched import survives
-from ..embedding import Embedding, ServedTables
+from ..embedding import ArrayTable, ServedTables, Table
 from ..errors import SharedError, UserError
 from ..kernels import array_module
 from ..optimizers import Optimizer
@@ -21,6 +21,7 @@ from .client import Client
 from .order import Facts, Order, RecordedOrder, ReplayedOrder
 from .parts import Part, layout
 from .placement import Placement
+from .remote_array import RemoteArray
 from .remote_table import RemoteTable, RemoteTables
 from .roles import ServerGroup
 from .rules import Rules
@@ -38,7 +39,7 @@ class Connection:
         parameters: the model, as it is at the start on all ranks.
         placement: which server holds which part.
         rules: of pushes.
-        tables: the embedding tables.
+        tables: the tables.
 
     Attributes:
         order: in which this rank's server answers.
@@ -53,7 +54,7 @@ class Connection:
         parameters: Parameters,
         placement: Placement,
         rules: Rules,
-        tables: Sequence[Embedding],
+        tables: Sequence[Table],
     ) -> None:
         self.group, self._rules, self._tables = group, rules, tuple(tables)
         self._synchronous = rules.mode == "sync"
@@ -117,12 +118,16 @@ class Connection:
         return self._client
 
     def remote_tables(self) -> RemoteTables:
-        """This rank's side of the embedding tables, by name."""
+        """This rank's side of the tables, by name."""
         client = None if self.group.serves else lambda: self.client
-        return RemoteTables(
-            (options.name, RemoteTable(options, number, client, synchronous=self._synchronous))
-            for number, options in enumerate(self._tables)
-        )
+        tables = RemoteTables()
+        for number, options in enumerate(self._tables):
+            table = RemoteTable(options, number, client, synchronous=self._synchronous)
+            if isinstance(options, ArrayTable):
+                tables[options.name] = RemoteArray(options, table)
+            else:
+                tables[options.name] = table
+        return tables
 
     def _check(self, rank: int) -> None:
         """Raise if there is a reason not to wait any longer for the server on a rank."""

@@ -17,7 +17,7 @@ from .wire import ANSWERS, Kind, Malformed, Message, as_text, from_text, unpacke
 
 HostArray = npt.NDArray[Any]
 
-TRAINING = {Kind.PUSH, Kind.PULL, Kind.PUSH_ROWS, Kind.PULL_ROWS}
+TRAINING = {Kind.PUSH, Kind.PULL, Kind.PUSH_ROWS, Kind.PULL_ROWS, Kind.SET_ROWS}
 """Whose bytes are counted; what checkpoints take is not training's."""
 
 NO_ANSWERS = {Kind.FAILED, Kind.REFUSED}

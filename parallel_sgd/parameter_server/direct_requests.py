@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..communication.endpoint import as_bytes
-from ..embedding import Embedding, ServedTables
+from ..embedding import ServedTables, Table
 from .requests import Request
 from .served import ServedModel
 from .wire import Kind, Malformed, Message, as_text, from_text
@@ -24,24 +24,32 @@ def _pull_rows(model: ServedModel, tables: ServedTables, request: Request) -> Ar
 
 
 def _push_rows(model: ServedModel, tables: ServedTables, request: Request) -> None:
-    message, body = request.message, request.body
-    options = _require_form(tables, message)
-    ids = body[: 8 * message.count].view(np.int64)
-    gradient = body[8 * message.count :].view(np.float32).reshape(-1, options.width)
-    worker = request.worker
+    message, worker = request.message, request.worker
+    ids, gradient = _ids_and_rows(tables, request)
     tables.push(worker, message.table, ids, gradient, message.samples, message.factor)
 
 
-def _require_form(tables: ServedTables, message: Message) -> Embedding:
+def _set_rows(model: ServedModel, tables: ServedTables, request: Request) -> None:
+    tables.set(request.message.table, *_ids_and_rows(tables, request))
+
+
+def _ids_and_rows(tables: ServedTables, request: Request) -> tuple[Array, Array]:
+    """A body's ids, int64 [count], and what it has for each, float32 [count, width]."""
+    options, ids = _require_form(tables, request.message), 8 * request.message.count
+    rows = request.body[ids:].view(np.float32).reshape(-1, options.width)
+    return request.body[:ids].view(np.int64), rows
+
+
+def _require_form(tables: ServedTables, message: Message) -> Table:
     """The options of the table that a message is about; see that there is one, and the body fits.
 
-    A body is ids, int64 [count], and in a push their gradients, float32 [count, width].
+    A body is ids, int64 [count], and where rows are pushed or set, float32 [count, width].
     """
     if message.table >= len(tables.options):
         known = ", ".join(f"{i}: {options.name!r}" for i, options in enumerate(tables.options))
         raise Malformed(f"table={message.table} is not known; there are {known or 'none'}")
     options = tables.options[message.table]
-    row = 4 * options.width if message.kind == Kind.PUSH_ROWS else 0
+    row = 0 if message.kind == Kind.PULL_ROWS else 4 * options.width
     required = (8 + row) * message.count
     if message.body != required:
         raise Malformed(
@@ -56,6 +64,7 @@ DirectRequest = Callable[[ServedModel, ServedTables, Request], Array | None]
 DIRECT_REQUESTS: dict[Kind, DirectRequest] = {
     Kind.PULL_ROWS: _pull_rows,
     Kind.PUSH_ROWS: _push_rows,
+    Kind.SET_ROWS: _set_rows,
     Kind.PULL_STATE: lambda model, tables, request: model.state(),
     Kind.PUSH_STATE: lambda model, tables, request: model.set_state(request.body),
     Kind.PUSH_BACKUP: lambda model, tables, request: model.set_backup(request.worker, request.body),

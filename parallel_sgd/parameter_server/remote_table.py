@@ -1,4 +1,4 @@
-"""A worker's side of the embedding tables: rows by their ids, whichever servers hold them."""
+"""A worker's side of tables: rows by their ids, whichever servers hold them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..communication.endpoint import as_bytes
-from ..embedding import COUNTS, Embedding
+from ..embedding import COUNTS, Table
 from ..errors import UserError
 from ..kernels import row_kernels
 from ..validation import integer, shown
@@ -47,7 +47,7 @@ class RemoteTable:
 
     def __init__(
         self,
-        options: Embedding,
+        options: Table,
         number: int,
         client: Callable[[], Client] | None,
         *,
@@ -136,6 +136,25 @@ class RemoteTable:
         rows = np.ascontiguousarray(gradient).reshape(-1, self.width)
         client.in_turn(lambda: self._push(client, flat, rows, samples))
 
+    def set(self, ids: Ids, values: Rows) -> None:
+        """Replace rows, now, whatever the mode.
+
+        Args:
+            ids: int64 [m], all different.
+            values: float32 [m, width].
+        Raises:
+            UserError: values are not finite.
+        """
+        client = self._asked()
+        if not np.isfinite(values).all():
+            raise UserError(f"values of rows of table {self.options.name!r} are not finite")
+        order, bounds = self._kernels.partition(ids, client.servers)
+        asks = []
+        for server, (first, end) in enumerate(pairwise(bounds.tolist())):
+            own = order[first:end]
+            asks += [self._to_server(Kind.SET_ROWS, server, ids[own], values[own])] * (first < end)
+        client.in_turn(lambda: client.ask(asks))
+
     def counts(self) -> dict[str, int]:
         """How many rows the servers hold, the bytes of memory that they take, the ids that have
         been pushed but have no row yet, and the rows that were forgotten."""
@@ -208,22 +227,21 @@ class RemoteTable:
             raise UserError(f"the gradient of rows of table {self.options.name!r} is not finite")
         asks = []
         for server, own in held:
-            body = np.concatenate([as_bytes(distinct[own]), as_bytes(total[own])])
-            message = Message(
-                kind=Kind.PUSH_ROWS,
-                table=self._number,
-                count=own.stop - own.start,
-                body=body.nbytes,
-                samples=samples,
-                factor=client.factor,
-            )
-            asks.append(Ask(server, message, body))
+            ask = self._to_server(Kind.PUSH_ROWS, server, distinct[own], total[own])
+            ask.message.samples, ask.message.factor = samples, client.factor
+            asks.append(ask)
         answers = client.ask(asks)
         client.statistics.rows_pushed += len(total)
         client.spend(answers, time.perf_counter() - begin)
 
+    def _to_server(self, kind: Kind, server: int, ids: Ids, rows: Rows) -> Ask:
+        """Rows, float32 [m, width], for a server."""
+        body = np.concatenate([as_bytes(ids), as_bytes(rows)])
+        message = Message(kind=kind, table=self._number, count=len(ids), body=body.nbytes)
+        return Ask(server, message, body)
 
-class RemoteTables(dict[str, RemoteTable]):
+
+class RemoteTables(dict[str, Any]):
     """The tables by name; one that is not there is a mistake of the user's."""
 
     def __missing__(self, name: Any) -> RemoteTable:

@@ -40,7 +40,7 @@ class Server:
         endpoint: to the workers, whose ranks are its peers in the order of their numbers.
         answers: to them.
         model: the part.
-        tables: the parts of the embedding tables.
+        tables: the parts of the tables.
         order: in which requests are handled.
         survives: whether to go on without workers that die or hang.
 

@@ -37,7 +37,7 @@ class WorkerStatistics:
     version: int = 0  #: of the model (server 0's), as this worker last pulled it
     bytes_sent: int = 0  #: to servers on other ranks
     bytes_received: int = 0  #: from them
-    rows_pulled: int = 0  #: of embedding tables, different ones in each minibatch
+    rows_pulled: int = 0  #: of tables, different ones in each minibatch
     rows_pushed: int = 0  #: likewise
     lost: int = 0  #: 1 if it has died or hung; then nothing but its pushes is known
     summed_staleness: int = 0  #: over its pushes

@@ -40,6 +40,7 @@ class Kind(IntEnum):
     LEAVE = 14  #: no more pushes; body: this worker's statistics. Answer: FINAL, when all left
     FAIL = 15  #: a problem of this worker; body: text. Answer: FAILED
     SUM_SAMPLES = 16  #: of this worker in a step. Answer: DONE with the sum, when all have asked
+    SET_ROWS = 17  #: body: as PUSH_ROWS', with values. Answer: DONE
     # answers of servers
     MODEL = 32
     ROWS = 33
@@ -74,7 +75,7 @@ class Message:
     """A header's fields."""
 
     kind: Kind
-    table: int = 0  #: number of an embedding table, from 0
+    table: int = 0  #: number of a table, from 0
     clock: int = 0  #: pushes of this worker so far, this one included
     version: int = 0  #: of the model; in a request, of the last one that was answered
     samples: int = 0  #: in a push, those of its gradient; in an answer, those seen by all workers

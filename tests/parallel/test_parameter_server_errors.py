@@ -251,8 +251,8 @@ def wrong_messages(client):
     yield r"^body=24 must be|without delay", Message(kind=Kind.PUSH_BACKUP, body=24), BODY
     yield r"without delay", Message(kind=Kind.PUSH_BACKUP, body=whole), part
     yield r"^body=24 of the statistics is not pos", Message(kind=Kind.LEAVE, body=24), BODY
-    yield r"no embedding tables$", Message(kind=Kind.LOAD_TABLES, body=24), BODY
-    yield r"no embedding tables$", Message(kind=Kind.LOAD_TABLES, body=24), NO_TEXT
+    yield r"has no tables$", Message(kind=Kind.LOAD_TABLES, body=24), BODY
+    yield r"has no tables$", Message(kind=Kind.LOAD_TABLES, body=24), NO_TEXT
     yield r"^there is no copy of the tables", Message(kind=Kind.WRITE_TABLES, body=24), NO_TEXT
 
 

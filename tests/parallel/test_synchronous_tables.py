@@ -109,7 +109,7 @@ def test_training_is_that_of_one_table_with_the_whole_minibatch(comm, optimizer,
             k, table = learner.comm.rank, learner.tables["t"]
             assert learner.comm.size == comm.size - servers
             for step in range(STEPS):
-                ids, gradient = pushed_by(k, step)
+                ids, _ = pushed_by(k, step)
                 assert table.rows(ids).tobytes() == rows_of(alone, ids).tobytes(), step
                 if prefetch:
                     table.prefetch(pushed_by(k, step + 1)[0])

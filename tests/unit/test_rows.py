@@ -318,7 +318,7 @@ def test_what_is_no_id_and_no_row_is_refused():
             lambda n=numbers, v=values: table.pull(n, v),
             lambda n=numbers, v=values: table.push(n, v, 1),
         ):
-            with pytest.raises(UserError, match=f"^embedding 'words': {message}"):
+            with pytest.raises(UserError, match=f"^table 'words': {message}"):
                 call()
     with pytest.raises(UserError, match=r"^samples=0 must be a whole number, at least 1"):
         table.push(ids, rows, 0)

@@ -1,0 +1,138 @@
+"""A worker's side of an array on servers: read and added to by rows, or as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..embedding import ArrayTable
+from ..errors import UserError
+from ..validation import kind_of
+from .remote_table import RemoteTable, Rows
+
+Numbers = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[Any] | Sequence[int]
+
+
+class RemoteArray:
+    """An array of float32 (`ArrayTable`) whose rows lie on servers.
+
+    Every `add` is applied as it comes; in mode "sync" with the model, once in every push of it: the
+    sum of what all workers have added since, in their order. Then `get` is always of just after the
+    latest one.
+
+    Args:
+        options: of the array.
+        table: of its rows, or blocks, by their numbers.
+
+    Local. Cost: for each server that holds some of the rows, a message and an answer.
+    """
+
+    def __init__(self, options: ArrayTable, table: RemoteTable) -> None:
+        self.options, self._table = options, table
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the array."""
+        return self.options.shape
+
+    def get(self, rows: RowNumbers | None = None) -> Rows:
+        """Read the array, or some rows.
+
+        Args:
+            rows: whole numbers [m], from 0 on, each as often as you like; None: all.
+        Returns:
+            float32 [*shape], or [m, *shape[1:]]: the caller's own.
+        Raises:
+            UserError: there are no such rows.
+        """
+        numbers, shape = self._numbers(rows)
+        values = self._table.rows(numbers).reshape(-1)
+        return values[: self.options.size].reshape(shape) if rows is None else values.reshape(shape)
+
+    def add(self, delta: Rows, rows: RowNumbers | None = None, samples: int = 1) -> None:
+        """Add to the array, or to some rows; with an optimizer, have it take a step.
+
+        Args:
+            delta: float32 [*shape], or [m, *shape[1:]]; not changed. What belongs to a row that
+                occurs several times is summed. With an optimizer a gradient, summed over `samples`.
+            rows: as for `get`.
+            samples: at least 1; only an optimizer needs them, and in mode "sync" those of the steps
+                count.
+        Raises:
+            UserError: there are no such rows, or `delta` is not as required, or not finite.
+        """
+        numbers, values = self._given("delta", delta, rows)
+        self._table.push(numbers, values, samples)
+
+    def set(self, values: Rows, rows: RowNumbers | None = None) -> None:
+        """Replace the array, or some rows; what an optimizer knows of them is forgotten.
+
+        At once, whatever the mode: for the beginning, where one worker sets what the others get
+        after `learner.meet()`.
+
+        Args:
+            values: float32 [*shape], or [m, *shape[1:]]; not changed.
+            rows: as for `get`, all different.
+        Raises:
+            UserError: as `add`.
+        """
+        numbers, given = self._given("values", values, rows)
+        if len(np.unique(numbers)) < len(numbers):
+            raise UserError(f"rows of table {self.options.name!r} to set must all be different")
+        self._table.set(numbers, given)
+
+    def counts(self) -> dict[str, int]:
+        """As `RemoteTable.counts`, of rows that have been changed (or blocks)."""
+        return self._table.counts()
+
+    def step_taken(self) -> None:
+        """As `RemoteTable.step_taken`."""
+        self._table.step_taken()
+
+    def forget_prefetched(self) -> None:
+        """As `RemoteTable.forget_prefetched`."""
+        self._table.forget_prefetched()
+
+    def _numbers(self, rows: RowNumbers | None) -> tuple[Numbers, tuple[int, ...]]:
+        """The numbers of rows, or blocks, int64 [m], and the shape of their values."""
+        shape, name = self.options.shape, self.options.name
+        if rows is None:
+            return np.arange(self.options.rows), shape
+        if len(shape) == 1:
+            raise UserError(
+                f"rows of table {name!r} must be left out: it has one dimension, {shape}, and is "
+                f"read and changed as a whole (with shape={(*shape, 1)} each value is a row)"
+            )
+        numbers = np.asarray(rows)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            raise UserError(
+                f"rows of table {name!r} must be whole numbers [m]: it is {kind_of(rows)} of "
+                f"{numbers.dtype} {list(numbers.shape)}"
+            )
+        wrong = np.flatnonzero((numbers < 0) | (numbers >= shape[0]))
+        if len(wrong):
+            raise UserError(
+                f"rows of table {name!r} must be from 0 to {shape[0] - 1}: number {wrong[0]} is "
+                f"{numbers[wrong[0]]}"
+            )
+        return numbers.astype(np.int64), (len(numbers), *shape[1:])
+
+    def _given(self, what: str, values: Any, rows: RowNumbers | None) -> tuple[Numbers, Rows]:
+        """The numbers of rows, or blocks, and their values, float32 [m, width]."""
+        numbers, shape = self._numbers(rows)
+        own = isinstance(values, np.ndarray)
+        if not own or values.shape != shape or values.dtype != np.float32:
+            is_ = f"{values.dtype} {list(values.shape)}" if own else kind_of(values)
+            raise UserError(
+                f"{what} for table {self.options.name!r} must be a NumPy array of float32 "
+                f"{list(shape)}: it is {is_}"
+            )
+        flat: Rows = np.ascontiguousarray(values).reshape(-1)
+        missing = len(numbers) * self.options.width - flat.size
+        if missing:  # of the last block
+            flat = np.concatenate([flat, np.zeros(missing, np.float32)])
+        return numbers, flat.reshape(len(numbers), -1)
