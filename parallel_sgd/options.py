@@ -229,7 +229,10 @@ def _folded(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         held: Any = folded.get(field.name, field.default)
         usual = type(field.default)
-        alike: Any = tuple(base for base in usual.__mro__ if base not in Options.__mro__)
+        alike: Any = tuple(
+            base for base in usual.__mro__ if base is usual or not issubclass(base, Options)
+        )
+        alike = tuple(base for base in alike if base not in Options.__mro__)
         if not isinstance(held, alike):
             raise UserError(
                 f"{field.name}={shown(held)} of {kind.__name__} must be such as "

@@ -7,10 +7,9 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from ..compression import problem_with
+from ..compression import AUTO, problem_with
 from ..embedding import Table, Tables
 from ..errors import SharedError, UserError
-from ..exchange import require_float32
 from ..kernels import array_module, empty_like, finish_on_device
 from ..options import Folder, group, option, options, values_of
 from ..parameter_server import (
@@ -19,6 +18,7 @@ from ..parameter_server import (
     PlacementOptions,
     Rules,
     ServerGroup,
+    choose_push_bits,
 )
 from ..validation import set_validated
 from .algorithm import Algorithm, Array, Minibatch, Work
@@ -94,9 +94,15 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
     def init(self, work: Work) -> DataParallelASGDState:
         ranks, rules, x = cast(ServerGroup, work.group), self.rules, work.parameters
         world, servers = ranks.world, len(ranks.servers)
-        require_float32(rules.codec, x)
+        rules.require_for(x)
         placement = world.together(lambda: self.places.place(x, servers))
         world.require_agreement({"placement": placement.servers})
+        bits, measured = None, None
+        if AUTO in rules.usual_bits:
+            largest, block_size = placement.largest, rules.compression.block_size
+            bits, measured = choose_push_bits(
+                world, x, largest, len(ranks.workers), block_size, rules.possible_bits
+            )
         connection = Connection(ranks, x, placement, rules, self.tables)
         try:
             world.together(lambda: connection.open_order(self.record, self.replay, self._facts()))
@@ -108,13 +114,15 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             rules=rules,
             ramp=self.ramp_up,
             declared=self.tables,
+            bits=bits,
+            measured=measured,
             connection=connection,
             tables=connection.remote_tables(),
         )
         if not ranks.serves:
             flat = x.flat
             state.base = flat.copy() if rules.pushes_updates else None
-            state.residual = x.like().flat if rules.codec.bits < 32 else None
+            state.residual = None if rules.lossless else x.like().flat
             if rules.pipeline or rules.pushes_updates:
                 state.sent = empty_like(flat, flat.size)
             if rules.pipeline:
@@ -138,9 +146,10 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
     def _warm_up(self, state: DataParallelASGDState, work: Work) -> None:
         """Have the kernels ready: the others would be far ahead of a first push that compiles."""
         x, zeros = work.parameters, work.parameters.like().flat
-        problem_with(x.flat, self.rules.gradient_bits, "model")
-        for part in state.client.parts:
-            part.encoded(zeros, state.residual)  # of which nothing is left
+        problem_with(x.flat, 32, "model")
+        for bits in self.rules.possible_bits if state.bits is None else (state.bits,):
+            for part in state.client.parts:
+                part.encoded(zeros, state.residual, bits)  # of which nothing is left
         if state.base is not None and array_module(x.flat) is np:
             work.optimizer.compile()
 
@@ -148,7 +157,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         if state.connection.finished:
             raise UserError("step() after finish(): this worker has left its servers")
         (samples, total), gradient = minibatch, work.gradient.flat
-        factor = self.ramp_up.factor(state.minibatches)
+        factor, clock = self.ramp_up.factor(state.minibatches), work.samples
         if self.rules.pushes_updates:
             work.optimizer.state.lr_factor = factor
             work.optimizer(gradient, samples, total)
@@ -164,16 +173,26 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             gradient = state.gather(gradient)
         if ends:
             with work.comm.trace.span("exchange"):
-                self._exchange(state, work, gradient, factor)
+                self._exchange(state, work, gradient, factor, clock)
         for table in state.tables.values():
             table.step_taken()
         state.minibatches += samples > 0
 
     def _exchange(
-        self, state: DataParallelASGDState, work: Work, gathered: Array, factor: float
+        self,
+        state: DataParallelASGDState,
+        work: Work,
+        gathered: Array,
+        factor: float,
+        clock: int,
     ) -> None:
-        """The end of a period: push, and pull."""
+        """The end of a period: push, and pull.
+
+        Args:
+            clock: by which the bits of the push go.
+        """
         client, samples, x = state.client, state.gathered_samples, work.parameters.flat
+        bits = state.bits_after(clock)
         blocked = client.blocked_s - state.blocked
         client.statistics.seconds.compute += time.perf_counter() - state.since - blocked
         state.wait()
@@ -181,10 +200,11 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         if state.base is not None:
             vector = array_module(x).subtract(state.base, x, out=state.sent)
         if samples:
-            self._require_sound(state, work, vector)
+            self._require_sound(state, work, vector, bits)
         state.served.forget()
         if not self.rules.pipeline:
-            client.in_turn(lambda: client.push(vector, state.residual, samples, factor, out=x))
+            lost = state.residual
+            client.in_turn(lambda: client.push(vector, lost, samples, factor, x, bits))
             if state.base is not None:
                 state.base[...] = x
         else:
@@ -197,17 +217,19 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             finish_on_device(x)
             sent, arrived, residual = state.sent, state.arrived, state.residual
             state.sending = client.begin(
-                lambda: client.push(sent, residual, samples, factor, out=arrived)
+                lambda: client.push(sent, residual, samples, factor, arrived, bits)
             )
         state.gathered_samples = state.period_samples = state.period_steps = 0
         if state.gathered is not None:
             state.gathered.fill(0)
         state.since, state.blocked = time.perf_counter(), client.blocked_s
 
-    def _require_sound(self, state: DataParallelASGDState, work: Work, vector: Array) -> None:
+    def _require_sound(
+        self, state: DataParallelASGDState, work: Work, vector: Array, bits: float
+    ) -> None:
         """End training for all where what is to be pushed cannot be."""
         name = "gradient" if state.base is None else "model"
-        problem = problem_with(vector, self.rules.gradient_bits, name)
+        problem = problem_with(vector, self.rules.fewest(bits), name)
         if problem:
             if state.base is not None:
                 work.parameters.flat[...] = state.base
@@ -229,7 +251,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         if state.gathered_samples:
             gathered = work.parameters.flat if state.gathered is None else state.gathered
             factor = self.ramp_up.factor(state.minibatches - 1)  # of the last one
-            self._exchange(state, work, gathered, factor)
+            self._exchange(state, work, gathered, factor, work.samples)
         state.leave()
 
     def shared_model(self, state: DataParallelASGDState, work: Work) -> Array:

@@ -6,8 +6,10 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from ..compression import registered_bits
+from ..costs import Measured
 from ..embedding import Table, check_tables
 from ..errors import UserError
 from ..parameter_server import (
@@ -21,6 +23,7 @@ from ..parameter_server import (
     write_tables,
 )
 from ..state import External, across, workspace
+from ..validation import shown
 from .algorithm import Array, Work
 from .ramp import Ramp
 
@@ -35,12 +38,14 @@ class DataParallelASGDState(External):
         period_samples, period_steps: since then, of all workers as far as this one knows.
         minibatches: of this worker so far: the ramp's clock.
         residual: float32 [n], what pushes have lost; None in full precision.
+        bits: of pushes, where ``gradient_bits="auto"`` has chosen them.
         arrived: [n], the model that a push in the background has brought, or is to bring, back;
             None where there is none.
         served: what the servers hold, for checkpoints.
         work, rules, ramp, declared: what the algorithm works with, and its options.
         connection: to the servers; or this rank as one of them.
         tables: this worker's side of the tables.
+        measured: what bits were chosen by, unless a checkpoint has brought them.
         sending: the push under way, in the background.
         sent, incoming: [n], what it pushes, and where the model comes in.
         since, blocked: when this worker's last exchange ended, and how long it had been in
@@ -55,6 +60,7 @@ class DataParallelASGDState(External):
     period_steps: int = across("same", least=0, default=0)
     minibatches: int = across("most", least=0, default=0)
     residual: Array | None = across("sum", default=None)
+    bits: float | None = across("same", default=None)
     arrived: Array | None = across("same", default=None)
     served: ServedState = field(default_factory=ServedState)
     work: Work = workspace()
@@ -63,6 +69,7 @@ class DataParallelASGDState(External):
     declared: tuple[Table, ...] = workspace()
     connection: Connection = workspace()
     tables: RemoteTables = workspace()
+    measured: Measured | None = workspace(default=None)
     sending: Future[None] | None = workspace(default=None)
     sent: Array | None = workspace(default=None)
     incoming: Array | None = workspace(default=None)
@@ -79,6 +86,11 @@ class DataParallelASGDState(External):
     def weight(self) -> int:
         """What this rank's model counts in a mean of the ranks' models."""
         return 1 if self.base is None else self.gathered_samples
+
+    def bits_after(self, samples: int) -> float:
+        """Of a push after so many samples, as this worker counts them."""
+        bits = self.rules.bits_after(samples) if self.bits is None else self.bits
+        return cast(float, bits)
 
     def gather(self, gradient: Array) -> Array:
         """Add to the summed gradients of a period with several minibatches; the sum so far."""
@@ -121,7 +133,13 @@ class DataParallelASGDState(External):
             workers = dict(enumerate(self.table))
         else:
             workers = {self.work.comm.rank: self.client.statistics}
-        return {"workers": [{"worker": k, **its.as_dict()} for k, its in workers.items()]}
+        report: dict[str, Any] = {
+            "workers": [{"worker": k, **its.as_dict()} for k, its in workers.items()]
+        }
+        if self.bits is not None:
+            report["gradient_bits"] = self.bits
+            report |= self.measured.as_dict() if self.measured else {}
+        return report
 
     def wait(self) -> None:
         sending, self.sending = self.sending, None
@@ -140,6 +158,8 @@ class DataParallelASGDState(External):
             array = saved[name]
             if array is not None and (array.shape, array.dtype) != (x.shape, x.dtype):
                 raise UserError(f"has algorithm.{name} that is no {x.dtype} [{x.size}]")
+        if saved["bits"] not in (None, *registered_bits()):
+            raise UserError(f"has bits={shown(saved['bits'])}, which no push can have")
         first = self.work.comm.rank == 0
         ServedState.check(saved["served"], x, self._buffers, ranks, first=first)
 
@@ -157,6 +177,7 @@ class DataParallelASGDState(External):
 
     def restored(self) -> None:
         client, comm, x = self.client, self.work.comm, self.work.parameters.flat
+        self.measured = None
         client.factor = self.ramp.factor(self.minibatches)
         for table in self.tables.values():
             table.forget_prefetched()

@@ -1,5 +1,6 @@
 """Codecs from 32 bits to a quarter of one, all with error feedback. No communication here."""
 
+from .bits import BitsOptions, require_float32
 from .codec import (
     CODE,
     Codec,
@@ -30,6 +31,7 @@ __all__ = [
     "AUTO",
     "CODE",
     "LARGEST",
+    "BitsOptions",
     "Codec",
     "CompressionOptions",
     "FullPrecision",
@@ -47,5 +49,6 @@ __all__ = [
     "register",
     "registered_bits",
     "registered_codes",
+    "require_float32",
     "unregister",
 ]

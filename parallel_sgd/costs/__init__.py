@@ -13,6 +13,7 @@ from .model import (
     encoded_bytes,
     exchange_s,
 )
+from .pushes import best_push_bits, push_s
 
 __all__ = [
     "CARRIED",
@@ -22,9 +23,11 @@ __all__ = [
     "Link",
     "Measured",
     "best_bits",
+    "best_push_bits",
     "bytes_sent",
     "encoded_bytes",
     "exchange_s",
     "measure",
     "measure_kernel_speeds",
+    "push_s",
 ]

@@ -201,6 +201,11 @@ def best_bits(
         bits: exchange_s(values, bits, ranks, link, speeds, ranks_per_host=ranks_per_host).total_s
         for bits in allowed or speeds.encode.keys() & {*auto_bits()}
     }
+    return most_bits_within(seconds)
+
+
+def most_bits_within(seconds: Mapping[float, float]) -> float:
+    """The most bits that take at most `WORTH` times as long as the fastest. Local."""
     limit = WORTH * min(seconds.values())
     return max(bits for bits, total_s in seconds.items() if total_s <= limit)
 

@@ -1,6 +1,6 @@
 """Sums over all ranks: a compressed reduce-scatter and all-gather with error feedback."""
 
-from .exchange import TRANSPORTS, Exchange, require_float32
+from .exchange import TRANSPORTS, Exchange
 from .layout import Bucket, Topology, cut_buckets, topology_for
 from .options import ExchangeOptions, TransportOptions
 from .overlap import OverlappedExchange
@@ -20,6 +20,5 @@ __all__ = [
     "choose_bits",
     "choose_plan",
     "cut_buckets",
-    "require_float32",
     "topology_for",
 ]

@@ -14,12 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..communication import Communicator
 from ..communication.nccl import Nccl
-from ..compression import Codec, FullPrecision
-from ..errors import UserError
+from ..compression import Codec, FullPrecision, require_float32
 from ..kernels import finish_on_device, on_device
 from ..parameters import Parameters
 from ..state import Component
@@ -166,12 +163,3 @@ class Exchange(Component):
         with on_device(vector):
             self.sum(vector, residuals, is_ready)
             finish_on_device(vector)
-
-
-def require_float32(codec: Codec, parameters: Parameters, name: str = "gradient_bits") -> None:
-    """Refuse a lossy codec, of the option `name`, for parameters of another dtype. Local."""
-    if codec.bits < 32 and parameters.dtype != np.float32:
-        raise UserError(
-            f"{name}={codec.bits} needs float32 parameters, but these are "
-            f"{parameters.dtype}; use 32 (full precision) for them"
-        )

@@ -3,6 +3,7 @@
 from .client import Client
 from .connection import Connection
 from .placement import DISPATCH, Placement, PlacementOptions, Slice, place
+from .push_bits import choose_push_bits
 from .remote_table import RemoteTable, RemoteTables, load_tables, write_tables
 from .roles import ROLES, ParameterServers, Role, ServerGroup
 from .rules import MERGES, MODES, PUSH_TYPES, Merge, Mode, PushType, Rules
@@ -36,6 +37,7 @@ __all__ = [
     "ServerGroup",
     "Slice",
     "WorkerStatistics",
+    "choose_push_bits",
     "load_tables",
     "place",
     "write_tables",

@@ -77,23 +77,30 @@ class Client(Conversation):
             return work()
 
     def push(
-        self, vector: Array, residual: Array | None, samples: int, factor: float, out: Array
+        self,
+        vector: Array,
+        residual: Array | None,
+        samples: int,
+        factor: float,
+        out: Array,
+        bits: float = 32,
     ) -> None:
         """Push a vector, and pull the model that results.
 
         Args:
             vector: [n], what is pushed; not changed.
-            residual: float32 [n], of a lossy codec: updated.
+            residual: float32 [n], what pushes have lost: updated; None where nothing ever is.
             samples: that are in `vector`; where there are none it is not sent.
             factor: of the learning rate.
             out: [n], written; may be the model itself, but not `vector`.
+            bits: a value of it.
         """
         begin = time.perf_counter()
         self.clock += 1
         asks = []
         with on_device(vector):
             for server, part in enumerate(self.parts):
-                body = part.encoded(vector, residual) if samples else None
+                body = part.encoded(vector, residual, bits) if samples else None
                 message = Message(
                     kind=Kind.PUSH,
                     clock=self.clock,
@@ -101,6 +108,7 @@ class Client(Conversation):
                     samples=samples,
                     body=0 if body is None else body.nbytes,
                     factor=factor,
+                    bits=bits,
                 )
                 asks.append(Ask(server, message, body, part.into(out)))
             answers = self._take(asks, out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ..communication import InBackground
 from ..communication.launched import survives
+from ..compression import Codec
 from ..embedding import ArrayTable, ServedTables, Table
 from ..errors import SharedError, UserError
 from ..kernels import array_module
@@ -69,11 +70,17 @@ class Connection:
                 placement.runs(server),
                 placement.shapes(server),
                 parameters,
-                rules.codec,
+                None if rules.lossless else self._codec_for(server),
                 error_feedback=rules.compression.error_feedback,
             )
             for server in range(len(group.servers))
         ]
+
+    def _codec_for(self, server: int) -> Callable[[float], Codec]:
+        """The codec of pushes to a server, given their bits."""
+        slices = self._placement.servers[server]
+        sizes = {name: x.size for name, x in self._parameters.items()}
+        return lambda bits: self._rules.codec_of_part(bits, slices, sizes)
 
     def open_order(self, record: str | None, replay: str | None, facts: Facts) -> None:
         """Where this rank serves: keep the order of its answers in a folder, or take it from one.
@@ -147,7 +154,14 @@ class Connection:
         return Server(
             endpoint,
             answers,
-            ServedModel(initial, self._optimizer, self._rules, workers, answers.unread),
+            ServedModel(
+                initial,
+                self._optimizer,
+                self._rules,
+                workers,
+                answers.unread,
+                self._codec_for(server),
+            ),
             ServedTables(
                 self._tables, server, servers, workers=workers, synchronous=self._synchronous
             ),

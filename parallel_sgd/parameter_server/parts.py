@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..communication.endpoint import as_bytes
 from ..communication.staging import pinned
 from ..compression import Codec
-from ..kernels import array_module, empty_like
+from ..kernels import Blocks, array_module, empty_like
 from ..parameters import Parameters
 
 Array = Any  #: a NumPy or CuPy array
@@ -26,8 +26,8 @@ class Part:
         runs: (start, stop) of the part's values in the flat vector, in their order.
         shapes: of the part's slices.
         parameters: the model.
-        codec: of what is pushed.
-        error_feedback: False forgets what the codec loses.
+        codec: of what is pushed with so many bits; None where nothing is ever lost.
+        error_feedback: False forgets what codecs lose.
 
     Where the part is one run of a NumPy vector nothing is copied. Local.
     """
@@ -37,12 +37,14 @@ class Part:
         runs: Sequence[tuple[int, int]],
         shapes: Mapping[str, tuple[int, ...]],
         parameters: Parameters,
-        codec: Codec,
+        codec: Callable[[float], Codec] | None,
         *,
         error_feedback: bool = True,
     ) -> None:
         flat = parameters.flat
         self._runs, self._codec, self._error_feedback = tuple(runs), codec, error_feedback
+        self._layout = layout(shapes, parameters.dtype)
+        self._coded: dict[float, tuple[Codec, Blocks]] = {}  # by bits
         self._on_host = array_module(flat) is np
         ends = list(accumulate(stop - start for start, stop in runs))
         self._ends = ends
@@ -50,36 +52,42 @@ class Part:
         self.bytes = values * parameters.dtype.itemsize  #: of the part, in full precision
         whole = len(self._runs) == 1
         self._cut = None if whole else empty_like(flat, values)
-        self._blocks = codec.blocks(layout(shapes, parameters.dtype))
-        lossy = codec.bits < 32
-        self._cut_residual = empty_like(flat, values) if lossy and not whole else None
-        payload = int(self._blocks.offsets[-1])
-        self._payload = empty_like(flat, payload, np.uint8) if lossy else None
+        self._cut_residual = empty_like(flat, values) if codec and not whole else None
+        self._payload = empty_like(flat, 0, np.uint8) if codec else None
         self._pushed = self._pulled = None
         if not self._on_host:
-            self._pushed = pinned(flat, payload, np.uint8)
+            self._pushed = pinned(flat, self.bytes, np.uint8)
             self._pulled = pinned(flat, self.bytes, np.uint8)
         elif not whole:
             self._pulled = np.empty(self.bytes, np.uint8)
 
-    def encoded(self, vector: Array, residual: Array | None) -> HostArray:
+    def encoded(self, vector: Array, residual: Array | None, bits: float = 32) -> HostArray:
         """The part of a vector [n] as it is sent: uint8, in host memory, valid until the next call.
 
         Args:
             vector: not changed.
-            residual: float32 [n], updated; None where the codec loses nothing.
+            residual: float32 [n], updated; None where nothing is ever lost.
+            bits: a value.
         """
         values = self._of(vector, self._cut)
-        if self._payload is None:
+        if self._codec is None or self._payload is None:
             return self._to_host(values.view(np.uint8))
         assert residual is not None
+        if bits not in self._coded:
+            codec = self._codec(bits)
+            self._coded[bits] = codec, codec.blocks(self._layout)
+        codec, blocks = self._coded[bits]
+        needed = int(blocks.offsets[-1])
+        if self._payload.size < needed:
+            self._payload = empty_like(vector, needed, np.uint8)
+        payload = self._payload[:needed]
         lost = self._of(residual, self._cut_residual)
-        self._codec.encode(self._blocks, values, lost, self._payload)
+        codec.encode(blocks, values, lost, payload)
         if not self._error_feedback:
             lost.fill(0)
         if self._cut_residual is not None:
             self.put(lost, residual)
-        return self._to_host(self._payload)
+        return self._to_host(payload)
 
     def into(self, out: Array) -> HostArray:
         """Where a pulled part is to be received: uint8; `put_received` then puts it into `out`."""
@@ -116,8 +124,11 @@ class Part:
     def _to_host(self, array: Array) -> HostArray:
         if self._pushed is None:
             return array  # type: ignore[no-any-return]
-        array.get(out=self._pushed)
-        return self._pushed
+        if len(self._pushed) < array.size:  # few values with levels may be more than whole ones
+            self._pushed = pinned(array, array.size, np.uint8)
+        pushed = self._pushed[: array.size]
+        array.get(out=pushed)
+        return pushed
 
 
 def layout(shapes: Mapping[str, tuple[int, ...]], dtype: npt.DTypeLike) -> Parameters:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, cast
 
-from ..compression import Codec, CompressionOptions, GradientBits
+from ..compression import AUTO, BitsOptions, Codec, GradientBits, Mixed, auto_bits
 from ..errors import UserError
-from ..options import Choice, Options, Real, Whole, group, option, options
+from ..options import BySamples, Choice, Real, Whole, option, options
+from ..patterns import Patterns
 from ..validation import set_validated
+from .placement import Slice
 
 Mode = Literal["async", "bounded", "sync", "geo"]
 PushType = Literal["gradients", "deltas"]
@@ -19,13 +22,16 @@ MERGES: tuple[Merge, ...] = ("sum", "mean")
 
 
 @options
-class Rules(Options):
+class Rules(BitsOptions):
     """The options of pushes."""
 
-    gradient_bits: float = option(
-        32, GradientBits(), "bits a value of pushes; what is pulled has full precision"
+    gradient_bits: float | str | Mapping[int, float] = option(
+        32,
+        BySamples(GradientBits(), words=(AUTO,)),
+        "bits a value of pushes, or such from so many samples on, as the worker counts them; what "
+        "is pulled has full precision; auto: the bits that are fastest by a measurement of links "
+        "and kernels before training, more bits where they cost no more than 5 % of the time",
     )
-    compression: CompressionOptions = group(CompressionOptions)
     mode: Mode = option(
         "async",
         Choice(*MODES),
@@ -81,17 +87,48 @@ class Rules(Options):
                 f"stale; here mode={self.mode!r} and currency={self.currency!r}"
             )
         self.require_use("staleness", self.mode == "bounded", "mode='bounded'")
-        self.compression.require_use_with({self.gradient_bits})
         # No buckets are cut here: blocks are those of quantization alone.
-        few = self.gradient_bits < 16
+        few = any(bits == AUTO or cast(float, bits) < 16 for bits in self.all_bits)
         self.compression.require_use("block_size", few, "gradient_bits of 8 or less")
 
     @property
-    def codec(self) -> Codec:
-        """Of pushes."""
-        return self.compression.codec(self.gradient_bits)
+    def possible_bits(self) -> tuple[float, ...]:
+        """What the bits of a push may be, but for parameters with bits of their own; with "auto"
+        what it chooses from."""
+        if AUTO in self.usual_bits:
+            return auto_bits(of_blocks=self.pushes_updates)
+        return tuple(sorted(cast(set[float], self.usual_bits)))
+
+    def fewest(self, bits: float) -> float:
+        """Of any value, in a push with so many bits. Local."""
+        return min([bits, *self.bits_of.values()])
+
+    def codec_of_part(
+        self, bits: float, slices: Sequence[Slice], sizes: Mapping[str, int]
+    ) -> Codec:
+        """Of a push with so many bits to a server that holds these slices, by their labels.
+
+        Args:
+            sizes: of all parameters, by name: a slice has the bits of its parameter.
+
+        Local.
+        """
+        codec = self.codec(bits)
+        if not isinstance(codec, Mixed):
+            return codec
+        own = {
+            _pattern_of(slice_.label): its
+            for slice_ in slices
+            if (its := codec.own.value_of(slice_.name, sizes[slice_.name]))
+        }
+        return Mixed(others=codec.others, own=Patterns(own)) if own else codec.others
 
     @property
     def pushes_updates(self) -> bool:
         """Whether model updates are pushed, and not gradients."""
         return self.currency == "deltas"
+
+
+def _pattern_of(label: str) -> str:
+    """A pattern that matches this text alone."""
+    return "".join(f"[{c}]" if c in "*?[<" else c for c in label)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..compression import FullPrecision
+from ..compression import Codec, FullPrecision
 from ..errors import UserError
 from ..kernels import body, empty_like
 from ..optimizers import SGD, LocalStep, Optimizer
@@ -59,6 +59,7 @@ class ServedModel:
         workers: how many there are.
         unread: gives the memory that the model may change in: the vector that it is in, where
             nobody reads it, or else another one.
+        codec: of pushes with so many bits; as the rules say, if not given.
 
     Local. Memory for n values: the model and the optimizer's state; with a lossy codec 4 n bytes;
     in mode "sync" a copy of every worker's push; with delay compensation a copy for every worker.
@@ -71,6 +72,7 @@ class ServedModel:
         rules: Rules,
         workers: int,
         unread: Callable[[Array], Array] = lambda x: x,
+        codec: Callable[[float], Codec] | None = None,
     ) -> None:
         self.parameters, self.rules, self._unread = initial, rules, unread
         # With model updates the optimizer is the workers'; here only its clock is needed.
@@ -87,10 +89,12 @@ class ServedModel:
         self._compensates = rules.delay_compensation > 0
         backups = (1 + rules.pipeline) * self._compensates
         self._backups = [[initial.flat.copy() for _ in range(backups)] for _ in range(workers)]
-        self._blocks = rules.codec.blocks(initial)
+        codec = codec or rules.codec
+        coded = {bits: codec(bits) for bits in rules.possible_bits}
+        self._coded = {bits: (codec, codec.blocks(initial)) for bits, codec in coded.items()}
         self._round: dict[int, Push | None] = {}
         self._ended: Round | None = None
-        lossy = not isinstance(rules.codec, FullPrecision)
+        lossy = any(not isinstance(codec, FullPrecision) for codec in coded.values())
         self._decoded: Array | None = empty_like(self.x, self.x.size) if lossy else None
 
     @property
@@ -103,12 +107,14 @@ class ServedModel:
         """In all pushes that have changed the model: the clock of the server's learning rate."""
         return self.local_step.samples
 
-    @property
-    def push_bytes(self) -> int:
-        """Bytes of an encoded push."""
-        return int(self._blocks.offsets[-1])
+    def push_bytes(self, bits: float) -> int | None:
+        """Bytes of a push with so many bits; None where it cannot have them."""
+        coded = self._coded.get(bits)
+        return None if coded is None else int(coded[1].offsets[-1])
 
-    def push(self, worker: int, payload: Array, samples: int, factor: float) -> int:
+    def push(
+        self, worker: int, payload: Array, samples: int, factor: float, bits: float = 32
+    ) -> int:
         """Take in a push; returns its staleness: how often the model that it is of has changed.
 
         Args:
@@ -116,16 +122,18 @@ class ServedModel:
             payload: uint8, encoded; changed. Empty where there are no samples.
             samples: in the push.
             factor: of the learning rate.
+            bits: a value of the push.
         """
         staleness = self.version - self.based[worker]
         self.clocks[worker] += 1
         push = None
         if samples:
-            vector = self._decoded
-            if vector is None:
+            codec, blocks = self._coded[bits]
+            if isinstance(codec, FullPrecision):
                 vector = payload.view(self.x.dtype)
             else:
-                self.rules.codec.decode(self._blocks, payload, vector, add=False)
+                vector = cast(Array, self._decoded)
+                codec.decode(blocks, payload, vector, add=False)
                 if self.rules.mode == "sync":
                     vector = vector.copy()
             push = Push(vector, samples, factor)

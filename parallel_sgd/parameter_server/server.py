@@ -176,17 +176,22 @@ class Server:
     def _handle_push(self, request: Request) -> None:
         """Take a push that is the next one of its worker, and of this model."""
         worker, message, model = request.worker, request.message, self.model
+        needed = model.push_bytes(message.bits)
+        if needed is None:
+            raise Malformed(f"bits={message.bits:g} of this push are none of gradient_bits")
         required = {
             "clock": model.clocks[worker] + 1,
             "version": model.pulled[worker],
-            "body": model.push_bytes if message.samples else 0,
+            "body": needed if message.samples else 0,
         }
         for name, number in required.items():
             if getattr(message, name) != number:
                 raise Malformed(f"{name}={getattr(message, name)} of this push must be {number}")
         if worker not in model.live:
             raise Malformed("a worker that has left cannot push")
-        request.staleness = model.push(worker, request.body, message.samples, message.factor)
+        request.staleness = model.push(
+            worker, request.body, message.samples, message.factor, message.bits
+        )
         self._step_tables()
         self._keep(request)
 

@@ -17,7 +17,7 @@ from ..errors import UserError
 
 FORM = 0x5053_4744_0001  #: of this form of header; another form has another
 PRIME = (1 << 61) - 1  # so that every flipped bit changes the checksum, the highest one too
-LARGEST = 1 << 53  #: above every number but the factor
+LARGEST = 1 << 53  #: above every number but the factor and the bits
 
 
 class Kind(IntEnum):
@@ -82,6 +82,7 @@ class Message:
     body: int = 0  #: bytes that follow
     count: int = 0  #: of ids; in an answer, of workers that are lost
     factor: float = 1.0  #: of the learning rate, for this push
+    bits: float = 32  #: a value of a push
     staleness: int = 0  #: updates between this worker's pull and its push
     queued_ns: int = 0  #: how long the server let the request wait for others'
     applied_ns: int = 0  #: how long it worked on it
@@ -90,14 +91,15 @@ class Message:
     def packed(self) -> Header:
         header = np.zeros(HEADER_LENGTH, np.int64)
         values = [getattr(self, name) for name in NAMES]
-        values[FACTOR] = struct.unpack("q", struct.pack("d", self.factor))[0]
+        for place in FRACTIONS:
+            values[place] = struct.unpack("q", struct.pack("d", values[place]))[0]
         header[1 : 1 + len(NAMES)] = values
         header[0] = _checksum(header)
         return header
 
 
 NAMES = tuple(field.name for field in fields(Message))
-FACTOR = NAMES.index("factor")
+FRACTIONS = [NAMES.index(name) for name in ("factor", "bits")]
 
 
 def unpacked(header: Header) -> Message:
@@ -112,13 +114,16 @@ def unpacked(header: Header) -> Message:
     if values["kind"] not in set(Kind):
         raise Malformed(f"kind={values['kind']} of a message is not known")
     kind = Kind(values.pop("kind"))
-    factor = struct.unpack("d", struct.pack("q", values.pop("factor")))[0]
-    if not 0 <= factor < math.inf:
-        raise Malformed(f"factor={factor} of a message must be a finite number, at least 0")
+    fractions = {}
+    for name in (NAMES[place] for place in FRACTIONS):
+        value = struct.unpack("d", struct.pack("q", values.pop(name)))[0]
+        if not 0 <= value < math.inf:
+            raise Malformed(f"{name}={value} of a message must be a finite number, at least 0")
+        fractions[name] = value
     for name, value in values.items():
         if not 0 <= value < LARGEST:
             raise Malformed(f"{name}={value} of a message must be from 0 to {LARGEST - 1}")
-    return Message(kind=kind, factor=factor, **values)
+    return Message(kind=kind, **fractions, **values)
 
 
 def _checksum(header: Header) -> int:

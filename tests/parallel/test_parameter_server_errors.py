@@ -228,6 +228,8 @@ def wrong_messages(client):
     whole = part.nbytes
     damaged = header(**right, body=24)
     damaged[5] ^= 4
+    yield r"^bits=7 of this push are none of gradient_bits$", push(bits=7.0, body=whole), part
+    yield r"^bits=inf of a message must be a fin", push(bits=np.inf, body=whole), part
     yield rf"^clock={client.clock} of this", push(clock=client.clock, body=whole), part
     yield rf"^clock={client.clock + 2} of", push(clock=client.clock + 2, body=whole), part
     yield r"^version=.* of this push must", push(version=right["version"] + 1, body=whole), part
@@ -275,7 +277,7 @@ def test_a_server_refuses_what_is_wrong_and_lives_on(comm, apart):
                 put_gradient(learner, step, m)
                 client.push(learner.gradient.flat, None, m, 1.0, out=x)
             serial.step(gradient_at(serial.x, worker, step, m), m)
-        assert refused == 3 * 29
+        assert refused == 3 * 31
     final = finished(comm, learner)
     if not learner.serves:
         assert same_bits(final, serial.x)

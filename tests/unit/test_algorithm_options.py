@@ -113,7 +113,6 @@ REFUSED = {
         ramp_minibatches=-1 must be a whole number, at least 0
         block_size=64 has no effect without gradient_bits of 8 or less
         block_size=64 has no effect without gradient_bits of 8 or less <- gradient_bits=16
-        gradient_bits={0: 32, 9: 1} must be one of 0.25, 0.5, 1, 2
         gradient_bits=3 must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32
         record='' must be the path of a folder
         replay=12 must be the path of a folder
@@ -121,7 +120,7 @@ REFUSED = {
         delay_compensation=-0.1 must be a finite number, at least 0
         delay_compensation=0.5 needs pushed gradients that are stale; here mode <- mode='sync'
         delay_compensation=0.5 needs pushed gradients that are stale <- currency='deltas'
-        tables='rows' must be a sequence of Embedding
+        tables='rows' must be a sequence of Embedding or ArrayTable
         tables: two of them have the name 'ids' <- tables=ROWS
     """,
     "SGD": """
@@ -196,7 +195,7 @@ def test_options_of_codecs_that_are_not_used(kind, name, value, bits, needs):
     assert getattr(kind(gradient_bits=used, **{name: value}, **code), name) == value
 
 
-@pytest.mark.parametrize("kind", [psgd.DataParallelSGD, psgd.DiLoCo])
+@pytest.mark.parametrize("kind", [psgd.DataParallelSGD, psgd.DiLoCo, DataParallelASGD])
 def test_bits_that_may_come_count(kind):
     """Also those that a measurement would have to choose."""
     for bits in ("auto", {0: 32, 9: 16, 99: 1}):

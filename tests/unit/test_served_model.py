@@ -83,11 +83,12 @@ def test_staleness_is_counted_from_the_pull():
 def test_few_bits_are_decoded(mode, merge, divisor):
     """Every push, though all are decoded into one buffer."""
     model = served(mode=mode, merge=merge, bits=16, dtype=np.float32)
-    blocks, payload = model.rules.codec.blocks(model.parameters), np.empty(model.push_bytes, "u1")
+    codec, payload = model.rules.codec(16), np.empty(model.push_bytes(16), "u1")
+    blocks = codec.blocks(model.parameters)
     for worker in range(3):
         gradient = vector(worker, 0).astype(np.float32)  # has few digits
-        model.rules.codec.encode(blocks, gradient, np.zeros(N, np.float32), payload)
-        model.push(worker, payload, 1, 1.0)
+        codec.encode(blocks, gradient, np.zeros(N, np.float32), payload)
+        model.push(worker, payload, 1, 1.0, 16)
     change = 0.5 * sum(vector(worker, 0) for worker in range(3)) / divisor
     np.testing.assert_allclose(model.x, START - change, rtol=1e-5)
 

@@ -32,7 +32,10 @@ def refused(line: str) -> str:
         ("--bits-of :8", "--bits-of: bits_of=':8' must be pattern:value pairs"),
         ("--bits-of b:8,b:4", "--bits-of: 'b:8,b:4' must give each pattern once"),
         ("--bits-of b:x", "bits_of['b']='x' must be one of "),
-        ("--algorithm async --bits-of b:8", "--bits-of={'b': 8} is not an option of async, but of"),
+        (
+            "--algorithm powersgd --bits-of b:8",
+            "--bits-of={'b': 8} is not an option of powersgd, but of",
+        ),
         ("--output=", "output='' must be the path of a folder"),
         ("--resume=", "resume='' must be the path of a folder"),
         ("--trace=", "trace='' must be the path of a file"),

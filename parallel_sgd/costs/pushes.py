@@ -1,0 +1,43 @@
+"""What a push to a server and the pull after it should take. No communication here.
+
+Of a server's n values K workers push b bits each, with v = b/8 + levels bytes a value, and pull 4
+bytes each. All go over the server's one link, and its core decodes one push after the other:
+
+    total = n / encode + K (n v / rate + n / decode + 4 n / rate)
+
+Every worker encodes for itself. What does not depend on the bits, but for the pull, is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from .measured import Measured
+from .model import CARRIED, encoded_bytes, most_bits_within
+
+
+def push_s(values: int, bits: float, workers: int, measured: Measured) -> float:
+    """Seconds until the pushes of all workers are answered.
+
+    Args:
+        values: float32, of the server that has most.
+        bits: for which a codec is registered, and whose kernels were measured.
+
+    Local.
+    """
+    rate, speeds = CARRIED * measured.link.bytes_per_s, measured.speeds
+    wire_s = (encoded_bytes(values, bits) + 4 * values) / rate
+    return values / speeds.encode[bits] + workers * (wire_s + values / speeds.decode[bits])
+
+
+def best_push_bits(
+    values: int, workers: int, measured: Measured, allowed: Collection[float]
+) -> float:
+    """The bits of pushes that are answered soonest; of those within 5 %, the most.
+
+    Args:
+        allowed: what they may be.
+
+    Local; pure.
+    """
+    return most_bits_within({bits: push_s(values, bits, workers, measured) for bits in allowed})
