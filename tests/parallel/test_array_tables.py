@@ -83,7 +83,8 @@ def test_in_mode_sync_a_step_is_that_of_one_array(comm, optimizer):
         ArrayTable(name=name, shape=shape, optimizer=optimizer) for name, shape in SHAPES.items()
     ]
     for servers in server_counts(comm):
-        learner = learner_on(comm, servers, mode="sync", tables=tables)
+        merge = "mean" if optimizer else "sum"  # which plain sums know nothing of
+        learner = learner_on(comm, servers, mode="sync", merge=merge, tables=tables)
         arrays = {name: Parameters({"x": np.zeros(s, np.float32)}) for name, s in SHAPES.items()}
         steps = {name: optimizer.bind(x) for name, x in arrays.items()} if optimizer else {}
         workers, k = comm.size - servers, learner.comm.rank

@@ -22,6 +22,7 @@ from parallel_sgd import (
 )
 from parallel_sgd.compression import auto_bits
 from parallel_sgd.costs import Measured, best_push_bits, measured
+from parallel_sgd.parameter_server import Rules, place
 
 LAYOUT = {"W": (40, 30), "W.bias": (30,), "E[0]": (700,), "s": (3,)}
 N = sum(int(np.prod(shape)) for shape in LAYOUT.values())
@@ -161,6 +162,20 @@ def test_auto_takes_what_is_measured(comm, monkeypatch, tmp_path):
     whole = learner_on(comm, dtype=np.float64, gradient_bits="auto")
     assert whole.state.bits == 32
     whole.finish()
+
+
+def test_a_slice_has_the_bits_of_its_parameter():
+    """By its parameter's name and size, whatever other names its own would match as a pattern."""
+    rules = Rules(gradient_bits=4, bits_of={"E[0]": 8, "<500": 32})
+    shapes = {"E[0]": (700,), "E03": (9,), "W": (600,), "b": (499,)}
+    sizes = {name: shape[0] for name, shape in shapes.items()}
+    of_parameters = {"E[0]": 8, "E03": 32, "W": 4, "b": 32}
+    for slices in place(shapes, 2, min_block=16).servers:
+        codec = rules.codec_of_part(4, slices, sizes)
+        bits = {s.label: codec.codec_of(s.label, s.values).bits for s in slices}
+        assert bits == {s.label: of_parameters[s.name] for s in slices}
+    alone = rules.codec_of_part(2, place({"W": (600,)}, 1).servers[0], {"W": 600})
+    assert alone.bits == 2
 
 
 def test_more_workers_at_a_server_make_fewer_bits_worth_it():
