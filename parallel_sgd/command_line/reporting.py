@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..algorithms import ALGORITHMS, Algorithm, BlockPeriod, ExchangeState
+from ..algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    BlockPeriod,
+    DataParallelASGDState,
+    ExchangeState,
+)
 from ..options import values_of
 from ..training import Learner, Progress, RunFolder, TrainingSession
 from ..training.progress import loss_curves
@@ -25,9 +31,11 @@ def blocks(period: BlockPeriod, samples: int, minibatch_size: int, ranks: int) -
 
 def print_choices(learner: Learner) -> None:
     """What was chosen before training, and by what: for each exchange a line for the way of
-    messages, and one for the bits where they are "auto"; nothing on one rank, and with parameter
-    servers."""
+    messages, and one for the bits where they are "auto"; with parameter servers that of the bits;
+    nothing on one rank."""
     for component in learner.at_work.components:
+        if isinstance(component, DataParallelASGDState) and component.measured:
+            print(f"gradient bits: {component.bits} ({component.measured})", flush=True)
         if not isinstance(component, ExchangeState) or learner.comm.size == 1:
             continue
         print(component.plan, flush=True)

@@ -15,7 +15,7 @@ import numpy as np
 from ..communication.endpoint import HEADER_LENGTH, Bytes, Header
 from ..errors import UserError
 
-FORM = 0x5053_4744_0001  #: of this form of header; another form has another
+FORM = 0x5053_4744_0002  #: of this form of header; another form has another
 PRIME = (1 << 61) - 1  # so that every flipped bit changes the checksum, the highest one too
 LARGEST = 1 << 53  #: above every number but the factor and the bits
 
