@@ -140,7 +140,7 @@ def test_a_run_that_is_resumed_goes_on_as_if_nothing_had_been(comm, tmp_path):
     assert sum("back to" in (row.event or "") for row in rows) >= 2
     assert len({row.minibatch_size for row in rows}) > 1
     kept = psgd.CheckpointConfig(folder=folder, every=100, resume=True)
-    for interrupted_after in (2, 4, 6, 99):
+    for interrupted_after in (2, 4, 2, 99):
 
         def interrupt(row, made=[], most=interrupted_after):  # noqa: B006 - counts
             made.append(row)
