@@ -24,6 +24,7 @@ class AlgorithmAtWork:
 
     Attributes:
         state: the algorithm's.
+        failed: whether training has ended for all ranks, servers too, by an error.
 
     Creation is collective.
     """
@@ -31,6 +32,7 @@ class AlgorithmAtWork:
     def __init__(self, algorithm: Algorithm[Any], work: Work) -> None:
         self.algorithm, self.work, self.group = algorithm, work, work.group
         self.state = algorithm.init(work)
+        self.failed = False
 
     @property
     def components(self) -> list[Component]:
@@ -107,6 +109,7 @@ class AlgorithmAtWork:
         try:
             return wait(*arguments)
         except SharedError:
+            self.failed = True
             for component in self.components:
                 component.drain()
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import UserError
+from ..errors import SharedError, SharedProblem, UserError
 from ..validation import kind_of
 from .learner import Learner
 from .progress import Progress
@@ -86,4 +86,9 @@ class TrainingSession(SessionOptions):
         if self.learner.serves:
             self.learner.finish()
             return []
-        return TrainingRun(self.learner.comm.together(self.checked), self.learner).run()
+        try:
+            return TrainingRun(self.learner.comm.together(self.checked), self.learner).run()
+        except SharedError as error:
+            if not self.learner.algorithm.roles.together and not self.learner.at_work.failed:
+                self.learner.fail(SharedProblem(error))  # servers have not heard of it
+            raise

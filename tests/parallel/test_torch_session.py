@@ -1,0 +1,177 @@
+"""A session trains a PyTorch model as the loop of one's own does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torch_models import made
+
+import parallel_sgd as psgd
+from parallel_sgd.data import Arrays
+
+pytestmark = [pytest.mark.threads(1, 2), pytest.mark.ranks(2)]
+
+SIZE = 12
+
+
+def net() -> nn.Module:
+    return made(
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)),
+        dtype=torch.float32,
+    )
+
+
+def data() -> Arrays:
+    random = np.random.default_rng(0)
+    x = random.standard_normal((60, 4)).astype(np.float32)
+    return Arrays(x, x[:, :3].argmax(axis=1))
+
+
+def accuracy(outputs, y):
+    return (outputs.argmax(1) == y).float().mean()
+
+
+def values(model: nn.Module) -> np.ndarray:
+    """Parameters and buffers."""
+    return np.concatenate(
+        [tensor.detach().numpy().ravel() for tensor in model.state_dict().values()]
+    )
+
+
+def learner_of(model, comm, algorithm=None, reduction="mean"):
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    algorithm = algorithm or psgd.DataParallelSGD(gradient_bits=4)
+    return psgd.torch.Learner(model, optimizer, algorithm, comm, reduction=reduction)
+
+
+def looped(comm, algorithm=None):
+    model, train = net(), TensorDataset(*map(torch.from_numpy, data().arrays()))
+    with learner_of(model, comm, algorithm) as learner:
+        sampler = psgd.torch.sampler(train, learner, SIZE)
+        for _ in sampler.epochs(3):
+            for x, y in DataLoader(train, batch_sampler=sampler):
+                F.cross_entropy(model(x), y).backward()
+                learner.step(samples=len(x))
+        learner.finish()
+    return values(model)
+
+
+@pytest.mark.parametrize("loader", [False, True])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        psgd.DataParallelSGD(gradient_bits=4),
+        psgd.DataParallelSGD(overlap=True),
+        psgd.BlockMomentumSGD(sync_steps=4),
+    ],
+    ids=["4 bits", "overlap", "blocks"],
+)
+def test_it_is_the_loop(comm, algorithm, loader):
+    model = net()
+    with learner_of(model, comm, algorithm) as learner:
+        if loader:
+            train = TensorDataset(*map(torch.from_numpy, data().arrays()))
+            sampler = psgd.torch.sampler(train, learner, SIZE)
+            given = {"train": DataLoader(train, batch_sampler=sampler)}
+        else:
+            given = {"train": data(), "minibatch_size": SIZE}
+        session = psgd.TrainingSession(
+            learner=learner,
+            objective=psgd.torch.Objective(model, F.cross_entropy, {"accuracy": accuracy}),
+            epochs=3,
+            test=data(),
+            **given,
+        )
+        rows = session.run()
+    assert np.array_equal(values(model), looped(comm, algorithm))
+    assert [row.epoch for row in rows] == [1, 2, 3]
+    x, y = map(torch.from_numpy, data().arrays())
+    with torch.no_grad():
+        outputs = model.eval()(x)
+    assert rows[-1].metrics["test_loss"] == pytest.approx(F.cross_entropy(outputs, y).item())
+    assert rows[-1].metrics["test_accuracy"] == pytest.approx(accuracy(outputs, y).item())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_gradients_are_added_up_from_pieces(comm, reduction, overlap):
+    """Of a model without BatchNorm, to which pieces are other minibatches."""
+
+    def trained(microbatch_size):
+        model = made(lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)))
+        algorithm = psgd.DataParallelSGD(overlap=overlap)
+        with learner_of(model, comm, algorithm, reduction) as learner:
+
+            def loss(outputs, y):
+                return F.cross_entropy(outputs, y, reduction=reduction)
+
+            rows = psgd.TrainingSession(
+                learner=learner,
+                objective=psgd.torch.Objective(model, loss, reduction=reduction, dtype=np.float64),
+                train=data(),
+                minibatch_size=16,
+                epochs=2,
+                test=data(),
+                microbatch_size=microbatch_size,
+            ).run()
+        return values(model), rows[-1]
+
+    (whole, row), (pieces, other) = trained(None), trained(3)
+    assert np.abs(whole - pieces).max() < 1e-12
+    assert row.train_loss == pytest.approx(other.train_loss)
+    assert row.metrics["test_loss"] < 1.1  # a mean, whichever the loss is
+
+
+def test_a_rollback_takes_the_modules_state_along(comm, tmp_path):
+    """Buffers and the optimizer's moments too: the end is the loop's of two epochs."""
+    model = net()
+    with learner_of(model, comm) as learner:
+        destroyed = []
+
+        def destroy(row):
+            if row.epoch == 2:
+                destroyed.append(row)
+                learner.local_step._torch.param_groups[0]["lr"] = 1e3
+
+        validation = psgd.CrossValidation(data=data(), restore_best=True)
+        psgd.TrainingSession(
+            learner=learner,
+            objective=psgd.torch.Objective(model, F.cross_entropy),
+            train=data(),
+            minibatch_size=SIZE,
+            epochs=4,
+            validation=validation,
+            callbacks=[destroy],
+        ).run()
+    assert destroyed
+    two = net()
+    with learner_of(two, comm) as learner:
+        psgd.TrainingSession(
+            learner=learner,
+            objective=psgd.torch.Objective(two, F.cross_entropy),
+            train=data(),
+            minibatch_size=SIZE,
+            epochs=2,
+            validation=psgd.CrossValidation(data=data()),
+        ).run()
+    assert np.array_equal(values(model), values(two))
+
+
+def test_what_is_refused(comm):
+    model, other = net(), net()
+    with learner_of(model, comm) as learner:
+        for objective, message in [
+            (psgd.torch.Objective(other, F.cross_entropy), "its model must be that of the learner"),
+            (psgd.torch.Objective(model, F.cross_entropy, reduction="sum"), "reduction='sum'"),
+        ]:
+            session = psgd.TrainingSession(learner=learner, objective=objective, train=data())
+            with pytest.raises(psgd.UserError, match=message):
+                session.run()
+    with pytest.raises(psgd.UserError, match="model must be a torch"):
+        psgd.torch.Objective(3, F.cross_entropy)
+    with pytest.raises(psgd.UserError, match="loss must be a function"):
+        psgd.torch.Objective(model, "cross_entropy")
