@@ -46,11 +46,8 @@ def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]
             raise UserError(f"{path}: {key!r} is not an option of train.py{hint}")
         try:
             arguments += _arguments(actions[name], value)
-        except TypeError:
-            raise UserError(
-                f"{path}: {key}={shown(value)} must be a number, a text, true or false, or a list "
-                "or table of these where the option takes several"
-            ) from None
+        except TypeError as error:
+            raise UserError(f"{path}: {key}={shown(value)} must be {error}") from None
     return arguments
 
 
@@ -62,13 +59,12 @@ def settable(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _arguments(action: argparse.Action, value: Any) -> list[str]:
-    """The arguments that give an option this value; raises a TypeError where none can."""
-    flag = action.option_strings[0]
-    if isinstance(value, bool):
-        if len(action.option_strings) > 1:  # --x and --no-x
-            return [flag if value else action.option_strings[1]]
-        if action.nargs == 0:
-            return [flag] if value else []
+    """The arguments that give an option this value; a TypeError says what it must be."""
+    flag, *other = action.option_strings
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise TypeError("true or false")
+        return [flag] if value else other[:1]  # --no-x, where there is one
     if isinstance(value, list | dict) and action.nargs == "+":
         several = value if isinstance(value, list) else [_pair(*item) for item in value.items()]
         return [flag, *map(_text, several)]
@@ -86,7 +82,9 @@ def _text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, int | float | str):
         return str(value)
-    raise TypeError
+    raise TypeError(
+        "a number, a text, true or false, or where the option takes several a list or table of these"
+    )
 
 
 def config_text(
