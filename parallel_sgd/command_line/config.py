@@ -83,7 +83,7 @@ def _text(value: Any) -> str:
     if isinstance(value, int | float | str):
         return str(value)
     raise TypeError(
-        "a number, a text, true or false, or where the option takes several a list or table of these"
+        "a number, a text, true or false; or a list or table of these where it takes several"
     )
 
 
