@@ -3,9 +3,10 @@
 Of a server's n values K workers push b bits each, with v = b/8 + levels bytes a value, and pull 4
 bytes each. All go over the server's one link, and its core decodes one push after the other:
 
-    total = n / encode + K (n v / rate + n / decode + 4 n / rate)
+    startup = 2 (latency + K message)
+    total   = startup + n / encode + K (n v / rate + n / decode + 4 n / rate)
 
-Every worker encodes for itself. What does not depend on the bits, but for the pull, is left out.
+Every worker encodes for itself. What the server's optimizer takes is left out.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ def push_s(values: int, bits: float, workers: int, measured: Measured) -> float:
 
     Local.
     """
-    rate, speeds = CARRIED * measured.link.bytes_per_s, measured.speeds
-    wire_s = (encoded_bytes(values, bits) + 4 * values) / rate
-    return values / speeds.encode[bits] + workers * (wire_s + values / speeds.decode[bits])
+    link, speeds = measured.link, measured.speeds
+    startup_s = 2 * (link.latency_s + workers * link.message_s)
+    wire_s = (encoded_bytes(values, bits) + 4 * values) / (CARRIED * link.bytes_per_s)
+    server_s = workers * (wire_s + values / speeds.decode[bits])
+    return startup_s + values / speeds.encode[bits] + server_s
 
 
 def best_push_bits(

@@ -21,7 +21,7 @@ from parallel_sgd import (
     load_checkpoint,
 )
 from parallel_sgd.compression import auto_bits
-from parallel_sgd.costs import Measured, best_push_bits, measured
+from parallel_sgd.costs import Link, Measured, best_push_bits, measured
 from parallel_sgd.parameter_server import Rules, place
 
 LAYOUT = {"W": (40, 30), "W.bias": (30,), "E[0]": (700,), "s": (3,)}
@@ -176,6 +176,13 @@ def test_a_slice_has_the_bits_of_its_parameter():
         assert bits == {s.label: of_parameters[s.name] for s in slices}
     alone = rules.codec_of_part(2, place({"W": (600,)}, 1).servers[0], {"W": 600})
     assert alone.bits == 2
+
+
+def test_a_short_push_has_all_bits():
+    """Where latencies are all that it takes."""
+    for values, bits in ((1000, 32), (10**6, 1)):
+        late = Measured(8, 1, Link(1e-2, 1e8), speeds())
+        assert best_push_bits(values, 4, late, auto_bits()) == bits
 
 
 def test_more_workers_at_a_server_make_fewer_bits_worth_it():
