@@ -61,12 +61,20 @@ def pulled(learner: Learner) -> np.ndarray:
     return model
 
 
-@pytest.mark.parametrize("bits_of", [{}, {"*.bias": 32, "<100": 16}, {"E[0]": 8, "W": 2}])
-@pytest.mark.parametrize("options", [{}, {"mode": "sync"}, {"pipeline": True}, {"sync_steps": 2}])
+@pytest.mark.threads(3)
+@pytest.mark.parametrize(
+    ("options", "bits_of"),
+    [
+        ({}, {"*.bias": 32, "<100": 16}),
+        ({"mode": "sync"}, {}),
+        ({"pipeline": True}, {"E[0]": 8, "W": 2}),
+        ({"sync_steps": 2}, {}),
+    ],
+)
 def test_nothing_is_lost_where_the_bits_change(comm, options, bits_of):
     """What was applied and what is still owed are all gradients, after every push; and what few
     bits have lost is given back by 32 at last."""
-    for servers in {0, min(1, comm.size - 1), max(0, comm.size - 2)}:
+    for servers in (0, min(1, comm.size - 1)):
         workers = comm.size - servers
         bits = {"gradient_bits": by_samples(workers), "bits_of": bits_of, "block_size": 64}
         learner = learner_on(comm, servers, **bits, **options)

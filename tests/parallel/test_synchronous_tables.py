@@ -44,8 +44,8 @@ def learner_on(comm: Communicator, *tables: Embedding, servers: int, **options: 
 
 
 def server_counts(comm: Communicator) -> set[int]:
-    """One on every rank; one apart; as many apart as there can be with two workers."""
-    return {0, min(1, comm.size - 1), max(0, comm.size - 2)}
+    """One on every rank; and as many apart as there can be with two workers."""
+    return {0, max(0, comm.size - 2)}
 
 
 def samples_of(worker: int, step: int) -> int:
@@ -97,9 +97,9 @@ def rows_of(table: RowTable, ids: Array) -> Array:
 
 
 @pytest.mark.parametrize(
-    "optimizer", [SGD(lr=Steps({0: 0.5, 12: 0.2})), Adagrad(lr=0.1), Adam(lr=0.01)]
+    ("optimizer", "prefetch"),
+    [(SGD(lr=Steps({0: 0.5, 12: 0.2})), True), (Adagrad(lr=0.1), False), (Adam(lr=0.01), True)],
 )
-@pytest.mark.parametrize("prefetch", [False, True])
 def test_training_is_that_of_one_table_with_the_whole_minibatch(comm, optimizer, prefetch):
     """Bit for bit, for ids of all of int64; rows that are pulled are those of the step before."""
     options = Embedding(name="t", width=WIDTH, optimizer=optimizer, entry_count=2, seed=5)
@@ -121,6 +121,7 @@ def test_training_is_that_of_one_table_with_the_whole_minibatch(comm, optimizer,
         learner.finish()
 
 
+@pytest.mark.threads(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -162,11 +163,10 @@ def test_each_worker_counts_in_full_where_the_merge_is_a_sum(comm):
     learner.finish()
 
 
-@pytest.mark.parametrize("optimizer", [Adagrad(lr=0.1), Adam(lr=0.01)])
-def test_a_run_goes_on_bit_for_bit_from_the_midst_of_a_period(comm, tmp_path, optimizer):
+def test_a_run_goes_on_bit_for_bit_from_the_midst_of_a_period(comm, tmp_path):
     """With what has been pushed and not been applied, also on other servers and workers."""
     folder = comm.allgather_object(str(tmp_path))[0]
-    options = Embedding(name="t", width=WIDTH, optimizer=optimizer)
+    options = Embedding(name="t", width=WIDTH, optimizer=Adam(lr=0.01))
 
     def trained(learner: Learner, first: int, last: int) -> None:
         for step in range(first, last):
@@ -209,6 +209,7 @@ def test_a_worker_that_fails_ends_the_step_of_all(comm):
     learner = learner_on(comm, Embedding(name="t", width=WIDTH), servers=0)
     step_of(learner, 0)
     learner.tables["t"].push(*pushed_by(comm.rank, 1), samples=1)
+    comm.barrier()  # else others hear of it in their pushes
     failing = comm.rank == comm.size - 1
     with pytest.raises(SharedError, match=f"^bad data .on rank {comm.size - 1}"):
         learner.fail("bad data") if failing else learner.step(samples=1)
