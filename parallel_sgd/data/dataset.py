@@ -115,7 +115,7 @@ class Dataset(ABC):
         stream = (checked_seed(seed), *SPLIT_STREAM)
         order = np.random.default_rng(stream).permutation(len(self))
         both = order[wanted:], order[:wanted]
-        if self.groups(order[:1]) is not None:  # one group after the other
+        if self.groups(order[:0]) is not None:  # one group after the other
             both = np.sort(both[0]), np.sort(both[1])
         return Subset(self, both[0]), Subset(self, both[1])
 

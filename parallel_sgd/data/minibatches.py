@@ -12,7 +12,6 @@ import numpy as np
 from ..errors import SharedError, UserError
 from ..validation import LARGEST_INTEGER, checked_seed, choice, integer, points
 from .dataset import as_dataset
-from .order import IndexArray, epoch_order, grouped_order
 from .validation import Array, DType, float_dtype
 from .view import FeedView, LearnerView
 
@@ -203,19 +202,6 @@ class MinibatchSource(ABC):
                 "their step"
             )
         return min(max(position, 0), samples)
-
-    def _order(self, number: int, minibatch_size: int) -> IndexArray:
-        """The order of an epoch's samples, of which so many are read at a time."""
-        samples, dataset = len(self.dataset), self.dataset
-        if not self.shuffle or not self._in_groups:
-            return epoch_order(samples, self.seed, number, self.shuffle)
-        groups = dataset.groups(np.arange(samples))
-        assert groups is not None
-        return grouped_order(groups, dataset.open_groups, self.seed, number, minibatch_size)
-
-    @property
-    def _in_groups(self) -> bool:
-        return self.dataset.groups(np.zeros(0, np.int64)) is not None
 
     def _read(self, indexes: Array, learner: LearnerView) -> tuple[Array, Array]:
         """Read samples; where they are not as required, end the step of all ranks."""

@@ -27,31 +27,6 @@ def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> IndexArra
     return np.random.default_rng((seed, epoch)).permutation(samples)
 
 
-def grouped_order(
-    groups: IndexArray, together: int, seed: int, epoch: int, minibatch_size: int
-) -> IndexArray:
-    """Return the order of an epoch's samples where those of a group should be read together.
-
-    The groups are shuffled, and taken so many at a time; their samples are shuffled among each
-    other. In every minibatch they are then arranged by group, so that a rank's contiguous part of
-    it has few groups, and the parts that follow have the same.
-
-    Args:
-        groups: int [n], the group of each sample.
-        together: groups that are shuffled among each other, at least 1.
-        minibatch_size: samples of an arranged run.
-    Returns:
-        int [n]: a permutation, drawn from (seed, epoch) and the arguments alone. Local.
-    """
-    require_memory("the order of an epoch's samples", 8 * len(groups))
-    random = np.random.default_rng((seed, epoch))
-    place = random.permutation(int(groups.max(initial=-1)) + 1)  # of a group among all
-    order = random.permutation(len(groups))
-    order = order[np.argsort(place[groups[order]] // together, kind="stable")]
-    minibatch = np.arange(len(order)) // minibatch_size
-    return order[np.lexsort((place[groups[order]], minibatch))]
-
-
 def rank_slice(samples: int, rank: int, size: int) -> slice:
     """Return the contiguous part of a minibatch that belongs to one rank.
 

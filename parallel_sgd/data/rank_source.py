@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..validation import shown
+from .groups import order_of
 from .minibatches import MinibatchSource
 from .order import IndexArray, rank_slice
 from .validation import Array
@@ -61,9 +62,9 @@ class RankSource(MinibatchSource):
                 f"minibatch_size={self._size}: no minibatch of these ranks begins after "
                 f"{feed.samples} samples"
             )
+        order = order_of(self.dataset, self.seed, number, self.shuffle)
         positions = rank_slice(self._size, learner.comm.rank, learner.comm.size)
         own = positions.stop - positions.start
-        order = self._order(number, own)
         for step in range(first, len(totals)):
             minibatch = order[step * own : (step + 1) * own]
             feed.announce(len(minibatch), int(totals[step]))

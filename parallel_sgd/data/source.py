@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .fingerprint import require_same_data
+from .groups import has_groups, order_of
 from .minibatches import MinibatchSource, size_after
 from .order import rank_slice
 from .validation import Array
@@ -68,8 +69,7 @@ class Source(MinibatchSource):
         self, number: int, feed: FeedView, learner: LearnerView
     ) -> Iterator[tuple[Array, Array]]:
         samples = self.samples_per_epoch
-        begins = self.start + number * samples
-        order = self._order(number, size_after(self.minibatch_size, begins))
+        order = order_of(self.dataset, self.seed, number, self.shuffle)
         seen = self._seen_of_epoch(number, samples, feed, learner)
         while seen < samples:
             minibatch = order[seen : seen + size_after(self.minibatch_size, feed.samples)]
@@ -82,7 +82,7 @@ class Source(MinibatchSource):
 
     def _facts(self) -> dict[str, Any]:
         facts = super()._facts() | {"number of samples": len(self.dataset)}
-        if self._in_groups:
+        if has_groups(self.dataset):
             facts["groups of samples in use at a time"] = self.dataset.open_groups
         return facts
 

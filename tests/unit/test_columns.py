@@ -13,7 +13,7 @@ from fake_learners import Comm, Learner
 
 from parallel_sgd import data
 from parallel_sgd.data import column_files
-from parallel_sgd.data.order import grouped_order
+from parallel_sgd.data.groups import GroupedOrder
 from parallel_sgd.errors import SharedError, UserError
 
 pa = pytest.importorskip("pyarrow")
@@ -184,16 +184,21 @@ def test_alone_every_group_is_decoded_once_an_epoch(tmp_path, decoded):
 
 def test_the_order_of_groups_is_a_permutation_of_its_windows():
     groups = np.repeat(np.arange(12), 5)
-    order = grouped_order(groups, 3, seed=1, epoch=2, minibatch_size=6)
+
+    def minibatches(epoch):
+        order = GroupedOrder(groups, 3, seed=1, epoch=epoch)
+        return [order[begin : begin + 6] for begin in range(0, 60, 6)]
+
+    order = np.concatenate(minibatches(2))
     assert sorted(order) == list(range(60))
     windows = [set(groups[part].tolist()) for part in np.split(order, 4)]
     assert all(len(window) == 3 for window in windows) and len(set.union(*windows)) == 12
     assert windows[0] != {0, 1, 2}
-    for minibatch in np.split(order, 10):
+    for minibatch in minibatches(2):
         runs = 1 + np.count_nonzero(np.diff(groups[minibatch]))
         assert runs == len(set(groups[minibatch].tolist()))  # arranged by group
-    assert (grouped_order(groups, 3, 1, 3, 6) != order).any()
-    assert grouped_order(groups[:0], 3, 1, 3, 6).tolist() == []
+    assert (np.concatenate(minibatches(3)) != order).any()
+    assert GroupedOrder(groups[:0], 3, 1, 3)[0:6].tolist() == []
 
 
 def test_ranks_that_keep_different_numbers_of_groups_disagree(tmp_path):
