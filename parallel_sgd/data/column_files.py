@@ -16,6 +16,7 @@ from ..files import opened
 from ..validation import NUMBERS, line_of
 from .validation import Array
 
+MOST_ROWS = 1 << 48  #: of a file
 EXTRA = "pip install 'parallel-sgd[arrow]'"
 
 
@@ -50,7 +51,7 @@ class ColumnFile(ABC):
                 if (kind := _kind_of(type_)) is not None and names.count(name) == 1
             }
             self.types = {name: str(type_) for name, type_ in zip(names, schema.types, strict=True)}
-        if min(self.rows, default=0) < 0:
+        if min(self.rows, default=0) < 0 or sum(self.rows) > MOST_ROWS:
             raise UserError(f"{path} is not a well-formed {self.format} file: rows {self.rows}")
 
     @abstractmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections import OrderedDict
@@ -16,14 +15,14 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import reason
-from ..validation import checked_path, integer, shown
+from ..validation import checked_path, integer, require_memory
 from .column_files import ArrowFile, ColumnFile, ParquetFile
+from .column_names import chosen, usual_x, usual_y
 from .dataset import Dataset
 from .validation import Array, DType, checked_inputs, checked_targets, float_dtype
 
 MOST_BYTES = 1 << 30
 PARQUET, ARROW = (".parquet",), (".arrow", ".feather")
-USUAL_Y = ("y", "label", "target")
 
 Names = str | Sequence[str]
 Pair = tuple[Array, Array]
@@ -69,22 +68,26 @@ class Columns(Dataset):
         self.files = tuple(files)
         self.most_bytes = integer("most_bytes", most_bytes, 1)
         first = self.files[0]
-        self._y = _usual_y(first) if y is None else _chosen("y", y, first)
-        self._x = _usual_x(first, self._y) if x is None else _chosen("x", x, first)
+        self._y = usual_y(first) if y is None else chosen("y", y, first)
+        self._x = usual_x(first, self._y) if x is None else chosen("x", x, first)
         for file in self.files[1:]:
             self._require_alike(file)
         self._groups = [(file, group) for file in self.files for group in range(len(file.rows))]
         rows = [file.rows[group] for file, group in self._groups]
         self._ends = np.array(list(accumulate(rows)), np.int64)
-        self._kept: OrderedDict[int, Pair] = OrderedDict()
         self._lock = Lock()  # threads that share a data set are ranks of their own
         self._none = self._empty(self._x), self._empty(self._y, vector=isinstance(y, str | None))
         bytes_a_row = sum(a.itemsize * math.prod(a.shape[1:]) for a in self._none)
         self._fits = bytes_a_row * len(self) <= self.most_bytes
+        if self._fits:
+            require_memory(repr(self), bytes_a_row * len(self))
+        self._all: Pair | None = None  #: all samples, where they fit
+        self._kept: OrderedDict[int, Pair] = OrderedDict()  #: groups, the latest used last
         largest = bytes_a_row * max(rows, default=0)
         self.open_groups = max(self.most_bytes // max(largest, 1), 1)
         self.repeatable = self._fits
-        self.y_name = f"{first.path}: y"
+        several = self.files[1:]
+        self.y_name = f"{first.path.parent if several else first.path}: y"
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -97,51 +100,94 @@ class Columns(Dataset):
         self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
     ) -> tuple[Array, Array]:
         kind = float_dtype(dtype)
-        nobody = np.empty(0, np.int64)
-        some_x = checked_inputs("x", self._none[0], nobody, kind)
-        some_y = checked_targets(self.y_name, self._none[1], nobody, kind, classes)
-        x = np.empty((len(indexes), *some_x.shape[1:]), some_x.dtype)
-        y = np.empty((len(indexes), *some_y.shape[1:]), some_y.dtype)
-        for number, places, rows in self._where(indexes):
-            stored = self._decoded(number)
-            file, group = self._groups[number]
-            of_file = rows + file.first_row(group)
-            x[places] = checked_inputs(f"{file.path}: x", stored[0][rows], of_file, kind)
-            y_name = f"{file.path}: y"
-            y[places] = checked_targets(y_name, stored[1][rows], of_file, kind, classes)
-        return x, y
+        indexes = np.asarray(indexes)
+        stored = self._gathered(indexes)
+        try:
+            return self._checked(self.y_name, stored, indexes, kind, classes)
+        except UserError:
+            self._find_wrong(stored, indexes, kind, classes)
+            raise
 
     def targets(self, indexes: Array) -> Array:
         y = np.empty((len(indexes), *self._none[1].shape[1:]), self._none[1].dtype)
-        for number, places, rows in self._where(indexes):
+        for number, places, rows in self._where(np.asarray(indexes)):
             with self._lock:
                 kept = self._kept.get(number)
             stored = kept[1] if kept else self._stored(number, self._y)[0]
             y[places] = stored[rows]
         return y
 
-    def _where(self, indexes: Array) -> Iterator[tuple[int, Array, Array]]:
-        """Of each group that is needed: its number, places in the minibatch, and rows of its own,
-        in the order in which they are first asked for."""
-        indexes = np.asarray(indexes)
-        numbers = self._ends.searchsorted(indexes, side="right")
-        distinct, firsts = np.unique(numbers, return_index=True)
-        for number in distinct[np.argsort(firsts)].tolist():
-            places = np.flatnonzero(numbers == number)
-            file, group = self._groups[number]
-            begin = int(self._ends[number]) - file.rows[group]
-            yield number, places, indexes[places] - begin
+    def _gathered(self, indexes: Array) -> Pair:
+        """The samples as they are stored, [m, …]."""
+        if self._fits:
+            x, y = self._with(indexes)
+            return x[indexes], y[indexes]
+        x, y = (np.empty((len(indexes), *a.shape[1:]), a.dtype) for a in self._none)
+        for number, places, rows in self._where(indexes):
+            group = self._decoded(number)
+            x[places], y[places] = group[0][rows], group[1][rows]
+        return x, y
+
+    def _with(self, indexes: Array) -> Pair:
+        """All samples, of which some groups are decoded: those of the indexes, and earlier ones."""
+        with self._lock:
+            if self._all is None:
+                shapes = ((len(self), *a.shape[1:]) for a in self._none)
+                x, y = map(np.empty, shapes, (a.dtype for a in self._none))
+                self._all = x, y
+            if len(self._kept) < len(self._groups):
+                for number in np.unique(self._ends.searchsorted(indexes, side="right")).tolist():
+                    if number in self._kept:
+                        continue
+                    part = slice(self._begin(number), int(self._ends[number]))
+                    self._all[0][part], self._all[1][part] = self._stored(number, self._x, self._y)
+                    self._kept[number] = self._all[0][part], self._all[1][part]
+            return self._all
 
     def _decoded(self, number: int) -> Pair:
         """x and y of a group, as stored. Decodes it unless it is kept."""
         with self._lock:
             if number not in self._kept:
-                pair = self._stored(number, self._x, self._y)
-                while not self._fits and len(self._kept) >= self.open_groups:
+                x, y = self._stored(number, self._x, self._y)
+                while len(self._kept) >= self.open_groups:
                     self._kept.popitem(last=False)
-                self._kept[number] = pair[0], pair[1]
+                self._kept[number] = x, y
             self._kept.move_to_end(number)
             return self._kept[number]
+
+    def _where(self, indexes: Array) -> Iterator[tuple[int, Array, Array]]:
+        """Of each group that is needed: its number, places in the minibatch, and rows of its own,
+        in the order in which they are first asked for."""
+        numbers = self._ends.searchsorted(indexes, side="right")
+        distinct, firsts = np.unique(numbers, return_index=True)
+        for number in distinct[np.argsort(firsts)].tolist():
+            places = np.flatnonzero(numbers == number)
+            yield number, places, indexes[places] - self._begin(number)
+
+    def _begin(self, number: int) -> int:
+        file, group = self._groups[number]
+        return int(self._ends[number]) - file.rows[group]
+
+    def _checked(
+        self,
+        y_name: str,
+        stored: Pair,
+        indexes: Array,
+        kind: np.dtype[Any] | None,
+        classes: int | None,
+    ) -> Pair:
+        x = checked_inputs(f"{y_name[:-1]}x", stored[0], indexes, kind)
+        return x, checked_targets(y_name, stored[1], indexes, kind, classes)
+
+    def _find_wrong(
+        self, stored: Pair, indexes: Array, kind: np.dtype[Any] | None, classes: int | None
+    ) -> None:
+        """Raise the error of a sample that is not as required, with its file and its row there."""
+        for number, places, rows in self._where(indexes):
+            file, group = self._groups[number]
+            some = stored[0][places], stored[1][places]
+            rows_there = rows + file.first_row(group)
+            self._checked(f"{file.path}: y", some, rows_there, kind, classes)
 
     def _stored(self, number: int, *columns: tuple[str, ...]) -> list[Array]:
         """x or y of a group, or both, given their columns."""
@@ -246,48 +292,3 @@ def _files(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Path
 
 def _is_data(path: Path, suffixes: tuple[str, ...]) -> bool:
     return path.suffix.lower() in suffixes and not path.name.startswith((".", "_"))
-
-
-def _chosen(argument: str, names: Any, file: ColumnFile) -> tuple[str, ...]:
-    """The columns that a user names, each seen to be there and to hold numbers."""
-    chosen = (names,) if isinstance(names, str) else names
-    if not isinstance(chosen, Sequence) or not all(isinstance(name, str) for name in chosen):
-        raise UserError(
-            f"{argument}={shown(names)} must be the name of a column, or a list of them"
-        )
-    if not chosen:
-        raise UserError(f"{argument}={shown(names)} must be at least one column")
-    for name in chosen:
-        if name not in file.columns:
-            near = difflib.get_close_matches(name, file.columns, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {shown(list(file.columns))}"
-            raise UserError(f"{argument}={name!r} is no column of {file.path}: {hint}")
-        if name not in file.kinds:
-            twice = file.columns.count(name) > 1
-            held = "is there twice" if twice else f"holds {file.types[name]}: must be numbers"
-            raise UserError(f"{argument}={name!r} of {file.path} {held}")
-        if len(chosen) > 1 and file.kinds[name][1] is not None:
-            raise UserError(
-                f"{argument}={shown(names)}: {name!r} of {file.path} holds lists of numbers: must "
-                "be the only column"
-            )
-    return tuple(chosen)
-
-
-def _usual_y(file: ColumnFile) -> tuple[str, ...]:
-    for name in USUAL_Y:
-        if name in file.columns:
-            return _chosen("y", name, file)
-    raise UserError(
-        f"y must name a column of {file.path}, which has no {' or '.join(map(repr, USUAL_Y))}: it "
-        f"has {shown(list(file.columns))}"
-    )
-
-
-def _usual_x(file: ColumnFile, y: tuple[str, ...]) -> tuple[str, ...]:
-    if "x" in file.columns and "x" not in y:
-        return _chosen("x", "x", file)
-    others = [name for name in file.columns if name not in y]
-    if not others:
-        raise UserError(f"x must name columns of {file.path}: it has none beside y={list(y)}")
-    return _chosen("x", others, file)

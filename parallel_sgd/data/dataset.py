@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..validation import NUMBERS, checked_seed, integer, kind_of, line_of, shown
+from ..validation import NUMBERS, checked_seed, integer, kind_of, line_of, require_memory, shown
 from .mapping import mapping_of, require_whole
 from .validation import Array, DType, check_numbers, checked_inputs, checked_targets, float_dtype
 
@@ -96,6 +96,7 @@ class Dataset(ABC):
         self, *, dtype: DType = np.float32, classes: int | None = None
     ) -> tuple[Array, Array]:
         """Read all samples, checked, as two arrays in memory; arguments as for `read`. Local."""
+        require_memory(repr(self), 8 * len(self))
         return self.read(np.arange(len(self)), dtype=dtype, classes=classes)
 
     def split(self, test: int | float, *, seed: int = 0) -> tuple[Subset, Subset]:
@@ -113,6 +114,7 @@ class Dataset(ABC):
         """
         wanted = samples_to_test(test, len(self))
         stream = (checked_seed(seed), *SPLIT_STREAM)
+        require_memory(f"a split of {self!r}", 8 * len(self))
         order = np.random.default_rng(stream).permutation(len(self))
         both = order[wanted:], order[:wanted]
         if self.groups(order[:0]) is not None:  # one group after the other

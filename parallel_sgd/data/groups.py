@@ -29,7 +29,6 @@ class GroupedOrder:
     """
 
     def __init__(self, groups: IndexArray, together: int, seed: int, epoch: int) -> None:
-        require_memory("the order of an epoch's samples", 32 * len(groups))
         random = np.random.default_rng((seed, epoch))
         place = random.permutation(int(groups.max(initial=-1)) + 1)  # of a group among all
         order = random.permutation(len(groups))
@@ -51,6 +50,7 @@ def order_of(dataset: Dataset, seed: int, epoch: int, shuffle: bool) -> IndexArr
     """
     if not shuffle or not has_groups(dataset):
         return epoch_order(len(dataset), seed, epoch, shuffle)
+    require_memory("the order of an epoch's samples", 32 * len(dataset))
     groups = dataset.groups(np.arange(len(dataset)))
     assert groups is not None
     return GroupedOrder(groups, dataset.open_groups, seed, epoch)

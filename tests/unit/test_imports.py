@@ -66,6 +66,8 @@ OWNERS = {
     "cupy": {"kernels", "models", "command_line", "torch"},  # models, command_line: is it there?
     "mpi4py": {"communication"},
     "torch": {"torch"},
+    "PIL": {"data"},
+    "pyarrow": {"data"},
 }
 
 
@@ -221,6 +223,7 @@ def test_importing_the_package_starts_nothing():
     script = (
         "import sys, parallel_sgd\n"
         "heavy = {'mpi4py.MPI', 'numba', 'llvmlite', 'cupy', 'torch', 'sklearn', 'matplotlib'}\n"
+        "heavy |= {'PIL', 'pyarrow'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(
