@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..files import opened
 from ..validation import checked_path, line_of, require_memory
 from .dataset import Arrays
-from .idx import load_idx
+from .idx import mapped_idx
 from .images import Images
 from .sizes import require_bytes, require_deflatable
 from .validation import Array
@@ -50,13 +50,13 @@ def load_npy(path: str | os.PathLike[str], labels: str | os.PathLike[str]) -> Ar
 
 
 def load_idx_pair(path: str | os.PathLike[str], labels: str | os.PathLike[str]) -> Arrays:
-    """Read an IDX file of x and one of y (`load_idx`), whole into memory on every rank.
+    """Open an IDX file of x and one of y, memory-mapped; ``.gz`` is read whole by every rank.
 
     Images of bytes (ubyte [n, height, width]) become floats in 0 to 1 as they are read. Local.
     """
-    x = load_idx(path)
+    x, y = mapped_idx(path), mapped_idx(labels)
     kind = Images if x.dtype == np.uint8 and x.ndim > 2 else Arrays
-    return kind(x, load_idx(labels), name=f"{path}, {labels}")
+    return kind(x, y, name=f"{path}, {labels}")
 
 
 def _npy(path: Path) -> Array:

@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
@@ -59,14 +60,42 @@ def is_idx(path: Path) -> bool:
     return "-idx" in name or ".idx" in name
 
 
-def _read(
-    what: str, read: Callable[[int], bytes], length: int, *, compressed: bool = False
-) -> Array:
-    """Read the magic number [0, 0, type, dimensions], a uint32 for each dimension, the numbers.
+def mapped_idx(path: str | os.PathLike[str]) -> Array:
+    """Memory-map an IDX file, where it is not compressed: numbers are read as they are used.
+
+    Args, Raises: as for `load_idx`.
+    Returns:
+        An array of the file's type and sizes, big-endian, not to be written to; of a ``.gz`` file
+        what `load_idx` returns.
+
+    Local.
+    """
+    file_path = checked_path("path", path, "file")
+    if file_path.suffix.lower() == ".gz":
+        return load_idx(path)
+    what = str(path)
+    with opened(what, file_path) as file:
+        try:
+            dtype, shape = _head(what, file.read)
+            size, have = math.prod(shape) * dtype.itemsize, _left(file)
+            if require_bytes(what, shape, dtype, have) < have:
+                raise _too_long(what, shape, size)
+            if size == 0:
+                return np.empty(shape, dtype)
+            return np.memmap(file, dtype, mode="r", offset=file.tell(), shape=shape)
+        except UserError:
+            raise
+        except (ValueError, OverflowError) as error:  # more, or larger, dimensions than NumPy has
+            raise UserError(f"{what} is not a well-formed IDX file: {line_of(error)}") from None
+        except OSError as error:
+            raise UserError(f"{what} cannot be mapped into memory: {reason(error)}") from None
+
+
+def _head(what: str, read: Callable[[int], bytes]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Read the magic number [0, 0, type, dimensions], and a uint32 for each dimension.
 
     Args:
         read: returns the next so many bytes, fewer at the end.
-        length: of the file in bytes, as it lies on the disk.
     """
     magic = read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or magic[3] == 0:
@@ -82,12 +111,24 @@ def _read(
             f"{what} is truncated: {len(sizes)} bytes of sizes, its {dimensions} dimensions "
             f"require {4 * dimensions}"
         )
-    shape = struct.unpack(f">{dimensions}I", sizes)
-    have = length - len(magic) - len(sizes)
+    return dtype, struct.unpack(f">{dimensions}I", sizes)
+
+
+def _read(
+    what: str, read: Callable[[int], bytes], length: int, *, compressed: bool = False
+) -> Array:
+    """Read the head, and then the numbers.
+
+    Args:
+        read: returns the next so many bytes, fewer at the end.
+        length: of the file in bytes, as it lies on the disk.
+    """
+    dtype, shape = _head(what, read)
+    head = 4 + 4 * len(shape)
     size = math.prod(shape) * dtype.itemsize
     if compressed:
-        require_deflatable(what, len(magic) + len(sizes) + size, length)
-    elif require_bytes(what, shape, dtype, have) < have:
+        require_deflatable(what, head + size, length)
+    elif require_bytes(what, shape, dtype, length - head) < length - head:
         raise _too_long(what, shape, size)
     require_memory(what, size)
     try:
@@ -106,6 +147,10 @@ def _read(
     if read(1):
         raise _too_long(what, shape, size)
     return array if dtype.isnative else array.byteswap(inplace=True).view(dtype.newbyteorder("="))
+
+
+def _left(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size - file.tell()
 
 
 def _too_long(what: str, shape: tuple[int, ...], size: int) -> UserError:

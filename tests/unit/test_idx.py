@@ -12,6 +12,7 @@ import pytest
 
 from parallel_sgd import data
 from parallel_sgd.data import bundled
+from parallel_sgd.data.idx import mapped_idx
 from parallel_sgd.errors import UserError
 
 CODES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
@@ -69,9 +70,10 @@ REFUSED = [
 def test_a_malformed_file_is_one_line_that_names_it(tmp_path, content, message, name):
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name == "x.gz" else content)
-    with pytest.raises(UserError, match=f"^{path} {message}") as caught:
-        data.load_idx(path)
-    assert "\n" not in str(caught.value)
+    for reader in (data.load_idx, mapped_idx):
+        with pytest.raises(UserError, match=f"^{path} {message}") as caught:
+            reader(path)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("sizes", [(HUGE,), (HUGE, 4), (HUGE,) * 3, (HUGE,) * 255])
@@ -80,8 +82,9 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(tmp_path, sizes):
     (tmp_path / "x").write_bytes(content)
     (tmp_path / "x.gz").write_bytes(gzip.compress(content))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UserError, match="x is truncated: 65536 bytes of data, its shape requires"):
-        data.load_idx(tmp_path / "x")
+    for reader in (data.load_idx, mapped_idx):
+        with pytest.raises(UserError, match="x is truncated: 65536 bytes of data, its shape requi"):
+            reader(tmp_path / "x")
     with pytest.raises(UserError, match=r"x.gz is not well-formed: it claims \d+ bytes, which its"):
         data.load_idx(tmp_path / "x.gz")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
@@ -198,3 +201,18 @@ def test_where_the_package_is_missing_it_is_named(folder, monkeypatch):
         data.fashion_mnist()
     monkeypatch.setattr(bundled, "FASHION_MNIST_FOLDER", str(folder))
     assert len(data.fashion_mnist()[0]) == 20
+
+
+def test_damaged_bytes_of_a_mapped_file_give_numbers_or_one_line(tmp_path):
+    whole, random = head(12, 3, 4) + bytes(48), np.random.default_rng(0)
+    refused = 0
+    for _ in range(400):
+        damaged = bytearray(whole)
+        damaged[random.integers(16)] = random.integers(256)
+        (tmp_path / "x.idx").write_bytes(damaged)
+        try:
+            mapped_idx(tmp_path / "x.idx").sum()
+        except UserError as error:
+            refused += 1
+            assert "\n" not in str(error) and str(error).startswith(str(tmp_path / "x.idx"))
+    assert refused > 100
