@@ -36,8 +36,8 @@ class Columns(Dataset):
     a shuffled epoch of a `Source` takes the groups in a random order, so many at a time, and the
     samples of these in a random order: each group is decoded about once an epoch, on about one
     rank. (A group is decoded whole: one that alone is larger than `most_bytes` takes what it takes.
-    Without `shuffle` every rank decodes all groups; to ask for single samples, as a PyTorch
-    `DataLoader` does, decodes a group for most of them.)
+    Without `shuffle` every rank decodes all groups; to ask for samples in another random order, as
+    a PyTorch `DataLoader` does without our sampler, decodes a group for most of them.)
 
     Args:
         files: at least one, of the same columns; their rows follow each other.

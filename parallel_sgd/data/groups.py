@@ -8,6 +8,8 @@ from ..validation import require_memory
 from .dataset import Dataset
 from .order import IndexArray, epoch_order
 
+GROUPS_IN_USE = "groups of samples in use at a time"  #: what ranks must agree on
+
 
 class GroupedOrder:
     """An order that keeps the samples of a group together; a slice of it is a minibatch.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from .fingerprint import require_same_data
-from .groups import has_groups, order_of
+from .groups import GROUPS_IN_USE, has_groups, order_of
 from .minibatches import MinibatchSource, size_after
 from .order import rank_slice
 from .validation import Array
@@ -83,7 +83,7 @@ class Source(MinibatchSource):
     def _facts(self) -> dict[str, Any]:
         facts = super()._facts() | {"number of samples": len(self.dataset)}
         if has_groups(self.dataset):
-            facts["groups of samples in use at a time"] = self.dataset.open_groups
+            facts[GROUPS_IN_USE] = self.dataset.open_groups
         return facts
 
     def fingerprint(self, learner: LearnerView) -> str:

@@ -7,14 +7,15 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from ..data import LearnerView
+from ..data import Dataset, LearnerView
+from ..data.groups import GROUPS_IN_USE, GroupedOrder, has_groups, order_of
 from ..data.minibatches import (
     MinibatchSize,
     checked_minibatch_size,
     size_after,
     told_size,
 )
-from ..data.order import epoch_order, rank_slice
+from ..data.order import IndexArray, epoch_order, rank_slice
 from ..errors import UserError
 from ..validation import checked_seed, choice, integer, kind_of
 
@@ -41,7 +42,8 @@ class MinibatchSampler(Sampler[list[int]]):
     ahead by workers of the DataLoader.
 
     Args:
-        dataset: with a length, or that length.
+        dataset: with a length, or that length. Of a `parallel_sgd.data.Dataset` whose samples are
+            best read in groups, the order is that of a `Source`.
         learner: which is trained on them.
         minibatch_size: samples of all ranks together in a minibatch, at least 1; or a mapping from
             the samples that all ranks have seen to such, ``{0: 64, 100_000: 256}``, or a function
@@ -80,6 +82,9 @@ class MinibatchSampler(Sampler[list[int]]):
             self.shuffle = choice("shuffle", shuffle, (True, False))
             self.start = integer("start", start, 0)
             self.drop_last = choice("drop_last", drop_last, (True, False))
+            self._grouped = None
+            if isinstance(dataset, Dataset) and has_groups(dataset):
+                self._grouped = dataset
             self.samples_per_epoch = self.samples
             if drop_last:  # of minibatches of one size
                 size = integer("minibatch_size", minibatch_size, 1, most=self.samples)
@@ -89,16 +94,17 @@ class MinibatchSampler(Sampler[list[int]]):
         if getattr(learner, "serves", False):
             return
         learner.comm.raise_together(problem)
-        learner.comm.require_agreement(
-            {
-                "length of the dataset": self.samples,
-                "minibatch_size": told_size(self.minibatch_size),
-                "seed": self.seed,
-                "shuffle": self.shuffle,
-                "drop_last": self.drop_last,
-                "start": self.start,
-            }
-        )
+        facts = {
+            "length of the dataset": self.samples,
+            "minibatch_size": told_size(self.minibatch_size),
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "drop_last": self.drop_last,
+            "start": self.start,
+        }
+        if self._grouped is not None:
+            facts[GROUPS_IN_USE] = self._grouped.open_groups
+        learner.comm.require_agreement(facts)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs that the learner has not finished, up to `count`: one pass over
@@ -134,7 +140,7 @@ class MinibatchSampler(Sampler[list[int]]):
                     "learner has seen"
                 )
             number = self._epoch_at(feed.samples)
-            order = epoch_order(self.samples, self.seed, number, self.shuffle)
+            order = self._order(number)
             seen = feed.samples - self.start - number * self.samples_per_epoch
             while seen < self.samples_per_epoch:
                 end = min(
@@ -147,6 +153,11 @@ class MinibatchSampler(Sampler[list[int]]):
                     own = minibatch[part]
                 feed.announce(len(own), len(minibatch))
                 yield (own if len(own) else minibatch[-1:]).tolist()
+
+    def _order(self, number: int) -> IndexArray | GroupedOrder:
+        if self._grouped is None:
+            return epoch_order(self.samples, self.seed, number, self.shuffle)
+        return order_of(self._grouped, self.seed, number, self.shuffle)
 
     def _epoch_at(self, samples: int) -> int:
         return max(0, samples - self.start) // self.samples_per_epoch

@@ -14,6 +14,7 @@ from torch_models import CLASSES, MLP, OPTIMIZERS, made, values
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, UserError
+from parallel_sgd.data.groups import order_of
 from parallel_sgd.data.order import epoch_order, rank_slice
 
 pytestmark = [
@@ -117,6 +118,39 @@ def test_the_position_is_part_of_a_checkpoint(comm, tmp_path, stop):
         assert epochs == list(range(stop // 4, 3))
         assert np.abs(values(again.model) - one_process(3)).max() < 1e-9
     comm.barrier()
+
+
+class Grouped(psgd.data.Arrays):
+    """Samples of which each three are read together, of two such groups at a time."""
+
+    open_groups = 2
+
+    def groups(self, indexes):
+        return np.asarray(indexes) // 3
+
+
+def test_samples_that_are_read_together_stay_together(comm):
+    dataset = Grouped(np.zeros((SAMPLES, 6)), np.arange(SAMPLES))
+    learner = learner_of(comm)
+    sampler = psgd.torch.sampler(dataset, learner, MINIBATCH, seed=3)
+    order, whole = order_of(dataset, 3, 0, True), []
+    for begin, own in zip(range(0, SAMPLES, MINIBATCH), sampler, strict=True):
+        minibatch = order[begin : begin + MINIBATCH].tolist()
+        everywhere = [number for part in comm.allgather_object(own) for number in part]
+        assert everywhere[: len(minibatch)] == minibatch
+        x = torch.zeros(len(own), 6, dtype=torch.float64)
+        F.cross_entropy(learner.model(x), torch.tensor(own) % CLASSES).backward()
+        learner.step(samples=len(own))
+        whole += minibatch
+    assert sorted(whole) == list(range(SAMPLES))
+
+
+def test_ranks_that_use_other_numbers_of_groups_disagree(comm):
+    dataset = Grouped(np.zeros((SAMPLES, 6)), np.arange(SAMPLES))
+    dataset.open_groups += comm.rank
+    if comm.size > 1:
+        with pytest.raises(UserError, match="groups of samples in use at a time must be the same"):
+            psgd.torch.sampler(dataset, learner_of(comm), MINIBATCH)
 
 
 def test_a_short_last_minibatch_can_be_left_out(comm):
