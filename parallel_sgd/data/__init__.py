@@ -13,13 +13,14 @@ from .cifar import CifarFile, cifar10, cifar100
 from .classes import count_classes
 from .clicks import CLICKS_CLASSES, Clicks, clicks
 from .columns import Columns, load_arrow, load_parquet
-from .dataset import Arrays, Dataset, Flattened, Items, Subset, as_dataset, flattened
+from .dataset import Arrays, Dataset, Flattened, Subset, flattened
 from .files import load_idx_pair, load_npy, load_npz
 from .fingerprint import fingerprint, require_same_data
 from .formats import FORMATS, Format, ends, load, load_train_test
 from .idx import load_idx
 from .image_folder import ImageFolder, image_folders
 from .images import Images
+from .items import Items, as_dataset
 from .joined import Joined
 from .library_source import ByteWindows, library_source
 from .minibatches import MinibatchSource

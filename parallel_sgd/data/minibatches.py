@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import SharedError, UserError
 from ..validation import LARGEST_INTEGER, checked_seed, choice, integer, points
-from .dataset import as_dataset
+from .items import as_dataset
 from .validation import Array, DType, float_dtype
 from .view import FeedView, LearnerView
 
