@@ -12,7 +12,7 @@ from .byte_sequences import ByteSequences, library_sequences, text_sequences
 from .cifar import CifarFile, cifar10, cifar100
 from .classes import count_classes
 from .clicks import CLICKS_CLASSES, Clicks, clicks
-from .columns import Columns, load_arrow, load_parquet
+from .columns import Columns
 from .dataset import Arrays, Dataset, Flattened, Subset, flattened
 from .files import load_idx_pair, load_npy, load_npz
 from .fingerprint import fingerprint, require_same_data
@@ -27,6 +27,7 @@ from .minibatches import MinibatchSource
 from .ngrams import NGRAM_CLASSES, ORDERS, NGrams, library_ngrams
 from .rank_source import RankSource
 from .source import Source
+from .tables import arrow_parts, load_arrow, load_parquet, parquet_parts
 from .tasks import TASKS, Task, task_of
 from .view import CommunicatorView, FeedView, LearnerView
 
@@ -60,6 +61,7 @@ __all__ = [
     "Source",
     "Subset",
     "Task",
+    "arrow_parts",
     "as_dataset",
     "cifar10",
     "cifar100",
@@ -82,6 +84,7 @@ __all__ = [
     "load_npz",
     "load_parquet",
     "load_train_test",
+    "parquet_parts",
     "require_same_data",
     "task_of",
     "text_sequences",

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
-from ..files import reason
-from ..validation import checked_path, integer, require_memory
-from .column_files import ArrowFile, ColumnFile, ParquetFile
+from ..validation import integer, require_memory
+from .column_files import ColumnFile
 from .column_names import chosen, usual_x, usual_y
 from .dataset import Dataset
 from .validation import Array, DType, checked_inputs, checked_targets, float_dtype
 
 MOST_BYTES = 1 << 30
-PARQUET, ARROW = (".parquet",), (".arrow", ".feather")
 
 Names = str | Sequence[str]
 Pair = tuple[Array, Array]
@@ -233,62 +229,3 @@ class Columns(Dataset):
     def __repr__(self) -> str:
         files = str(self.files[0].path) if len(self.files) == 1 else f"{len(self.files)} files"
         return f"Columns({files}, {len(self)} samples, x={self._x}, y={self._y})"
-
-
-def load_parquet(
-    path: str | os.PathLike[str],
-    *,
-    x: Names | None = None,
-    y: Names | None = None,
-    most_bytes: int = MOST_BYTES,
-) -> Columns:
-    """Columns of a Parquet file, or of all ``.parquet`` files of a folder by their sorted names.
-
-    Args:
-        path: of the file or the folder (not what is below it).
-        x, y, most_bytes: as for `Columns`, which says what is read when, and what is refused.
-    Raises:
-        UserError: as for `Columns`, or pyarrow is missing, or a file is missing or malformed.
-
-    Local: now, every rank reads the foot of each file.
-    """
-    files = [ParquetFile(file) for file in _files(path, PARQUET)]
-    return Columns(files, x=x, y=y, most_bytes=most_bytes)
-
-
-def load_arrow(
-    path: str | os.PathLike[str],
-    *,
-    x: Names | None = None,
-    y: Names | None = None,
-    most_bytes: int = MOST_BYTES,
-) -> Columns:
-    """As `load_parquet`, of Arrow files (``.arrow``, ``.feather`` of version 2): record batches are
-    the groups, and now one column of numbers is read, to see how many rows each has."""
-    files = [ArrowFile(file) for file in _files(path, ARROW)]
-    return Columns(files, x=x, y=y, most_bytes=most_bytes)
-
-
-def has_files(folder: Path, suffixes: tuple[str, ...]) -> bool:
-    """Whether a folder holds files with such names, hidden ones aside. Local."""
-    try:
-        return any(_is_data(path, suffixes) for path in folder.iterdir())
-    except OSError:  # of which its reader tells
-        return False
-
-
-def _files(path: str | os.PathLike[str], suffixes: tuple[str, ...]) -> list[Path]:
-    place = checked_path("path", path, "file")
-    if not place.is_dir():
-        return [place]
-    try:
-        files = sorted(file for file in place.iterdir() if _is_data(file, suffixes))
-    except OSError as error:
-        raise UserError(f"{place} cannot be read: {reason(error)}") from None
-    if not files:
-        raise UserError(f"{place} must hold files whose names end in {' or '.join(suffixes)}")
-    return files
-
-
-def _is_data(path: Path, suffixes: tuple[str, ...]) -> bool:
-    return path.suffix.lower() in suffixes and not path.name.startswith((".", "_"))

@@ -14,11 +14,20 @@ from ..errors import UserError
 from ..validation import checked_path, choice, shown
 from .bundled import fashion_mnist, is_mnist
 from .cifar import CIFAR10, CIFAR100, cifar10, cifar100, is_cifar, load_cifar10, load_cifar100
-from .columns import ARROW, PARQUET, has_files, load_arrow, load_parquet
 from .dataset import Dataset
 from .files import load_idx_pair, load_npy, load_npz
 from .idx import is_idx
 from .image_folder import ImageFolder, has_image_parts, image_folders
+from .tables import (
+    arrow_parts,
+    has_arrow_parts,
+    has_parquet_parts,
+    is_arrow,
+    is_parquet,
+    load_arrow,
+    load_parquet,
+    parquet_parts,
+)
 
 PathLike = str | os.PathLike[str]
 
@@ -48,18 +57,13 @@ def ends(*suffixes: str) -> Callable[[Path], bool]:
     return lambda path: path.suffix.lower() in suffixes
 
 
-def table(suffixes: tuple[str, ...]) -> Callable[[Path], bool]:
-    """Whether a path ends in one of these, or is a folder of such files."""
-    return lambda path: ends(*suffixes)(path) or has_files(path, suffixes)
-
-
 #: By name; of several that match the first one is taken.
 FORMATS: dict[str, Format] = {
     "npz": Format(ends(".npz"), load_npz),
     "npy": Format(ends(".npy"), load_npy, labels=True),
     "idx": Format(is_idx, load_idx_pair, labels=True),
-    "parquet": Format(table(PARQUET), load_parquet),
-    "arrow": Format(table(ARROW), load_arrow),
+    "parquet": Format(is_parquet, load_parquet, parquet_parts, has_parquet_parts),
+    "arrow": Format(is_arrow, load_arrow, arrow_parts, has_arrow_parts),
     "mnist": Format(is_mnist, None, fashion_mnist, Path.is_dir),
     "cifar10": Format(partial(is_cifar, CIFAR10), load_cifar10, cifar10, Path.is_dir),
     "cifar100": Format(partial(is_cifar, CIFAR100), load_cifar100, cifar100, Path.is_dir),
@@ -78,8 +82,9 @@ def load(
             - npz: a ``.npz`` file with arrays x and y (`load_npz`)
             - npy: a ``.npy`` file of x (`load_npy`)
             - idx: an IDX file of x, with "-idx" or ".idx" in its name (`load_idx_pair`)
-            - parquet: a ``.parquet`` file, or a folder of them (`load_parquet`)
-            - arrow: an ``.arrow`` or ``.feather`` file, or a folder of them (`load_arrow`)
+            - parquet: a ``.parquet`` file, or a folder of them (`load_parquet`, `parquet_parts`)
+            - arrow: an ``.arrow`` or ``.feather`` file, or a folder of them (`load_arrow`,
+              `arrow_parts`)
             - mnist: a folder with the files of MNIST or Fashion-MNIST (`fashion_mnist`)
             - cifar10, cifar100: a folder with the files of the binary version, or one of them
               (`cifar10`, `cifar100`)
@@ -117,7 +122,7 @@ def load_train_test(
     Args:
         path, labels, format, options: as for `load`.
         test, seed: as for `Dataset.split`, where the data are not cut into the two already (as
-            CIFAR, MNIST, and images in ``train/`` and ``test/`` are): there they have no effect.
+            CIFAR, MNIST, and what is in ``train/`` and ``test/`` are): there they have no effect.
     Returns:
         (training, test).
     Raises:

@@ -112,6 +112,34 @@ def test_the_files_of_a_folder_follow_each_other(tmp_path, form):
         data.load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "names", [("train-0", "train-1", "test-0"), ("train/0", "train/b", "val/0")]
+)
+def test_a_folder_of_parts_is_two_data_sets(tmp_path, form, names):
+    for i, name in enumerate(names):
+        path = tmp_path / f"{name}.{form}"
+        path.parent.mkdir(exist_ok=True)
+        write(path, numbered(5 + i, first=10 * i))
+    train, test = data.load_train_test(tmp_path, y=["y"])
+    assert train.arrays()[1].ravel().tolist() == [*range(5), *range(10, 16)]
+    assert test.arrays()[1].ravel().tolist() == [*range(20, 27)]
+    with pytest.raises(UserError, match=r"data.load_train_test gives both"):
+        data.load(tmp_path)
+    parts = data.parquet_parts if form == "parquet" else data.arrow_parts
+    other = write(tmp_path / f"other.{form}", numbered(3))
+    with pytest.raises(UserError, match=f"and no others: it holds train, (test|val), other.{form}"):
+        parts(tmp_path)
+    other.unlink()
+    (tmp_path / f"{names[0]}.{form}").rename(tmp_path / f"val.{form}")
+    (tmp_path / f"{names[1]}.{form}").rename(tmp_path / f"test.{form}")
+    with pytest.raises(
+        UserError, match=r"must hold files of test or val beside .* holds test, val"
+    ):
+        parts(tmp_path)
+    with pytest.raises(UserError, match=r"must hold files of test or val beside .* holds none"):
+        parts(tmp_path / "no")
+
+
 def epoch(columns, size, minibatch_size=8, seed=0, number=0, **options):
     """Labels by rank and minibatch, of ranks that each have their own data set."""
     ranks = []
