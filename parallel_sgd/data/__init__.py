@@ -23,6 +23,7 @@ from .images import Images
 from .items import Items, as_dataset
 from .joined import Joined
 from .library_source import ByteWindows, library_source
+from .libsvm import LibSVM, SparseRows, load_libsvm
 from .minibatches import MinibatchSource
 from .ngrams import NGRAM_CLASSES, ORDERS, NGrams, library_ngrams
 from .rank_source import RankSource
@@ -55,10 +56,12 @@ __all__ = [
     "Items",
     "Joined",
     "LearnerView",
+    "LibSVM",
     "MinibatchSource",
     "NGrams",
     "RankSource",
     "Source",
+    "SparseRows",
     "Subset",
     "Task",
     "arrow_parts",
@@ -80,6 +83,7 @@ __all__ = [
     "load_arrow",
     "load_idx",
     "load_idx_pair",
+    "load_libsvm",
     "load_npy",
     "load_npz",
     "load_parquet",
