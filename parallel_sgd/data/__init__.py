@@ -27,6 +27,8 @@ from .libsvm import LibSVM, SparseRows, load_libsvm
 from .minibatches import MinibatchSource
 from .ngrams import NGRAM_CLASSES, ORDERS, NGrams, library_ngrams
 from .rank_source import RankSource
+from .sequence_source import SequenceSource
+from .sequences import Padded, SequenceArrays, Sequences, as_sequences, padded
 from .source import Source
 from .tables import arrow_parts, load_arrow, load_parquet, parquet_parts
 from .tasks import TASKS, Task, task_of
@@ -59,13 +61,18 @@ __all__ = [
     "LibSVM",
     "MinibatchSource",
     "NGrams",
+    "Padded",
     "RankSource",
+    "SequenceArrays",
+    "SequenceSource",
+    "Sequences",
     "Source",
     "SparseRows",
     "Subset",
     "Task",
     "arrow_parts",
     "as_dataset",
+    "as_sequences",
     "cifar10",
     "cifar100",
     "clicks",
@@ -88,6 +95,7 @@ __all__ = [
     "load_npz",
     "load_parquet",
     "load_train_test",
+    "padded",
     "parquet_parts",
     "require_same_data",
     "task_of",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sized
+from typing import Any, Generic, TypeVar
 from weakref import ref
 
 import numpy as np
 
 from ..errors import SharedError, UserError
 from ..validation import LARGEST_INTEGER, checked_seed, choice, integer, points
+from .dataset import Dataset
 from .items import as_dataset
 from .validation import Array, DType, float_dtype
 from .view import FeedView, LearnerView
@@ -42,7 +43,11 @@ def size_after(size: MinibatchSize, samples: int) -> int:
     return integer("minibatch_size", size(samples), 1) if callable(size) else size
 
 
-class MinibatchSource(ABC):
+Data = TypeVar("Data", bound=Sized)
+Minibatch = TypeVar("Minibatch")
+
+
+class BaseSource(ABC, Generic[Data, Minibatch]):
     """Base of the sources; each says in its own docstring what the arguments are."""
 
     _may_be_empty = True
@@ -60,7 +65,7 @@ class MinibatchSource(ABC):
         classes: int | None = None,
         start: int = 0,
     ) -> None:
-        self.dataset = as_dataset(x, y)
+        self.dataset = self._as_data(x, y)
         self.minibatch_size = checked_minibatch_size(minibatch_size)
         self.epochs = integer("epochs", epochs, 1)
         self.seed = checked_seed(seed)
@@ -77,7 +82,7 @@ class MinibatchSource(ABC):
         # Threads that share a source have a learner each; ids, as a learner need not be hashable.
         self._met: dict[int, tuple[ref[Any], ref[Any], Any]] = {}
 
-    def minibatches(self, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
+    def minibatches(self, learner: LearnerView) -> Iterator[Minibatch]:
         """Yield this rank's part of each minibatch, from where the learner stands to the end.
 
         Args:
@@ -103,7 +108,7 @@ class MinibatchSource(ABC):
             for number in self._epochs_left(self._samples_of_epoch(learner), feed, learner):
                 yield from self._epoch(number, feed, learner)
 
-    def epoch(self, number: int, learner: LearnerView) -> Iterator[tuple[Array, Array]]:
+    def epoch(self, number: int, learner: LearnerView) -> Iterator[Minibatch]:
         """Yield what `minibatches` does, of one epoch: all that the learner has not seen of it.
 
         Args:
@@ -117,9 +122,7 @@ class MinibatchSource(ABC):
             yield from self._epoch(number, feed, learner)
 
     @abstractmethod
-    def _epoch(
-        self, number: int, feed: FeedView, learner: LearnerView
-    ) -> Iterator[tuple[Array, Array]]:
+    def _epoch(self, number: int, feed: FeedView, learner: LearnerView) -> Iterator[Minibatch]:
         """What the learner has not seen of an epoch."""
 
     def samples_in_epoch(self, learner: LearnerView) -> int:
@@ -203,10 +206,18 @@ class MinibatchSource(ABC):
             )
         return min(max(position, 0), samples)
 
-    def _read(self, indexes: Array, learner: LearnerView) -> tuple[Array, Array]:
+    @abstractmethod
+    def _as_data(self, x: Any, y: Any) -> Data:
+        """What the user has given, as the data of this source."""
+
+    @abstractmethod
+    def _read_here(self, indexes: Array) -> Minibatch:
+        """Read some of the data; raises a UserError where they are not as required."""
+
+    def _read(self, indexes: Array, learner: LearnerView) -> Minibatch:
         """Read samples; where they are not as required, end the step of all ranks."""
         try:
-            return self.dataset.read(indexes, dtype=self.dtype, classes=self.classes)
+            return self._read_here(indexes)
         except SharedError:
             raise
         except UserError as error:
@@ -218,6 +229,16 @@ class MinibatchSource(ABC):
             f"minibatch_size={told_size(self.minibatch_size)}, epochs={self.epochs}, "
             f"seed={self.seed}, shuffle={self.shuffle})"
         )
+
+
+class MinibatchSource(BaseSource[Dataset, tuple[Array, Array]]):
+    """Base of the sources of samples that are alike in shape: two arrays are a minibatch."""
+
+    def _as_data(self, x: Any, y: Any) -> Dataset:
+        return as_dataset(x, y)
+
+    def _read_here(self, indexes: Array) -> tuple[Array, Array]:
+        return self.dataset.read(indexes, dtype=self.dtype, classes=self.classes)
 
 
 def told_size(size: MinibatchSize) -> int | str:
