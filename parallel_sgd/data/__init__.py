@@ -12,6 +12,8 @@ from .byte_sequences import ByteSequences, library_sequences, text_sequences
 from .cifar import CifarFile, cifar10, cifar100
 from .classes import count_classes
 from .clicks import CLICKS_CLASSES, Clicks, clicks
+from .cntk_streams import Dense, Sparse
+from .cntk_text import CNTKSamples, CNTKSequences, load_cntk_sequences, load_cntk_text
 from .columns import Columns
 from .dataset import Arrays, Dataset, Flattened, Subset, flattened
 from .files import load_idx_pair, load_npy, load_npz
@@ -45,11 +47,14 @@ __all__ = [
     "Arrays",
     "ByteSequences",
     "ByteWindows",
+    "CNTKSamples",
+    "CNTKSequences",
     "CifarFile",
     "Clicks",
     "Columns",
     "CommunicatorView",
     "Dataset",
+    "Dense",
     "FeedView",
     "Flattened",
     "Format",
@@ -67,6 +72,7 @@ __all__ = [
     "SequenceSource",
     "Sequences",
     "Source",
+    "Sparse",
     "SparseRows",
     "Subset",
     "Task",
@@ -88,6 +94,8 @@ __all__ = [
     "library_source",
     "load",
     "load_arrow",
+    "load_cntk_sequences",
+    "load_cntk_text",
     "load_idx",
     "load_idx_pair",
     "load_libsvm",

@@ -1,0 +1,198 @@
+"""The streams of a CNTK text file: what stands after ``|name``, and which array it becomes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import UserError
+from ..validation import choice, integer, require_memory, set_validated, shown
+from .text_file import TextFile, shown_token
+from .validation import Array
+
+
+class Sample(NamedTuple):
+    """One sample of a stream, as it stands in the file.
+
+    Attributes:
+        text: its values.
+        line: where its line begins.
+    """
+
+    text: bytes
+    line: int
+
+
+@dataclass(frozen=True)
+class Stream(ABC):
+    """A stream of a CNTK text file.
+
+    Args:
+        dimension: of a sample, at least 1.
+        alias: what it is called in the file, where that is not its name.
+        one_hot: each sample has one 1, and is given as the place of it, int64: the number of a
+            class, or the id of a word.
+        per_sequence: a sequence has just one sample of it: the label of the whole.
+    Raises:
+        UserError: an argument is not as required.
+    """
+
+    dimension: int
+    alias: str | None = None
+    one_hot: bool = False
+    per_sequence: bool = False
+
+    def __post_init__(self) -> None:
+        set_validated(
+            self,
+            dimension=integer("dimension", self.dimension, 1),
+            one_hot=choice("one_hot", self.one_hot, (True, False)),
+            per_sequence=choice("per_sequence", self.per_sequence, (True, False)),
+        )
+        if self.alias is not None:
+            require_name("alias", self.alias)
+
+    def read(self, samples: list[Sample], kind: np.dtype[Any], file: TextFile) -> Array:
+        """Parse samples.
+
+        Args:
+            kind: the float type of values.
+        Returns:
+            int64 [samples] where they are `one_hot`, else float [samples, dimension].
+        Raises:
+            UserError: one is not as required; the message names its line.
+        """
+        if self.one_hot:
+            places = np.empty(len(samples), np.int64)
+            for row, sample in enumerate(samples):
+                columns, values = self._parsed(sample, np.dtype(np.float64), file)
+                hot = columns[values != 0]
+                if len(hot) != 1 or values.sum() != 1:
+                    problem = f"{shown_token(sample.text.strip())} must be one 1, and else zeros"
+                    raise file.wrong(sample.line, problem)
+                places[row] = hot[0]
+            return places
+        size = len(samples) * self.dimension * kind.itemsize
+        require_memory(f"{file.name}: {[len(samples), self.dimension]}", size)
+        dense = np.zeros((len(samples), self.dimension), kind)
+        for row, sample in zip(dense, samples, strict=True):
+            columns, values = self._parsed(sample, kind, file)
+            row[columns] = values
+        return dense
+
+    @abstractmethod
+    def _parsed(self, sample: Sample, kind: np.dtype[Any], file: TextFile) -> tuple[Array, Array]:
+        """The places and values of a sample, checked; places ascend or are all."""
+
+
+@dataclass(frozen=True)
+class Dense(Stream):
+    """A stream whose samples name all their values: ``|name 0.5 1 -2e3``. See `Stream`."""
+
+    def _parsed(self, sample: Sample, kind: np.dtype[Any], file: TextFile) -> tuple[Array, Array]:
+        tokens = sample.text.split()
+        if len(tokens) != self.dimension:
+            problem = f"a sample has {len(tokens)} values: must be {self.dimension}"
+            raise file.wrong(sample.line, problem)
+        return np.arange(self.dimension), _numbers(tokens, sample, kind, file)
+
+
+@dataclass(frozen=True)
+class Sparse(Stream):
+    """A stream whose samples name what is not 0, from index 0: ``|name 3:1 17:0.5``. See `Stream`.
+
+    A sample may be empty, and is read as a dense row.
+    """
+
+    def _parsed(self, sample: Sample, kind: np.dtype[Any], file: TextFile) -> tuple[Array, Array]:
+        pairs = [token.partition(b":") for token in sample.text.split()]
+        try:
+            columns = np.array([int(name) for name, _, _ in pairs], np.int64)
+        except (ValueError, OverflowError):
+            columns = np.full(1, -1)
+        if b"_" in sample.text or (columns < 0).any() or not all(colon for _, colon, _ in pairs):
+            problem = f"{_first_unlike(pairs)} must be index:value"
+            raise file.wrong(sample.line, problem)
+        if (columns >= self.dimension).any():
+            problem = f"index {columns.max()} is out of range: must be from 0 to"
+            raise file.wrong(sample.line, f"{problem} {self.dimension - 1}")
+        if len(np.unique(columns)) < len(columns):
+            raise file.wrong(sample.line, "a sample names an index twice")
+        return columns, _numbers([value for _, _, value in pairs], sample, kind, file)
+
+
+def _first_unlike(pairs: list[tuple[bytes, bytes, bytes]]) -> str:
+    for name, colon, value in pairs:
+        if not (name.isdigit() and colon) or b"_" in value:
+            return shown_token(name + colon + value)
+    return "an index"  # that is too large for int64
+
+
+def _numbers(tokens: list[bytes], sample: Sample, kind: np.dtype[Any], file: TextFile) -> Array:
+    """Values as numbers of a float type."""
+    try:
+        if b"_" in sample.text:  # which Python takes in numbers
+            raise ValueError
+        exact = np.array([*map(float, tokens)], np.float64)
+    except ValueError:
+        exact = np.array([_number(token) for token in tokens])
+    with np.errstate(over="ignore"):
+        values = exact.astype(kind)
+    if not np.isfinite(values).all():
+        token = shown_token(tokens[int((~np.isfinite(values)).argmax())])
+        raise file.wrong(sample.line, f"{token} must be a finite number, in {kind}")
+    return values
+
+
+def _number(token: bytes) -> float:
+    try:
+        return float(token) if b"_" not in token else np.nan
+    except ValueError:
+        return np.nan
+
+
+def require_name(argument: str, name: Any) -> None:
+    """See that a stream can have a name: text without spaces and "|", that does not begin with "#".
+
+    Raises:
+        UserError: it cannot.
+    """
+    if isinstance(name, str) and name.split() == [name] and "|" not in name and name[0] != "#":
+        return
+    raise UserError(f'{argument}={shown(name)} must be a text without spaces, "|", and "#" first')
+
+
+def checked_streams(streams: Any) -> dict[str, Stream | None]:
+    """The streams of a file by name, as the user has given them.
+
+    Raises:
+        UserError: it is no mapping from names to streams or None, of two streams at least, in which
+            each has a name of its own in the file.
+    """
+    if not isinstance(streams, Mapping):
+        raise UserError(f"streams={shown(streams)} must be a mapping from names to streams")
+    for name, stream in streams.items():
+        require_name("streams: a name", name)
+        if not isinstance(stream, Stream | None):
+            raise UserError(
+                f"streams[{name!r}]={shown(stream)} must be Dense(…), Sparse(…), or None for one "
+                "to skip"
+            )
+    taken = [stream for stream in streams.values() if stream is not None]
+    if len(taken) < 2:
+        given = shown(dict(streams))
+        raise UserError(f"streams={given} must be two at least: x is the first, y the last")
+    aliases = [alias_of(name, stream) for name, stream in streams.items()]
+    for alias in aliases:
+        if aliases.count(alias) > 1:
+            raise UserError(f"streams: two of them have the name {alias.decode()!r} in the file")
+    return dict(streams)
+
+
+def alias_of(name: str, stream: Stream | None) -> bytes:
+    """What a stream is called in the file."""
+    return ((stream and stream.alias) or name).encode()
