@@ -127,6 +127,20 @@ def test_language_with_other_algorithms(text: str, options: list[str]) -> None:
     assert re.match(r"step 3: test loss \d\.\d{4} nats a byte, [1-9][\d,]* bytes sent", line)
 
 
+LSTM = ROOT / "examples" / "torch_lstm.py"
+SCORES = re.compile(r"^(\d) test loss (\d\.\d{4}), accuracy (\d+\.\d\d)%$", re.MULTILINE)
+
+
+@pytest.mark.any_mpi
+def test_lstm_learns_from_lines_of_uneven_lengths() -> None:
+    """Bytes that are told by how frequent they are have a loss of 3.3 nats."""
+    assert len(LSTM.read_text().splitlines()) < 60
+    lines = ["--lines", "1500", "--tokens", "1024", "--epochs", "2"]
+    (_, first, _), (_, second, accuracy) = SCORES.findall(on_ranks(LSTM, *lines))
+    assert float(second) < float(first) < 3.3
+    assert float(second) < 2.9 and float(accuracy) > 25
+
+
 PAGES = r"""
 import re, sys, torch
 import parallel_sgd as psgd
