@@ -71,12 +71,13 @@ class _File:
         return f"{self.file.name}: {len(self)} sequences of {', '.join(self.streams)}"
 
     def read(
-        self, indexes: Array, kind: np.dtype[Any], single: bool
+        self, indexes: Array, kind: np.dtype[Any], single: bool, only: str | None = None
     ) -> dict[str, tuple[Array, IndexArray]]:
         """Read sequences.
 
         Args:
             single: whether each must have one sample of each stream.
+            only: the stream whose values are parsed; None: all.
         Returns:
             By stream, the samples of all, one after the other, and how many each has.
         """
@@ -89,6 +90,7 @@ class _File:
         return {
             name: (stream.read(found[name], kind, self.file), lengths[name])
             for name, stream in self.streams.items()
+            if only in (None, name)
         }
 
     def _samples(self, index: int, single: bool) -> dict[str, list[Sample]]:
@@ -177,6 +179,9 @@ class CNTKSamples(Dataset):
 
     def __init__(self, file: _File) -> None:
         self._file = file
+        self.y_name = f"{file.file.name}: y"
+        y = file.streams[file.y]
+        self.classes = y.dimension if y.one_hot else None
 
     def __len__(self) -> int:
         return len(self._file)
@@ -187,8 +192,12 @@ class CNTKSamples(Dataset):
         streams = self.read_streams(indexes, dtype=dtype)
         y = streams[self._file.y]
         if classes is not None:
-            y = checked_labels(f"{self._file.file.name}: y", y, indexes, classes)
+            y = checked_labels(self.y_name, y, indexes, classes)
         return streams[self._file.x], y
+
+    def targets(self, indexes: Array) -> Array:
+        name, kind = self._file.y, np.dtype(np.float64)
+        return self._file.read(indexes, kind, single=True, only=name)[name][0]
 
     def read_streams(self, indexes: Array, *, dtype: DType = np.float32) -> dict[str, Array]:
         """Read all streams of some samples by name: float [m, dimension], or int64 [m] where they

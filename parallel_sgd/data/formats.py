@@ -14,10 +14,12 @@ from ..errors import UserError
 from ..validation import checked_path, choice, shown
 from .bundled import fashion_mnist, is_mnist
 from .cifar import CIFAR10, CIFAR100, cifar10, cifar100, is_cifar, load_cifar10, load_cifar100
+from .cntk_text import CNTKSamples, load_cntk_text
 from .dataset import Dataset
 from .files import load_idx_pair, load_npy, load_npz
 from .idx import is_idx
 from .image_folder import ImageFolder, has_image_parts, image_folders
+from .libsvm import load_libsvm
 from .tables import (
     arrow_parts,
     has_arrow_parts,
@@ -57,6 +59,11 @@ def ends(*suffixes: str) -> Callable[[Path], bool]:
     return lambda path: path.suffix.lower() in suffixes
 
 
+def _cntk(path: PathLike, *, streams: Any = None, comm: Any = None) -> CNTKSamples:
+    """`load_cntk_text`, with what it needs as options."""
+    return load_cntk_text(path, streams, comm=comm)
+
+
 #: By name; of several that match the first one is taken.
 FORMATS: dict[str, Format] = {
     "npz": Format(ends(".npz"), load_npz),
@@ -64,6 +71,8 @@ FORMATS: dict[str, Format] = {
     "idx": Format(is_idx, load_idx_pair, labels=True),
     "parquet": Format(is_parquet, load_parquet, parquet_parts, has_parquet_parts),
     "arrow": Format(is_arrow, load_arrow, arrow_parts, has_arrow_parts),
+    "libsvm": Format(ends(".svm", ".libsvm", ".svmlight"), load_libsvm),
+    "cntk": Format(ends(".ctf"), _cntk),
     "mnist": Format(is_mnist, None, fashion_mnist, Path.is_dir),
     "cifar10": Format(partial(is_cifar, CIFAR10), load_cifar10, cifar10, Path.is_dir),
     "cifar100": Format(partial(is_cifar, CIFAR100), load_cifar100, cifar100, Path.is_dir),
@@ -85,6 +94,8 @@ def load(
             - parquet: a ``.parquet`` file, or a folder of them (`load_parquet`, `parquet_parts`)
             - arrow: an ``.arrow`` or ``.feather`` file, or a folder of them (`load_arrow`,
               `arrow_parts`)
+            - libsvm: a ``.svm``, ``.libsvm`` or ``.svmlight`` file (`load_libsvm`)
+            - cntk: a ``.ctf`` file; it needs ``streams=`` (`load_cntk_text`)
             - mnist: a folder with the files of MNIST or Fashion-MNIST (`fashion_mnist`)
             - cifar10, cifar100: a folder with the files of the binary version, or one of them
               (`cifar10`, `cifar100`)

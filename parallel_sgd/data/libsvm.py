@@ -72,6 +72,8 @@ class LibSVM(Dataset):
         self._count = classes if isinstance(classes, int | None) else len(classes)
         listed = () if isinstance(classes, int | None) else classes
         self._place = {label: place for place, label in enumerate(listed)}
+        self.classes = self._count if target == "class" else None
+        self.y_name = f"{file.name}: y"
 
     def __len__(self) -> int:
         return len(self._begins)
@@ -92,8 +94,15 @@ class LibSVM(Dataset):
         begins = np.cumsum([0, *(len(columns) for _, columns, _ in records)])
         columns = np.concatenate([np.empty(0, np.int64), *(c for _, c, _ in records)])
         values = np.concatenate([np.empty(0, kind), *(v for _, _, v in records)], dtype=kind)
-        y = self._targets([labels for labels, _, _ in records], indexes, kind, classes)
-        return SparseRows(begins, columns, values, shape), y
+        y = self._targets([labels for labels, _, _ in records], kind)
+        return (
+            SparseRows(begins, columns, values, shape),
+            checked_targets(self.y_name, y, indexes, kind, classes),
+        )
+
+    def targets(self, indexes: Array) -> Array:
+        labels = [self._labels(int(index), self._split(int(index))[0]) for index in indexes]
+        return self._targets(labels, np.dtype(np.float64))
 
     def query_ids(self, indexes: Array) -> IndexArray:
         """The number after "qid:" of each sample, int64 [m]: samples of one query are ranked.
@@ -192,17 +201,14 @@ class LibSVM(Dataset):
             raise self._wrong(index, f"label {label} must be from 0 to {self._count - 1}")
         return label
 
-    def _targets(
-        self, labels: list[list[float]], indexes: Array, kind: np.dtype[Any], classes: int | None
-    ) -> Array:
-        name = f"{self._file.name}: y"
+    def _targets(self, labels: list[list[float]], kind: np.dtype[Any]) -> Array:
         if self._target == "labels":
-            hot = np.zeros((len(labels), self._count or 0), kind)
+            hot = np.zeros((len(labels), self._count or 0), np.int64)
             for row, theirs in zip(hot, labels, strict=True):
-                row[theirs] = 1
-            return checked_targets(name, hot, indexes, kind, classes)
+                row[np.array(theirs, np.int64)] = 1
+            return hot
         stored = np.array(labels, np.float64 if self._target == "value" else np.int64)
-        return checked_targets(name, stored.reshape(len(labels)), indexes, kind, classes)
+        return stored.reshape(len(labels))
 
     def _wrong(self, index: int, problem: str) -> UserError:
         return self._file.wrong(int(self._begins[index]), problem)
@@ -213,8 +219,8 @@ class LibSVM(Dataset):
 
 def load_libsvm(
     path: str | os.PathLike[str],
-    features: int | None = None,
     *,
+    features: int | None = None,
     zero_based: bool = False,
     target: Target = "class",
     classes: int | Sequence[int] | None = None,
@@ -231,7 +237,7 @@ def load_libsvm(
             which all lines are looked at now. (A test set may lack the last ones: give it there.)
         zero_based: whether indexes begin at 0, not at 1.
         target: what labels are. "class": a whole number, y int64 [m]. "value": a number, y float
-            [m]. "labels": several whole numbers or none, as 1,3,7: y float [m, labels] of 0 and 1.
+            [m]. "labels": several whole numbers or none, as 1,3,7: y int64 [m, labels] of 0 and 1.
         classes: how many labels there are, from 0 on; or which ones, as ``[-1, 1]``: y is then the
             place in this list. None: "class" takes whole numbers as they are. "labels" needs it.
         comm: each of its ranks looks through its part of the file, and all get the whole index;

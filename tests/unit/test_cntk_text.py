@@ -13,7 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from numpy.testing import assert_array_equal as same
 
 from parallel_sgd import Communicator, simulate
-from parallel_sgd.data import Dense, Padded, Sparse, load_cntk_sequences, load_cntk_text
+from parallel_sgd.data import (
+    Dense,
+    Padded,
+    Sparse,
+    load,
+    load_cntk_sequences,
+    load_cntk_text,
+    task_of,
+)
 from parallel_sgd.errors import UserError
 
 repeatable = settings(
@@ -65,6 +73,11 @@ def test_samples(written):
     assert x.dtype == np.float32 and y.dtype == np.int64
     same(x, np.array(X, np.float32)[[3, 0, 1, 2]])
     assert y.tolist() == [3, 2, 0, 1]
+    assert data.targets(np.arange(4)).tolist() == [2, 0, 1, 3]
+    assert task_of(data).classes == 4
+    same(load(written(SINGLE), streams=STREAMS).read(np.arange(4))[0], np.array(X, np.float32))
+    with pytest.raises(UserError, match="streams=None must be a mapping from names to streams"):
+        load(written(SINGLE))
     x, y = load_cntk_text(written(SINGLE), {"label": Sparse(4), "x": Dense(3)}).arrays(dtype=None)
     assert x.dtype == y.dtype == np.float64
     assert x.tolist() == np.eye(4)[[2, 0, 1, 3]].tolist() and y.tolist() == X

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from numpy.testing import assert_array_equal as same
 
 from parallel_sgd import Communicator, simulate
-from parallel_sgd.data import load_libsvm, text_file
+from parallel_sgd.data import load, load_libsvm, task_of, text_file
 from parallel_sgd.errors import SharedError, UserError
 
 repeatable = settings(
@@ -40,10 +40,10 @@ X = [[0.5, 0, 0, -20], [0, 3, 0, 0], [1, 0, 0.25, 0]]
 def opened(tmp_path):
     """Opens a file of some content."""
 
-    def opened(content, *arguments, **options):
+    def opened(content, **options):
         path = tmp_path / "a.svm"
         path.write_bytes(content)
-        return load_libsvm(path, *arguments, **options)
+        return load_libsvm(path, **options)
 
     return opened
 
@@ -62,7 +62,7 @@ def test_what_was_written_is_read(opened):
 
 
 def test_sparse_rows(opened):
-    rows, y = opened(FILE, 6).read_sparse(np.array([1, 0]))
+    rows, y = opened(FILE, features=6).read_sparse(np.array([1, 0]))
     assert (rows.begins.tolist(), rows.columns.tolist()) == ([0, 1, 3], [1, 0, 3])
     assert (rows.values.tolist(), rows.shape) == ([3, 0.5, -20], (2, 6))
     assert (rows.values.dtype, y.tolist()) == (np.float32, [-1, 1])
@@ -75,14 +75,20 @@ def test_indexes_from_zero(opened):
     assert data.arrays()[0].tolist() == [[1, 0, 5], [0, 2, 0]]
 
 
-def test_labels(opened):
-    assert opened(FILE, classes=[-1, 1]).arrays()[1].tolist() == [1, 0, 1]
+def test_labels(opened, tmp_path):
+    data = opened(FILE, classes=[-1, 1])
+    assert data.arrays()[1].tolist() == data.targets(np.arange(3)).tolist() == [1, 0, 1]
+    assert (task_of(data).name, task_of(data).classes) == ("classification", 2)
+    data = load(tmp_path / "a.svm", classes=[-1, 1])
+    assert data.read(np.arange(3))[1].tolist() == [1, 0, 1]
     assert opened(b"3.0 1:1\n1e0 1:1\n").arrays()[1].tolist() == [3, 1]
     y = opened(b"3.5 1:1\n-1e-3 1:1\n", target="value").arrays(dtype=np.float64)[1]
     assert y.tolist() == [3.5, -1e-3]
     many = b"1,3 1:1\n 2:1\n7 1:1\n"
-    y = opened(many, target="labels", classes=[1, 3, 7]).arrays()[1]
-    assert y.dtype == np.float32 and y.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    data = opened(many, target="labels", classes=[1, 3, 7])
+    y = data.arrays()[1]
+    assert (data.targets(np.arange(3)) == y).all()
+    assert y.dtype == np.int64 and y.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
     assert opened(many, target="labels", classes=8).arrays()[1].sum(0).tolist() == [
         0, 1, 0, 1, 0, 0, 0, 1
     ]  # fmt: skip
@@ -121,7 +127,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("line", "options", "message"), REFUSED)
 def test_what_is_wrong_is_named_by_line_and_byte(opened, tmp_path, line, options, message):
-    data = opened(b"1 1:1\n# x\n" + line + b"\n2 1:1\n", 9, **options)
+    data = opened(b"1 1:1\n# x\n" + line + b"\n2 1:1\n", features=9, **options)
     data.read(np.array([0, len(data) - 1]))
     with pytest.raises(UserError) as caught:
         data.read(np.array([0, 1]))
@@ -247,7 +253,7 @@ def test_damaged_bytes_are_refused_or_read_as_they_are(tmp_path, content):
     expected = reference(content)
     for features in (9, None):
         try:
-            x, y = load_libsvm(tmp_path / "a.svm", features).arrays(dtype=np.float64)
+            x, y = load_libsvm(tmp_path / "a.svm", features=features).arrays(dtype=np.float64)
         except UserError as error:
             assert "\n" not in str(error)
             x = None
