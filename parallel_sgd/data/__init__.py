@@ -25,13 +25,14 @@ from .images import Images
 from .items import Items, as_dataset
 from .joined import Joined
 from .library_source import ByteWindows, library_source
-from .libsvm import LibSVM, SparseRows, load_libsvm
+from .libsvm import LibSVM, load_libsvm
 from .minibatches import MinibatchSource
 from .ngrams import NGRAM_CLASSES, ORDERS, NGrams, library_ngrams
 from .rank_source import RankSource
 from .sequence_source import SequenceSource
 from .sequences import Padded, SequenceArrays, Sequences, as_sequences, padded
 from .source import Source
+from .sparse_rows import SparseRows
 from .tables import arrow_parts, load_arrow, load_parquet, parquet_parts
 from .tasks import TASKS, Task, task_of
 from .view import CommunicatorView, FeedView, LearnerView

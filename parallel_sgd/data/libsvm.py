@@ -4,47 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import UserError
-from ..validation import LARGEST_INTEGER, choice, integer, require_memory, require_use, shown
+from ..validation import LARGEST_INTEGER, choice, integer, require_use, shown
 from .dataset import Dataset
+from .libsvm_index import largest_index
 from .order import IndexArray
-from .text_file import BLOCK, TextFile, by_ranks, finite, opened_text, shown_token, together, whole
+from .sparse_rows import SparseRows
+from .text_file import TextFile, by_ranks, finite, opened_text, shown_token, together, whole
 from .validation import Array, DType, checked_targets, float_dtype
 from .view import CommunicatorView
 
 Target = Literal["class", "value", "labels"]
 TARGETS: tuple[Target, ...] = ("class", "value", "labels")
 QUERY = b"qid:"
-
-
-class SparseRows(NamedTuple):
-    """The rows of a minibatch, each as its numbers that are not 0: compressed sparse rows (CSR).
-
-    ``scipy.sparse.csr_array((rows.values, rows.columns, rows.begins), rows.shape)`` is such an
-    array, and so is ``torch.sparse_csr_tensor(begins, columns, values, shape)``.
-
-    Attributes:
-        begins: int64 [m + 1], where in the other two each row begins, and the last one ends.
-        columns: int64 [numbers], ascending in each row, from 0.
-        values: float [numbers].
-        shape: (m, features).
-    """
-
-    begins: IndexArray
-    columns: IndexArray
-    values: Array
-    shape: tuple[int, int]
-
-    def dense(self) -> Array:
-        """All numbers, [m, features]."""
-        require_memory(f"x {list(self.shape)}", self.shape[0] * self.shape[1] * 8)
-        x = np.zeros(self.shape, self.values.dtype)
-        x[np.repeat(np.arange(self.shape[0]), np.diff(self.begins)), self.columns] = self.values
-        return x
 
 
 class LibSVM(Dataset):
@@ -94,7 +70,7 @@ class LibSVM(Dataset):
         begins = np.cumsum([0, *(len(columns) for _, columns, _ in records)])
         columns = np.concatenate([np.empty(0, np.int64), *(c for _, c, _ in records)])
         values = np.concatenate([np.empty(0, kind), *(v for _, _, v in records)], dtype=kind)
-        y = self._targets([labels for labels, _, _ in records], kind)
+        y = self._targets([labels for labels, _, _ in records])
         return (
             SparseRows(begins, columns, values, shape),
             checked_targets(self.y_name, y, indexes, kind, classes),
@@ -102,7 +78,7 @@ class LibSVM(Dataset):
 
     def targets(self, indexes: Array) -> Array:
         labels = [self._labels(int(index), self._split(int(index))[0]) for index in indexes]
-        return self._targets(labels, np.dtype(np.float64))
+        return self._targets(labels)
 
     def query_ids(self, indexes: Array) -> IndexArray:
         """The number after "qid:" of each sample, int64 [m]: samples of one query are ranked.
@@ -201,7 +177,7 @@ class LibSVM(Dataset):
             raise self._wrong(index, f"label {label} must be from 0 to {self._count - 1}")
         return label
 
-    def _targets(self, labels: list[list[float]], kind: np.dtype[Any]) -> Array:
+    def _targets(self, labels: list[list[float]]) -> Array:
         if self._target == "labels":
             hot = np.zeros((len(labels), self._count or 0), np.int64)
             for row, theirs in zip(hot, labels, strict=True):
@@ -268,7 +244,7 @@ def load_libsvm(
         raise UserError(f"{file.name} holds no samples")
     width = features
     if width is None:
-        largest = by_ranks(lambda b, e: _largest_index(file, begins[b:e]), len(begins), comm)
+        largest = by_ranks(lambda b, e: largest_index(file, begins[b:e]), len(begins), comm)
         width = int(largest.max()) + zero_based
         if not width:
             raise UserError(f"{file.name} names no features to tell how many there are: give it")
@@ -295,50 +271,3 @@ def _checked_classes(classes: Any) -> int | tuple[int, ...] | None:
             raise UserError(f"classes={shown(classes)} must be labels, each of them once")
         return listed
     return integer("classes", classes, 1)
-
-
-def _largest_index(file: TextFile, begins: IndexArray) -> IndexArray:
-    """The largest of the last indexes of some lines, int64 [1]; 0 where none has features.
-
-    What is no index is not looked at: the line is refused when it is read.
-    """
-    largest, first = 0, 0
-    while first < len(begins):
-        after = int(begins.searchsorted(begins[first] + BLOCK, side="right"))
-        lines, first = begins[first:after], after
-        last_line = int(lines[-1])
-        end = last_line + len(file.line(last_line))
-        file.require_whole()
-        part, lines = file.bytes[int(lines[0]) : end], lines - lines[0]
-        ends = _ends(part, lines)
-        colons = np.flatnonzero(part == ord(":"))
-        last = colons.searchsorted(ends) - 1
-        here = last >= 0
-        places, lines = colons[last[here]], lines[here]
-        largest = max(largest, _before(part, places[places > lines]))
-    return np.array([largest])
-
-
-def _ends(part: Array, begins: IndexArray) -> IndexArray:
-    """Where lines end, or the comments in them begin."""
-    ends: IndexArray = np.append(begins[1:], len(part))
-    comments = np.flatnonzero(part == ord("#"))
-    if not len(comments):
-        return ends
-    first = comments.searchsorted(begins)
-    np.minimum(ends, np.append(comments, len(part))[first], out=ends)
-    return ends
-
-
-def _before(part: Array, places: IndexArray) -> int:
-    """The largest of the whole numbers that end before some places."""
-    values, scale = np.zeros(len(places), np.int64), 1
-    for _ in range(18):
-        places = places - 1
-        digit = part[np.maximum(places, 0)] - np.uint8(ord("0"))
-        going_on = (digit <= 9) & (places >= 0)
-        if not going_on.any():
-            break
-        values[going_on] += digit[going_on].astype(np.int64) * scale
-        places, scale = np.where(going_on, places, 0), 10 * scale
-    return int(values.max(initial=0))

@@ -226,7 +226,7 @@ def test_blocks_of_any_size_and_any_number_of_ranks(written, monkeypatch, block)
     path = written("\n".join(lines).replace("\n|whole", "|whole").encode())
     alone = load_cntk_sequences(path, TAGGED)
     monkeypatch.setattr("parallel_sgd.data.text_file.BLOCK", block)
-    monkeypatch.setattr("parallel_sgd.data.cntk_text.BLOCK", block)
+    monkeypatch.setattr("parallel_sgd.data.cntk_file.BLOCK", block)
 
     def body(comm: Communicator):
         data = load_cntk_sequences(path, TAGGED, comm=comm)
