@@ -130,4 +130,4 @@ def test_a_file_that_one_rank_lacks(on_ranks, tmp_path):
         load_libsvm(tmp_path / f"{comm.rank}.txt", comm=comm)
 
     message, size = errors_of(on_ranks, body)
-    assert message == f"{tmp_path}/{size - 1}.txt: there is no such file (on rank {size - 1})"
+    assert message.endswith(f"/{size - 1}.txt: there is no such file (on rank {size - 1})")
