@@ -197,5 +197,5 @@ def balanced(lengths: IndexArray, size: int) -> IndexArray:
     ends = lengths.cumsum()
     middles = 2 * ends - lengths  # twice the tokens before the middle of each
     cuts = middles.searchsorted(2 * ends[-1] * parts / size)
-    ahead: IndexArray = np.maximum.accumulate(cuts - parts).clip(0, count - size)
-    return parts + ahead
+    ahead: IndexArray = np.maximum.accumulate(cuts - parts)
+    return parts + np.minimum(ahead, count - size)

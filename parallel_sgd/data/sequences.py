@@ -82,6 +82,8 @@ def filled_up(tokens: Array, lengths: IndexArray, fill: int) -> Padded:
 class Sequences(ABC):
     """Numbered sequences, each an x [length, …] and a y: a sequence, too, or one for the whole.
 
+    One is the same whenever it is read.
+
     Attributes:
         lengths: int64 [n], the tokens of each x, at least 1.
     """

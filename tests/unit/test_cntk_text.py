@@ -37,7 +37,7 @@ SINGLE = b"""\
 |x 1 2.5 -3e-1\t|label 2:1 |# "|#" is escaped: |#x 9 9 9
 |label 0:1|x\t4  5 +6 \r
 
-|label 1:1 |#|x 7 8 9|# |# bye
+|#1|label 1:1 |#|x 7 8 9|# |# bye
 |x 0 0 .5 |label 3:1"""
 X = [[1, 2.5, -0.3], [4, 5, 6], [7, 8, 9], [0, 0, 0.5]]
 STREAMS = {"features": Dense(3, "x"), "label": Sparse(4, one_hot=True)}
@@ -126,6 +126,7 @@ REFUSED = [
     (b"|x 1 2 3 |label 0:1 0:0", "a sample names an index twice"),
     (b"|x 1 2 3 |label 0:1 1:1", "'0:1 1:1' must be one 1, and else zeros"),
     (b"|x 1 2 3 |label 0:.5 1:.5", "'0:.5 1:.5' must be one 1, and else zeros"),
+    (b"|x 1 2 3 |label 0:2", "'0:2' must be one 1, and else zeros"),
     (b"|x 1 2 3 |label", "'' must be one 1, and else zeros"),
     (b"|x 1 2 3 |label 99999999999999999999:1", "an index must be index:value"),
     (b"|x 1 2 3 |y 0:1", "stream 'y' is none of x, label (None as a stream skips it)"),

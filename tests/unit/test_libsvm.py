@@ -70,6 +70,10 @@ def test_sparse_rows(opened):
     assert none.dense().shape == (0, 4) and y.shape == (0,)
 
 
+def test_what_comments_name_is_no_feature(opened):
+    assert opened(b"1 1:1 # 9:9\n2\n").features == 1
+
+
 def test_indexes_from_zero(opened):
     data = opened(b"3 0:1 2:5\n0 1:2\n", zero_based=True)
     assert data.arrays()[0].tolist() == [[1, 0, 5], [0, 2, 0]]

@@ -8,7 +8,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 from fake_learners import Comm, Learner
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_array_equal as same
 
@@ -110,14 +110,17 @@ def test_a_warm_start_gives_every_rank_the_whole():
 
 
 @repeatable
+@example([1, 1, 1, 10], 3)
+@example([10] * 5 + [1] * 50, 2)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 6))
 def test_parts_are_balanced_by_tokens(lengths, size):
     cuts = balanced(np.array(lengths), size)
     assert cuts[0] == 0 and cuts[-1] == len(lengths) and (np.diff(cuts) >= 0).all()
     parts = [sum(lengths[a:b]) for a, b in pairwise(cuts)]
     assert sum(map(bool, parts)) == min(size, len(lengths))
-    if len(lengths) > size * max(lengths):  # then no part is pushed aside by the least of one
-        assert max(parts) - min(parts) <= 2 * max(lengths)
+    if min(np.diff(cuts)) > 1:  # then no cut is pushed aside, so that every part has one
+        shares = np.arange(size + 1) * sum(lengths) / size
+        assert (abs(np.cumsum([0, *parts]) - shares) <= max(lengths) / 2).all()
 
 
 def test_labels_of_tokens_are_padded():
