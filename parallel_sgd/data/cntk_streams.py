@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,39 +68,48 @@ class Stream(ABC):
         Raises:
             UserError: one is not as required; the message names its line.
         """
-        if self.one_hot:
-            places = np.empty(len(samples), np.int64)
-            for row, sample in enumerate(samples):
-                columns, values = self._parsed(sample, np.dtype(np.float64), file)
-                hot = columns[values != 0]
-                if len(hot) != 1 or values.sum() != 1:
-                    problem = f"{shown_token(sample.text.strip())} must be one 1, and else zeros"
-                    raise file.wrong(sample.line, problem)
-                places[row] = hot[0]
-            return places
-        size = len(samples) * self.dimension * kind.itemsize
-        require_memory(f"{file.name}: {[len(samples), self.dimension]}", size)
-        dense = np.zeros((len(samples), self.dimension), kind)
-        for row, sample in zip(dense, samples, strict=True):
-            columns, values = self._parsed(sample, kind, file)
-            row[columns] = values
-        return dense
+        try:
+            return self._read([sample.text for sample in samples], kind)
+        except _Wrong:
+            for sample in samples:
+                try:
+                    self._read([sample.text], kind)
+                except _Wrong as wrong:
+                    raise file.wrong(sample.line, str(wrong)) from None
+            raise
+
+    def _read(self, texts: list[bytes], kind: np.dtype[Any]) -> Array:
+        """See `read`; where one sample is wrong, and it is the only one, the error says how."""
+        rows, columns, values = self._parsed(texts, np.dtype(np.float64) if self.one_hot else kind)
+        if not self.one_hot:
+            shape = len(texts), self.dimension
+            require_memory(f"samples {list(shape)}", math.prod(shape) * kind.itemsize)
+            dense = np.zeros(shape, kind)
+            dense[rows, columns] = values
+            return dense
+        hot = values != 0
+        rows = rows[hot]
+        places: Array = columns[hot]
+        if not (np.array_equal(rows, np.arange(len(texts))) and (values[hot] == 1).all()):
+            raise _Wrong(f"{shown_token(texts[0].strip())} must be one 1, and else zeros")
+        return places
 
     @abstractmethod
-    def _parsed(self, sample: Sample, kind: np.dtype[Any], file: TextFile) -> tuple[Array, Array]:
-        """The places and values of a sample, checked; places ascend or are all."""
+    def _parsed(self, texts: list[bytes], kind: np.dtype[Any]) -> tuple[Array, Array, Array]:
+        """The values of samples, checked: of which sample, from 0, each is, its place, and it."""
 
 
 @dataclass(frozen=True)
 class Dense(Stream):
     """A stream whose samples name all their values: ``|name 0.5 1 -2e3``. See `Stream`."""
 
-    def _parsed(self, sample: Sample, kind: np.dtype[Any], file: TextFile) -> tuple[Array, Array]:
-        tokens = sample.text.split()
-        if len(tokens) != self.dimension:
-            problem = f"a sample has {len(tokens)} values: must be {self.dimension}"
-            raise file.wrong(sample.line, problem)
-        return np.arange(self.dimension), _numbers(tokens, sample, kind, file)
+    def _parsed(self, texts: list[bytes], kind: np.dtype[Any]) -> tuple[Array, Array, Array]:
+        tokens = [text.split() for text in texts]
+        for own in tokens:
+            if len(own) != self.dimension:
+                raise _Wrong(f"a sample has {len(own)} values: must be {self.dimension}")
+        rows, columns = np.indices((len(texts), self.dimension))
+        return rows.ravel(), columns.ravel(), _numbers([*chain(*tokens)], texts, kind)
 
 
 @dataclass(frozen=True)
@@ -108,21 +119,28 @@ class Sparse(Stream):
     A sample may be empty, and is read as a dense row.
     """
 
-    def _parsed(self, sample: Sample, kind: np.dtype[Any], file: TextFile) -> tuple[Array, Array]:
-        pairs = [token.partition(b":") for token in sample.text.split()]
+    def _parsed(self, texts: list[bytes], kind: np.dtype[Any]) -> tuple[Array, Array, Array]:
+        tokens = [text.split() for text in texts]
+        rows = np.repeat(np.arange(len(texts)), [*map(len, tokens)])
+        pairs = [*map(bytes.partition, chain(*tokens), repeat(b":"))]
+        names, colons, values = zip(*pairs, strict=True) if pairs else ((),) * 3
         try:
-            columns = np.array([int(name) for name, _, _ in pairs], np.int64)
+            columns = np.array([*map(int, names)], np.int64)
         except (ValueError, OverflowError):
-            columns = np.full(1, -1)
-        if b"_" in sample.text or (columns < 0).any() or not all(colon for _, colon, _ in pairs):
-            problem = f"{_first_unlike(pairs)} must be index:value"
-            raise file.wrong(sample.line, problem)
+            columns = np.full(len(rows), -1)
+        if not all(colons) or (columns < 0).any() or any(b"_" in text for text in texts):
+            raise _Wrong(f"{_first_unlike(pairs)} must be index:value")
         if (columns >= self.dimension).any():
-            problem = f"index {columns.max()} is out of range: must be from 0 to"
-            raise file.wrong(sample.line, f"{problem} {self.dimension - 1}")
-        if len(np.unique(columns)) < len(columns):
-            raise file.wrong(sample.line, "a sample names an index twice")
-        return columns, _numbers([value for _, _, value in pairs], sample, kind, file)
+            most = self.dimension - 1
+            raise _Wrong(f"index {columns.max()} is out of range: must be from 0 to {most}")
+        order = np.lexsort((columns, rows))
+        if ((np.diff(columns[order]) == 0) & (np.diff(rows[order]) == 0)).any():
+            raise _Wrong("a sample names an index twice")
+        return rows, columns, _numbers([*values], texts, kind)
+
+
+class _Wrong(Exception):
+    """What is wrong with a sample."""
 
 
 def _first_unlike(pairs: list[tuple[bytes, bytes, bytes]]) -> str:
@@ -132,10 +150,10 @@ def _first_unlike(pairs: list[tuple[bytes, bytes, bytes]]) -> str:
     return "an index"  # that is too large for int64
 
 
-def _numbers(tokens: list[bytes], sample: Sample, kind: np.dtype[Any], file: TextFile) -> Array:
+def _numbers(tokens: list[bytes], texts: list[bytes], kind: np.dtype[Any]) -> Array:
     """Values as numbers of a float type."""
     try:
-        if b"_" in sample.text:  # which Python takes in numbers
+        if any(b"_" in text for text in texts):  # which Python takes in numbers
             raise ValueError
         exact = np.array([*map(float, tokens)], np.float64)
     except ValueError:
@@ -144,7 +162,7 @@ def _numbers(tokens: list[bytes], sample: Sample, kind: np.dtype[Any], file: Tex
         values = exact.astype(kind)
     if not np.isfinite(values).all():
         token = shown_token(tokens[int((~np.isfinite(values)).argmax())])
-        raise file.wrong(sample.line, f"{token} must be a finite number, in {kind}")
+        raise _Wrong(f"{token} must be a finite number, in {kind}")
     return values
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, Literal
 
 import numpy as np
@@ -120,10 +121,11 @@ class LibSVM(Dataset):
     def _record(self, index: int, kind: np.dtype[Any]) -> tuple[list[float], IndexArray, Array]:
         """The labels, columns and values of one sample, checked."""
         label, _, pairs = self._split(index)
-        parts = [pair.partition(b":") for pair in pairs]
+        parts = [*map(bytes.partition, pairs, repeat(b":"))]
+        names, _, exacts = zip(*parts, strict=True) if parts else ((),) * 3
         try:
-            numbers = np.array([int(name) for name, _, _ in parts], np.int64)
-            exact = np.array([float(value) for _, _, value in parts], np.float64)
+            numbers = np.array([*map(int, names)], np.int64)
+            exact = np.array([*map(float, exacts)], np.float64)
         except (ValueError, OverflowError):
             raise self._wrong(index, _bad_pair(pairs)) from None
         columns = numbers - self._base

@@ -87,9 +87,10 @@ class TextFile:
 
     def without_blank(self, begins: IndexArray, comment: bytes) -> IndexArray:
         """Leave out the lines that hold nothing, or only comments: what is left of `begins`."""
-        first = self.bytes[begins]
-        keep = np.ones(len(begins), bool)
-        for line in np.flatnonzero((first <= LARGEST_SPACE) | (first == comment[0])):
+        first, keep = self.bytes[begins], np.ones(len(begins), bool)
+        second = self.bytes[np.minimum(begins + 1, self.size - 1)]
+        comments = (first == comment[0]) & (second == comment[1] if len(comment) > 1 else True)
+        for line in np.flatnonzero((first <= LARGEST_SPACE) | comments):
             content = self.line(int(begins[line])).strip()
             begins_all = content.count(comment) == content.count(comment[:1])
             keep[line] = content != b"" and not (content.startswith(comment) and begins_all)
