@@ -7,18 +7,21 @@ the command, and runs it. Under Slurm, PBS, LSF or Grid Engine it leaves hosts a
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import math
 import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 
+from ..communication.entry_point import abort_on_error
 from ..communication.launched import (
+    GPUS_PER_RANK,
+    INTERFACE,
+    LOG_DIR,
     REQUESTED_RANKS,
+    ROLE,
     SERVERS,
     SURVIVE,
     launched_rank,
@@ -26,13 +29,15 @@ from ..communication.launched import (
     launcher_name,
 )
 from ..errors import UserError
-from ..validation import shown
+from .batch import Allocation, allocation
 from .cores import usable_cores
-from .hostfiles import MOST_RANKS, MPICH, OPEN_MPI, Hostfile, decimal, read_hostfile
+from .hostfiles import MPICH, OPEN_MPI, Hostfile
+from .interfaces import interfaces, on_this_host
 from .job import run_job
 from .mpi_runtime import Mpiexec, bound_mpi, choose_mpiexec
-from .parser import Parser
+from .rank import main as run_as_rank
 from .roll import Roll
+from .run_options import Request, parse
 
 #: Each says how many threads one library starts in a rank, unless the user has set it.
 THREAD_VARIABLES = (
@@ -42,14 +47,8 @@ THREAD_VARIABLES = (
     "NUMBA_NUM_THREADS",
 )
 
-#: Batch systems: the variable that shows that one has given hosts to this process, and the one that
-#: may say how many.
-_BATCH_SYSTEMS = {
-    "Slurm": ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"),
-    "PBS": ("PBS_NODEFILE", "PBS_NUM_NODES"),
-    "LSF": ("LSB_JOBID", ""),
-    "Grid Engine": ("PE_HOSTFILE", "NHOSTS"),
-}
+#: Variables of the user's that Open MPI shall give to ranks on other hosts.
+_PASSED_ON = (SERVERS, SURVIVE, ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, "PYTHONPATH")
 
 #: Open MPI's options with which ranks outlive another, by what shows that the user has set one.
 #: Some of its collectives give wrong sums after a failure: those are left out. To name one that is
@@ -58,20 +57,6 @@ _SURVIVE_OPTIONS = {
     "with-ft": ("--with-ft", "ulfm"),
     "mca coll ": ("--mca", "coll", "^hcoll,portals4,han,cuda"),
 }
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for."""
-
-    ranks: int
-    command: tuple[str, ...]  #: script and arguments, or "-m", module and arguments
-    hostfile: Hostfile | None = None
-    mpiexec_options: tuple[str, ...] = ()
-    mpiexec: str | None = None
-    timeout_s: float | None = None
-    servers: int | None = None  #: how many of the ranks are parameter servers, where it is said
-    survive: bool = False  #: whether a rank's death leaves the others running
 
 
 @dataclass(frozen=True)
@@ -89,13 +74,18 @@ class Launch:
 
 def main(argv: Sequence[str]) -> int:
     """`parallel-sgd run`: returns the job's exit code, or raises a UserError before it starts."""
-    request = parse(argv)
     name = launcher_name()
+    with contextlib.nullcontext() if name is None else abort_on_error():
+        request = parse(argv)
+    if request.ranks is None:
+        os.environ.update(request.for_ranks)
+        run_as_rank(request.command)
+        return 0
     if name is not None:
         raise UserError(
-            f"run must not be started by a launcher: this is already rank {launched_rank()} of "
-            f"{launched_size()}, started by {name}. There, start the script itself: "
-            f"python -m parallel_sgd.command_line.rank {shlex.join(request.command)}"
+            f"run -n {request.ranks} must not be started by a launcher: this is already rank "
+            f"{launched_rank()} of {launched_size()}, started by {name}. There, leave -n away: "
+            f"parallel-sgd run {shlex.join(request.command)}"
         )
     vendor = bound_mpi()["vendor"]
     mpiexec = choose_mpiexec(vendor, request.mpiexec)
@@ -121,13 +111,15 @@ def plan(
     Raises:
         UserError: the hostfile cannot be told to this mpiexec, or it cannot do what is asked.
     """
+    assert request.ranks is not None
     open_mpi = mpiexec.vendor == OPEN_MPI
-    batch = None if request.hostfile else batch_system(environ)
-    here = _most_ranks_on_a_host(request, environ, batch, open_mpi, cores)
+    batch = None if request.hostfile else allocation(environ)
+    if batch is not None and batch.cores is not None:
+        cores = min(cores, batch.cores)
+    here = _most_ranks_on_a_host(request.ranks, request.hostfile, batch, open_mpi, cores)
     added = _threads(environ, max(1, cores // here))
     added[REQUESTED_RANKS] = str(request.ranks)
-    if request.servers is not None:
-        added[SERVERS] = str(request.servers)
+    added |= request.for_ranks
     if request.survive:
         _require_survival(mpiexec)
         added[SURVIVE] = "1"
@@ -139,60 +131,23 @@ def plan(
         given = " ".join(request.mpiexec_options)
         if root and "--allow-run-as-root" not in given:
             options.append("--allow-run-as-root")
-        if batch is None:
-            if "map-by" not in given and "oversubscribe" not in given:
-                options += ["--map-by", ":OVERSUBSCRIBE"]
-            if "bind-to" not in given:  # it would pin each of two ranks to one core of many
-                options += ["--bind-to", "none"]
-            if here > cores and "mpi_yield_when_idle" not in given:  # its waiting ranks spin
-                options += ["--mca", "mpi_yield_when_idle", "1"]
+        if batch is None and "map-by" not in given and "oversubscribe" not in given:
+            options += ["--map-by", ":OVERSUBSCRIBE"]
+        if "bind-to" not in given:  # it would pin each of two ranks to one core of many
+            options += ["--bind-to", "none"]
+        if batch is None and here > cores and "mpi_yield_when_idle" not in given:
+            options += ["--mca", "mpi_yield_when_idle", "1"]  # its waiting ranks spin
         if request.survive:
             for shows, words in _SURVIVE_OPTIONS.items():
                 options += words if shows not in given else ()
         if request.hostfile or batch:  # MPICH's passes on the whole environment
-            own = [name for name in (SERVERS, SURVIVE, "PYTHONPATH") if name in environ]
+            own = [name for name in _PASSED_ON if name in environ]
             options += [word for name in dict.fromkeys([*added, *own]) for word in ("-x", name)]
+    if request.interface is not None:
+        options += _interface_options(request.interface, mpiexec)
     rank = [sys.executable, "-m", "parallel_sgd.command_line.rank"]
     return Launch(
         (mpiexec.path, *options, *request.mpiexec_options, *rank, *request.command), added
-    )
-
-
-def batch_system(environ: Mapping[str, str]) -> str | None:
-    """The batch system that has given this process its hosts, which mpiexec then asks; or None."""
-    return next((name for name, (shows, _) in _BATCH_SYSTEMS.items() if environ.get(shows)), None)
-
-
-def parse(argv: Sequence[str]) -> Request:
-    """Read the arguments of `parallel-sgd run`; raises a UserError where one is wrong."""
-    given = _parser().parse_args(argv)
-    command = ("-m", *given.module) if given.module is not None else tuple(given.command)
-    if given.ranks is None:
-        raise UserError("-n must be given: how many ranks to start")
-    if given.module is not None:
-        if not given.module:
-            raise UserError("-m must be followed by a module")
-    elif not command:
-        raise UserError("a script must be given: parallel-sgd run -n 4 script.py [argument ...]")
-    elif not os.path.exists(command[0]):
-        hint = ""
-        if Path(command[0]).name.startswith("python"):
-            hint = "; give the script alone, without the interpreter"
-        raise UserError(f"script must exist: {command[0]!r} (in {os.getcwd()}){hint}")
-    if given.servers is not None and given.servers >= given.ranks:
-        raise UserError(
-            f"servers={given.servers} must be less than the number of ranks, {given.ranks}: "
-            "the others train"
-        )
-    return Request(
-        ranks=given.ranks,
-        command=command,
-        hostfile=None if given.hostfile is None else read_hostfile(given.hostfile),
-        mpiexec_options=tuple(given.mpiexec_options),
-        mpiexec=given.mpiexec,
-        timeout_s=given.timeout_s,
-        servers=given.servers,
-        survive=given.survive,
     )
 
 
@@ -206,14 +161,24 @@ def _require_survival(mpiexec: Mpiexec) -> None:
         )
 
 
+def _interface_options(interface: str, mpiexec: Mpiexec) -> tuple[str, ...]:
+    """What has mpiexec itself and its daemons talk over this network; ranks see to themselves."""
+    if mpiexec.vendor != OPEN_MPI:
+        return ("-iface", on_this_host(interface, interfaces()).name)
+    if interface == "lo" or interface.startswith("127."):  # its daemons never take that one
+        return ()
+    if (mpiexec.version or "").startswith(("1.", "2.", "3.", "4.")):
+        return ("--mca", "oob_tcp_if_include", interface)
+    return ("--prtemca", "prte_if_include", interface)
+
+
 def _most_ranks_on_a_host(
-    request: Request, environ: Mapping[str, str], batch: str | None, open_mpi: bool, cores: int
+    ranks: int, hostfile: Hostfile | None, batch: Allocation | None, open_mpi: bool, cores: int
 ) -> int:
     """How many ranks share the cores of the fullest host, as far as can be told."""
-    if request.hostfile:
-        return request.hostfile.most_ranks_on_a_host(request.ranks, cores if open_mpi else 1)
-    nodes = environ.get(_BATCH_SYSTEMS[batch][1], "") if batch else ""
-    return math.ceil(request.ranks / int(nodes)) if nodes.isdecimal() else request.ranks
+    if hostfile:
+        return hostfile.most_ranks_on_a_host(ranks, cores if open_mpi else 1)
+    return math.ceil(ranks / batch.hosts) if batch and batch.hosts else ranks
 
 
 def _threads(environ: Mapping[str, str], threads: int) -> dict[str, str]:
@@ -221,89 +186,3 @@ def _threads(environ: Mapping[str, str], threads: int) -> dict[str, str]:
     wish = environ.get("OMP_NUM_THREADS", "")
     value = wish if wish.isdecimal() else str(threads)
     return {name: value for name in THREAD_VARIABLES if name not in environ}
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="parallel-sgd run",
-        usage="parallel-sgd run -n N [option ...] (script.py | -m module) [argument ...]",
-        description="Start a Python script on N ranks with the mpiexec that fits mpi4py, and print "
-        "the command. An error on one rank ends the job. The exit code is the job's; 2 where it "
-        "could not be started, 124 where it outran --timeout-s.",
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("-n", "-np", dest="ranks", type=rank_count, metavar="N", help="how many ranks to start")
-    add(
-        "--hostfile",
-        "-hostfile",
-        "-f",
-        metavar="FILE",
-        help="hosts, one a line: `host slots=4` or `host:4`; either dialect with either MPI",
-    )
-    add(
-        "--servers",
-        type=partial(rank_count, least=0),
-        metavar="N",
-        help="the last N of the ranks are parameter servers, for an algorithm that has them; 0: "
-        "every rank serves a part beside training",
-    )
-    add(
-        "--survive",
-        action="store_true",
-        help="a rank that is killed does not end the job, where the program can go on without it "
-        "(a parameter server's workers). Needs Open MPI 5, whose exit "
-        "code then says nothing of ranks that were killed: it is 0 even where all were",
-    )
-    add("--timeout-s", type=_seconds, metavar="S", help="end the job after S seconds")
-    add(
-        "--mpiexec",
-        metavar="PATH",
-        help="take this mpiexec; else the first that fits, beside python or in PATH",
-    )
-    add(
-        "--mpiexec-options",
-        type=_words,
-        default=[],
-        metavar="'OPTION ...'",
-        help="more options for mpiexec: --mpiexec-options='--map-by numa'",
-    )
-    add(
-        "-m",
-        dest="module",
-        nargs=argparse.REMAINDER,
-        metavar="module",
-        help="run a module instead of a script",
-    )
-    add("command", nargs=argparse.REMAINDER, metavar="script.py [argument ...]",
-        help="the script and its arguments")  # fmt: skip
-    return parser
-
-
-def rank_count(text: str, least: int = 1) -> int:
-    """The type of the option -n."""
-    number = decimal(text)
-    if number is None or not least <= number <= MOST_RANKS:
-        raise argparse.ArgumentTypeError(
-            f"must be a whole number from {least} to {MOST_RANKS}: {shown(text)}"
-        )
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0: {text!r}")
-    return seconds
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"must be quoted as for a shell: {text!r} ({error})"
-        ) from None

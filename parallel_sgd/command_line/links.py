@@ -25,7 +25,7 @@ from ..exchange import choose_plan, topology_for
 from ..exchange.plan import try_transports
 from ..parameters import Parameters
 from .hostfiles import read_hostfile
-from .launcher import rank_count
+from .run_options import rank_count
 
 SIZES = (250_000, 2_500_000, 25_000_000)  #: values: 1, 10 and 100 MB of float32
 LONGEST_S = 5.0  #: an exchange that should take longer is not tried

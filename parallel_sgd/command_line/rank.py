@@ -12,29 +12,79 @@ import os
 import runpy
 import socket
 import sys
+from collections.abc import Sequence
 
 from ..communication.attendance import sign_on
 from ..communication.entry_point import abort_on_error
-from ..communication.launched import send_without_asking
+from ..communication.launched import (
+    GPUS_PER_RANK,
+    INTERFACE,
+    LOG_DIR,
+    launched_local_rank,
+    launched_rank,
+    launched_size,
+    launcher_name,
+    send_without_asking,
+)
 from ..errors import UserError
+from ..validation import shown
+from .gpus import VISIBLE, visible_gpus
+from .hostfiles import decimal
+from .interfaces import checked_interface, interfaces, on_this_host, variables
+from .logs import to_log
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the script or module named by the arguments as ``__main__``, with the rest as its own."""
     with abort_on_error():
-        sign_on()
+        prepare()
         send_without_asking()  # the script may start MPI by itself
         _run(sys.argv[1:] if argv is None else argv)
 
 
-def _run(argv: list[str]) -> None:
+def prepare() -> None:
+    """Do what the environment asks of this rank, before MPI, CUDA or gloo are up.
+
+    `LOG_DIR`: its output goes to files there. `GPUS_PER_RANK`: it sees only its own GPUs.
+    `INTERFACE`: it talks to other hosts by that network.
+
+    Raises:
+        UserError: what is asked cannot be done on this host.
+
+    Local. Changes `os.environ`.
+    """
+    folder, gpus, interface = (os.environ.get(name) for name in (LOG_DIR, GPUS_PER_RANK, INTERFACE))
+    if folder:
+        to_log(folder, launched_rank() or 0)
+    sign_on()
+    if gpus is not None:
+        per_rank = decimal(gpus)
+        if not per_rank:
+            raise UserError(f"{GPUS_PER_RANK}={shown(gpus)} must be a whole number, at least 1")
+        os.environ[VISIBLE] = visible_gpus(per_rank, _local_rank(), os.environ)
+    if interface is not None:
+        chosen = on_this_host(checked_interface(interface), interfaces())
+        os.environ.update(variables(chosen))
+
+
+def _local_rank() -> int:
+    local_rank = launched_local_rank()
+    if local_rank is None and (launched_size() or 1) > 1:
+        raise UserError(
+            f"{GPUS_PER_RANK} needs a launcher that numbers the ranks of each host, and "
+            f"{launcher_name()} does not"
+        )
+    return local_rank or 0
+
+
+def _run(argv: Sequence[str]) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(io.UnsupportedOperation):
                 # Whole lines, as they are printed: the ranks share one terminal.
                 stream.reconfigure(line_buffering=True, write_through=False)
-    module = argv[:1] == ["-m"]
-    sys.argv[:] = argv[1:] if module else argv
+    module = list(argv[:1]) == ["-m"]
+    sys.argv[:] = argv[1:] if module else list(argv)
     if not sys.argv:
         raise UserError("the script to run must be given: there is none")
     if module:

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 from ..communication import simulate
 from ..validation import require_use
-from .launcher import THREAD_VARIABLES, rank_count
+from .launcher import THREAD_VARIABLES
 from .parser import Parser
+from .run_options import rank_count
 from .train import read, train_on
 from .train_options import parser as train_parser
 

@@ -14,6 +14,7 @@ import errno
 import os
 import select
 import signal
+import subprocess
 import sys
 import sysconfig
 import time
@@ -26,7 +27,7 @@ from typing import Any, NoReturn
 from ..errors import SharedError, UserError
 from ..validation import line_of
 from .attendance import FAILED, sign_off
-from .launched import is_hydra, launched_rank, launched_size
+from .launched import is_hydra, launched_rank, launched_size, srun_step
 
 #: Before it ends the job a rank waits so long: others with the same error can print it too, and
 #: mpiexec reads what was printed; MPICH's drops what is still on its way when a rank aborts.
@@ -37,6 +38,9 @@ _PRINT_S = 5.0
 
 #: How long Hydra may take to end a job that asks for it over its own wire.
 _HYDRA_S = 2.0
+
+#: How long Slurm's controller may take to be asked, and then to end a step.
+_SLURM_S = 10.0
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -94,7 +98,7 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
         shared: all ranks are about to call this: none ends the job before the last one has.
 
     Where MPI is up: MPI_Abort. Where it is not, the rank's own exit is enough for Open MPI's
-    mpiexec, while MPICH's goes on waiting for the rank, and has to be told.
+    mpiexec, while MPICH's and srun go on waiting for the others, and have to be told.
 
     Local.
     """
@@ -116,6 +120,7 @@ def end_job(code: int, *, shared: bool = False) -> NoReturn:
             mpi.COMM_WORLD.Abort(code)
         if not mpi_is_down():
             _tell_hydra(code)
+            _tell_slurm()
     raise SystemExit(code)
 
 
@@ -277,3 +282,17 @@ def _tell_hydra(code: int) -> None:
         os.write(int(socket), f"cmd=abort exitcode={code}\n".encode())
     time.sleep(_HYDRA_S)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _tell_slurm() -> None:
+    """End a step of srun from a rank in which MPI is not up.
+
+    Unless it was called with -K, srun lets the others go on, which wait in MPI_Init for ever.
+    """
+    step = srun_step()
+    if step is None:
+        return
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # no scancel on this node
+        asked = subprocess.run(["scancel", step], capture_output=True, timeout=_SLURM_S)
+        if asked.returncode == 0:
+            time.sleep(_SLURM_S)  # this rank is killed with the others

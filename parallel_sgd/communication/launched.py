@@ -22,6 +22,19 @@ REQUESTED_RANKS = "PARALLEL_SGD_RANKS"
 #: Set by `parallel-sgd run --servers N`: how many of the ranks, the last ones, serve parameters.
 SERVERS = "PARALLEL_SGD_SERVERS"
 
+#: Set by whoever starts processes apart: whether this one is a "worker" or a "server".
+ROLE = "PARALLEL_SGD_ROLE"
+
+#: What PaddlePaddle's users set for the same, and its values.
+PADDLE_ROLE, _PADDLE_ROLES = "TRAINING_ROLE", {"TRAINER": "worker", "PSERVER": "server"}
+
+#: Set by `parallel-sgd run` for the options of the same names: see `command_line.surroundings`.
+GPUS_PER_RANK, INTERFACE, LOG_DIR = (
+    "PARALLEL_SGD_GPUS_PER_RANK",
+    "PARALLEL_SGD_INTERFACE",
+    "PARALLEL_SGD_LOG_DIR",
+)
+
 #: Set to 1 by `parallel-sgd run --survive`: MPI lets the others go on where a rank has died.
 SURVIVE = "PARALLEL_SGD_SURVIVE"
 
@@ -46,22 +59,26 @@ class _Launcher(NamedTuple):
     size: tuple[str, ...]
     rank: str
     local_size: str = ""
+    local_rank: str = ""
 
 
 def _names_from(name: str, prefix: str) -> _Launcher:
     """A launcher whose variables are named alike."""
-    return _Launcher(name, (f"{prefix}_SIZE",), f"{prefix}_RANK", f"{prefix}_LOCAL_SIZE")
+    size, rank, *local = (f"{prefix}_{n}" for n in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK"))
+    return _Launcher(name, (size,), rank, *local)
 
+
+_SRUN_LOCAL = "SLURM_LOCALID"
 
 # The innermost launcher first: Open MPI and MPICH start their daemons through srun, so Slurm's
 # variables are there too, and count the daemons.
 _LAUNCHERS = (
     _names_from("Open MPI's mpiexec", "OMPI_COMM_WORLD"),
     _names_from("MVAPICH's mpiexec", "MV2_COMM_WORLD"),
-    _Launcher("MPICH's mpiexec", ("PMI_SIZE",), "PMI_RANK", "MPI_LOCALNRANKS"),
+    _Launcher("MPICH's mpiexec", ("PMI_SIZE",), "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
     _names_from("jsrun", "JSM_NAMESPACE"),
-    _Launcher("flux run", ("FLUX_JOB_SIZE",), "FLUX_TASK_RANK"),
-    _Launcher("srun", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "SLURM_PROCID"),
+    _Launcher("flux run", ("FLUX_JOB_SIZE",), "FLUX_TASK_RANK", "", "FLUX_TASK_LOCAL_ID"),
+    _Launcher("srun", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "SLURM_PROCID", "", _SRUN_LOCAL),
     _Launcher("parallel-sgd run", (REQUESTED_RANKS,), "PMIX_RANK"),
 )
 
@@ -77,7 +94,10 @@ _LAUNCHER_PREFIXES = (
     "PRTE_",
     "SLURM_",
 )
-_LAUNCHER_NAMES = ("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE, FOLDER)
+_LAUNCHER_NAMES = (
+    *("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE, FOLDER),
+    *(ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR),
+)
 
 
 def launched_size(environ: Mapping[str, str] | None = None) -> int | None:
@@ -102,6 +122,18 @@ def launched_local_size(environ: Mapping[str, str] | None = None) -> int | None:
     """How many of the ranks are on this node according to the launcher; None where unknown."""
     launcher, environ = _launcher(environ)
     return _number(environ, launcher.local_size) if launcher else None
+
+
+def launched_local_rank(environ: Mapping[str, str] | None = None) -> int | None:
+    """This process's number among the ranks on its node according to the launcher; None where no
+    launcher says it. mpiexec's ranks in a batch job of Slurm inherit a SLURM_LOCALID that is not
+    theirs."""
+    launcher, environ = _launcher(environ)
+    if launcher is None:
+        return None
+    if launcher_name(environ) == "srun":  # which may also have set PMI_SIZE
+        return _number(environ, _SRUN_LOCAL)
+    return _number(environ, launcher.local_rank)
 
 
 def launcher_name(environ: Mapping[str, str] | None = None) -> str | None:
@@ -135,6 +167,34 @@ def requested_servers(environ: Mapping[str, str] | None = None) -> int | None:
     if servers is None:
         raise UserError(f"{SERVERS}={environ[SERVERS]!r} must be a whole number, at least 0")
     return servers
+
+
+def requested_role(environ: Mapping[str, str] | None = None) -> str | None:
+    """What this process is to be, where whoever started it has said so: PARALLEL_SGD_ROLE, or as
+    PaddlePaddle's users say it, TRAINING_ROLE.
+
+    Returns:
+        "worker" or "server"; None where nothing is said.
+
+    Raises:
+        UserError: what is said is neither, or the two contradict each other.
+    """
+    environ = os.environ if environ is None else environ
+    said = {}
+    for name, roles in ((ROLE, {"worker": "worker", "server": "server"}),
+                        (PADDLE_ROLE, _PADDLE_ROLES)):  # fmt: skip
+        value = environ.get(name)
+        if value is None:
+            continue
+        if value not in roles:
+            raise UserError(f"{name}={value!r} must be one of {', '.join(roles)}")
+        said[name] = roles[value]
+    if len(set(said.values())) > 1:
+        raise UserError(
+            f"{ROLE}={environ[ROLE]!r} contradicts {PADDLE_ROLE}={environ[PADDLE_ROLE]!r}: one of "
+            "them is enough"
+        )
+    return next(iter(said.values()), None)
 
 
 def world_mismatch(
@@ -201,6 +261,16 @@ def _launcher(environ: Mapping[str, str] | None) -> tuple[_Launcher | None, Mapp
         if _number(environ, *launcher.size) is not None:
             return launcher, environ
     return None, environ
+
+
+def srun_step(environ: Mapping[str, str] | None = None) -> str | None:
+    """The job step whose task this process is, as `scancel` takes it; None where srun has not
+    started it. Local."""
+    environ = os.environ if environ is None else environ
+    job = _number(environ, "SLURM_JOB_ID", "SLURM_JOBID")
+    if launcher_name(environ) != "srun" or job is None:
+        return None
+    return f"{job}.{_number(environ, 'SLURM_STEP_ID', 'SLURM_STEPID')}"
 
 
 def _inside_srun(environ: Mapping[str, str]) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NoReturn, Protocol
 
 from ..communication import Communicator, Group, Roles
-from ..communication.launched import requested_servers
+from ..communication.launched import requested_role, requested_servers
 from ..errors import SharedError, SharedProblem
 from ..options import Choice, Options, Whole, option, options
 from .client import Client
@@ -111,7 +111,8 @@ class ParameterServers(Options, Roles):
         "auto",
         Choice(*ROLES),
         "worker or server for this rank, where each is started apart (mpiexec -n 1 ... --role "
-        "server : -n 4 ... --role worker); auto: by servers",
+        "server : -n 4 ... --role worker); auto: as PARALLEL_SGD_ROLE (or TRAINING_ROLE=TRAINER, "
+        "PSERVER) in its environment says, else by servers",
         compare=False,
     )
 
@@ -133,10 +134,13 @@ class ParameterServers(Options, Roles):
 
         Collective.
         """
-        requested = world.together(
-            lambda: requested_servers() if self.servers is None else self.servers
+        requested, role = world.together(
+            lambda: (
+                requested_servers() if self.servers is None else self.servers,
+                (requested_role() if self.role == "auto" else None) or self.role,
+            )
         )
-        given = world.allgather_object((self.role, requested))
+        given = world.allgather_object((role, requested))
         asked = [role for role, _ in given]
         size = world.size
         if set(asked) == {"auto"}:

@@ -97,8 +97,9 @@ def test_training_that_diverges_ends_workers_and_servers() -> None:
 def test_roles_of_programs_that_are_started_apart() -> None:
     mpiexec = str(Path(sys.executable).with_name("mpiexec"))
     train = [sys.executable, TRAIN, *USUAL, "--epochs", "2", "--output", "run"]
+    server = ["env", "TRAINING_ROLE=PSERVER", *train]
     code, output = executed(
-        [mpiexec, "-n", "1", *train, "--role", "server", ":", "-n", "2", *train, "--role=worker"],
+        [mpiexec, "-n", "1", *server, ":", "-n", "2", *train, "--role=worker"],
         environ=ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
     )
     assert code == 0, output

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from jobs import PARALLEL_SGD, SECONDS, alive, executed, started, within
 
-from parallel_sgd.command_line.launcher import Request, plan
+from parallel_sgd.command_line.launcher import plan
 from parallel_sgd.command_line.mpi_runtime import Mpiexec, bound_mpi, choose_mpiexec
+from parallel_sgd.command_line.run_options import Request
 
 RANKS = 3
 

@@ -61,11 +61,28 @@ def test_roles_that_do_not_fit(roles, servers, message):
     simulate(3, body, timeout_s=5)
 
 
-def test_a_server_that_comes_first():
-    """Any ranks may serve where each says what it is."""
+def test_a_role_in_the_environment_that_is_none(monkeypatch):
+    monkeypatch.setenv("PARALLEL_SGD_ROLE", "parameter server")
+    message = (
+        r"^PARALLEL_SGD_ROLE='parameter server' must be one of worker, server \(on ranks 0, 1\)$"
+    )
 
     def body(comm):
-        algorithm = asynchronous(role="server" if comm.rank == 0 else "worker")
+        with pytest.raises(SharedError, match=message):
+            Learner(starting_point(), SGD(lr=0.1), asynchronous(), comm)
+
+    simulate(2, body, timeout_s=5)
+
+
+@pytest.mark.parametrize("by_environment", [False, True])
+def test_a_server_that_comes_first(by_environment, monkeypatch):
+    """Any ranks may serve where each says what it is, itself or by whoever started it."""
+    if by_environment:  # what a program says itself goes before it
+        monkeypatch.setenv("TRAINING_ROLE", "PSERVER")
+
+    def body(comm):
+        servers = "auto" if by_environment else "server"
+        algorithm = asynchronous(role=servers if comm.rank == 0 else "worker")
         learner = Learner(starting_point(), SGD(lr=0.1), algorithm, comm)
         assert learner.serves == (comm.rank == 0)
         assert (learner.comm.size, learner.comm.rank) == (

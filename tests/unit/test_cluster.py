@@ -19,8 +19,9 @@ from parallel_sgd.command_line.cluster import EmulatedHosts, command, hostfile, 
 from parallel_sgd.command_line.cluster import hosts as hosts_module
 from parallel_sgd.command_line.cluster.mpi import AGENT, wiring
 from parallel_sgd.command_line.hostfiles import MPICH, OPEN_MPI, read_hostfile
-from parallel_sgd.command_line.launcher import THREAD_VARIABLES, parse
+from parallel_sgd.command_line.launcher import THREAD_VARIABLES
 from parallel_sgd.command_line.main import main
+from parallel_sgd.command_line.run_options import parse
 
 MPIS = {OPEN_MPI: {"vendor": OPEN_MPI, "version": "5.0.11"}}
 MPIS[MPICH] = {"vendor": MPICH, "version": "5.0.2"}

@@ -204,3 +204,77 @@ def test_open_mpi_sends_pieces_without_asking(monkeypatch):
     monkeypatch.setenv(name, "70000")
     launched.send_without_asking()
     assert os.environ[name] == "70000"
+
+
+@pytest.mark.parametrize(
+    ("environ", "local"),
+    [
+        ({}, None),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, 1),
+        (MPICH | {"MPI_LOCALRANKID": "1"}, 1),
+        (SRUN | {"SLURM_LOCALID": "2"}, 2),
+        (SRUN | {"SLURM_LOCALID": "2", "PMI_SIZE": "4", "PMI_RANK": "2"}, 2),
+        # mpiexec in a batch job: its ranks inherit the batch script's, which is 0 for all
+        (ALLOCATION | MPICH | {"SLURM_LOCALID": "0", "MPI_LOCALRANKID": "1"}, 1),
+        (ALLOCATION | OPEN_MPI | {"SLURM_LOCALID": "0"}, None),
+    ],
+)
+def test_the_number_among_the_ranks_of_a_host(environ: dict[str, str], local: int | None) -> None:
+    assert launched.launched_local_rank(environ) == local
+
+
+def test_the_step_that_srun_has_started() -> None:
+    assert launched.srun_step(SRUN) == launched.srun_step(SRUN | {"PMI_SIZE": "4"}) == "7.0"
+    for environ in ({}, ALLOCATION, SRUN | OPEN_MPI, SRUN | MPICH):
+        assert launched.srun_step(environ) is None
+
+
+def test_a_rank_that_fails_early_ends_its_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """srun without -K lets the others wait in MPI_Init for ever."""
+    (tmp_path / "scancel").write_text(f"#!/bin/sh\necho $* > {tmp_path}/ended\n")
+    (tmp_path / "scancel").chmod(0o755)
+    for name in set(os.environ) - set(without_launcher(os.environ)):
+        monkeypatch.delenv(name)
+    for name, value in {**SRUN, "PATH": f"{tmp_path}:/bin:/usr/bin"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    monkeypatch.setattr(abort, "GRACE_S", 0.0)
+    monkeypatch.setattr(abort, "_SLURM_S", 5.0)
+    monkeypatch.setattr(abort.time, "sleep", lambda seconds: None)
+    with pytest.raises(SystemExit):
+        abort.end_job(1)
+    assert (tmp_path / "ended").read_text() == "7.0\n"
+    (tmp_path / "ended").unlink()
+    (tmp_path / "scancel").unlink()  # a node without it: as before
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit) as caught:
+        abort.end_job(3)
+    assert caught.value.code == 3
+
+
+@pytest.mark.parametrize(
+    ("environ", "role"),
+    [
+        ({}, None),
+        ({"PARALLEL_SGD_ROLE": "server"}, "server"),
+        ({"TRAINING_ROLE": "PSERVER"}, "server"),
+        ({"TRAINING_ROLE": "TRAINER", "PARALLEL_SGD_ROLE": "worker"}, "worker"),
+    ],
+)
+def test_a_role_by_the_environment(environ: dict[str, str], role: str | None) -> None:
+    assert launched.requested_role(environ) == role
+
+
+@pytest.mark.parametrize(
+    ("environ", "wrong"),
+    [
+        ({"PARALLEL_SGD_ROLE": "Server"}, "PARALLEL_SGD_ROLE='Server' must be one of worker, serv"),
+        ({"TRAINING_ROLE": "worker"}, "TRAINING_ROLE='worker' must be one of TRAINER, PSERVER"),
+        ({"PARALLEL_SGD_ROLE": "worker", "TRAINING_ROLE": "PSERVER"}, "'worker' contradicts"),
+    ],
+)
+def test_a_role_that_is_none(environ: dict[str, str], wrong: str) -> None:
+    with pytest.raises(UserError, match=wrong):
+        launched.requested_role(environ)

@@ -13,9 +13,10 @@ import pytest
 
 from parallel_sgd.command_line import info, launcher, mpi_runtime
 from parallel_sgd.command_line.hostfiles import read_hostfile
-from parallel_sgd.command_line.launcher import THREAD_VARIABLES, Launch, Request, parse, plan
+from parallel_sgd.command_line.launcher import THREAD_VARIABLES, Launch, plan
 from parallel_sgd.command_line.main import main
 from parallel_sgd.command_line.mpi_runtime import Mpiexec, choose_mpiexec, identify
+from parallel_sgd.command_line.run_options import Request, parse
 from parallel_sgd.communication.launched import (
     SERVERS,
     SURVIVE,
@@ -156,7 +157,7 @@ def test_ranks_that_survive_another(hostfile: Any) -> None:
     assert "'^hcoll,portals4,han,cuda'" in launch.line()
     assert SURVIVE in passed_on(planned(OPEN_MPI, survive=True, hostfile=hostfile))
     batch = planned(OPEN_MPI, survive=True, environ={"PBS_NODEFILE": "/var/nodes"})
-    assert options(batch)[2:7] == SURVIVING
+    assert options(batch)[4:9] == SURVIVING
     assert SURVIVE not in planned(OPEN_MPI).environ
 
 
@@ -200,7 +201,7 @@ def test_survival_needs_open_mpi_5(mpiexec: Mpiexec, shown: str) -> None:
 def test_steps_aside_in_a_batch_job(environ: dict[str, str]) -> None:
     launch = planned(OPEN_MPI, environ=environ, cores=8)
     assert launch.environ["NUMBA_NUM_THREADS"] == "4"
-    assert [word for word in options(launch) if word.startswith("--")] == []
+    assert [word for word in options(launch) if word.startswith("--")] == ["--bind-to"]
     assert options(planned(MPICH, environ=environ)) == ["-n", "4"]
 
 
@@ -283,7 +284,7 @@ def test_refuses_to_start_ranks_from_a_rank(
     assert main(["run", "-n", "4", script, "--lr", "1"]) == 2
     line = capsys.readouterr().err
     assert "rank 1 of 4, started by srun" in line
-    assert "python -m parallel_sgd.command_line.rank train.py --lr 1" in line
+    assert "leave -n away: parallel-sgd run train.py --lr 1" in line
 
 
 def fake_mpiexec(folder: Path, says: str) -> str:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from ...errors import UserError
 from ..job import run_job
-from ..launcher import rank_count
 from ..parser import Parser
+from ..run_options import rank_count
 from ..units import UNLIMITED, bits_per_s
 from .hostfile import require_free, written
 from .hosts import emulated_hosts

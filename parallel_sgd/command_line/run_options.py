@@ -1,0 +1,216 @@
+"""The arguments of `parallel-sgd run`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from ..communication.launched import (
+    GPUS_PER_RANK,
+    INTERFACE,
+    LOG_DIR,
+    SERVERS,
+    launched_size,
+    launcher_name,
+)
+from ..errors import UserError
+from ..validation import shown
+from .batch import allocation
+from .hostfiles import MOST_RANKS, Hostfile, decimal, read_hostfile
+from .interfaces import checked_interface
+from .parser import Parser
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for."""
+
+    ranks: int | None  #: None: this process is a rank already, which shall run the command
+    command: tuple[str, ...]  #: script and arguments, or "-m", module and arguments
+    hostfile: Hostfile | None = None
+    mpiexec_options: tuple[str, ...] = ()
+    mpiexec: str | None = None
+    timeout_s: float | None = None
+    servers: int | None = None  #: how many of the ranks are parameter servers, where it is said
+    survive: bool = False  #: whether a rank's death leaves the others running
+    gpus_per_rank: int | None = None
+    interface: str | None = None  #: as `checked_interface` returns it
+    log_dir: str | None = None
+
+    @property
+    def for_ranks(self) -> dict[str, str]:
+        """The variables that say to ranks what is asked of them."""
+        asked = {
+            SERVERS: self.servers,
+            GPUS_PER_RANK: self.gpus_per_rank,
+            INTERFACE: self.interface,
+            LOG_DIR: None if self.log_dir is None else os.path.abspath(self.log_dir),
+        }
+        return {name: str(value) for name, value in asked.items() if value is not None}
+
+
+def parse(argv: Sequence[str]) -> Request:
+    """Read the arguments of `parallel-sgd run`; raises a UserError where one is wrong."""
+    given = _parser().parse_args(argv)
+    command = ("-m", *given.module) if given.module is not None else tuple(given.command)
+    ranks = given.ranks
+    launched, allocated = launched_size(), allocation(os.environ)
+    if ranks is None and launched is not None:
+        for flag in ("hostfile", "timeout_s", "survive", "mpiexec", "mpiexec_options"):
+            if getattr(given, flag):
+                raise UserError(
+                    f"--{flag.replace('_', '-')} needs -n and ranks to be started, but this is "
+                    f"one of {launched} ranks that {launcher_name()} has started"
+                )
+    elif ranks is None:
+        ranks = None if allocated is None else allocated.slots
+        if ranks is None:
+            raise UserError("-n must be given: how many ranks to start")
+    if given.module is not None:
+        if not given.module:
+            raise UserError("-m must be followed by a module")
+    elif not command:
+        raise UserError("a script must be given: parallel-sgd run -n 4 script.py [argument ...]")
+    elif not os.path.exists(command[0]):
+        hint = ""
+        if Path(command[0]).name.startswith("python"):
+            hint = "; give the script alone, without the interpreter"
+        raise UserError(f"script must exist: {command[0]!r} (in {os.getcwd()}){hint}")
+    size = ranks or launched or 1
+    if given.servers is not None and given.servers >= size:
+        raise UserError(
+            f"servers={given.servers} must be less than the number of ranks, {size}: "
+            "the others train"
+        )
+    return Request(
+        ranks=ranks,
+        command=command,
+        hostfile=None if given.hostfile is None else read_hostfile(given.hostfile),
+        mpiexec_options=tuple(given.mpiexec_options),
+        mpiexec=given.mpiexec,
+        timeout_s=given.timeout_s,
+        servers=given.servers,
+        survive=given.survive,
+        gpus_per_rank=given.gpus_per_rank,
+        interface=None if given.interface is None else checked_interface(given.interface),
+        log_dir=given.log_dir,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="parallel-sgd run",
+        usage="parallel-sgd run -n N [option ...] (script.py | -m module) [argument ...]",
+        description="Start a Python script on N ranks with the mpiexec that fits mpi4py, and print "
+        "the command. An error on one rank ends the job. The exit code is the job's; 2 where it "
+        "could not be started, 124 where it outran --timeout-s. Started by srun or mpiexec, "
+        "without -n: be one of their ranks, and run the script.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "-n",
+        "-np",
+        dest="ranks",
+        type=rank_count,
+        metavar="N",
+        help="how many ranks to start; in a batch job, if not given: as many as it is for",
+    )
+    add(
+        "--hostfile",
+        "-hostfile",
+        "-f",
+        metavar="FILE",
+        help="hosts, one a line: `host slots=4` or `host:4`; either dialect with either MPI",
+    )
+    add(
+        "--servers",
+        type=partial(rank_count, least=0),
+        metavar="N",
+        help="the last N of the ranks are parameter servers, for an algorithm that has them; 0: "
+        "every rank serves a part beside training",
+    )
+    add(
+        "--survive",
+        action="store_true",
+        help="a rank that is killed does not end the job, where the program can go on without it "
+        "(a parameter server's workers). Needs Open MPI 5, whose exit "
+        "code then says nothing of ranks that were killed: it is 0 even where all were",
+    )
+    add(
+        "--gpus-per-rank",
+        type=rank_count,
+        metavar="N",
+        help="each rank sees N GPUs of its host, by CUDA_VISIBLE_DEVICES: the first rank of the "
+        "host the first N, and so on",
+    )
+    add(
+        "--interface",
+        metavar="IFACE",
+        help="the network by which ranks, MPI, gloo and NCCL talk to other hosts: an interface's "
+        "name, or where it is not the same on all hosts its network, such as 10.0.0.0/24",
+    )
+    add(
+        "--log-dir",
+        metavar="FOLDER",
+        help="what rank k prints goes to rank-k.out and rank-k.err there, behind what they hold; "
+        "on the terminal are rank 0 and all errors",
+    )
+    add("--timeout-s", type=_seconds, metavar="S", help="end the job after S seconds")
+    add(
+        "--mpiexec",
+        metavar="PATH",
+        help="take this mpiexec; else the first that fits, beside python or in PATH",
+    )
+    add(
+        "--mpiexec-options",
+        type=_words,
+        default=[],
+        metavar="'OPTION ...'",
+        help="more options for mpiexec: --mpiexec-options='--map-by numa'",
+    )
+    add(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="module",
+        help="run a module instead of a script",
+    )
+    add("command", nargs=argparse.REMAINDER, metavar="script.py [argument ...]",
+        help="the script and its arguments")  # fmt: skip
+    return parser
+
+
+def rank_count(text: str, least: int = 1) -> int:
+    """The type of the option -n."""
+    number = decimal(text)
+    if number is None or not least <= number <= MOST_RANKS:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number from {least} to {MOST_RANKS}: {shown(text)}"
+        )
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0: {text!r}")
+    return seconds
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be quoted as for a shell: {text!r} ({error})"
+        ) from None
