@@ -20,6 +20,7 @@ COMMANDS = {
     "simulate": ("simulate", "the same on N ranks that are threads of one process, without MPI"),
     "plan": ("plan", "price every algorithm for a model on a cluster, and recommend one"),
     "cluster": ("cluster.command", "run a command on hosts that this machine emulates (root)"),
+    "doctor": ("doctor.command", "check a cluster, and say what to do about what is wrong"),
     "info": ("info", "show MPI, mpiexec, cores and GPUs"),
 }
 

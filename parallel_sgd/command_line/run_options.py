@@ -162,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         help="what rank k prints goes to rank-k.out and rank-k.err there, behind what they hold; "
         "on the terminal are rank 0 and all errors",
     )
-    add("--timeout-s", type=_seconds, metavar="S", help="end the job after S seconds")
+    add("--timeout-s", type=seconds, metavar="S", help="end the job after S seconds")
     add(
         "--mpiexec",
         metavar="PATH",
@@ -197,7 +197,7 @@ def rank_count(text: str, least: int = 1) -> int:
     return number
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:

@@ -1,0 +1,162 @@
+"""`parallel-sgd doctor`: check this machine or a cluster, and say what is to be done."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ...communication.entry_point import abort_on_error
+from ...communication.launched import launched_rank, launched_size, launcher_name
+from ...errors import UserError
+from ..batch import allocation
+from ..hostfiles import read_hostfile
+from ..mpi_runtime import bound_mpi, find_mpiexecs, identify
+from ..parser import Parser
+from ..run_options import rank_count, seconds
+from . import checks
+from .finding import Finding
+from .ranks import examined
+
+RANKS = 2  #: where nothing says how many
+LONGEST_S = 300.0  #: of everything that the ranks do, if not given
+
+_HEAD = {"ok": "ok", "warning": "WARNING", "problem": "PROBLEM"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """`parallel-sgd doctor`: returns 1 where there is a problem, else 0.
+
+    Raises:
+        UserError: an argument is wrong.
+    """
+    given = _parser().parse_args(argv)
+    launched = launched_size()
+    if launched is None:
+        found = _here(given)
+    else:
+        if given.ranks is not None or given.hostfile is not None or given.interface is not None:
+            raise UserError(
+                f"-n, --hostfile and --interface must not be given where {launcher_name()} has "
+                f"started the ranks, {launched}, which are checked"
+            )
+        with abort_on_error():
+            found = examined()
+        if launched_rank():
+            return 0
+    print(json.dumps(found, indent=2) if given.json else text(found), flush=True)
+    return int(any(one["level"] == "problem" for one in found["findings"]))
+
+
+def _here(given: argparse.Namespace) -> dict[str, Any]:
+    """What can be seen without ranks, and then what ranks see."""
+    findings = _mpi()
+    measured: dict[str, Any] = {"findings": [], "ranks": [], "pairs": []}
+    if all(one.level != "problem" for one in findings):
+        measured = _on_ranks(given)
+    measured["findings"] = [*map(asdict, findings), *measured["findings"]]
+    return measured
+
+
+def _mpi() -> list[Finding]:
+    try:
+        bound = bound_mpi()
+        mpiexecs = [identify(path) for path in find_mpiexecs()]
+    except UserError as error:
+        advice = "pip install 'parallel_sgd[mpich]', or load the module of your cluster's MPI"
+        return [Finding("mpi", "problem", str(error), advice)]
+    return checks.mpi(
+        bound["vendor"], bound["version"], mpiexecs, first_in_path=shutil.which("mpiexec")
+    )
+
+
+def _on_ranks(given: argparse.Namespace) -> dict[str, Any]:
+    """What ranks that are started now have found."""
+    allocated, ranks, options = allocation(os.environ), given.ranks, []
+    if given.hostfile is not None:
+        slots = sum(host.slots or 1 for host in read_hostfile(given.hostfile).hosts)
+        ranks, options = ranks or slots, ["--hostfile", given.hostfile]
+    elif ranks is None and allocated is not None:
+        ranks = allocated.slots
+    if given.interface is not None:
+        options += ["--interface", given.interface]
+    options += ["--timeout-s", str(given.timeout_s), "-n", str(ranks or RANKS)]
+    run = [sys.executable, "-m", "parallel_sgd", "run", *options]
+    job = subprocess.run(
+        [*run, "-m", f"{__package__}.ranks"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    lines = [line for line in job.stdout.splitlines() if line.startswith("{")]
+    if job.returncode == 0 and lines:
+        answer: dict[str, Any] = json.loads(lines[-1])
+        return answer
+    failed = Finding(
+        "ranks",
+        "problem",
+        f"{ranks or RANKS} ranks ended with exit code {job.returncode}, and said why above",
+        "see that `ssh HOST true` works without a password for each host, that this project and "
+        "Python are under the same path there, and that no firewall is between them",
+    )
+    return {"findings": [asdict(failed)], "ranks": [], "pairs": []}
+
+
+def text(found: dict[str, Any]) -> str:
+    """Findings as lines, the worst last, below a table of the pairs of hosts."""
+    lines = []
+    if found["pairs"]:
+        width = max(len(host) for pair in found["pairs"] for host in pair["hosts"])
+        lines.append(f"{'hosts':<{2 * width + 2}}  MB/s there   back  us one way")
+        for pair in found["pairs"]:
+            one, other = pair["hosts"]
+            there, back = (rate / 1e6 for rate in pair["bytes_per_s"])
+            lines.append(
+                f"{one:<{width}}  {other:<{width}}  {there:>10,.0f} {back:>6,.0f} "
+                f"{pair['latency_s'] * 1e6:>11,.0f}"
+            )
+        lines.append("")
+    order = list(_HEAD)
+    for one in sorted(found["findings"], key=lambda one: order.index(one["level"])):
+        lines.append(f"{_HEAD[one['level']]:<8} {one['check']}: {one['says']}")
+        if one["advice"]:
+            lines.append(f"{'':<8} to do: {one['advice']}")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="parallel-sgd doctor",
+        description="Check MPI, versions, cores, threads, memory, names, networks, clocks, and the "
+        "speed of hosts and of the links between them; say what to do. Under srun or mpiexec the "
+        "ranks check themselves. The exit code is 1 where there is a problem, else 0.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "-n",
+        "-np",
+        dest="ranks",
+        type=rank_count,
+        metavar="N",
+        help=f"start so many ranks (default: one for each slot of the hostfile or the batch job, "
+        f"else {RANKS})",
+    )
+    add("--hostfile", metavar="FILE", help="on these hosts, as for `parallel-sgd run`")
+    add("--interface", metavar="IFACE", help="over this network, as for `parallel-sgd run`")
+    add(
+        "--timeout-s",
+        type=seconds,
+        default=LONGEST_S,
+        metavar="S",
+        help=f"give up after S seconds (default: {LONGEST_S:g})",
+    )
+    add("--json", action="store_true", help="print one JSON object instead, with all that was seen")
+    return parser

@@ -1,0 +1,64 @@
+"""What the ranks do for `parallel-sgd doctor`: run by it as a module, or by srun."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ...communication import Communicator
+from ...communication.entry_point import abort_on_error
+from ...communication.launched import INTERFACE
+from . import checks, speed
+from .facts import Facts, collected
+from .finding import Finding
+from .network import Pair, clock_offsets, measured_pairs
+
+LONGEST_S = 60.0  #: of one wait for another rank
+
+
+def examined() -> dict[str, Any]:
+    """What the ranks have found, the same on all: findings, and what has been measured.
+
+    Collective. Cost: some tenths of a second for each host.
+    """
+    comm = Communicator.world(timeout_s=LONGEST_S)
+    hosts = comm.hosts
+    measures = comm.local_rank == 0
+    comm.barrier()  # nobody measures while others still start
+    facts = comm.allgather_object(comm.together(lambda: collected(comm.host, measures=measures)))
+    offsets = clock_offsets(comm)
+    pairs = measured_pairs(comm, hosts)
+    return {
+        "findings": [asdict(one) for one in judged(facts, offsets, pairs)],
+        "ranks": [asdict(one) for one in facts],
+        "pairs": [asdict(pair) for pair in pairs],
+    }
+
+
+def judged(
+    facts: Sequence[Facts], offsets: Sequence[float], pairs: Sequence[Pair]
+) -> list[Finding]:
+    """Every check of what ranks have found out. Local."""
+    return [
+        *checks.versions(facts),
+        *checks.cores(facts),
+        *checks.load(facts),
+        *checks.shared_memory(facts),
+        *checks.limits(facts),
+        *checks.clocks(facts, offsets),
+        *checks.names(facts),
+        *checks.networks(facts, os.environ.get(INTERFACE)),
+        *checks.congestion(facts),
+        *speed.hosts(facts),
+        *speed.links(pairs),
+    ]
+
+
+if __name__ == "__main__":
+    with abort_on_error():
+        answer = examined()
+        if Communicator.world().rank == 0:
+            print(json.dumps(answer, allow_nan=False), flush=True)
