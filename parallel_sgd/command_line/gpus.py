@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 
 from ..communication.launched import srun_step
 from ..errors import UserError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_NONE = ("", "-1", "NoDevFiles")  #: in it: here the list ends, as CUDA and Slurm read it
 
 #: srun has given each task GPUs of its own where one of these is set; else all of a host's tasks
 #: see the same.
@@ -38,7 +41,8 @@ def visible_gpus(per_rank: int, local_rank: int, environ: Mapping[str, str]) -> 
         there, names = present(), [str(number) for number in range(first + per_rank)]
         said = f"it has {there}"
     else:
-        names = [name.strip() for name in listed.split(",") if name.strip()]
+        words = (word.strip() for word in listed.split(","))
+        names = list(takewhile(lambda word: word not in _NONE, words))
         there, said = len(names), f"{VISIBLE}={listed!r} leaves it {len(names)}"
     if there is not None and there < first + per_rank:
         raise UserError(

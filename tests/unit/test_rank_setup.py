@@ -50,9 +50,11 @@ def test_each_rank_sees_its_own_gpus(
     assert visible_gpus(per_rank, local_rank, environ) == visible
 
 
-@pytest.mark.parametrize("listed", ["0,1,2", "", "0"])
-def test_a_host_with_too_few_gpus(listed: str) -> None:
-    count = len(listed.split(",")) if listed else 0
+@pytest.mark.parametrize(
+    ("listed", "count"),
+    [("0,1,2", 3), ("", 0), ("0", 1), ("NoDevFiles", 0), ("0,1,-1,3", 2)],
+)
+def test_a_host_with_too_few_gpus(listed: str, count: int) -> None:
     wrong = rf"^gpus_per_rank=2 takes 4 GPUs .* rank 1, and {VISIBLE}='{listed}' leaves it {count}$"
     with pytest.raises(UserError, match=wrong):
         visible_gpus(2, 1, {VISIBLE: listed})
