@@ -59,11 +59,17 @@ def test_the_doctor() -> None:
     assert {one["check"] for one in found["findings"]} >= {"mpi", "versions", "cores", "links"}
 
 
-def slurm_is_there() -> bool:
+@pytest.fixture
+def slurm() -> None:
+    """Skips a test where there is none, or no node of it is idle."""
     if shutil.which("srun") is None:
-        return False
-    asked = subprocess.run(["sinfo", "-h"], capture_output=True, timeout=30, check=False)
-    return asked.returncode == 0 and b"idle" in asked.stdout
+        pytest.skip("there is no Slurm (srun)")
+    try:
+        asked = subprocess.run(["sinfo", "-h"], capture_output=True, timeout=10, check=False)
+    except subprocess.TimeoutExpired:
+        pytest.skip("Slurm does not answer")
+    if b"idle" not in asked.stdout:
+        pytest.skip("no node of Slurm is idle")
 
 
 EARLY = """
@@ -78,7 +84,7 @@ comm.barrier()
 """
 
 
-@pytest.mark.skipif(not slurm_is_there(), reason="no Slurm with an idle node (srun, sinfo)")
+@pytest.mark.usefixtures("slurm")
 def test_srun_starts_ranks_and_ends_them(folder: Path) -> None:
     """Also where one fails before MPI is up, for which srun alone would wait for ever."""
     (folder / "early.py").write_text(EARLY)
