@@ -26,7 +26,7 @@ from .items import Items, as_dataset
 from .joined import Joined
 from .library_source import ByteWindows, library_source
 from .libsvm import LibSVM, load_libsvm
-from .minibatches import MinibatchSource
+from .minibatches import BaseSource, MinibatchSource
 from .ngrams import NGRAM_CLASSES, ORDERS, NGrams, library_ngrams
 from .rank_source import RankSource
 from .sequence_source import SequenceSource
@@ -46,6 +46,7 @@ __all__ = [
     "ORDERS",
     "TASKS",
     "Arrays",
+    "BaseSource",
     "ByteSequences",
     "ByteWindows",
     "CNTKSamples",

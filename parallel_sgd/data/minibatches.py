@@ -125,6 +125,11 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
     def _epoch(self, number: int, feed: FeedView, learner: LearnerView) -> Iterator[Minibatch]:
         """What the learner has not seen of an epoch."""
 
+    def samples_of(self, minibatch: Minibatch) -> int:
+        """What a minibatch of this rank counts in ``learner.step(samples=…)``. Local."""
+        first: Any = minibatch[0]  # type: ignore[index]
+        return len(first)
+
     def samples_in_epoch(self, learner: LearnerView) -> int:
         """Samples of all ranks in an epoch. Collective at the first use with a learner."""
         self.meet(learner)

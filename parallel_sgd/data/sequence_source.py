@@ -167,6 +167,10 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
     def _samples_of_epoch(self, learner: LearnerView) -> int:
         return self.samples_per_epoch
 
+    def samples_of(self, minibatch: Minibatch) -> int:
+        x, _ = minibatch
+        return x.tokens if self.unit == "tokens" else len(x.lengths)
+
     def _as_data(self, x: Any, y: Any) -> Sequences:
         return as_sequences(x, y)
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..data import Padded
 from ..errors import UserError
 from ..training import Learner as AnyLearner
-from ..training.objective import Batch, Metric, measured
+from ..training.objective import Batch, Metric, measured, samples_in
 from ..training.objective import Objective as AnyObjective
 from ..validation import choice, kind_of
 from .learner import Learner, Reduction
@@ -34,8 +35,8 @@ class Objective(AnyObjective):
         classes: that labels must be below; None: targets are any numbers.
 
     A minibatch is its inputs, and last its targets: ``model(*inputs)`` gives the outputs. NumPy's
-    arrays become tensors on the model's device. What does not fit that is a class of one's own,
-    derived from `parallel_sgd.training.Objective`.
+    arrays become tensors on the model's device, also the two of `data.Padded` sequences. What does
+    not fit that is a class of one's own, derived from `parallel_sgd.Objective`.
 
     Local.
 
@@ -79,7 +80,7 @@ class Objective(AnyObjective):
                 f"reduction={self.reduction!r} of the objective must be the learner's, "
                 f"{learner.reduction!r}"
             )
-        samples = sum(len(piece[0]) for piece in pieces)
+        samples = sum(map(samples_in, pieces))
         total: Any = 0.0
         if samples == 0:
             return total
@@ -89,9 +90,9 @@ class Objective(AnyObjective):
             last = i == len(pieces) - 1
             outputs, targets = self._forward(piece)
             loss = self.loss(outputs, targets)
-            total = total + self._sum(loss.detach(), len(piece[0]))
+            total = total + self._sum(loss.detach(), samples_in(piece))
             if self.reduction == "mean" and len(pieces) > 1:
-                loss = loss * (len(piece[0]) / samples)
+                loss = loss * (samples_in(piece) / samples)
             if last:
                 loss.backward()
             else:
@@ -106,7 +107,7 @@ class Objective(AnyObjective):
         try:
             with torch.no_grad():
                 outputs, targets = self._forward(batch)
-                samples = len(batch[0])
+                samples = samples_in(batch)
                 loss = self._sum(self.loss(outputs, targets), samples) / samples
                 return {"loss": float(loss)} | measured(self.metrics, outputs, targets)
         finally:
@@ -122,6 +123,8 @@ class Objective(AnyObjective):
         return loss * samples if self.reduction == "mean" else loss
 
     def _on_device(self, part: Any) -> Any:
+        if isinstance(part, Padded):
+            return Padded(*map(self._on_device, part))
         if isinstance(part, np.ndarray):
             part = torch.from_numpy(part)
         return part.to(device_of(self.model)) if isinstance(part, torch.Tensor) else part

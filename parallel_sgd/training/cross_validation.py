@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..data import Dataset, as_dataset
+from ..data import Dataset, Sequences, as_dataset
 from ..errors import UserError
 from ..validation import integer, number, set_validated, shown
 from .progress import Progress
+
+HIGHER_IS_BETTER = ("f1", "r2")  #: and whatever ends in "accuracy"
 
 Callback = Callable[[Progress], bool | None]
 """Called on every rank that trains with every row, the same on all; False ends training on all."""
@@ -20,11 +22,11 @@ class CrossValidation:
     """Data that a session measures the common model on, in the course of training.
 
     Args:
-        data: a data set that every rank can read, or what makes one; each rank measures a part.
+        data: a data set that every rank can read, or what makes one, or `data.Sequences`; each
+            rank measures a part.
         every: so many samples of all ranks lie between two measurements; None: an epoch.
-        criterion: the metric that says which model is the best; the lowest is, but of "accuracy"
-            and of what else `higher_is_better` says.
-        higher_is_better: None: as the criterion's name says.
+        criterion: the metric that says which model is the best: the lowest one.
+        higher_is_better: the highest one is; None: that of "accuracy", "r2" and "f1" is.
         patience: training ends after so many measurements without a new best one; None: never.
         min_improvement: by how much, at least, a criterion must be better to be a new best one.
         restore_best: whether training ends with the best model, rather than the last.
@@ -49,7 +51,7 @@ class CrossValidation:
     def __post_init__(self) -> None:
         every = None if self.every is None else integer("every", self.every, 1)
         patience = None if self.patience is None else integer("patience", self.patience, 1)
-        data = as_dataset(self.data)
+        data = self.data if isinstance(self.data, Sequences) else as_dataset(self.data)
         if len(data) == 0:
             raise UserError(f"data of {self.name} must have at least one sample: {data!r} is empty")
         for name in ("criterion", "name"):
@@ -66,9 +68,9 @@ class CrossValidation:
         )
 
     @property
-    def dataset(self) -> Dataset:
+    def dataset(self) -> Dataset | Sequences:
         """The data. Local."""
-        dataset: Dataset = self.data
+        dataset: Dataset | Sequences = self.data
         return dataset
 
     @property
@@ -92,5 +94,5 @@ class CrossValidation:
         value = own[before + self.criterion]
         higher = self.higher_is_better
         if higher is None:
-            higher = self.criterion == "accuracy"
+            higher = self.criterion in HIGHER_IS_BETTER or self.criterion.endswith("accuracy")
         return -value if higher and value is not None else value

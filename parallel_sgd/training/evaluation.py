@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..communication import Communicator
-from ..data import Dataset
+from ..data import Dataset, Sequences
 from ..errors import SharedError
-from .objective import Objective
+from .objective import Objective, samples_in
 
 
 def weighted_means(comm: Communicator, sums: Mapping[str, float], samples: int) -> dict[str, float]:
@@ -31,7 +31,7 @@ def weighted_means(comm: Communicator, sums: Mapping[str, float], samples: int) 
 
 
 def evaluate(
-    objective: Objective, data: Dataset, comm: Communicator, *, batch: int
+    objective: Objective, data: Dataset | Sequences, comm: Communicator, *, batch: int
 ) -> dict[str, float]:
     """The mean of every metric over a data set, of which every rank of `comm` reads a part.
 
@@ -45,19 +45,22 @@ def evaluate(
     """
     own = np.arange(len(data))[comm.rank :: comm.size]
 
-    def summed() -> dict[str, Any]:
+    def summed() -> tuple[dict[str, Any], int]:
         sums: dict[str, Any] = {}
+        samples = 0
         for first in range(0, len(own), batch):
             indexes = own[first : first + batch]
             read = data.read(indexes, dtype=objective.dtype, classes=objective.classes)
             for name, value in objective.sums(read).items():
                 sums[name] = sums.get(name, 0.0) + value
-        return sums
+            samples += samples_in(read)
+        return sums, samples
 
-    everywhere = [sums for sums in comm.allgather_object(comm.together(summed)) if sums]
+    found = comm.allgather_object(comm.together(summed))
+    everywhere = [sums for sums, _ in found if sums]
     if any(sums.keys() != everywhere[0].keys() for sums in everywhere):
         raise SharedError(
             f"metrics must be the same on all ranks: {sorted(map(sorted, everywhere))}"
         )
     totals = {name: sum(sums[name] for sums in everywhere) for name in everywhere[0]}
-    return objective.scores(totals, len(data))
+    return objective.scores(totals, sum(samples for _, samples in found))

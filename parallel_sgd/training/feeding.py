@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..data import MinibatchSource, Source, as_dataset
+from ..data import BaseSource, Source, as_dataset
 from ..data.minibatches import MinibatchSize, size_after, told_size
 from ..errors import UserError
 from ..validation import shown
@@ -41,10 +41,10 @@ class Feeding:
     ) -> None:
         self._session, self._learner, self._chosen = session, learner, chosen
         train = session.train
-        self._source: MinibatchSource | None = None
+        self._source: BaseSource[Any, Any] | None = None
         self._loader: Any = None
         sampler = getattr(train, "batch_sampler", None)
-        if isinstance(train, MinibatchSource):
+        if isinstance(train, BaseSource):
             self._refuse("minibatch_size", "auto_minibatch_size", "epochs")
             self._source, self._sizes = train, train.minibatch_size
         elif hasattr(sampler, "samples_per_epoch"):
@@ -109,6 +109,10 @@ class Feeding:
                         "a minibatch must be a list of its parts: inputs, and targets last"
                     )
                 yield batch
+
+    def samples_of(self, batch: Batch) -> int:
+        """Of this rank, as the learner counts them. Local."""
+        return len(batch[0]) if self._source is None else self._source.samples_of(batch)
 
     def size_after(self, samples: int) -> int:
         """Of the minibatch that begins there, in samples of all ranks. Local."""

@@ -147,8 +147,8 @@ class Learner:
 
     @property
     def tables(self) -> Mapping[str, Any]:
-        """The embedding tables that the algorithm distributes over servers, by name; one that is
-        not there is a UserError. Local."""
+        """The tables that the algorithm keeps on servers (`Embedding`, `ArrayTable`), by name; one
+        that is not there is a UserError. Local."""
         return RemoteTables(getattr(self.state, "tables", {}))
 
     def report(self) -> dict[str, Any] | None:

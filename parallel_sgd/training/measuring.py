@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from ..communication import Communicator
-from ..data import Dataset, require_same_data
+from ..data import Sequences, require_same_data
+from ..data.sequences import require_same_sequences
 from ..errors import SharedError, UserError
 from .cross_validation import CrossValidation
 from .evaluation import evaluate
@@ -47,7 +48,13 @@ class Measuring:
         for measured in filter(None, (self._validation, self._test)):
             name, data = f"{measured.name} data", measured.dataset
             facts[f"number of {measured.name} samples"] = len(data)
-            facts[name] = require_same_data(name, data, self._comm, classes=self._objective.classes)
+            classes = self._objective.classes
+            if isinstance(data, Sequences):
+                facts[name] = require_same_sequences(
+                    data, self._comm, dtype=self._objective.dtype, classes=classes
+                )
+            else:
+                facts[name] = require_same_data(name, data, self._comm, classes=classes)
         return facts
 
     def row(self, standing: Standing, *, validates: bool) -> Progress:
@@ -126,8 +133,7 @@ class Measuring:
             learner.fail(str(error))
 
     def _evaluated(self, measured: CrossValidation, comm: Communicator) -> dict[str, float]:
-        data: Dataset = measured.dataset
-        means = evaluate(self._objective, data, comm, batch=measured.batch)
+        means = evaluate(self._objective, measured.dataset, comm, batch=measured.batch)
         return {f"{measured.name}_{name}": value for name, value in means.items()}
 
     @contextmanager

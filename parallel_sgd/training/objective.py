@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data import Padded
 from ..errors import UserError
 from ..models import Model
 from ..parameters import Parameters
@@ -61,7 +62,8 @@ class Objective(ABC):
                 "evaluate must give a mapping from the names of metrics to numbers, with 'loss' "
                 f"among them: it gave {kind_of(means)}"
             )
-        return {name: float(mean) * len(batch[0]) for name, mean in means.items()}
+        samples = samples_in(batch)
+        return {name: float(mean) * samples for name, mean in means.items()}
 
     def scores(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
         """The loss and every metric, given the `sums` of so many samples. Local."""
@@ -147,9 +149,14 @@ def objective_of(given: Any, metrics: Mapping[str, Metric] | None = None) -> Obj
     )
 
 
+def samples_in(batch: Batch) -> int:
+    """How many samples a minibatch has: of sequences the tokens. Local."""
+    return batch[0].tokens if isinstance(batch[0], Padded) else len(batch[0])
+
+
 def pieces_of(batch: Batch, size: int | None) -> list[Batch]:
     """A minibatch in pieces of at most so many samples; of none at all, one. Local."""
-    samples = len(batch[0])
+    samples = samples_in(batch)
     if size is None or samples <= size:
         return [batch]
     starts = np.arange(0, samples, size)

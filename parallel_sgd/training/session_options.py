@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..data import as_dataset
+from ..data import SequenceSource, as_dataset
 from ..data.minibatches import MinibatchSize, checked_minibatch_size
 from ..errors import UserError
 from ..validation import checked_seed, choice, integer, kind_of, shown
@@ -105,6 +105,11 @@ class SessionOptions:
             raise UserError(
                 f"{adjusted[0]} must not be given with {type(algorithm).__name__}, whose workers "
                 "take steps at their own pace, or leave them to servers"
+            )
+        if self.microbatch_size is not None and isinstance(self.train, SequenceSource):
+            raise UserError(
+                f"microbatch_size={self.microbatch_size} must not be given with a SequenceSource, "
+                "whose minibatches are not cut"
             )
         if self.auto_minibatch_size is not None and not isinstance(self.minibatch_size, int | None):
             raise UserError(

@@ -228,11 +228,12 @@ class TrainingRun:
         if session.auto_learning_rate is not None or session.rate_follows is not None:
             factor = standing.factor * self.feeding.rate_factor(learner.samples)
             learner.local_step.state.lr_factor = factor
+        samples = self.feeding.samples_of(batch)
         loss = session.objective.backward(learner, pieces_of(batch, session.microbatch_size))
         if learner.distributed or self.comm.rank == 0:  # before that all have the same
             standing.loss += loss
-            standing.count += len(batch[0])
-        learner.step(samples=len(batch[0]))
+            standing.count += samples
+        learner.step(samples=samples)
         self._trained, self._criterion = True, None
         standing.seconds += time.perf_counter() - begin
         if self._bar:
@@ -255,7 +256,8 @@ class TrainingRun:
         if self.learner.samples >= self.feeding.total:
             return True
         searched = crossed(before, None) and self._search_minibatch_size()
-        best = self._criterion is not None and self._criterion == self.standing.best
+        known = self.measuring.meets and self._criterion is not None
+        best = known and self._criterion == self.standing.best
         due = config is not None and config.every is not None and crossed(before, config.every)
         if self._clock is not None and self._clock.stepped():
             due = True

@@ -126,6 +126,54 @@ def test_gradients_are_added_up_from_pieces(comm, reduction, overlap):
     assert row.metrics["test_loss"] < 1.1  # a mean, whichever the loss is
 
 
+class Means(nn.Module):
+    """Of the vectors of a sequence's tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors, self.last = nn.Embedding(9, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        mask = torch.arange(x.values.shape[1]) < x.lengths[:, None]
+        sums = (self.vectors(x.values) * mask[:, :, None]).sum(1)
+        return self.last(sums / x.lengths[:, None])
+
+
+def test_sequences(comm):
+    random = np.random.default_rng(5)
+    x = [random.integers(0, 9, length) for length in random.integers(1, 7, 30)]
+    y = np.array([int(tokens.mean()) // 3 for tokens in x])
+
+    def loss(outputs, y):
+        return F.cross_entropy(outputs, y, reduction="sum")
+
+    def source():
+        return psgd.data.SequenceSource(x, y, 20, epochs=2, classes=3)
+
+    model, other = (made(Means, dtype=torch.float32) for _ in range(2))
+    with learner_of(model, comm, reduction="sum") as learner:
+        objective = psgd.torch.Objective(model, loss, reduction="sum")
+        test = psgd.data.SequenceArrays(x, y)
+        validation = psgd.CrossValidation(data=test, batch=4)
+        session = psgd.TrainingSession(
+            learner=learner, objective=objective, train=source(), validation=validation
+        )
+        rows = session.run()
+    with learner_of(other, comm, reduction="sum") as learner:
+        for padded, targets in source().minibatches(learner):
+            if len(targets):
+                inputs = psgd.data.Padded(*map(torch.from_numpy, padded))
+                loss(other(inputs), torch.from_numpy(targets)).backward()
+            learner.step(samples=padded.tokens)
+        learner.finish()
+    assert np.array_equal(values(model), values(other))
+    tokens = sum(map(len, x))
+    assert rows[-1].samples == 2 * tokens
+    whole = psgd.data.Padded(*map(torch.from_numpy, psgd.data.padded(x)))
+    expected = loss(model(whole), torch.from_numpy(y)).item() / tokens
+    assert rows[-1].metrics["validation_loss"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_rollback_takes_the_modules_state_along(comm, tmp_path):
     """Buffers and the optimizer's moments too: the end is the loop's of two epochs."""
     model = net()
