@@ -1,10 +1,10 @@
 """The site of the documentation: the Markdown pages as they are, and the API from its docstrings.
 
-    make docs                                          into build/docs, whose first page is index.html
+    make docs                                          into build/docs: open index.html there
     sphinx-build -W -n -b html -c docs . build/docs    the same
 
-The pages' own folder is the root of the checkout, so that their links are those that one can follow in
-the repository. Nothing is fetched, neither as it is built nor as it is read.
+The site's root is that of the checkout, so that links between pages are those that one can follow
+in the repository. Nothing is fetched, neither as it is built nor as it is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ extensions = [
     "site_extension",
 ]
 root_doc = "README"
-include_patterns = ["README.md", "CHANGELOG.md", "hostfiles/*.md", "benchmarks/results/*.md", "docs/**"]
+include_patterns = [
+    "README.md",
+    "CHANGELOG.md",
+    "hostfiles/*.md",
+    "benchmarks/results/*.md",
+    "docs/**",
+]
 exclude_patterns = [".*", "build", "parallel_sgd", "kernels", "tests", "runs", "**/__pycache__"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 

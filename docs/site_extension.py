@@ -12,7 +12,10 @@ from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
+from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
+
+logger = logging.getLogger(__name__)
 
 #: Of these modules the pages of docs/api have all that `__all__` says is public.
 MODULES = (
@@ -78,9 +81,9 @@ def escaped(text: str) -> str:
 def read_docstring(
     app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]
 ) -> None:
-    """Make reStructuredText of a docstring: what is indented after an empty line is shown as it is."""
+    """Make reStructuredText of a docstring: what is indented after an empty line is verbatim."""
     result: list[str] = []
-    shown: int | None = None  # the indent of the text before what is shown as it is
+    shown: int | None = None  # the indent of the text before what is verbatim
     for line in lines:
         indent = len(line) - len(line.lstrip())
         if shown is not None and line.strip() and indent <= shown:
@@ -152,10 +155,32 @@ def require_all_public_names(app: Sphinx, env: Any) -> None:
         raise ExtensionError("docs/api says nothing of " + ", ".join(lacking))
 
 
+def mathml(text: str, display: str) -> str:
+    """LaTeX as MathML, as far as the pages use LaTeX.
+
+    Raises:
+        ValueError: there is something that the conversion does not know, and would show as it is.
+    """
+    found = convert(re.sub(r"(\\(?:begin|end)\{)aligned\}", r"\1align*}", text), display=display)
+    if unknown := re.search(r"<mi>(\\\w*|&)</mi>", found):
+        raise ValueError(unknown[1])
+    # What browsers heed of a table is its style.
+    found = re.sub(
+        r'<mtd columnalign="(\w+)"', r'<mtd style="text-align: \1; padding: 0.4ex 0"', found
+    )
+    return re.sub(
+        r"(</mtd>)(<mtd style=\"text-align: right; padding: 0.4ex 0)", r"\1\2 0.4ex 2em", found
+    )
+
+
 def write_mathematics(self: Any, node: nodes.Element) -> None:
     """An equation as MathML, which browsers draw themselves."""
     display = isinstance(node, nodes.math_block)
-    text = convert(node.astext(), display="block" if display else "inline")
+    try:
+        text = mathml(node.astext(), "block" if display else "inline")
+    except Exception as error:  # the conversion has many kinds, all of which mean this
+        logger.warning("%r is not understood in %r", str(error), node.astext(), location=node)
+        text = ""
     self.body.append(f'<div class="math">{text}</div>\n' if display else text)
     raise nodes.SkipNode
 
