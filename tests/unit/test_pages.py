@@ -1,0 +1,123 @@
+"""What pages of the documentation show is run: programs on three ranks; of commands the options.
+
+Those of README.md, docs/pytorch.md and docs/new_algorithm.md have tests of their own
+(test_examples.py, test_torch_examples.py), and so have the checkpoints of docs/using.md.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_migration_names import FLAGS
+
+import parallel_sgd as psgd
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("hostfiles/*.md")])
+BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+
+Names = dict[str, Any]
+
+
+def digits(comm: psgd.Communicator) -> Names:
+    """A model and data, as every page supposes them."""
+    x = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
+    model = psgd.models.MLP([8, 4, 3], seed=0)
+    return {
+        **{"psgd": psgd, "np": np, "comm": comm, "model": model, "parameters": model.parameters},
+        **{"source": psgd.data.Source(x, x[:, :3].argmax(1), minibatch_size=12), "samples": 60},
+        **{"x": x[:5], "y": x[:5, :3].argmax(1)},
+    }
+
+
+def with_learner(comm: psgd.Communicator) -> Names:
+    names = digits(comm)
+    names["learner"] = psgd.Learner(
+        names["parameters"], psgd.SGD(lr=0.1), psgd.DataParallelSGD(overlap=True), comm
+    )
+    return names
+
+
+def of_clicks(comm: psgd.Communicator) -> Names:
+    train, _ = psgd.data.clicks(samples=200, test=40)
+    return {**digits(comm), "train": train, "source": psgd.data.Source(train, minibatch_size=20)}
+
+
+def after_gradient(names: Names) -> None:
+    names["learner"].step(samples=5)
+    names["learner"].finish()
+
+
+def finished(names: Names) -> None:
+    names["learner"].finish()
+
+
+def trained(names: Names) -> None:
+    assert names["learner"].samples == 60
+    names["learner"].close()
+
+
+#: Page, which block; what it supposes, and what must hold, or be done, afterwards.
+PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], None]]] = {
+    ("docs/using.md", 0): (with_learner, after_gradient),
+    ("docs/parameter_servers.md", 0): (digits, lambda names: None),
+    ("docs/parameter_servers.md", 1): (of_clicks, finished),
+    ("docs/tracing.md", 0): (digits, trained),
+    ("docs/migration/cntk.md", 0): (with_learner, trained),
+    ("docs/migration/deepspeed.md", 0): (digits, lambda names: names["learner"].close()),
+}
+#: Of these, all blocks but those above are run, or compared, by other tests.
+ELSEWHERE = {"README.md", "docs/new_algorithm.md", "docs/pytorch.md", "docs/misuse.md"}
+ELSEWHERE_BLOCKS = {"docs/using.md": 1}
+
+
+def blocks(page: str) -> list[str]:
+    return BLOCK.findall((ROOT / page).read_text())
+
+
+@pytest.mark.parametrize(("page", "number"), PROGRAMS)
+def test_programs(page, number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before, after = PROGRAMS[page, number]
+    code = compile(blocks(page)[number], page, "exec")
+
+    def body(comm: psgd.Communicator) -> None:
+        names = before(comm)
+        exec(code, names)
+        after(names)
+
+    psgd.simulate(3, body)
+
+
+def test_no_program_is_left_out():
+    for page in {str(path.relative_to(ROOT)) for path in PAGES} - ELSEWHERE:
+        here = sum(name == page for name, _ in PROGRAMS) + ELSEWHERE_BLOCKS.get(page, 0)
+        assert here == len(blocks(page)), f"{page}: PROGRAMS must say how its programs are run"
+
+
+def commands(text: str) -> list[str]:
+    """Of `console` blocks the lines that are typed, with those that go on with a backslash."""
+    shown = re.findall(r"^```console\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    lines = "".join(shown).replace("\\\n", " ").splitlines()
+    return [line[2:] for line in lines if line.startswith(("$ ", "# "))]
+
+
+CLUSTER = {"--hosts", "--slots", "--rate", "--remove", "-hostfile", "-np", "-n"}
+OF_EXAMPLES = {"--model", "--steps", "--evaluate-every", "--context", "--checkpoints", "--check"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_have_these_options(page):
+    for line in commands(page.read_text()):
+        words = shlex.split(line.replace("…", ""), comments=True)
+        if "train.py" not in line and "parallel-sgd" not in line:
+            continue
+        known = FLAGS | CLUSTER | OF_EXAMPLES | {"--", "--servers"}
+        options = {word.partition("=")[0] for word in words if word.startswith("-")}
+        assert options <= known, line
