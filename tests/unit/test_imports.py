@@ -250,7 +250,11 @@ def test_there_are_examples():
 
 
 ROOT = Path(__file__).parents[2]
-PAGES = {str(page.relative_to(ROOT)): page for page in [ROOT / "README.md", *ROOT.glob("*/*.md")]}
+PAGES = {
+    str(page.relative_to(ROOT)): page
+    for pattern in ("README.md", "*/*.md", "docs/*/*.md", "benchmarks/*/*.md")
+    for page in ROOT.glob(pattern)
+}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,0 +1,129 @@
+"""Draw the figures of the documentation again, from the results that are kept: `make figures`.
+
+    python -m benchmarks.redraw               all of them
+    python -m benchmarks.redraw kernels.png   one
+
+Nothing is measured. Which figure is from which results, and how these are measured anew, is the
+table of benchmarks/results/README.md, which is `FIGURES` (a test compares them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from .__main__ import main as run_benchmark
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Source:
+    """
+    Attributes:
+        benchmark: by whose drawing.
+        results: the file that is read.
+        anew: the command that measures it.
+        figure: what the drawing is told; it may draw several, whose names begin so.
+        figures: those of them that are kept.
+    """
+
+    benchmark: str
+    results: str
+    anew: str
+    figure: str
+    figures: tuple[str, ...]
+
+
+def _alone(benchmark: str, name: str, anew: str) -> Source:
+    """Results with a figure of the same name."""
+    return Source(benchmark, f"{name}.json", f"make {anew}", f"{name}.png", (f"{name}.png",))
+
+
+CONVERGENCE = ("samples", "bytes", "ranks", "error-feedback")
+
+FIGURES = (
+    _alone("kernels", "kernels", "bench"),
+    _alone("exchange", "exchange-2", "bench"),
+    _alone("exchange", "exchange-4", "bench"),
+    _alone("blocks", "blocks", "bench"),
+    _alone("checkpoints", "checkpoints", "bench"),
+    _alone("equivalence", "equivalence", "bench"),
+    _alone("parameter-server", "parameter-server", "bench"),
+    _alone("parameter-server", "parameter-server-links", "bench-links"),
+    _alone("plan", "plan", "bench-links"),
+    _alone("exchange", "exchange-links", "bench-training"),
+    _alone("exchange", "exchange-links-100mbit", "bench-training"),
+    _alone("exchange", "exchange-links-200mbit", "bench-training"),
+    Source(
+        *("training", "training.json", "make bench-training", "training.png"),
+        ("training-5M.png", "training-24M.png"),
+    ),
+    Source(
+        *("training", "training-to-loss.json", "make bench-training", "training.png"),
+        ("training-bytes.png", "training-to-loss.png"),
+    ),
+    Source(
+        *("training", "training-torch-2.json", "make bench-torch", "training-torch-2.png"),
+        ("training-torch-2-24M.png", "training-torch-2-transformer.png"),
+    ),
+    Source(
+        *("training", "training-torch-to-loss.json", "make bench-torch", "training-torch.png"),
+        ("training-torch-to-loss.png",),
+    ),
+    Source(
+        *("convergence", "convergence-runs.json", "make convergence", "convergence.png"),
+        tuple(f"convergence-{name}.png" for name in CONVERGENCE),
+    ),
+    Source("gpu", "gpu.json", "python -m benchmarks gpu", "gpu.png", ("gpu.png",)),
+)
+
+
+def redraw(source: Source) -> None:
+    """Draw the figures of some results, aside, and then put those that are kept in their place.
+
+    Raises:
+        RuntimeError: the benchmark could not draw them; it has said why.
+    """
+    with TemporaryDirectory() as folder, redirect_stdout(StringIO()):
+        read = "--runs" if source.benchmark == "convergence" else "--table"
+        results = str(RESULTS / source.results)
+        figure = str(Path(folder) / source.figure)
+        if run_benchmark([source.benchmark, read, results, "--figure", figure]):
+            raise RuntimeError(f"{source.results} cannot be drawn")
+        for name in source.figures:
+            shutil.copyfile(Path(folder) / name, RESULTS / name)
+
+
+def table() -> list[str]:
+    """Lines of Markdown: which figures are from which results, and how these are measured."""
+    lines = ["| figures | results | measured by |", "|---|---|---|"]
+    for source in FIGURES:
+        figures = ", ".join(f"[{name}]({name})" for name in source.figures)
+        lines.append(f"| {figures} | [{source.results}]({source.results}) | `{source.anew}` |")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.redraw")
+    names = [name for source in FIGURES for name in source.figures]
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"{', '.join(names)}; or all")
+    chosen = parser.parse_args(argv).figures or names
+    if unknown := [name for name in chosen if name not in names]:
+        parser.error(f"{unknown[0]!r} is none of {', '.join(names)}")
+    for source in FIGURES:
+        if not {*source.figures}.isdisjoint(chosen):
+            redraw(source)
+            print(f"{', '.join(source.figures)} from {source.results}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
