@@ -36,7 +36,8 @@ VARIABLES = {
 #: Words of PyTorch, of programs, and of the reader.
 OTHERS = {
     *("torch", "autocast", "loss", "backward", "model", "register_comm_hook", "state"),
-    *("python", "mpiexec", "metrics", "jsonl", "config", "folder", "extra", "hosts", "algorithm", "dataset"),
+    *("python", "mpiexec", "metrics", "jsonl", "config", "folder", "extra", "hosts"),
+    *("algorithm", "dataset"),
 }
 
 
