@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from docutils import nodes
@@ -13,6 +15,7 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 logger = logging.getLogger(__name__)
@@ -138,6 +141,49 @@ def public_names(module: str) -> list[str]:
     return list(getattr(found, "__all__", own))
 
 
+def described(folder: Path, module: str) -> set[str]:
+    """Names of a module that the pages of the API have in a place of their own."""
+    names = set()
+    for page in folder.glob("*.rst"):
+        current = ""
+        for line in page.read_text().splitlines():
+            if match := re.match(r"\.\. (?:py:)?currentmodule:: (\S+)", line):
+                current = match[1]
+            elif match := re.match(r"\.\. (?:py:)?(?:auto)?\w+:: (\w+)$", line):
+                names.add(f"{current}.{match[1]}")
+    return {name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == module}
+
+
+class Rest(SphinxDirective):
+    """``.. rest:: module``: what is public there, and has no place of its own on any page."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Called by Sphinx."""
+        name = self.arguments[0]
+        module = import_module(name)
+        names = set(public_names(name)) - described(Path(self.env.srcdir) / "docs" / "api", name)
+        lines = []
+        for each in sorted(each for each in names if not each.startswith("__")):
+            value = getattr(module, each)
+            if isinstance(value, ModuleType):
+                continue
+            kind = "data"
+            if isinstance(value, type):
+                kind = "autoexception" if issubclass(value, BaseException) else "autoclass"
+            elif callable(value):
+                kind = "autofunction"
+            if kind == "data":
+                known = isinstance(value, Mapping)
+                text = f"By their names: {', '.join(map(str, value))}." if known else repr(value)
+                lines += [f".. data:: {each}", f"   :module: {name}", "", f"   {text}", ""]
+                continue
+            members = ["   :members:"] if kind == "autoclass" else []
+            lines += [f".. {kind}:: {name}.{each}", *members, ""]
+        return self.parse_text_to_nodes("\n".join(lines))
+
+
 def require_all_public_names(app: Sphinx, env: Any) -> None:
     """See that the API pages leave nothing out.
 
@@ -149,7 +195,9 @@ def require_all_public_names(app: Sphinx, env: Any) -> None:
         f"{module}.{name}"
         for module in MODULES
         for name in public_names(module)
-        if f"{module}.{name}" not in there and not name.startswith("__")
+        if not name.startswith("__")
+        and f"{module}.{name}" not in there
+        and not isinstance(getattr(import_module(module), name), ModuleType)
     ]
     if lacking:
         raise ExtensionError("docs/api says nothing of " + ", ".join(lacking))
@@ -196,6 +244,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     renderers = (write_mathematics, None)
     app.add_html_math_renderer("mathml", renderers, renderers)
     app.config.html_math_renderer = "mathml"
+    app.add_directive("rest", Rest)
     app.connect("source-read", add_contents)
     app.connect("autodoc-process-docstring", read_docstring, priority=400)  # then napoleon
     app.connect("missing-reference", resolve)
