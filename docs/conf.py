@@ -52,6 +52,10 @@ napoleon_use_rtype = False
 napoleon_custom_sections = [("Options", "params_style")]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_type_aliases = {
+    name: name for name in ("Array", "Counts", "DType", "HostArray", "npt.DTypeLike")
+}
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 nitpicky = True

@@ -105,6 +105,18 @@ def read_docstring(
     lines[:] = ([""] if what == "property" else []) + result  # else "a: b" were a type and a text
 
 
+def shorter_signature(
+    app: Sphinx, what: str, name: str, obj: object, options: Any, signature: str, returns: str
+) -> tuple[str, str]:
+    """Names of types without what Python wraps them in, also where a default is no expression."""
+
+    def plain(text: str) -> str:
+        text = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text or "")
+        return re.sub(r"~(?:\w+\.)*(\w+)", r"\1", text) if re.search("<[a-z]", text) else text
+
+    return plain(signature), plain(returns)
+
+
 def documented(app: Sphinx) -> dict[str, tuple[str, str]]:
     """Where each public object is, by the last part of its name; of several the shortest."""
     places: dict[str, tuple[str, str]] = {}
@@ -247,6 +259,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("rest", Rest)
     app.connect("source-read", add_contents)
     app.connect("autodoc-process-docstring", read_docstring, priority=400)  # then napoleon
+    app.connect("autodoc-process-signature", shorter_signature)
     app.connect("missing-reference", resolve)
     app.connect("env-check-consistency", require_all_public_names)
     app.connect("build-finished", write_first_page)
