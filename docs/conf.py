@@ -49,6 +49,7 @@ default_role = "py:obj"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 napoleon_custom_sections = [("Options", "params_style")]
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"

@@ -49,6 +49,13 @@ def of_clicks(comm: psgd.Communicator) -> Names:
     return {**digits(comm), "train": train, "source": psgd.data.Source(train, minibatch_size=20)}
 
 
+def for_session(comm: psgd.Communicator) -> Names:
+    names = with_learner(comm)
+    x = np.random.default_rng(1).standard_normal((60, 8)).astype(np.float32)
+    data = psgd.data.Arrays(x, x[:, :3].argmax(1))
+    return {**names, "train": data, "validation": data}
+
+
 def after_gradient(names: Names) -> None:
     names["learner"].step(samples=5)
     names["learner"].finish()
@@ -69,7 +76,8 @@ PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], No
     ("docs/parameter_servers.md", 0): (digits, lambda names: None),
     ("docs/parameter_servers.md", 1): (of_clicks, finished),
     ("docs/tracing.md", 0): (digits, trained),
-    ("docs/migration/cntk.md", 0): (with_learner, trained),
+    ("docs/migration/cntk.md", 0): (for_session, lambda names: None),
+    ("docs/migration/cntk.md", 1): (with_learner, trained),
     ("docs/migration/deepspeed.md", 0): (digits, lambda names: names["learner"].close()),
 }
 #: Of these, all blocks but those above are run, or compared, by other tests.
