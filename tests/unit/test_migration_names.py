@@ -20,6 +20,7 @@ from parallel_sgd.algorithms import ALGORITHMS
 from parallel_sgd.command_line import info, launcher, plan
 from parallel_sgd.command_line.train_options import parser
 from parallel_sgd.optimizers import OPTIMIZERS
+from parallel_sgd.parameter_server.remote_array import RemoteArray
 
 torch = pytest.importorskip("torch")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -32,12 +33,13 @@ VARIABLES = {
     "learner": (psgd.Learner, "comm", "gradient", *dir(TORCH_LEARNER)),
     "checkpoints": (psgd.Checkpoints,),
     "source": (psgd.data.Source,),
+    "counts": (RemoteArray,),
 }
 #: Words of PyTorch, of programs, and of the reader.
 OTHERS = {
     *("torch", "autocast", "loss", "backward", "model", "register_comm_hook", "state"),
     *("python", "mpiexec", "metrics", "jsonl", "config", "folder", "extra", "hosts"),
-    *("algorithm", "dataset"),
+    *("algorithm", "dataset", "delta", "rows"),
 }
 
 

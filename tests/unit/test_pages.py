@@ -56,6 +56,23 @@ def for_session(comm: psgd.Communicator) -> Names:
     return {**names, "train": data, "validation": data}
 
 
+def for_array(comm: psgd.Communicator) -> Names:
+    rows, table = np.array([3, 5, 3]), psgd.Embedding(name="clicks", width=8)
+    delta = np.ones((3, 8), np.float32)
+    names = {"optimizer": psgd.SGD(lr=0.1), "table": table, "rows": rows, "delta": delta}
+    return digits(comm) | names
+
+
+def with_array(comm: psgd.Communicator) -> Names:
+    names = for_array(comm)
+    array = psgd.ArrayTable(name="counts", shape=(4, 8))
+    learner = psgd.Learner(
+        names["parameters"], psgd.SGD(lr=0.1), psgd.DataParallelASGD(tables=(array,)), comm
+    )
+    counts, values = learner.tables["counts"], np.ones((4, 8), np.float32)
+    return {**names, "learner": learner, "counts": counts, "values": values}
+
+
 def after_gradient(names: Names) -> None:
     names["learner"].step(samples=5)
     names["learner"].finish()
@@ -74,12 +91,17 @@ def trained(names: Names) -> None:
 PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], None]]] = {
     ("docs/using.md", 0): (with_learner, after_gradient),
     ("docs/parameter_servers.md", 0): (digits, lambda names: None),
-    ("docs/parameter_servers.md", 1): (of_clicks, finished),
+    ("docs/parameter_servers.md", 1): (digits, lambda names: None),
+    ("docs/parameter_servers.md", 2): (of_clicks, finished),
+    ("docs/parameter_servers.md", 3): (for_array, finished),
+    ("docs/parameter_servers.md", 4): (with_array, finished),
     ("docs/tracing.md", 0): (digits, trained),
     ("docs/migration/cntk.md", 0): (for_session, lambda names: None),
     ("docs/migration/cntk.md", 1): (with_learner, trained),
     ("docs/migration/deepspeed.md", 0): (digits, lambda names: names["learner"].close()),
 }
+#: What every worker does, and no server: these are run by one rank, which is both.
+ALONE = {("docs/parameter_servers.md", 3), ("docs/parameter_servers.md", 4)}
 #: Of these, all blocks but those above are run, or compared, by other tests.
 ELSEWHERE = {"README.md", "docs/new_algorithm.md", "docs/pytorch.md", "docs/misuse.md"}
 ELSEWHERE_BLOCKS = {"docs/using.md": 1}
@@ -100,7 +122,7 @@ def test_programs(page, number, tmp_path, monkeypatch):
         exec(code, names)
         after(names)
 
-    psgd.simulate(3, body)
+    psgd.simulate(1 if (page, number) in ALONE else 3, body)
 
 
 def test_no_program_is_left_out():
