@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import parallel_sgd as psgd
+from parallel_sgd import command_line
 from parallel_sgd.algorithms import ALGORITHMS
-from parallel_sgd.command_line import info, launcher, plan
 from parallel_sgd.command_line.train_options import parser
 from parallel_sgd.optimizers import OPTIMIZERS
 from parallel_sgd.parameter_server.remote_array import RemoteArray
@@ -65,7 +65,7 @@ def options() -> set[str]:
 def flags() -> set[str]:
     """Those of all commands."""
     texts = [parser(name, other).format_help() for name in ALGORITHMS for other in OPTIMIZERS]
-    texts += [inspect.getsource(module) for module in (launcher, info, plan)]
+    texts += [module.read_text() for module in Path(command_line.__path__[0]).rglob("*.py")]
     return {flag for text in texts for flag in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)}
 
 
