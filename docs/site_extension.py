@@ -32,7 +32,16 @@ MODULES = (
 
 #: The contents beside every page. Pages that are named nowhere come last, so that none is lost.
 CONTENTS = {
-    "Begin": ("tutorial", "choosing", "using", "launching", "pytorch", "parameter_servers"),
+    "Begin": (
+        "tutorial",
+        "choosing",
+        "using",
+        "training",
+        "data",
+        "launching",
+        "pytorch",
+        "parameter_servers",
+    ),
     "Coming from": ("migration", "migration/*"),
     "Programming": ("api/*", "new_algorithm"),
     "How it works": ("algorithms", "design", "planning", "tracing", "misuse", "glossary"),

@@ -6,6 +6,7 @@ Those of README.md, docs/pytorch.md and docs/new_algorithm.md have tests of thei
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable
@@ -56,6 +57,25 @@ def for_session(comm: psgd.Communicator) -> Names:
     return {**names, "train": data, "validation": data}
 
 
+def with_torch(comm: psgd.Communicator) -> Names:
+    import torch
+
+    names = for_session(comm)
+    return {**names, "test": names["validation"], "torch": torch, "math": math}
+
+
+def ran(names: Names) -> None:
+    assert names["rows"][-1].metrics["test_loss"] < 1.2
+
+
+def runs(names: Names) -> None:
+    assert "validation_confident" in names["session"].run()[-1].metrics
+
+
+def makes(names: Names) -> None:
+    assert len([*names["net"]((2, 3), 4).parameters()]) == 2
+
+
 def for_array(comm: psgd.Communicator) -> Names:
     rows, table = np.array([3, 5, 3]), psgd.Embedding(name="clicks", width=8)
     delta = np.ones((3, 8), np.float32)
@@ -96,6 +116,10 @@ PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], No
     ("docs/parameter_servers.md", 3): (for_array, finished),
     ("docs/parameter_servers.md", 4): (with_array, finished),
     ("docs/tracing.md", 0): (digits, trained),
+    ("docs/training.md", 0): (with_torch, ran),
+    ("docs/training.md", 1): (for_session, runs),
+    ("docs/training.md", 2): (with_torch, ran),
+    ("docs/training.md", 3): (with_torch, makes),
     ("docs/migration/cntk.md", 0): (for_session, lambda names: None),
     ("docs/migration/cntk.md", 1): (with_learner, trained),
     ("docs/migration/deepspeed.md", 0): (digits, lambda names: names["learner"].close()),
@@ -103,7 +127,7 @@ PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], No
 #: What every worker does, and no server: these are run by one rank, which is both.
 ALONE = {("docs/parameter_servers.md", 3), ("docs/parameter_servers.md", 4)}
 #: Of these, all blocks but those above are run, or compared, by other tests.
-ELSEWHERE = {"README.md", "docs/new_algorithm.md", "docs/pytorch.md", "docs/misuse.md"}
+ELSEWHERE = {"README.md", "docs/data.md", "docs/new_algorithm.md", "docs/pytorch.md", "docs/misuse.md"}
 ELSEWHERE_BLOCKS = {"docs/using.md": 1}
 
 
