@@ -33,14 +33,8 @@ MODULES = (
 #: The contents beside every page. Pages that are named nowhere come last, so that none is lost.
 CONTENTS = {
     "Begin": (
-        "tutorial",
-        "choosing",
-        "using",
-        "training",
-        "data",
-        "launching",
-        "pytorch",
-        "parameter_servers",
+        *("tutorial", "choosing", "using", "training", "data", "launching"),
+        *("pytorch", "parameter_servers"),
     ),
     "Coming from": ("migration", "migration/*"),
     "Programming": ("api/*", "new_algorithm"),

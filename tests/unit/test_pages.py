@@ -1,7 +1,8 @@
 """What pages of the documentation show is run: programs on three ranks; of commands the options.
 
-Those of README.md, docs/pytorch.md and docs/new_algorithm.md have tests of their own
-(test_examples.py, test_torch_examples.py), and so have the checkpoints of docs/using.md.
+Those of README.md, docs/pytorch.md, docs/data.md and docs/new_algorithm.md have tests of their own
+(test_examples.py, test_torch_examples.py, test_data_page.py), and so have the checkpoints of
+docs/using.md.
 """
 
 from __future__ import annotations
@@ -127,7 +128,13 @@ PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], No
 #: What every worker does, and no server: these are run by one rank, which is both.
 ALONE = {("docs/parameter_servers.md", 3), ("docs/parameter_servers.md", 4)}
 #: Of these, all blocks but those above are run, or compared, by other tests.
-ELSEWHERE = {"README.md", "docs/data.md", "docs/new_algorithm.md", "docs/pytorch.md", "docs/misuse.md"}
+ELSEWHERE = {
+    "README.md",
+    "docs/data.md",
+    "docs/new_algorithm.md",
+    "docs/pytorch.md",
+    "docs/misuse.md",
+}
 ELSEWHERE_BLOCKS = {"docs/using.md": 1}
 
 
