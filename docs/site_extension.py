@@ -203,7 +203,8 @@ class Rest(SphinxDirective):
                 continue
             members = ["   :members:"] if kind == "autoclass" else []
             lines += [f".. {kind}:: {name}.{each}", *members, ""]
-        return self.parse_text_to_nodes("\n".join(lines))
+        heading = [".. rubric:: More", ""] if lines else []
+        return self.parse_text_to_nodes("\n".join(heading + lines))
 
 
 def require_all_public_names(app: Sphinx, env: Any) -> None:
