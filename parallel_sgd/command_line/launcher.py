@@ -24,6 +24,7 @@ from ..communication.launched import (
     ROLE,
     SERVERS,
     SURVIVE,
+    TERMINAL,
     launched_rank,
     launched_size,
     launcher_name,
@@ -92,7 +93,8 @@ def main(argv: Sequence[str]) -> int:
     launch = plan(request, mpiexec, os.environ, cores=usable_cores(), root=os.geteuid() == 0)
     print(f"parallel-sgd: {launch.line()}", file=sys.stderr, flush=True)
     with Roll(request.ranks) as roll:
-        environ = {**os.environ, **launch.environ, **roll.environ}
+        seen = {TERMINAL: "1"} if sys.stderr.isatty() and request.log_dir is None else {}
+        environ = {**os.environ, **seen, **launch.environ, **roll.environ}
         return run_job(
             launch.command, environ, request.timeout_s, None if request.survive else roll
         )

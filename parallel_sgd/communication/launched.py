@@ -35,6 +35,9 @@ GPUS_PER_RANK, INTERFACE, LOG_DIR = (
     "PARALLEL_SGD_LOG_DIR",
 )
 
+#: Set to 1 by `parallel-sgd run` where its own standard error is a terminal: the ranks' is none.
+TERMINAL = "PARALLEL_SGD_TERMINAL"
+
 #: Set to 1 by `parallel-sgd run --survive`: MPI lets the others go on where a rank has died.
 SURVIVE = "PARALLEL_SGD_SURVIVE"
 
@@ -96,7 +99,7 @@ _LAUNCHER_PREFIXES = (
 )
 _LAUNCHER_NAMES = (
     *("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE, FOLDER),
-    *(ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR),
+    *(ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, TERMINAL),
 )
 
 

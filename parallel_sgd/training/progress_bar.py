@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from ..communication.launched import TERMINAL
 from ..errors import UserError
-
-TERMINAL = "PARALLEL_SGD_TERMINAL"
-"""Set by `parallel-sgd run` where its own standard error is a terminal: the ranks' is none."""
 
 
 def on_terminal() -> bool:
@@ -51,6 +51,13 @@ class ProgressBar:
         """So many samples have been seen. Some nanoseconds, but for a few times a second."""
         if samples != self._bar.n:
             self._bar.update(samples - self._bar.n)
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """For a `with` block that prints: the bar is away meanwhile."""
+        self._bar.clear()
+        yield
+        self._bar.refresh()
 
     def close(self) -> None:
         """Take the bar away."""

@@ -165,9 +165,9 @@ class TrainingRun:
                 folder.create([row.as_dict() for row in rows])
             if resumed and config and resumed.resolve().parent == Path(config.folder).resolve():
                 set_aside_after(resumed)
+            self.session.started(self.learner)
             if self.session.progress_bar:
                 self._bar = ProgressBar(self.feeding.total, self.learner.samples)
-            self.session.started(self.learner)
 
         self._on_first(create)
         if folder:
@@ -332,7 +332,8 @@ class TrainingRun:
             for row in rows:
                 if folder:
                     folder.append_metrics(row.as_dict())
-                called(report, row)
+                with self._bar.set_aside() if self._bar else nullcontext():
+                    called(report, row)
 
         self._on_first(tell)
         for row in rows:
