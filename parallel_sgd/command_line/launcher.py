@@ -28,6 +28,7 @@ from ..communication.launched import (
     launched_rank,
     launched_size,
     launcher_name,
+    terminals,
 )
 from ..errors import UserError
 from .batch import Allocation, allocation
@@ -93,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     launch = plan(request, mpiexec, os.environ, cores=usable_cores(), root=os.geteuid() == 0)
     print(f"parallel-sgd: {launch.line()}", file=sys.stderr, flush=True)
     with Roll(request.ranks) as roll:
-        seen = {TERMINAL: "1"} if sys.stderr.isatty() and request.log_dir is None else {}
+        seen = {TERMINAL: "1"} if terminals() and request.log_dir is None else {}
         environ = {**os.environ, **seen, **launch.environ, **roll.environ}
         return run_job(
             launch.command, environ, request.timeout_s, None if request.survive else roll

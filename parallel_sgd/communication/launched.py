@@ -11,6 +11,7 @@ PMI_{SIZE,RANK} and MPI_LOCALNRANKS.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ GPUS_PER_RANK, INTERFACE, LOG_DIR = (
     "PARALLEL_SGD_LOG_DIR",
 )
 
-#: Set to 1 by `parallel-sgd run` where its own standard error is a terminal: the ranks' is none.
+#: Set to 1 by `parallel-sgd run` where it writes to a terminal itself: its ranks write to mpiexec.
 TERMINAL = "PARALLEL_SGD_TERMINAL"
 
 #: Set to 1 by `parallel-sgd run --survive`: MPI lets the others go on where a rank has died.
@@ -101,6 +102,11 @@ _LAUNCHER_NAMES = (
     *("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE, FOLDER),
     *(ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, TERMINAL),
 )
+
+
+def terminals() -> bool:
+    """Whether this process's standard output and error are terminals. Local."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def launched_size(environ: Mapping[str, str] | None = None) -> int | None:

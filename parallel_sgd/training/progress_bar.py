@@ -6,16 +6,16 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
-from ..communication.launched import TERMINAL
+from ..communication.launched import TERMINAL, terminals
 from ..errors import UserError
 
 
 def on_terminal() -> bool:
     """Whether somebody looks at a terminal while this program runs. Local."""
-    return sys.stderr.isatty() or os.environ.get(TERMINAL) == "1"
+    return terminals() or os.environ.get(TERMINAL) == "1"
 
 
 class ProgressBar:
@@ -54,9 +54,11 @@ class ProgressBar:
 
     @contextmanager
     def set_aside(self) -> Iterator[None]:
-        """For a `with` block that prints: the bar is away meanwhile."""
+        """For a `with` block that prints: the bar is away meanwhile, and what is printed goes where
+        the bar was. (By two streams it could come before the bar has gone.)"""
         self._bar.clear()
-        yield
+        with redirect_stdout(sys.stderr):
+            yield
         self._bar.refresh()
 
     def close(self) -> None:
