@@ -93,11 +93,10 @@ class CNTKFile:
 
     def _samples(self, index: int, single: bool) -> dict[str, list[Sample]]:
         """The samples of a sequence by stream."""
-        self.file.require_whole()
         begin, end = (int(self.begins[place]) for place in (index, index + 1))
         found: dict[str, list[Sample]] = {name: [] for name in self.streams}
         at = begin
-        for line in self.file.pages[begin:end].split(b"\n"):
+        for line in self.file.text(begin, end).split(b"\n"):
             for name, sample in self._of_line(line, at):
                 one = single or self.streams[name].per_sequence
                 if found[name] and (one or found[name][-1].line == at):

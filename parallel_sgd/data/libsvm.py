@@ -99,7 +99,6 @@ class LibSVM(Dataset):
 
     def _split(self, index: int) -> tuple[bytes, int | None, list[bytes]]:
         """The label, the number of the query where there is one, and the features as they are."""
-        self._file.require_whole()
         line, _, _ = self._file.line(int(self._begins[index])).partition(b"#")
         if b"_" in line:  # which Python takes in numbers
             raise self._wrong(index, 'must hold numbers only: it has "_"')

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import UserError
-from ..validation import LARGEST_INTEGER, checked_path
+from ..validation import LARGEST_INTEGER, checked_path, require_memory
 from .mapping import mapped_file, mapping_of, require_whole
 from .order import IndexArray
 from .validation import Array
@@ -97,9 +97,22 @@ class TextFile:
         return begins[keep]
 
     def line(self, begin: int) -> bytes:
-        """The line that begins at a byte, without its end. Local."""
+        """The line that begins at a byte, without its end; as `text`. Local."""
+        self.require_whole()
         end = self.pages.find(b"\n", begin)
-        return self.pages[begin : self.size if end < 0 else end]
+        return self.text(begin, self.size if end < 0 else end)
+
+    def text(self, begin: int, end: int) -> bytes:
+        """A part of the file, such as a record.
+
+        Raises:
+            UserError: the file has become shorter, or the part would not fit into memory.
+
+        Local.
+        """
+        self.require_whole()
+        require_memory(f"{self.name}: the record that begins at byte {begin}", end - begin)
+        return self.pages[begin:end]
 
     def numbers_at(self, places: IndexArray, end: int) -> tuple[IndexArray, IndexArray]:
         """The whole numbers that stand at some places of the file, in decimal digits.
