@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import UserError
 from ..validation import LARGEST_INTEGER, choice, integer
-from .minibatches import BaseSource
+from .minibatches import BaseSource, MinibatchSize, size_after
 from .order import IndexArray, epoch_order
 from .sequences import Padded, Sequences, as_sequences, require_same_sequences
 from .validation import Array, DType
@@ -40,7 +40,8 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
         y: beside a list: a list of arrays with a length of their own (labels of tokens, say), or
             an array [n, …], one for each sequence.
         minibatch_size: of all ranks together, in `unit`: at most so many tokens, and then at least
-            as many as the longest sequence has; or so many sequences.
+            as many as the longest sequence has; or so many sequences. Or these by samples, as for
+            `Source`.
         unit: "tokens" or "sequences": what `minibatch_size`, `start` and the learner count.
         y_fill: what follows the shorter sequences of y; -100 is what PyTorch's ``cross_entropy``
             leaves out. x is filled up with zeros.
@@ -56,9 +57,8 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
 
     Local. In memory: 32 bytes a sequence for the order of the current epoch, and one minibatch.
 
-    >>> source = SequenceSource([np.ones(n) for n in (3, 1, 2)], [0, 1, 2], 4, shuffle=False)
-    >>> source.begins(epoch=0).tolist()  # 3 + 1 tokens, then 2
-    [0, 2, 3]
+    >>> SequenceSource([np.ones(n) for n in (3, 1, 2)], [0, 1, 2], 4, epochs=10).samples_per_epoch
+    6
     """
 
     _may_be_empty = False
@@ -67,7 +67,7 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
         self,
         x: Any,
         y: Any = None,
-        minibatch_size: int = 4096,
+        minibatch_size: MinibatchSize = 4096,
         *,
         unit: Unit = "tokens",
         y_fill: int = 0,
@@ -91,13 +91,10 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
             classes=classes,
             start=start,
         )
-        self._most = integer("minibatch_size", minibatch_size, 1)
         longest = int(self.dataset.lengths.argmax())
-        if unit == "tokens" and self.dataset.lengths[longest] > self._most:
-            raise UserError(
-                f"minibatch_size={self._most} must be at least the tokens of the longest sequence: "
-                f"sequence {longest} has {self.dataset.lengths[longest]}"
-            )
+        for size in self._known_sizes():
+            if unit == "tokens" and self.dataset.lengths[longest] > size:
+                raise UserError(self._too_small(size, longest))
         if self.start + self.epochs * self.samples_per_epoch > LARGEST_INTEGER:
             count = f"{self.samples_per_epoch} {unit}"
             raise UserError(f"epochs={self.epochs} of {count}: must be less than 2**63")
@@ -107,49 +104,44 @@ class SequenceSource(BaseSource[Sequences, Minibatch]):
         """Tokens, or sequences, of all ranks in an epoch."""
         return int(self.dataset.lengths.sum()) if self.unit == "tokens" else len(self.dataset)
 
-    def begins(self, epoch: int) -> IndexArray:
-        """Where in an epoch's order its minibatches begin, and the last ends. int64 [steps + 1].
+    def _known_sizes(self) -> list[int]:
+        """The sizes of minibatches that are known before training."""
+        size = self.minibatch_size
+        if isinstance(size, Mapping):
+            return list(size.values())
+        return [] if callable(size) else [size]
 
-        Local.
-        """
-        return self._begins(self.dataset.lengths[self._order(epoch)])
-
-    def _order(self, epoch: int) -> IndexArray:
-        return epoch_order(len(self.dataset), self.seed, epoch, self.shuffle)
-
-    def _begins(self, lengths: IndexArray) -> IndexArray:
-        """See `begins`; of sequences that have these lengths, in their order."""
-        count = len(lengths)
-        if self.unit == "sequences":
-            return np.append(np.arange(0, count, self._most), count)
-        ends = lengths.cumsum()
-        begins, tokens = [0], 0
-        while begins[-1] < count:
-            begins.append(int(ends.searchsorted(tokens + self._most, side="right")))
-            tokens = int(ends[begins[-1] - 1])
-        return np.array(begins)
+    def _too_small(self, size: int, sequence: int) -> str:
+        return (
+            f"minibatch_size={size} must be at least the tokens of every sequence: sequence "
+            f"{sequence} has {self.dataset.lengths[sequence]}"
+        )
 
     def _epoch(
         self, number: int, feed: FeedView, learner: LearnerView
     ) -> Iterator[tuple[Padded, Padded | Array]]:
-        order = self._order(number)
+        order = epoch_order(len(self.dataset), self.seed, number, self.shuffle)
         lengths = self.dataset.lengths[order]
-        begins = self._begins(lengths)
         units = lengths if self.unit == "tokens" else np.ones_like(lengths)
         before = np.append(0, units.cumsum())  # of each sequence in the epoch
         seen = self._seen_of_epoch(number, self.samples_per_epoch, feed, learner)
-        first = int(before[begins].searchsorted(seen))
-        if before[begins[first]] != seen:
+        begin = int(before.searchsorted(seen))
+        if before[begin] != seen:
             learner.fail(
-                f"minibatch_size={self._most} {self.unit}: no minibatch of epoch {number} "
-                f"begins after {feed.samples} samples"
+                f"no sequence of epoch {number} begins after the {feed.samples} samples that the "
+                "learner has seen"
             )
-        for begin, end in zip(begins[first:-1], begins[first + 1 :], strict=True):
+        while begin < len(order):
+            size = size_after(self.minibatch_size, feed.samples)
+            end = int(before.searchsorted(before[begin] + size, side="right")) - 1
+            if end == begin:
+                learner.fail(self._too_small(size, int(order[begin])))
             own = slice(begin, end)
             if feed.distributed:
                 cuts = begin + balanced(lengths[begin:end], learner.comm.size)
                 own = slice(cuts[learner.comm.rank], cuts[learner.comm.rank + 1])
             feed.announce(int(units[own].sum()), int(before[end] - before[begin]))
+            begin = end
             yield self._read(order[own], learner)
 
     def _facts(self) -> dict[str, Any]:

@@ -92,8 +92,25 @@ def test_going_on_with_another_number_of_ranks(unit):
         assert [joined(p) for p in rest] == [joined(p) for p in whole[done:]]
         position += sum(LENGTHS[i] if unit == "tokens" else 1 for i in joined(parts))
     assert run(LENGTHS, 3, 12, position, unit=unit, epochs=3, seed=4) == []
-    with pytest.raises(SharedError, match=f"12 {unit}: no minibatch of epoch 0 begins after 1 sam"):
-        run(LENGTHS, 3, 12, 1, unit=unit, epochs=3, seed=4)
+
+
+def test_a_learner_that_stands_within_a_sequence():
+    with pytest.raises(SharedError, match="no sequence of epoch 1 begins after the 78 samples"):
+        run(LENGTHS, 3, 12, sum(LENGTHS) + 1, shuffle=False, epochs=2)
+
+
+def test_sizes_by_samples():
+    """Whoever goes on in the midst gets the same minibatches."""
+    sizes = {0: 9, 30: 20}
+    parts = run(LENGTHS, 2, sizes, shuffle=False)
+    tokens = [sum(LENGTHS[i] for i in joined(part)) for part in parts]
+    assert tokens == [9, 5, 9, 8, 13, 17, 16] and sum(tokens) == sum(LENGTHS)
+    assert run(LENGTHS, 2, sizes, sum(tokens[:4]), shuffle=False) == parts[4:]
+    assert run(LENGTHS, 2, lambda seen: 9 if seen < 30 else 20, shuffle=False) == parts
+    with pytest.raises(
+        SharedError, match=r"minibatch_size=8 must be at least .*: sequence 5 has 9"
+    ):
+        run(LENGTHS, 2, lambda seen: 8, shuffle=False)
 
 
 def test_orders_differ_by_seed_and_epoch():
@@ -160,6 +177,7 @@ def test_fewer_sequences_than_ranks():
         (([[1], [2]], [[1]]), {}, "x and y must have one length: 2 and 1"),
         (([[1]], [[None]]), {}, "y[0] must hold plain numbers"),
         (([[1]] * 2 + [[1] * 5], [1, 2, 3], 4), {}, "minibatch_size=4 must be at least the tokens"),
+        (([[1] * 5], [1], {0: 5, 9: 4}), {}, "minibatch_size=4 must be at least the tokens of"),
         (([[1]], [1], 1), {"unit": "words"}, "unit='words' must be 'tokens' or 'sequences'"),
         (([[1]], [1], 1), {"y_fill": 0.5}, "y_fill=0.5 must be a whole number"),
         (([[1]] * 2, [1, 2], 1), {"epochs": 1 << 62}, "of 2 samples: must be less than 2**63"),
