@@ -25,7 +25,7 @@ from .validation import Array
 from .view import CommunicatorView
 
 COMMENT = b"|#"
-Streams = Mapping[str, Stream | None]
+Streams = Mapping[str, Stream | Mapping[str, Any] | None]
 
 
 class CNTKFile:

@@ -193,22 +193,34 @@ def checked_streams(streams: Any) -> dict[str, Stream | None]:
     """
     if not isinstance(streams, Mapping):
         raise UserError(f"streams={shown(streams)} must be a mapping from names to streams")
-    for name, stream in streams.items():
+    for name in streams:
         require_name("streams: a name", name)
-        if not isinstance(stream, Stream | None):
-            raise UserError(
-                f"streams[{name!r}]={shown(stream)} must be Dense(…), Sparse(…), or None for one "
-                "to skip"
-            )
-    taken = [stream for stream in streams.values() if stream is not None]
-    if len(taken) < 2:
+    checked = {name: _stream(name, stream) for name, stream in streams.items()}
+    if len(checked) - list(checked.values()).count(None) < 2:
         given = shown(dict(streams))
         raise UserError(f"streams={given} must be two at least: x is the first, y the last")
-    aliases = [alias_of(name, stream) for name, stream in streams.items()]
+    aliases = [alias_of(name, stream) for name, stream in checked.items()]
     for alias in aliases:
         if aliases.count(alias) > 1:
             raise UserError(f"streams: two of them have the name {alias.decode()!r} in the file")
-    return dict(streams)
+    return checked
+
+
+def _stream(name: str, given: Any) -> Stream | None:
+    """A stream, which may be given in plain values, as ``{"dense": 784, "one_hot": True}``."""
+    if isinstance(given, Stream | None):
+        return given
+    kinds: dict[str, type[Stream]] = {"dense": Dense, "sparse": Sparse}
+    if isinstance(given, Mapping):
+        options = dict(given)
+        dimensions = {kind: options.pop(kind) for kind in kinds if kind in given}
+        if len(dimensions) == 1 and options.keys() <= {"alias", "one_hot", "per_sequence"}:
+            ((kind, dimension),) = dimensions.items()
+            return kinds[kind](dimension, **options)
+    raise UserError(
+        f"streams[{name!r}]={shown(given)} must be Dense(…), Sparse(…), or None for one to skip; "
+        'in plain values {"dense": 784, "one_hot": True}'
+    )
 
 
 def alias_of(name: str, stream: Stream | None) -> bytes:

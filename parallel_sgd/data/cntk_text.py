@@ -111,8 +111,9 @@ def load_cntk_text(
     next "|" that is not "|#". A line is parsed when it is asked for, and an error in it names it.
 
     Args:
-        streams: by name: `Dense` or `Sparse` with their dimension, or None for one to skip. The
-            first is x, the last y.
+        streams: by name: `Dense` or `Sparse` with their dimension, also in plain values as
+            ``{"dense": 784, "one_hot": True}``, or None for one to skip. The first is x, the last
+            y.
         comm: each of its ranks looks through its part of the file, and all get the whole index;
             None: this rank does alone.
     Returns:

@@ -76,6 +76,8 @@ def test_samples(written):
     assert data.targets(np.arange(4)).tolist() == [2, 0, 1, 3]
     assert task_of(data).classes == 4
     same(load(written(SINGLE), streams=STREAMS).read(np.arange(4))[0], np.array(X, np.float32))
+    plain = {"features": {"dense": 3, "alias": "x"}, "label": {"sparse": 4, "one_hot": True}}
+    same(load(written(SINGLE), streams=plain).arrays()[1], data.arrays()[1])
     with pytest.raises(UserError, match="streams=None must be a mapping from names to streams"):
         load(written(SINGLE))
     x, y = load_cntk_text(written(SINGLE), {"label": Sparse(4), "x": Dense(3)}).arrays(dtype=None)
@@ -187,6 +189,12 @@ def test_what_cannot_be_opened(written, content, message):
         ({"x": Dense(3), "y": None}, "must be two at least"),
         ({"x": Dense(3), "y": Dense(3, "x")}, "two of them have the name 'x' in the file"),
         ({"x": Dense(3), "y": 3}, "streams['y']=3 must be Dense(…), Sparse(…), or None"),
+        ({"x": Dense(3), "y": {"dense": 3, "sparse": 4}}, "streams['y']={'dense': 3, 'sparse': 4}"),
+        (
+            {"x": Dense(3), "y": {"dense": 3, "hot": 4}},
+            "streams['y']={'dense': 3, 'hot': 4}",
+        ),
+        ({"x": Dense(3), "y": {"dense": "3"}}, "dimension='3' must be a whole number"),
         ({"x": Dense(3), "#": Dense(1)}, "streams: a name='#' must be a text without spaces"),
         ([3], "streams=[3] must be a mapping from names to streams"),
     ],
