@@ -106,6 +106,12 @@ class Algorithm(Options, ABC, Generic[StateT]):
         Every rank calls it for every minibatch in which any rank has samples.
         """
 
+    def end_warm_start(self, state: StateT, work: Work) -> None:
+        """`distributed_after` samples have been seen: all ranks go on from rank 0's model and
+        optimizer. (Machines may round differently.) Collective."""
+        for array in (work.parameters.flat, *work.optimizer.state.buffers.values()):
+            work.comm.broadcast(array)
+
     def finish(self, state: StateT, work: Work) -> None:
         """Complete what is under way, so that all ranks hold the final model. Collective; all ranks
         have come to their end."""

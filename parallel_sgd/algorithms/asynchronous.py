@@ -11,7 +11,7 @@ from ..compression import AUTO, problem_with
 from ..embedding import Table, Tables
 from ..errors import SharedError, UserError
 from ..kernels import array_module, empty_like, finish_on_device
-from ..options import Folder, group, option, options, values_of
+from ..options import Folder, Whole, group, option, options, values_of
 from ..parameter_server import (
     Connection,
     ParameterServers,
@@ -23,6 +23,7 @@ from ..parameter_server import (
 from ..validation import set_validated
 from .algorithm import Algorithm, Array, Minibatch, Work
 from .asynchronous_state import DataParallelASGDState
+from .data_parallel import WARM_START
 from .period import Period
 from .ramp import Ramp
 
@@ -69,6 +70,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         "(ArrayTable)",
         python_only=True,
     )
+    distributed_after: int = option(0, Whole(), WARM_START)
     record: str | None = option(
         None,
         Folder(),
@@ -84,6 +86,11 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
     def __post_init__(self) -> None:
         self.require_at_most_one("record", "replay")
         super().__post_init__()
+        if self.tables and self.distributed_after:
+            raise UserError(
+                f"distributed_after={self.distributed_after} must be 0 with tables: until then "
+                "every worker has the whole minibatch, and each would train its rows once more"
+            )
         if not self.period.given:
             set_validated(self, period=self.default_period)
 
@@ -114,6 +121,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             rules=rules,
             ramp=self.ramp_up,
             declared=self.tables,
+            distributed_after=self.distributed_after,
             bits=bits,
             measured=measured,
             connection=connection,
@@ -177,6 +185,10 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         for table in state.tables.values():
             table.step_taken()
         state.minibatches += samples > 0
+
+    def end_warm_start(self, state: DataParallelASGDState, work: Work) -> None:
+        super().end_warm_start(state, work)
+        state.begin_on_servers()
 
     def _exchange(
         self,
@@ -248,6 +260,9 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
     def finish(self, state: DataParallelASGDState, work: Work) -> None:
         if state.connection.finished:
             return
+        if state.is_warm:
+            work.group.meet()  # another may be in a step yet
+            self.end_warm_start(state, work)
         if state.gathered_samples:
             gathered = work.parameters.flat if state.gathered is None else state.gathered
             factor = self.ramp_up.factor(state.minibatches - 1)  # of the last one
@@ -255,4 +270,4 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         state.leave()
 
     def shared_model(self, state: DataParallelASGDState, work: Work) -> Array:
-        return work.parameters.flat if state.base is None else state.base
+        return work.parameters.flat if state.base is None or state.is_warm else state.base

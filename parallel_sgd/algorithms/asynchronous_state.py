@@ -42,7 +42,8 @@ class DataParallelASGDState(External):
         arrived: [n], the model that a push in the background has brought, or is to bring, back;
             None where there is none.
         served: what the servers hold, for checkpoints.
-        work, rules, ramp, declared: what the algorithm works with, and its options.
+        work, rules, ramp, declared, distributed_after: what the algorithm works with, and its
+            options.
         connection: to the servers; or this rank as one of them.
         tables: this worker's side of the tables.
         measured: what bits were chosen by, unless a checkpoint has brought them.
@@ -67,6 +68,7 @@ class DataParallelASGDState(External):
     rules: Rules = workspace()
     ramp: Ramp = workspace()
     declared: tuple[Table, ...] = workspace()
+    distributed_after: int = workspace()
     connection: Connection = workspace()
     tables: RemoteTables = workspace()
     measured: Measured | None = workspace(default=None)
@@ -86,6 +88,25 @@ class DataParallelASGDState(External):
     def weight(self) -> int:
         """What this rank's model counts in a mean of the ranks' models."""
         return 1 if self.base is None else self.gathered_samples
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether every worker still trains on the whole of each minibatch."""
+        return self.work.samples < self.distributed_after
+
+    def begin_on_servers(self) -> None:
+        """All begin from this model and, where servers step, this optimizer's state, which are the
+        same on all workers. Collective."""
+        self._hold_own()
+        self._put_back()
+
+    def _hold_own(self) -> None:
+        """Servers hold, or are to, what worker 0 has come to without them."""
+        client, work = self.client, self.work
+        if self.base is not None:
+            self.base[...] = work.parameters.flat
+        x, own = work.parameters.flat, work.optimizer.state
+        self.served.begin_with(x, own, self._buffers, client.servers, work.comm)
 
     def bits_after(self, samples: int) -> float:
         """Of a push after so many samples, as this worker counts them."""
@@ -172,13 +193,16 @@ class DataParallelASGDState(External):
         self.wait()
         if self.connection.finished:  # there are no servers any more
             return
+        if self.is_warm:
+            self._hold_own()
+            return
         client, x, comm = self.client, self.work.parameters.flat, self.work.comm
         client.in_turn(lambda: self.served.collect(client, x, self._buffers, comm))
 
     def restored(self) -> None:
-        client, comm, x = self.client, self.work.comm, self.work.parameters.flat
+        comm, x = self.work.comm, self.work.parameters.flat
         self.measured = None
-        client.factor = self.ramp.factor(self.minibatches)
+        self.client.factor = self.ramp.factor(self.minibatches)
         for table in self.tables.values():
             table.forget_prefetched()
         if not self.served.fits(comm):  # of another number of workers: all begin from the servers'
@@ -190,11 +214,18 @@ class DataParallelASGDState(External):
                 share = workers / comm.size if self.rules.merge == "sum" else 1.0
                 self.base[...] = model + share * (x - self.base)
                 x[...], self.base[...] = self.base, model
+        if self.is_warm and self.base is not None:
+            self.work.optimizer.state.lr_factor = 1.0  # of no ramp
+        self._put_back()
+
+    def _put_back(self) -> None:
+        """Give servers what they are to hold, and go on from there."""
+        client, x = self.client, self.work.parameters.flat
         models: list[Array] = []
         if self.rules.delay_compensation:
             latest = x if self.arrived is None else self.arrived
             models = [x, latest] if self.rules.pipeline else [latest]
-        client.in_turn(lambda: self.served.put_back(client, models, comm))
+        client.in_turn(lambda: self.served.put_back(client, models, self.work.comm))
 
     def write(self, folder: str) -> dict[str, Any]:
         return write_tables(self.client, folder) if self.tables else {}

@@ -3,7 +3,7 @@
 from .background import InBackground, ProgramEnds, program_ends
 from .communicator import SIGN_FACTOR, TIMEOUT_S, Communicator, checked_timeout
 from .endpoint import Endpoint, PeerLost
-from .roles import Everybody, Group, Roles, Together
+from .roles import WHOLE_MINIBATCH, Everybody, Group, Roles, Together
 from .thread_endpoint import RankFailed
 from .threads import simulate
 from .worlds import single, world
@@ -11,6 +11,7 @@ from .worlds import single, world
 __all__ = [
     "SIGN_FACTOR",
     "TIMEOUT_S",
+    "WHOLE_MINIBATCH",
     "Communicator",
     "Endpoint",
     "Everybody",

@@ -14,7 +14,7 @@ from ..trace import NO_TRACE, Trace
 from ..validation import number
 from .endpoint import Endpoint
 from .messages import Array, Messages
-from .phrases import different_calls, in_words
+from .phrases import different_calls, different_values, in_words
 
 Counts = Sequence[int]
 Result = TypeVar("Result")
@@ -345,10 +345,8 @@ class Communicator(ABC):
         everywhere = self._gather("require_agreement", shown)
         for name in dict.fromkeys(name for theirs in everywhere for name in theirs):
             values = [theirs.get(name, "nothing") for theirs in everywhere]
-            if len(set(values)) > 1:
-                others = {v: [k for k, w in enumerate(values) if w == v] for v in values}
-                has = "; ".join(f"{self._name(ranks)}: {v}" for v, ranks in others.items())
-                raise SharedError(f"{name} must be the same on all ranks, but differs: {has}")
+            if different := different_values(name, values, self.world_ranks):
+                raise SharedError(different)
 
     def _name(self, ranks: Sequence[int]) -> str:
         return in_words([self.world_ranks[rank] for rank in ranks])

@@ -10,6 +10,21 @@ def in_words(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
+def different_values(name: str, values: Sequence[str], ranks: Sequence[int]) -> str | None:
+    """That ranks have different values of what must be the same; None where they have not.
+
+    Args:
+        name: of what it is.
+        values: of every rank, in their order.
+        ranks: what to call them.
+    """
+    if len(set(values)) <= 1:
+        return None
+    who = {one: [k for k, v in zip(ranks, values, strict=True) if v == one] for one in values}
+    has = "; ".join(f"{in_words(some)}: {one}" for one, some in who.items())
+    return f"{name} must be the same on all ranks, but differs: {has}"
+
+
 def left_in_vain(gone: Sequence[int], waits: str) -> str:
     """That ranks have left, of which one is waited for; `waits`: who waits in what."""
     have = "has" if len(gone) == 1 else "have"

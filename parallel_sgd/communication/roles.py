@@ -9,6 +9,9 @@ from typing import NoReturn
 
 from .communicator import Communicator
 
+WHOLE_MINIBATCH = "samples of a minibatch before distributed_after"
+"""What must be the same on all ranks while each of them trains on the whole of it."""
+
 
 class Group(ABC):
     """The ranks of a learner, each with its role.
@@ -35,6 +38,14 @@ class Group(ABC):
 
         Raises:
             SharedError: on all ranks, if one has a problem or has called `fail`.
+        """
+
+    @abstractmethod
+    def agree_on_whole(self, problem: str | None, samples: int) -> None:
+        """Wait for all ranks that train, each with the same whole minibatch. Collective.
+
+        Raises:
+            SharedError: as `agree`, and if the ranks have not as many samples.
         """
 
     @abstractmethod
@@ -99,6 +110,9 @@ class Everybody(Group):
 
     def agree(self, problem: str | None, samples: int) -> int:
         return self.own.agree(problem, samples)
+
+    def agree_on_whole(self, problem: str | None, samples: int) -> None:
+        self.own.agree(problem, samples, alike={WHOLE_MINIBATCH: samples})
 
     def meet(self) -> None:
         self.own.agree(None)

@@ -163,6 +163,18 @@ class Client(Conversation):
         self.spend(answers, time.perf_counter() - begin)
         return answers[0].message.samples
 
+    def agree_on_whole(self, samples: int) -> None:
+        """Wait until all workers have come with the same whole minibatch, of so many samples.
+
+        Every server is told, so that each hears of this worker as often as it trains.
+
+        Raises:
+            SharedError: they have not as many.
+        """
+        begin, message = time.perf_counter(), Message(kind=Kind.AGREE_ON_WHOLE, samples=samples)
+        answers = self.ask(Ask(server, message) for server in range(self.servers))
+        self.spend(answers, time.perf_counter() - begin)
+
     def leave(self, out: Array) -> list[WorkerStatistics]:
         """Say that no push will come, wait until all workers have said so, pull the last model.
 

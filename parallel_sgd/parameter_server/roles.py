@@ -69,6 +69,12 @@ class ServerGroup(Group):
         client = self.connection.client
         return client.in_turn(lambda: client.sum_samples(samples))
 
+    def agree_on_whole(self, problem: str | None, samples: int) -> None:
+        if problem:
+            self.fail(problem)
+        client = self.connection.client
+        client.in_turn(lambda: client.agree_on_whole(samples))
+
     def meet(self) -> None:
         if not self.serves:
             client = self.connection.client

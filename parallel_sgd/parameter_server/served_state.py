@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..communication import Communicator
 from ..errors import UserError
 from ..kernels import array_module
+from ..optimizers import OptimizerState
 from ..state import across
 from .client import Client
 from .served import COUNTERS, OF_EACH_WORKER
@@ -94,6 +95,21 @@ class ServedState:
         client.ask_all(Kind.COPY_TABLES)
         return counters
 
+    def begin_with(
+        self, x: Array, optimizer: OptimizerState, buffers: int, servers: int, comm: Communicator
+    ) -> None:
+        """Make it that of servers to which nobody has pushed, and which go on from worker 0. Local.
+
+        Args:
+            x: [n], the model.
+            optimizer: which has come to it: the servers' has its vectors, steps and samples.
+            buffers: as for `collect`: 0 where the servers' has no vectors.
+        """
+        own = [optimizer.buffers[name] for name in sorted(optimizer.buffers)[:buffers]]
+        self.vectors = array_module(x).stack([x, *own]) if comm.rank == 0 else None
+        self.counters = np.zeros((servers, COUNTERS + OF_EACH_WORKER * comm.size), np.int64)
+        self.counters[:, 1:COUNTERS] = optimizer.steps, optimizer.samples
+
     def fits(self, comm: Communicator) -> bool:
         """Whether it is of as many workers."""
         columns = COUNTERS + OF_EACH_WORKER * comm.size
@@ -124,10 +140,13 @@ class ServedState:
         counters = self.counters
         if len(counters) != client.servers:
             counters = np.tile(counters[:1], (client.servers, 1))
-        if comm.rank == 0:
-            assert self.vectors is not None
-            client.push_parts(Kind.PUSH_STATE, self.vectors, list(counters))
-        comm.barrier()
+
+        def push() -> None:
+            if comm.rank == 0:
+                assert self.vectors is not None
+                client.push_parts(Kind.PUSH_STATE, self.vectors, list(counters))
+
+        comm.together(push)
         client.clock = int(counters[0, COUNTERS + comm.rank])
         client.versions = counters[:, COUNTERS + 2 * comm.size + comm.rank].tolist()
         if models:

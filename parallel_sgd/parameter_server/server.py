@@ -21,7 +21,7 @@ from .order import Order
 from .requests import Request, Requests
 from .served import ServedModel
 from .statistics import LENGTH, NANO, WAIT, WorkerStatistics
-from .waits import of_kind, stalemate
+from .waits import disagreement, of_kind, stalemate
 from .wire import ANSWERS, Kind, Malformed, Message, as_text, from_text
 
 Array = npt.NDArray[Any]
@@ -228,7 +228,7 @@ class Server:
                 del self._kept[worker]
                 self._give_model(request)
         if self._kept:
-            for kind in (Kind.SUM_SAMPLES, Kind.MEET, Kind.LEAVE):
+            for kind in (Kind.SUM_SAMPLES, Kind.AGREE_ON_WHOLE, Kind.MEET, Kind.LEAVE):
                 self._end_meeting(kind)
             busy = self._live - self._gone - self._informed - self._kept.keys()
             clocks, mode = self.model.clocks, self.model.rules.mode
@@ -241,6 +241,10 @@ class Server:
         waiting = {k: r for k, r in sorted(self._kept.items()) if r.message.kind == kind}
         rest = self.model.live if kind == Kind.SUM_SAMPLES else self._live
         if not waiting or not rest <= waiting.keys():
+            return
+        problem = disagreement(waiting, self._ranks) if kind == Kind.AGREE_ON_WHOLE else None
+        if problem:
+            self._end_training(problem)
             return
         samples, last = sum(request.message.samples for request in waiting.values()), None
         if kind == Kind.LEAVE:
@@ -396,6 +400,7 @@ HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {
     Kind.PULL: Server._give_model,
     Kind.MEET: Server._keep,
     Kind.SUM_SAMPLES: Server._keep,
+    Kind.AGREE_ON_WHOLE: Server._keep,
     Kind.LEAVE: Server._handle_leave,
     Kind.FAIL: Server._handle_fail,
     **dict.fromkeys(DIRECT_REQUESTS, Server._answer_directly),

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from ..communication.phrases import in_words
+from ..communication import WHOLE_MINIBATCH
+from ..communication.phrases import different_values, in_words
 from .requests import Request
 from .wire import Kind
 
 WAITS = {
     Kind.PUSH: "for the answer to its push {clock} (mode={mode!r})",
     Kind.SUM_SAMPLES: "in step() for the samples of all",
+    Kind.AGREE_ON_WHOLE: "in step() before distributed_after for all",
     Kind.MEET: "in meet() or Checkpoints.save() for all",
     Kind.LEAVE: "in finish() for all",
 }
@@ -20,6 +22,17 @@ WAITS = {
 def of_kind(kept: Mapping[int, Request], kind: Kind) -> set[int]:
     """The workers that wait for an answer to such a request."""
     return {worker for worker, request in kept.items() if request.message.kind == kind}
+
+
+def disagreement(kept: Mapping[int, Request], ranks: Sequence[int]) -> str | None:
+    """Why workers that all have the same minibatch cannot go on, in one line; None where they may.
+
+    Args:
+        kept: the request of each with its samples, by worker.
+        ranks: of every worker in the world.
+    """
+    samples = [str(request.message.samples) for request in kept.values()]
+    return different_values(WHOLE_MINIBATCH, samples, [ranks[worker] for worker in kept])
 
 
 def stalemate(

@@ -41,6 +41,7 @@ class Kind(IntEnum):
     FAIL = 15  #: a problem of this worker; body: text. Answer: FAILED
     SUM_SAMPLES = 16  #: of this worker in a step. Answer: DONE with the sum, when all have asked
     SET_ROWS = 17  #: body: as PUSH_ROWS', with values. Answer: DONE
+    AGREE_ON_WHOLE = 18  #: samples of a minibatch that all have. Answer: DONE, when all have asked
     # answers of servers
     MODEL = 32
     ROWS = 33

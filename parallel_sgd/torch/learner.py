@@ -256,7 +256,8 @@ class Learner(ArrayLearner):
         return total
 
     def _step(self, samples: int, *, skip: bool = False) -> int:
-        skip = self._gradients.overflow and self.algorithm.synchronizes_every_step
+        together = self.algorithm.synchronizes_every_step or not self.distributed
+        skip = self._gradients.overflow and together
         return super()._step(samples, skip=skip)
 
     def _expected_weight(self, backwards: int) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 from ..algorithms import Algorithm, Minibatch, Work
 from ..errors import SharedError
 from ..state import Component, External, components
-from .warm_start import train_alone
+from .warm_start import is_warm, train_alone
 
 Result = TypeVar("Result")
 
@@ -74,8 +74,8 @@ class AlgorithmAtWork:
             The samples of all ranks, as far as this one knows.
         """
         algorithm, state, work = self.algorithm, self.state, self.work
-        if work.optimizer.state.samples < algorithm.distributed_after:
-            return train_alone(work, samples, algorithm.distributed_after)
+        if is_warm(algorithm, work):
+            return train_alone(algorithm, state, work, samples)
         if algorithm.synchronizes_every_step:
             problem = algorithm.problem(state, work, samples)
             total = self._together(self.group.agree, problem, samples)
@@ -99,7 +99,10 @@ class AlgorithmAtWork:
 
     def skip(self, samples: int, announced_total: int | None) -> int:
         """Leave a minibatch out, on all ranks: the state stays as it is, and the clock goes on.
-        Collective; as `train`, for algorithms that synchronize in every step."""
+        Collective; as `train`, for algorithms that synchronize in every step, and in a warm
+        start."""
+        if is_warm(self.algorithm, self.work):
+            return train_alone(self.algorithm, self.state, self.work, samples, skip=True)
         total = self.agree(samples)
         self.work.optimizer(self.work.gradient.flat, 0, total)
         return total

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from ..algorithms import Work
+from typing import Any
+
+from ..algorithms import Algorithm, Work
 from ..compression import problem_with
 
 
-def train_alone(work: Work, samples: int, distributed_after: int) -> int:
+def is_warm(algorithm: Algorithm[Any], work: Work) -> bool:
+    """Whether the next minibatch is one of the warm start. Local."""
+    return work.optimizer.state.samples < algorithm.distributed_after
+
+
+def train_alone(
+    algorithm: Algorithm[Any], state: Any, work: Work, samples: int, *, skip: bool = False
+) -> int:
     """One step of the warm start: all ranks have the same whole minibatch; nothing is exchanged.
 
     With the last one all ranks go on from rank 0's model: machines may round differently.
 
     Args:
         samples: of the minibatch; the same on all ranks.
-        distributed_after: samples after which the warm start ends.
+        skip: whether the minibatch is left out: only the clock goes on.
     Returns:
         The samples.
     Raises:
@@ -21,14 +30,10 @@ def train_alone(work: Work, samples: int, distributed_after: int) -> int:
 
     Collective.
     """
-    problem, name = (
-        problem_with(work.gradient.flat),
-        "samples of a minibatch before distributed_after",
-    )
-    work.comm.agree(problem, samples, alike={name: samples})
+    gradient = work.gradient.flat
+    work.group.agree_on_whole(None if skip else problem_with(gradient), samples)
     if samples:
-        work.optimizer(work.gradient.flat, samples)
-    if work.samples >= distributed_after:
-        for array in (work.parameters.flat, *work.optimizer.state.buffers.values()):
-            work.comm.broadcast(array)
+        work.optimizer(gradient, 0 if skip else samples, samples)
+    if not is_warm(algorithm, work):
+        algorithm.end_warm_start(state, work)
     return samples

@@ -122,6 +122,8 @@ REFUSED = {
         delay_compensation=0.5 needs pushed gradients that are stale <- currency='deltas'
         tables='rows' must be a sequence of Embedding or ArrayTable
         tables: two of them have the name 'ids' <- tables=ROWS
+        distributed_after=-1 must be a whole number, at least 0
+        distributed_after=9 must be 0 with tables <- distributed_after=9, tables=ROWS[:1]
     """,
     "SGD": """
         SGD: lr=None and lr_per_sample=None: exactly one of them must be given
