@@ -23,10 +23,15 @@ NAMES = {
     "parameter-server": "pushes, pulls and embedding rows against a bare loop of MPI",
     "plan": "the cost model of `parallel-sgd plan` against exchanges on emulated hosts; needs root",
     "training": "whole steps beside PyTorch DDP and its hooks on emulated hosts; needs root",
+    "speedup": "speed-up against accuracy, and samples/s against workers; needs root",
     "gpu": "CUDA kernels, staging, exchanges of ranks that share a GPU; needs a GPU",
 }
 
-OF_THEIR_OWN = ("convergence", "training")  #: whose JSON, tables and figures are of another form
+OF_THEIR_OWN = (
+    "convergence",
+    "speedup",
+    "training",
+)  #: whose JSON, tables and figures are of another form
 
 
 def main(argv: Sequence[str] | None = None) -> int:

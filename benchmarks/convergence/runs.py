@@ -53,7 +53,7 @@ class Runs:
         self._end = math.inf if minutes is None else self._begin + 60 * minutes
         self._seconds: dict[tuple[str, int], float] = {}  #: of the latest, by task and ranks
         self._dirty = False
-        self._jobs, self._pool = jobs, Here() if jobs == 1 else _pool(jobs)
+        self._jobs, self._pool = jobs, Here() if jobs == 1 else process_pool(jobs)
 
     def __enter__(self) -> Runs:
         return self
@@ -191,7 +191,8 @@ def _order(item: tuple[Run, Outcome]) -> Any:
     return *parts, run.lr, run.seed
 
 
-def _pool(jobs: int) -> ProcessPoolExecutor:
+def process_pool(jobs: int) -> ProcessPoolExecutor:
+    """Processes with a core each, as far as there are cores; they end with this one."""
     context: SpawnContext = multiprocessing.get_context("spawn")
     for library in ("OPENBLAS", "OMP"):
         os.environ.setdefault(f"{library}_NUM_THREADS", "1")

@@ -1,0 +1,105 @@
+"""What is trained, and by whom: the same model, minibatches and optimizers in both measurements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from parallel_sgd import (
+    Algorithm,
+    BlockMomentumSGD,
+    DataParallelASGD,
+    DataParallelSGD,
+    DiLoCo,
+    ModelAveragingSGD,
+    PowerSGD,
+    SlowMo,
+)
+from parallel_sgd.algorithms import LocalUpdates
+from parallel_sgd.data import library_source
+from parallel_sgd.models import ByteLanguageModel
+from parallel_sgd.planning import Job
+from parallel_sgd.planning.candidates import Blocks, Candidate, DataParallel, Servers
+
+from ..convergence.task import Held, some_of
+
+BATCH = 64  #: samples of each worker in a minibatch
+CONTEXT = 8  #: bytes from which the next one is predicted
+CLASSES = 256
+WIDTHS = (384, 384)
+READ = 6_000_000  #: bytes of Python's library
+TESTED = 4_096  #: samples
+PERIOD = 16  #: minibatches of a worker in a block of local updates
+PUSHES = 4  #: minibatches of a worker between two pushes
+
+TITLE = f"next byte of Python's library, MLP {CONTEXT}x16-{'-'.join(map(str, WIDTHS))}-{CLASSES}"
+
+
+def model(seed: int = 0) -> ByteLanguageModel:
+    """With the initial parameters of a seed."""
+    return ByteLanguageModel(CONTEXT, 16, list(WIDTHS), seed=seed)
+
+
+def data(samples: int, seed: int) -> tuple[Held, Held]:
+    """So many samples to train on, and those to test with."""
+    parts = library_source(CONTEXT, most_bytes=READ)
+    return some_of(parts, (samples, TESTED), seed)
+
+
+@dataclass(frozen=True)
+class ShortBlocks(Blocks):
+    """Blocks as long as they are here."""
+
+    def steps(self, job: Job) -> int:
+        return PERIOD
+
+
+@dataclass(frozen=True)
+class OneServer(Servers):
+    """However many workers there are, and pushes as often as here."""
+
+    def servers(self, job: Job) -> int:
+        return 1
+
+    def steps(self, job: Job) -> int:
+        return PUSHES
+
+
+@dataclass(frozen=True)
+class Contender:
+    """
+    Attributes:
+        algorithm: with all its options.
+        candidate: what the planner prices it by; None: it does not know it.
+        optimizer: by its name in `OPTIMIZERS`.
+        period: minibatches of a worker after which it exchanges.
+        servers: hosts beside those of the workers.
+    """
+
+    algorithm: Algorithm[Any]
+    candidate: Candidate | None
+    optimizer: str = "momentum"
+    period: int = 1
+    servers: int = 0
+
+
+def _blocks(algorithm: type[LocalUpdates], optimizer: str = "momentum") -> Contender:
+    return Contender(algorithm(sync_steps=PERIOD), ShortBlocks(32, algorithm), optimizer, PERIOD)
+
+
+SERIAL = "32 bit"  #: what is serial SGD where there is one worker
+
+#: In the order of tables.
+CONTENDERS = {
+    SERIAL: Contender(DataParallelSGD(), DataParallel(32)),
+    "4 bit": Contender(DataParallelSGD(gradient_bits=4), DataParallel(4)),
+    "1 bit": Contender(DataParallelSGD(gradient_bits=1), DataParallel(1)),
+    "PowerSGD rank 4": Contender(PowerSGD(rank=4), None),
+    "block momentum": _blocks(BlockMomentumSGD),
+    "model averaging": _blocks(ModelAveragingSGD),
+    "SlowMo": _blocks(SlowMo),
+    "DiLoCo (Adam)": _blocks(DiLoCo, "Adam"),
+    "asynchronous": Contender(
+        DataParallelASGD(servers=1, sync_steps=PUSHES), OneServer(32), "SGD", PUSHES, servers=1
+    ),
+}

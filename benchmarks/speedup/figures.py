@@ -1,0 +1,185 @@
+"""Speed-up against accuracy, and samples a second against workers: two panels, one legend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from parallel_sgd.training import require_matplotlib
+
+from ..figures import plain_log, save
+from .contenders import SERIAL
+from .predicted import Predicted
+from .summary import Point, Results, Spread
+
+Axes = Any  #: matplotlib's
+Line = tuple[tuple[int, float], ...]  #: workers and samples a second
+
+#: Okabe and Ito's colors, which colour-blind people can tell apart, one of Tol's, and a marker.
+STYLES = {
+    "32 bit": ("#000000", "o"),
+    "4 bit": ("#0072B2", "s"),
+    "1 bit": ("#56B4E9", "D"),
+    "PowerSGD rank 4": ("#009E73", "^"),
+    "block momentum": ("#D55E00", "P"),
+    "model averaging": ("#E69F00", "v"),
+    "SlowMo": ("#CC79A7", "X"),
+    "DiLoCo (Adam)": ("#882255", "h"),
+    "asynchronous": ("#7F7F7F", "*"),
+}
+IDEAL = "#999999"
+
+
+def draw(results: Results, title: str, notes: Sequence[str], path: Path) -> None:
+    """Draw both panels, and below them what the figure needs to be understood."""
+    pyplot = require_matplotlib()
+    figure, (learning, scaling) = pyplot.subplots(
+        1, 2, figsize=(15, 7.5), layout="constrained", width_ratios=(1.1, 1)
+    )
+    points = results.points()
+    _learning(learning, points)
+    _scaling(scaling, points, results.predicted)
+    for axes in (learning, scaling):
+        axes.grid(alpha=0.25)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.legend(*_legend(pyplot, points), loc="outside right upper", frameon=False, fontsize=10)
+    figure.suptitle(title, x=0.01, horizontalalignment="left", size=12)
+    figure.supxlabel("\n".join(notes), x=0.01, horizontalalignment="left", size=8)
+    save(figure, path)
+
+
+def _learning(axes: Axes, points: Sequence[Point]) -> None:
+    """Average speed-up as a large marker with the number of workers, peak as a small one."""
+    for i, (name, (color, marker)) in enumerate(STYLES.items()):
+        those = [(p, p.accuracy) for p in points if p.contender == name and p.accuracy]
+        parallel = [(p, accuracy) for p, accuracy in those if p.workers > 1]
+        line = [(p.average.middle, accuracy.middle) for p, accuracy in parallel]
+        if line:
+            axes.plot(*zip(*line, strict=True), color=color, linewidth=0.8, alpha=0.5, zorder=1)
+        for p, accuracy in parallel:
+            x, y = p.average.middle, accuracy.middle
+            axes.plot([x, p.peak], [y, y], ":", color=color, linewidth=1, zorder=2)
+            axes.plot(p.peak, y, marker, color=color, fillstyle="none", markersize=5, zorder=3)
+            axes.errorbar(
+                x,
+                y,
+                xerr=_bars([p.average]),
+                yerr=_bars([accuracy]),
+                fmt=marker,
+                color=color,
+                markersize=7,
+                capsize=2,
+                elinewidth=1,
+                zorder=4,
+            )
+            _label(axes, str(p.workers), (x, y), color, 2 * math.pi * (i + 0.5) / len(STYLES))
+        for p, accuracy in those:
+            if p.workers == 1:
+                _serial(axes, accuracy)
+    axes.set_xlim(0)
+    axes.set_xlabel("speed-up over serial SGD: average (filled), peak (hollow); numbers: workers")
+    axes.set_ylabel("accuracy of the next byte, % of the test set")
+    axes.set_title("(a) speed-up and accuracy, after the same samples", loc="left", size=11)
+
+
+def _label(axes: Axes, text: str, at: tuple[float, float], color: str, angle: float) -> None:
+    """Write beside a point, for each contender in another direction: points may coincide."""
+    offset = 11 * math.cos(angle), 11 * math.sin(angle)
+    axes.annotate(
+        text,
+        at,
+        xytext=offset,
+        textcoords="offset points",
+        ha="center",
+        va="center",
+        color=color,
+        fontsize=9,
+        zorder=5,
+    )
+
+
+def _serial(axes: Axes, accuracy: Spread) -> None:
+    """One worker, and its accuracy all along the axis."""
+    y = accuracy.middle
+    axes.axhline(y, color=IDEAL, linewidth=1, linestyle="--", zorder=0)
+    axes.errorbar(
+        1,
+        y,
+        yerr=_bars([accuracy]),
+        fmt="o",
+        color="black",
+        markersize=9,
+        markerfacecolor="white",
+        capsize=2,
+        zorder=4,
+    )
+    axes.annotate(
+        "serial SGD", (1, y), xytext=(-9, 5), textcoords="offset points", ha="right", fontsize=9
+    )
+
+
+def _scaling(axes: Axes, points: Sequence[Point], predicted: Sequence[Predicted]) -> None:
+    """Solid with markers what was measured, dashed what the planner says."""
+    (serial,) = (p.samples_per_s.middle for p in points if (p.contender, p.workers) == (SERIAL, 1))
+    workers = sorted({*(p.workers for p in points), *(one.workers for one in predicted)})
+    axes.plot(workers, [k * serial for k in workers], color=IDEAL, linewidth=4, alpha=0.4, zorder=0)
+    dashed = _dashed(predicted)
+    for i, (name, (color, marker)) in enumerate(STYLES.items()):
+        those = [p for p in points if p.contender == name]
+        aside = 2 ** (0.025 * (i - len(STYLES) // 2))  # beside each other
+        axes.errorbar(
+            [p.workers * aside for p in those],
+            [p.samples_per_s.middle for p in those],
+            yerr=_bars([p.samples_per_s for p in those]),
+            color=color,
+            marker=marker,
+            markersize=6,
+            linewidth=1.4,
+            capsize=2,
+            elinewidth=1,
+            zorder=3,
+        )
+        if name in dashed:
+            line, style = dashed[name]
+            axes.plot(*zip(*line, strict=True), color=color, linestyle=style, linewidth=1.4)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(workers, [f"{k}" for k in workers])
+    plain_log(axes.yaxis)
+    axes.minorticks_off()
+    axes.set_xlabel("workers")
+    axes.set_ylabel("samples/s of all workers, in steps")
+    axes.set_title("(b) samples/s: measured (solid), planned (dashed)", loc="left", size=11)
+
+
+def _dashed(predicted: Sequence[Predicted]) -> dict[str, tuple[Line, Any]]:
+    """Every planned line with its dashes. Those of equal lines lie in each other's gaps."""
+    lines: dict[str, Line] = {}
+    for one in predicted:
+        lines[one.contender] = (*lines.get(one.contender, ()), (one.workers, one.samples_per_s))
+    dashed = {}
+    for name, line in lines.items():
+        equal = [other for other in lines if lines[other] == line]
+        gap = 4.0 * max(1, len(equal) - 1)
+        dashed[name] = line, (4.0 * equal.index(name), (4.0, gap))
+    return dashed
+
+
+def _bars(spreads: Sequence[Spread]) -> list[list[float]]:
+    """How far least and largest are from the middle: [2, points]."""
+    return [[s.middle - s.low for s in spreads], [s.high - s.middle for s in spreads]]
+
+
+def _legend(pyplot: Any, points: Sequence[Point]) -> tuple[list[Any], list[str]]:
+    line = pyplot.Line2D
+    present = {p.contender for p in points}
+    names = [name for name in STYLES if name in present]
+    handles = [line([], [], color=STYLES[name][0], marker=STYLES[name][1]) for name in names]
+    handles += [
+        line([], [], color=IDEAL, linewidth=4, alpha=0.4),
+        line([], [], color="black", linestyle="--", linewidth=1.4),
+    ]
+    return handles, [*names, "ideal", "the planner's"]

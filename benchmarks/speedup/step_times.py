@@ -1,0 +1,245 @@
+"""Seconds of steps, evaluations, starts and ends, of workers on emulated hosts.
+
+Computing is a wait, since the hosts share this machine's cores; whatever an algorithm does is done.
+Time is dilated: where there are more hosts than cores, waits are longer and links slower by as many
+times, and the seconds found are divided by that. So each host has a core's worth of time for its
+exchange, and sees links of the rate that was asked for. (Gupta et al., "To Infinity and Beyond:
+Time-Warped Network Emulation", NSDI 2006.)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parallel_sgd import Communicator, Learner
+from parallel_sgd.command_line.cluster import emulated_hosts
+from parallel_sgd.communication.watchdog import ended_if_longer_than
+from parallel_sgd.kernels import cpu
+from parallel_sgd.schedules import Linear
+
+from ..convergence.optimizers import OPTIMIZERS
+from ..on_ranks import on_hosts, on_ranks
+from ..training.conductor import ENVIRONMENT
+from .contenders import BATCH, CONTENDERS, PERIOD, data, model
+
+LR = 1e-6  #: so small that noise as a gradient leaves the model as it is
+WARM_UP = PERIOD  #: steps: memory is touched, and a block has ended
+LIMIT_S = 800  #: for all turns on some hosts
+MODULE = "speedup.step_times"
+
+ALONE_S = 2.0  #: of each measurement of one worker's computing
+AXPY_VALUES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one worker's thread takes, with a core of its own: medians.
+
+    Attributes:
+        gradient_s: of a minibatch.
+        evaluation_s: of the test set.
+        axpy_gb_per_s: bytes that ``x -= a * y`` in place reads and writes.
+    """
+
+    gradient_s: float
+    evaluation_s: float
+    axpy_gb_per_s: float
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Of each round, as the hosts' own clocks would say; of the slowest worker.
+
+    Attributes:
+        contender, workers: which.
+        hosts: with those of servers.
+        dilation: how many times longer it has taken here.
+        steps: that were measured in each round.
+        step_s: a step, on average over them, in each round.
+        evaluation_s, start_s, finish_s: of one evaluation on all workers; of making the learner;
+            and of completing what is under way at the end.
+    """
+
+    contender: str
+    workers: int
+    hosts: int
+    dilation: float
+    steps: int
+    step_s: list[float]
+    evaluation_s: list[float]
+    start_s: list[float]
+    finish_s: list[float]
+
+
+def measure_alone(_: Communicator) -> dict[str, float]:
+    """The fields of `Alone`, in a process of its own."""
+    net, (train, test) = model(), data(BATCH, seed=0)
+    gradient, x = net.parameters.like(), np.zeros(AXPY_VALUES, np.float32)
+    y = np.ones_like(x)
+    axpy_s = _median_s(lambda: cpu.sgd_step(x, y, 1e-6))
+    return {
+        "gradient_s": _median_s(lambda: net.gradient(*train.arrays(), out=gradient)),
+        "evaluation_s": _median_s(lambda: net.evaluate(*test.arrays())),
+        "axpy_gb_per_s": 12 * AXPY_VALUES / axpy_s / 1e9,
+    }
+
+
+def _median_s(call: Callable[[], object]) -> float:
+    call()
+    seconds: list[float] = []
+    until = time.perf_counter() + ALONE_S
+    while not seconds or time.perf_counter() < until:
+        begin = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
+def alone() -> Alone:
+    """Measured on this machine, while nothing else of the benchmark runs."""
+    return Alone(**on_ranks(1, MODULE, {"what": "alone"}, environ={**os.environ, **ENVIRONMENT}))
+
+
+def time_all(
+    names: Iterable[str], workers: int, rate: float, cost: Alone, cores: int, **effort: int
+) -> list[Timed]:
+    """Time contenders with so many workers, on links of so many bits a second.
+
+    Args:
+        cores: of this machine.
+        effort: `rounds`, and `steps` in each.
+    """
+    by_hosts: dict[int, list[str]] = {}
+    for name in names:
+        by_hosts.setdefault(workers + CONTENDERS[name].servers, []).append(name)
+    timed = []
+    for hosts, some in by_hosts.items():
+        dilation = dilation_of(hosts, cores)
+        asked = {
+            "what": "turns",
+            "names": some,
+            "gradient_s": cost.gradient_s * dilation,
+            "evaluation_s": cost.evaluation_s * dilation,
+            **effort,
+        }
+        with emulated_hosts(hosts, rate / dilation) as emulated:
+            measured = on_hosts(emulated, MODULE, asked)
+        timed += [
+            timed_of(name, workers, dilation, effort["steps"], measured[name]) for name in some
+        ]
+    order = list(CONTENDERS)
+    return sorted(timed, key=lambda one: order.index(one.contender))
+
+
+def dilation_of(hosts: int, cores: int) -> float:
+    """How many times longer things take, for each host to have a core."""
+    return max(1.0, hosts / cores)
+
+
+def timed_of(
+    name: str, workers: int, dilation: float, steps: int, turns: list[Mapping[str, float]]
+) -> Timed:
+    """The seconds of turns here as those of the hosts' own clocks."""
+    of = {
+        field: [turn[field] / dilation for turn in turns]
+        for field in ("step_s", "evaluation_s", "start_s", "finish_s")
+    }
+    return Timed(name, workers, workers + CONTENDERS[name].servers, dilation, steps, **of)
+
+
+def measure(comm: Communicator, what: str, **options: Any) -> dict[str, Any]:
+    """What each rank runs."""
+    if what == "alone":
+        return measure_alone(comm)
+    with ended_if_longer_than(LIMIT_S, comm.rank, "the benchmark of speed-ups"):
+        return measure_turns(comm, **options)
+
+
+def measure_turns(
+    comm: Communicator,
+    names: list[str],
+    rounds: int,
+    steps: int,
+    gradient_s: float,
+    evaluation_s: float,
+) -> dict[str, list[dict[str, float]]]:
+    """All contenders in turn, several rounds, and a short one before them that does not count.
+
+    Returns:
+        By contender the seconds of every round, of the slowest worker.
+    """
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for i in range(rounds + 1):
+        for name in names:
+            own = _turn(comm, name, steps if i else WARM_UP, gradient_s, evaluation_s)
+            of_workers = [one for one in comm.allgather_object(own) if one is not None]
+            slowest = {field: max(one[field] for one in of_workers) for field in of_workers[0]}
+            if i > 0:
+                turns[name].append(slowest)
+    return turns
+
+
+def _turn(
+    comm: Communicator, name: str, steps: int, gradient_s: float, evaluation_s: float
+) -> dict[str, float] | None:
+    """A worker's seconds; None of a server."""
+    contender = CONTENDERS[name]
+    parameters = model().parameters
+    noise = np.random.default_rng(comm.rank).standard_normal(parameters.flat.size, np.float32)
+    comm.barrier()
+    starting = time.perf_counter()
+    optimizer = OPTIMIZERS[contender.optimizer].make(Linear({0: LR}))
+    learner = Learner(parameters, optimizer, contender.algorithm, comm)
+    started = time.perf_counter()
+    if learner.serves:
+        learner.finish()
+        learner.close()
+        return None
+    workers = learner.comm
+
+    def take(count: int) -> None:
+        for _ in range(count):
+            until = time.perf_counter() + gradient_s
+            learner.gradient.flat[...] = noise
+            _wait(until)
+            learner.announce(BATCH, BATCH * workers.size)
+            learner.step(samples=BATCH)
+
+    take(WARM_UP)
+    workers.barrier()
+    begin = time.perf_counter()
+    take(steps)
+    stepped = time.perf_counter()
+    workers.barrier()
+    evaluating = time.perf_counter()
+    with learner.evaluation():
+        _wait(time.perf_counter() + evaluation_s / workers.size)
+        workers.sum_integers(np.zeros(3, np.int64))
+    evaluated = time.perf_counter()
+    learner.finish()
+    finished = time.perf_counter()
+    learner.close()
+    return {
+        "start_s": started - starting,
+        "step_s": (stepped - begin) / steps,
+        "evaluation_s": evaluated - evaluating,
+        "finish_s": finished - evaluated,
+    }
+
+
+def _wait(until: float) -> None:
+    while (left := until - time.perf_counter()) > 0:
+        time.sleep(left)
+
+
+def part_steps(samples: int, evaluations: int, workers: int) -> int:
+    """Minibatches of a worker from one evaluation to the next, in whole blocks: what is timed."""
+    return math.ceil(samples / (evaluations * BATCH * workers) / PERIOD) * PERIOD
