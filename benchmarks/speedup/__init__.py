@@ -17,8 +17,8 @@ Speed and accuracy are measured apart:
 Peak speed-up is that of the best round's steps; average that of a whole training, which has one
 start, all steps, eight evaluations (of a part of the test set on every worker), and one end: each
 round times start, an eighth of the steps, an evaluation and the end. Both against serial SGD, which
-is one worker in 32 bits. Local updates have blocks of 16 minibatches, asynchronous workers push
-every 4.
+is one worker in 32 bits. Minibatches have 256 samples of each worker. Local updates have blocks
+of 8 of them, asynchronous workers push every 4.
 
 Needs root, and Open MPI or MPICH as `parallel-sgd cluster` does; speeds need a quiet machine.
 `--table FILE` measures nothing, and prints and draws an earlier run's JSON.
@@ -37,14 +37,14 @@ from parallel_sgd.costs import measure_kernel_speeds
 from ..plan import measured_link
 from ..report import positive
 from .contenders import BATCH, CONTENDERS, PERIOD, TITLE
-from .learning import cases, learn_all
+from .learning import Learned, cases, learn_all
 from .predicted import MORE, predict
 from .step_times import alone, part_steps, time_all
 from .summary import Results, Summary, finite, read
 
 __all__ = ["add_arguments", "main"]
 
-SAMPLES, QUICK_SAMPLES = 98_304, 16_384
+SAMPLES, QUICK_SAMPLES = 196_608, 32_768
 EVALUATIONS = 8
 ROUNDS, SEEDS = 3, 3
 
@@ -88,7 +88,7 @@ def main(options: argparse.Namespace) -> Summary:
     samples, cores = asked["samples"], usable_cores()
     if (most := max(workers)) * BATCH * PERIOD > samples:
         raise UserError(f"hosts={most} must be at most {samples // (BATCH * PERIOD)}: a block each")
-    earlier = read(options.runs).learned if options.runs else []
+    known = _known(options.runs, samples, tuned=not options.quick) if options.runs else {}
     results = Results(asked, alone())
     link, speeds = measured_link(options.rate), measure_kernel_speeds()
     for k in workers:
@@ -102,7 +102,6 @@ def main(options: argparse.Namespace) -> Summary:
     more = sorted({*MORE, *workers} - {1})
     results.predicted += predict(CONTENDERS, more, step_s, link, speeds)
     wanted = cases(list(CONTENDERS), workers)
-    known = {(one.contender, one.workers): one for one in earlier if one.samples == samples}
     results.learned += [known[case] for case in wanted if case in known]
     _say("accuracies")
     results.learned += learn_all(
@@ -113,6 +112,19 @@ def main(options: argparse.Namespace) -> Summary:
         jobs=cores,
     )
     return Summary(results)
+
+
+def _known(path: str, samples: int, *, tuned: bool) -> dict[tuple[str, int], Learned]:
+    """What an earlier run has learned, by contender and workers.
+
+    Raises:
+        UserError: it has trained another model, or in another way.
+    """
+    earlier = read(path)
+    ways = {(earlier.options["task"], one.samples, one.tuned) for one in earlier.learned}
+    if ways - {(TITLE, samples, tuned)}:
+        raise UserError(f"--runs {path}: it must have trained as this run does, not {ways}")
+    return {(one.contender, one.workers): one for one in earlier.learned}
 
 
 def _say(what: str) -> None:

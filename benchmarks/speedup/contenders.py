@@ -23,13 +23,13 @@ from parallel_sgd.planning.candidates import Blocks, Candidate, DataParallel, Se
 
 from ..convergence.task import Held, some_of
 
-BATCH = 64  #: samples of each worker in a minibatch
+BATCH = 256  #: samples of each worker in a minibatch
 CONTEXT = 8  #: bytes from which the next one is predicted
 CLASSES = 256
 WIDTHS = (384, 384)
 READ = 6_000_000  #: bytes of Python's library
 TESTED = 4_096  #: samples
-PERIOD = 16  #: minibatches of a worker in a block of local updates
+PERIOD = 8  #: minibatches of a worker in a block of local updates
 PUSHES = 4  #: minibatches of a worker between two pushes
 
 TITLE = f"next byte of Python's library, MLP {CONTEXT}x16-{'-'.join(map(str, WIDTHS))}-{CLASSES}"

@@ -30,6 +30,7 @@ STYLES = {
     "asynchronous": ("#7F7F7F", "*"),
 }
 IDEAL = "#999999"
+SHOWN = 0.6  #: of the best accuracy: who has less is named, and the axis not stretched for them
 
 
 def draw(results: Results, title: str, notes: Sequence[str], path: Path) -> None:
@@ -53,6 +54,9 @@ def draw(results: Results, title: str, notes: Sequence[str], path: Path) -> None
 
 def _learning(axes: Axes, points: Sequence[Point]) -> None:
     """Average speed-up as a large marker with the number of workers, peak as a small one."""
+    best = max((p.accuracy.middle for p in points if p.accuracy), default=0.0)
+    low = [p for p in points if p.accuracy and p.accuracy.middle < SHOWN * best]
+    points = [p for p in points if p not in low]
     for i, (name, (color, marker)) in enumerate(STYLES.items()):
         those = [(p, p.accuracy) for p in points if p.contender == name and p.accuracy]
         parallel = [(p, accuracy) for p, accuracy in those if p.workers > 1]
@@ -79,6 +83,10 @@ def _learning(axes: Axes, points: Sequence[Point]) -> None:
         for p, accuracy in those:
             if p.workers == 1:
                 _serial(axes, accuracy)
+    if low:
+        names = "\n".join(f"{p.contender}, {p.workers} workers" for p in low)
+        text = f"below {SHOWN * best:.0f} %:\n{names}"
+        axes.text(0.01, 0.01, text, transform=axes.transAxes, fontsize=9)
     axes.set_xlim(0)
     axes.set_xlabel("speed-up over serial SGD: average (filled), peak (hollow); numbers: workers")
     axes.set_ylabel("accuracy of the next byte, % of the test set")
@@ -116,9 +124,10 @@ def _serial(axes: Axes, accuracy: Spread) -> None:
         capsize=2,
         zorder=4,
     )
-    axes.annotate(
-        "serial SGD", (1, y), xytext=(-9, 5), textcoords="offset points", ha="right", fontsize=9
-    )
+    axes.text(
+        0.99, y, "serial SGD", transform=axes.get_yaxis_transform(), ha="right", va="bottom",
+        fontsize=9, color="#555555",
+    )  # fmt: skip
 
 
 def _scaling(axes: Axes, points: Sequence[Point], predicted: Sequence[Predicted]) -> None:
@@ -149,6 +158,7 @@ def _scaling(axes: Axes, points: Sequence[Point], predicted: Sequence[Predicted]
     axes.set_yscale("log")
     axes.set_xticks(workers, [f"{k}" for k in workers])
     plain_log(axes.yaxis)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.minorticks_off()
     axes.set_xlabel("workers")
     axes.set_ylabel("samples/s of all workers, in steps")

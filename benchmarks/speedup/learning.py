@@ -1,8 +1,8 @@
 """How well a model is learned by so many workers: real training, in threads of one process.
 
 What is learned does not depend on speed, but for the asynchronous workers, whose staleness is what
-the threads' pace makes of it. Every run has the same number of samples, in minibatches of 64 of
-each worker; the learning rate rises for a sixteenth of them and then falls linearly to a tenth.
+the threads' pace makes of it. Every run has the same number of samples, in minibatches of 256
+of each worker; the learning rate rises for a sixteenth of them and then falls linearly to a tenth.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def learn(name: str, workers: int, samples: int, seeds: int, *, tuned: bool) -> 
 
 
 def best_place(loss_at: Callable[[int], float], start: int, count: int) -> int:
-    """Where the loss is least, going from `start` to one side for as long as that helps, and to
-    the other where it does not."""
+    """Where the loss is least, going from `start` down for as long as that does no harm, since
+    rates at which training diverges are alike; and up where it does."""
     best = start
-    for way in (-1, 1):
-        while 0 <= best + way < count and loss_at(best + way) < loss_at(best):
-            best += way
-        if best != start:
-            break
+    while best > 0 and loss_at(best - 1) <= loss_at(best):
+        best -= 1
+    if best == start:
+        while best + 1 < count and loss_at(best + 1) < loss_at(best):
+            best += 1
     return best
 
 

@@ -20,20 +20,21 @@ from typing import Any
 import numpy as np
 
 from parallel_sgd import Communicator, Learner
-from parallel_sgd.command_line.cluster import emulated_hosts
+from parallel_sgd.command_line.cluster import EmulatedHosts, emulated_hosts
+from parallel_sgd.command_line.launcher import THREAD_VARIABLES
 from parallel_sgd.communication.watchdog import ended_if_longer_than
 from parallel_sgd.kernels import cpu
 from parallel_sgd.schedules import Linear
 
 from ..convergence.optimizers import OPTIMIZERS
-from ..on_ranks import on_hosts, on_ranks
-from ..training.conductor import ENVIRONMENT
+from ..on_ranks import on_ranks
 from .contenders import BATCH, CONTENDERS, PERIOD, data, model
 
 LR = 1e-6  #: so small that noise as a gradient leaves the model as it is
 WARM_UP = PERIOD  #: steps: memory is touched, and a block has ended
 LIMIT_S = 800  #: for all turns on some hosts
 MODULE = "speedup.step_times"
+ONE_THREAD = dict.fromkeys(THREAD_VARIABLES, "1")  #: also where there are cores for more
 
 ALONE_S = 2.0  #: of each measurement of one worker's computing
 AXPY_VALUES = 1 << 24
@@ -105,7 +106,7 @@ def _median_s(call: Callable[[], object]) -> float:
 
 def alone() -> Alone:
     """Measured on this machine, while nothing else of the benchmark runs."""
-    return Alone(**on_ranks(1, MODULE, {"what": "alone"}, environ={**os.environ, **ENVIRONMENT}))
+    return Alone(**on_ranks(1, MODULE, {"what": "alone"}, environ={**os.environ, **ONE_THREAD}))
 
 
 def time_all(
@@ -131,12 +132,24 @@ def time_all(
             **effort,
         }
         with emulated_hosts(hosts, rate / dilation) as emulated:
-            measured = on_hosts(emulated, MODULE, asked)
+            measured = on_hosts(emulated, asked)
         timed += [
             timed_of(name, workers, dilation, effort["steps"], measured[name]) for name in some
         ]
     order = list(CONTENDERS)
     return sorted(timed, key=lambda one: order.index(one.contender))
+
+
+def on_hosts(hosts: EmulatedHosts, asked: dict[str, Any]) -> Any:
+    """`measure` on all of them, one thread each."""
+    return on_ranks(
+        len(hosts.names),
+        MODULE,
+        asked,
+        inside=hosts.inside,
+        run_options=hosts.run_options,
+        environ={**os.environ, **hosts.environment, **ONE_THREAD},
+    )
 
 
 def dilation_of(hosts: int, cores: int) -> float:

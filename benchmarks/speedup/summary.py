@@ -171,7 +171,7 @@ class Summary(Report):
         results, options = self.results, self.results.options
         dilation = max(timed.dilation for timed in results.timed)
         return [
-            f"{results.rate}, a host for each worker, emulated on {results.machine['cores']} cores "
+            f"A host for each worker, {results.rate}, emulated on {results.machine['cores']} cores "
             f"({results.alone.axpy_gb_per_s:.1f} GB/s, x -= a*y in place). Computing is a wait of "
             f"what one core needs: {results.alone.gradient_s * 1e3:.2f} ms a minibatch of {BATCH}. "
             f"Time is dilated up to {dilation:g} times, so that each host has a core.",
