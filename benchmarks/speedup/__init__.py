@@ -44,7 +44,7 @@ from .summary import Results, Summary, finite, read
 
 __all__ = ["add_arguments", "main"]
 
-SAMPLES, QUICK_SAMPLES = 196_608, 32_768
+SAMPLES, QUICK_SAMPLES = 163_840, 32_768
 EVALUATIONS = 8
 ROUNDS, SEEDS = 3, 3
 
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--quick",
         action="store_true",
-        help="a sixth of the samples, and learning rates that are not tuned",
+        help="a fifth of the samples, and learning rates that are not tuned",
     )
     add("--runs", metavar="FILE", help="the JSON of an earlier run: its accuracies are taken")
     add("--table", metavar="FILE", help="measure nothing: read this JSON")

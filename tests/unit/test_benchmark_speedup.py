@@ -181,7 +181,7 @@ def test_time_is_dilated_so_that_each_host_has_a_core(asked):
 
 
 def test_whole_blocks_are_timed():
-    assert [step_times.part_steps(196_608, 8, k) for k in (1, 2, 4, 8)] == [96, 48, 24, 16]
+    assert [step_times.part_steps(163_840, 8, k) for k in (1, 2, 4, 8)] == [80, 40, 24, 16]
 
 
 def tiny(seed=0):
@@ -207,6 +207,16 @@ def test_turns_take_the_wait_and_what_the_algorithm_does(monkeypatch):
             assert turn["start_s"] > 0 and turn["finish_s"] > 0
     waited = 2 * (2 * 3 + 2) * (2 * PERIOD + 1)  # one of three async ranks serves
     assert len(evaluations) == waited
+
+
+def test_the_slowest_worker_counts_and_the_first_round_does_not(monkeypatch):
+    def turn(comm, name, steps, *waits):
+        return None if comm.rank == 2 else {"step_s": steps + comm.rank}
+
+    monkeypatch.setattr(step_times, "_turn", turn)
+    asked = {"names": ["a", "b"], "rounds": 2, "steps": 40, "gradient_s": 0.0, "evaluation_s": 0.0}
+    turns = simulate(3, lambda comm: step_times.measure_turns(comm, **asked))[0]
+    assert turns == dict.fromkeys("ab", 2 * [{"step_s": 41}])
 
 
 @pytest.fixture
