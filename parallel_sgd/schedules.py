@@ -101,6 +101,36 @@ class Cosine(Schedule):
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * done)) / 2
 
 
+@dataclass(frozen=True)
+class WarmUp(Schedule):
+    """Another schedule, or a number, times what rises in a straight line from 0 to 1.
+
+    Args:
+        samples: at which it has risen, at least 1.
+        then: a number, or a `Schedule`.
+
+    >>> lr = WarmUp(1000, Cosine(start=0.4, samples=2000))
+    >>> lr(0), lr(500) < lr(1000), round(lr(1000), 6), lr(2000)
+    (0.0, True, 0.2, 0.0)
+
+    Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.2.
+    """
+
+    samples: int
+    then: float | Schedule
+
+    def __post_init__(self) -> None:
+        set_validated(
+            self,
+            samples=integer("WarmUp: samples", self.samples, 1),
+            then=Rate()("WarmUp: then", self.then),
+        )
+
+    def __call__(self, samples: int) -> float:
+        value = self.then(samples) if isinstance(self.then, Schedule) else self.then
+        return value * min(samples / self.samples, 1.0)
+
+
 def _value(name: str, value: Any) -> float:
     return number(name, value, 0)
 
@@ -110,9 +140,12 @@ class Rate:
 
     SHAPES = ("linear", "cosine")  #: of schedules, between their points
     COSINE = "cosine:0:0.3,50000:0.01"
-    EXAMPLE = f"0:0.3,20000:0.03 (linear:0:0,1000:0.3 goes up in between, {COSINE} down)"
+    EXAMPLE = (
+        f"0:0.3,20000:0.03 (linear:0:0,1000:0.3 goes up in between, {COSINE} down; "
+        "warmup:1000: before any of them begins at 0)"
+    )
 
-    metavar = "X | [linear:|cosine:]S:X,..."
+    metavar = "X | [warmup:S:][linear:|cosine:]S:X,..."
     expected = f"a number, or samples:rate pairs as {EXAMPLE}"
 
     def __call__(self, name: str, value: Any) -> float | Schedule:
@@ -129,9 +162,13 @@ class Rate:
         return value
 
     def read(self, text: str) -> float | Schedule:
-        """``0.1``, ``0:0.3,1000:0.1``, ``linear:0:0,1000:0.3`` or ``cosine:0:0.3,1000:0``."""
+        """``0.1``, ``0:0.3,1000:0.1``, ``linear:0:0,1000:0.3`` or ``cosine:0:0.3,1000:0``; or any
+        of them after ``warmup:500:``."""
         if ":" not in text:
             return float(text)
+        if text.startswith("warmup:"):
+            _, samples, rest = text.split(":", 2)
+            return WarmUp(int(samples), self.read(rest))
         shape, _, rest = text.partition(":")
         rates = read_points(rest if shape in self.SHAPES else text, Real())
         if shape == "linear":

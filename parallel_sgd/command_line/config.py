@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import opened
-from ..schedules import Cosine, Linear, Steps
+from ..schedules import Cosine, Linear, Steps, WarmUp
 from ..validation import line_of, shown
 
 NEVER = {"help", "version", "config", "print_config"}  #: of the command line alone
@@ -140,6 +140,8 @@ def toml(value: Any) -> str:
     if isinstance(value, Steps | Linear):
         before = "linear:" if isinstance(value, Linear) else ""
         return toml(before + _points(value.values))
+    if isinstance(value, WarmUp):
+        return toml(f"warmup:{value.samples}:{json.loads(toml(value.then))}")
     if isinstance(value, Cosine):
         return toml("cosine:" + _points({0: value.start, value.samples: value.end}))
     if isinstance(value, Mapping):

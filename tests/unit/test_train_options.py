@@ -14,7 +14,7 @@ from parallel_sgd.command_line.options import describe
 from parallel_sgd.command_line.simulate import main as simulate
 from parallel_sgd.command_line.train import read
 from parallel_sgd.command_line.train_options import parser
-from parallel_sgd.schedules import Cosine, Linear, Steps
+from parallel_sgd.schedules import Cosine, Linear, Steps, WarmUp
 
 
 def refused(line: str) -> str:
@@ -140,6 +140,11 @@ def test_options_of_simulate(monkeypatch, capsys):
         ("0:0.3,100:0.1", Steps({0: 0.3, 100: 0.1})),
         ("linear:0:0,100:0.3", Linear({0: 0, 100: 0.3})),
         ("cosine:0:0.3,100:0.01", Cosine(start=0.3, end=0.01, samples=100)),
+        ("warmup:50:0.3", WarmUp(50, 0.3)),
+        (
+            "warmup:50:cosine:0:0.3,100:0.01",
+            WarmUp(50, Cosine(start=0.3, end=0.01, samples=100)),
+        ),
     ],
 )
 @pytest.mark.parametrize("name", ["lr", "lr_per_sample"])
@@ -151,14 +156,24 @@ def test_rates(name, text, schedule):
     if isinstance(schedule, float):
         assert told == schedule
         return
-    kinds = {kind.__name__: kind for kind in (Steps, Linear, Cosine)}
-    values = {key: value for key, value in told.items() if key != "name"}
-    if "values" in values:
-        values["values"] = {int(at): rate for at, rate in values["values"].items()}
-    assert kinds[told["name"]](**values) == schedule
+    assert made(told) == schedule
 
 
-@pytest.mark.parametrize("text", ["abc", "linear:abc", "cosine:0.3", "cosine:a:b,c:d", "0:", ""])
+def made(told):
+    """The schedule that a file describes."""
+    if not isinstance(told, dict):
+        return told
+    kinds = {kind.__name__: kind for kind in (Steps, Linear, Cosine, WarmUp)}
+    values = {key: made(value) for key, value in told.items() if key not in ("name", "values")}
+    if "values" in told:
+        values["values"] = {int(at): rate for at, rate in told["values"].items()}
+    return kinds[told["name"]](**values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["abc", "linear:abc", "cosine:0.3", "cosine:a:b,c:d", "0:", "warmup:5", "warmup:x:0.1", ""],
+)
 def test_what_is_no_rate_is_told_what_one_looks_like(text):
     assert refused(f"--lr={text}").startswith(
         f"--lr: lr={text!r} must be a number, or samples:rate"
@@ -177,6 +192,8 @@ def test_what_is_no_rate_is_told_what_one_looks_like(text):
         ("linear:5:1", "Linear values={5: 1.0} must begin at 0 samples"),
         ("0:nan", "Steps values[0]=nan must be a finite number"),
         ("0:1," + "9" * 30 + ":2", "must be a whole number, at least 0 and less than 2**63"),
+        ("warmup:0:0.3", "WarmUp: samples=0 must be a whole number, at least 1"),
+        ("warmup:9:-1", "WarmUp: then=-1.0 must be a finite number, at least 0"),
         ("inf", "lr=inf must be a finite number"),
     ],
 )
