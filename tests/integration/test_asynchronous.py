@@ -57,7 +57,9 @@ def test_a_run_is_recorded_and_replayed_by_threads() -> None:
 
 @pytest.mark.any_mpi
 def test_it_goes_on_with_other_servers_and_workers() -> None:
+    """From a checkpoint of the warm start, which ends in the third epoch."""
     options = [*USUAL, "--optimizer", "momentum", "--checkpoint-every", "1000"]
+    options += ["--distributed-after", "3000"]
     start = ["run", "-n", "3", "--servers", "1", TRAIN, *options, "--epochs", "2"]
     code, output = finished(*start, "--output", "run")
     assert code == 0, output

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from cases import gradient_of, shared
+from cases import few_ranks_but, gradient_of, shared
 from few_weights import learner_of as few_weights_of
 from few_weights import numbered, put
 from invariants import ROUNDING, same_bits, same_on_all_ranks
@@ -83,7 +83,7 @@ EVERY_WAY = {
 
 
 @beside_and_apart
-@pytest.mark.parametrize("name", EVERY_WAY)
+@pytest.mark.parametrize("name", few_ranks_but(["1 bit, pipeline"], EVERY_WAY))
 def test_as_long_as_the_whole_run_it_is_serial(comm, apart, name):
     """Every bit, after every step and at the end, on servers too."""
     optimizer = MomentumSGD(lr=Linear({0: 0.2, 30: 0.05}))
@@ -208,6 +208,7 @@ def test_nothing_that_few_bits_lose_is_lost(comm, apart):
     assert np.abs((first - final) / RATE - owed).max() <= 1000 * ROUNDING * largest
 
 
+@pytest.mark.few_ranks
 @beside_and_apart
 @pytest.mark.usefixtures("no_waiting_for_the_disk")
 @pytest.mark.parametrize(
@@ -285,11 +286,11 @@ WRONG = {
 }
 
 
+@pytest.mark.few_ranks
 @beside_and_apart
-@pytest.mark.parametrize("mode", ["async", "sync"])
 @pytest.mark.parametrize("does", WRONG)
-def test_a_worker_that_cannot_go_on_ends_all(comm, apart, mode, does):
-    algorithm = asynchronous(mode=mode, servers=servers_of(comm, apart), distributed_after=END)
+def test_a_worker_that_cannot_go_on_ends_all(comm, apart, does):
+    algorithm = asynchronous(servers=servers_of(comm, apart), distributed_after=END)
     learner, begin = learner_of(comm, algorithm, SGD(lr=0.1)), time.monotonic()
     workers = comm.size - algorithm.servers
     if workers == 1:
@@ -311,13 +312,11 @@ def test_a_worker_that_cannot_go_on_ends_all(comm, apart, mode, does):
     assert time.monotonic() - begin < 10
 
 
-@pytest.mark.filterwarnings("ignore:servers=0")
-@pytest.mark.parametrize("servers", [0, 2])
-def test_servers_hear_of_workers_in_every_step(servers):
+def test_servers_hear_of_workers_in_every_step():
     """Each of them: none takes a worker for silent while it trains without it."""
 
     def body(comm):
-        algorithm = asynchronous(servers=servers, distributed_after=99)
+        algorithm = asynchronous(servers=2, distributed_after=99)
         learner = learner_of(comm, algorithm, SGD(lr=0.1))
         for step in [] if learner.serves else range(len(WHOLE)):
             time.sleep(0.3)

@@ -38,6 +38,20 @@ def test_a_warm_start_needs_the_same_minibatch_everywhere(comm):
     assert learner.step(samples=3) == 3
 
 
+def test_what_is_left_out_in_a_warm_start_counts_once(comm):
+    """And not once for each rank; the last one ends it."""
+    parameters = zeros("one block")
+    parameters.flat[:] = comm.rank
+    learner = Learner(parameters, SGD(lr=0.1), DataParallelSGD(distributed_after=6), comm)
+    learner.parameters.flat[:] += comm.rank  # which machines that round differently would have
+    learner.gradient.flat[:] = np.inf
+    for count in (1, 2):
+        assert not learner.distributed
+        assert learner.at_work.skip(3, None) == 3
+        assert learner.samples == 3 * count
+    assert learner.distributed and not learner.parameters.flat.any()
+
+
 def test_a_warm_start_sends_no_objects(comm, monkeypatch):
     """Of pickled objects there is none in a minibatch: only a few integers."""
     learner = Learner(zeros("one block"), SGD(lr=0.1), DataParallelSGD(distributed_after=100), comm)

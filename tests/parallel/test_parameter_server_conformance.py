@@ -34,6 +34,10 @@ ROUNDS = {
         {"sync_steps": 3},
         {"exceptions": {"serial": "the gradients of three minibatches are one step"}},
     ),
+    "warm start": (
+        {"distributed_after": 20},
+        {"optimizer": Adam(lr=0.05), "only": ["dry_ranks", "observed", "resharded", "errors"]},
+    ),
 }
 
 
