@@ -35,7 +35,7 @@ ROUNDS = {
         {"exceptions": {"serial": "the gradients of three minibatches are one step"}},
     ),
     "warm start": (
-        {"distributed_after": 20},
+        {"distributed_after": 50},
         {"optimizer": Adam(lr=0.05), "only": ["dry_ranks", "observed", "resharded", "errors"]},
     ),
 }
