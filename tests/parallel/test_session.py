@@ -73,9 +73,13 @@ def test_minibatches_that_grow(comm, follows, per_sample, factor):
 
 
 def test_gradients_are_added_up_from_pieces(comm):
-    whole, _ = trained(comm)
-    pieces, _ = trained(comm, microbatch_size=1)
-    assert np.abs(whole - pieces).max() < 1e-12
+    whole, rows = trained(comm)
+    pieces, others = trained(comm, microbatch_size=1)
+    alone, serial = trained(psgd.Communicator.single())
+    assert np.abs(whole - pieces).max() < 1e-12 and np.abs(whole - alone).max() < 1e-12
+    for row, other, its in zip(rows, others, serial, strict=True):
+        assert row.train_loss == pytest.approx(other.train_loss, abs=1e-12)
+        assert row.train_loss == pytest.approx(its.train_loss, abs=1e-12)
 
 
 @pytest.mark.parametrize("tested", [1, TESTED])

@@ -43,6 +43,22 @@ def test_a_rollback_takes_all_along(comm, optimizer):
     assert np.array_equal(session, loop)
 
 
+def test_checkpoints_of_abandoned_training_are_forgotten(comm, tmp_path):
+    """Else the newest one would not be of where training goes on."""
+    folder = comm.allgather_object(tmp_path)[0]
+    rates = psgd.schedules.Steps({0: 0.05, 2 * SAMPLES: 50.0})
+    adjusted(
+        comm,
+        psgd.AutoLearningRate(learn_rate_decrease_factor=0.001),
+        optimizer=psgd.SGD(lr=rates),
+        epochs=4,
+        checkpoints=psgd.CheckpointConfig(folder=folder, every=24, keep=99),
+    )
+    comm.barrier()
+    names = sorted(path.name for path in folder.iterdir())
+    assert len(names) >= 10 and all(name.isdecimal() for name in names)  # none is there twice
+
+
 def test_at_the_end_the_best_model_is_the_final_one(comm):
     rates = psgd.schedules.Steps({0: 0.05, 2 * SAMPLES: 50.0})
     session, rows = adjusted(comm, psgd.AutoLearningRate(), optimizer=psgd.SGD(lr=rates), epochs=3)
