@@ -424,7 +424,7 @@ def called(callback: Callable[[Progress], Any], row: Progress) -> Any:
     """What a callback gives; what it raises is told on all ranks. Local."""
     try:
         return callback(row)
-    except UserError:
+    except (UserError, BrokenPipeError):  # the latter: nobody reads what is printed
         raise
     except Exception as error:
         name = getattr(callback, "__name__", type(callback).__name__)
