@@ -38,7 +38,7 @@ from ..training import (
 )
 from ..training.progress_bar import on_terminal
 from ..training.run_folder import require_tensorboard
-from ..validation import checked_path, require_use, shown
+from ..validation import checked_path, checked_seed, require_use, shown
 from ..version import __version__
 from .config import arguments_of, config_text
 from .options import build, describe
@@ -97,6 +97,7 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
         if getattr(options, name) is not None:
             checked_path(name, getattr(options, name), what)
     checked_timeout(options.timeout_s)
+    checked_seed(options.seed)
     options.minibatch_size = SIZES("minibatch_size", options.minibatch_size)
     _require_use(options)
     algorithm = build(options.algorithm, ALGORITHMS, options)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
+import random
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +28,8 @@ from ..validation import kind_of, line_of, require_use, shown
 from .train_data import TrainingData
 
 MODELS = ("mlp", "linear", "softmax", "bytes")
+
+_making = threading.Lock()  #: ranks that are threads have one set of random generators
 
 
 class TrainingModel(NamedTuple):
@@ -83,7 +89,9 @@ def make_model(options: argparse.Namespace, data: TrainingData) -> TrainingModel
     if kind in MODELS:
         made = _own_model(kind, options, data, x[0].size)
     else:
-        made = _made_by_user(kind, x.shape[1:], data.task.outputs)
+        with _making:
+            _seed_generators(options.seed)
+            made = _made_by_user(kind, x.shape[1:], data.task.outputs)
     values = None if options.initial_model is None else read_model(options.initial_model)
     if isinstance(made, Model):
         if values is not None:
@@ -121,20 +129,34 @@ def _made_by_user(kind: str, shape: tuple[int, ...], outputs: int) -> Any:
         return function(shape, outputs)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"model={shown(kind)}: {type(error).__name__}: {line_of(error)}") from error
 
 
+def _seed_generators(seed: int) -> None:
+    """Make the initial values of a user's model those of the seed, whichever generator it asks.
+    Local, but for the whole process."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if importlib.util.find_spec("torch") is not None:
+        importlib.import_module("torch").manual_seed(seed % 2**63)
+
+
 def _imported(path: Path) -> ModuleType:
+    """A file of the user's, run as a program would be: what lies beside it can be imported."""
     if not path.is_file():
         raise UserError(f"model={str(path)!r}: there is no such file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"model_in_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UserError(f"model={str(path)!r} must be a file of Python's")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickles look for it there
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"{path} cannot be run: {type(error).__name__}: {line_of(error)}"
         ) from error
@@ -147,7 +169,7 @@ def _torch_model(
     """A PyTorch module of the user's."""
     try:
         from ..torch import Learner as TorchLearner
-        from ..torch.tasks import objective_for
+        from ..torch.tasks import objective_for, seed_of_rank
     except ImportError as error:
         raise UserError(
             f"model={shown(options.model)} must give a model of parallel_sgd.models: it gave "
@@ -164,8 +186,11 @@ def _torch_model(
         )
     except UserError as error:
         raise UserError(f"model={shown(options.model)}: {error}") from error
-    return TrainingModel(
-        objective,
-        lambda *chosen, **how: TorchLearner(objective.model, *chosen, **how),
-        lambda dataset: dataset,
-    )
+
+    def make_learner(
+        optimizer: Optimizer, algorithm: Algorithm[Any], comm: Communicator, **how: Any
+    ) -> Learner:
+        seed_of_rank(options.seed, comm.rank)
+        return TorchLearner(objective.model, optimizer, algorithm, comm, **how)
+
+    return TrainingModel(objective, make_learner, lambda dataset: dataset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -42,7 +43,16 @@ def objective_for(
     if values is not None:
         set_parameters(model, values, name=name)
     loss, metrics = task_loss(task)
-    return Objective(model, loss, metrics, classes=classes)
+    doubles = any(parameter.dtype == torch.float64 for parameter in model.parameters())
+    dtype = np.float64 if doubles else np.float32
+    return Objective(model, loss, metrics, dtype=dtype, classes=classes)
+
+
+def seed_of_rank(seed: int, rank: int) -> None:
+    """Seed PyTorch's generators for training: those of dropout, say, which are to differ between
+    ranks. Local, but for the whole process."""
+    own = np.random.SeedSequence([seed, rank]).generate_state(1, np.uint64)
+    torch.manual_seed(int(own[0]))
 
 
 def task_loss(task: str) -> tuple[Loss, dict[str, Metric]]:
