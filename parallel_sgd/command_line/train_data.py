@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from ..data import (
     DIGITS_CLASSES,
     Dataset,
+    Dense,
+    Sparse,
     Task,
     digits,
     library_source,
@@ -17,13 +19,20 @@ from ..data import (
     task_of,
 )
 from ..errors import UserError
-from ..validation import shown
+from ..validation import line_of, shown
 
 #: Data that need no file: the number of classes, and who reads them.
 BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
     "digits": (DIGITS_CLASSES, digits),
     "library": (256, library_source),
 }
+
+
+#: What a reader's options may have beside numbers, texts, lists and tables: CNTK's streams.
+STREAMS = {"Dense": Dense, "Sparse": Sparse}
+
+#: What train.py says to a reader by itself.
+ITS_OWN = ("path", "labels", "format", "test", "seed")
 
 
 class TrainingData(NamedTuple):
@@ -47,6 +56,11 @@ def read_data(options: argparse.Namespace) -> TrainingData:
     train, test, task = _read(options)
     if not options.validation:
         return TrainingData(train, None, test, task)
+    if not 0 < round(options.validation * len(train)) < len(train):
+        raise UserError(
+            f"validation={shown(options.validation)} must leave at least one of {len(train)} "
+            "training samples on either side"
+        )
     train, validation = train.split(options.validation, seed=options.seed)
     return TrainingData(train, validation, test, task)
 
@@ -82,14 +96,33 @@ def _read(options: argparse.Namespace) -> tuple[Dataset, Dataset, Task]:
 
 
 def _reader_options(given: list[str]) -> dict[str, Any]:
-    """The options of a format's reader, from texts as ``size=[32, 32]`` and ``y=price``."""
+    """The options of a format's reader, from texts as ``size=[32, 32]``, ``y=price`` and
+    ``streams={"x": Dense(3), "y": Sparse(2, one_hot=True)}``."""
     options = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise UserError(f"reader={shown(text)} must be NAME=VALUE, as size=[32,32]")
+        if name in ITS_OWN:
+            flag = "--data" if name == "path" else f"--{name}"
+            raise UserError(f"reader={shown(text)}: {name} is no option of a reader, see {flag}")
         try:
-            options[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):  # a plain text needs no quotes
+            options[name] = _value(ast.parse(value, mode="eval").body)
+        except TypeError as error:  # of a stream's arguments
+            raise UserError(f"reader={shown(text)}: {line_of(error)}") from None
+        except (ValueError, SyntaxError) as error:  # a plain text needs no quotes
+            if isinstance(error, UserError):
+                raise
             options[name] = value
     return options
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal, in which there may be streams; a ValueError where it is none."""
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        keys = [ast.literal_eval(key) for key in node.keys if key is not None]
+        return dict(zip(keys, map(_value, node.values), strict=True))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in STREAMS:
+        named = {keyword.arg or "**": ast.literal_eval(keyword.value) for keyword in node.keywords}
+        return STREAMS[node.func.id](*map(ast.literal_eval, node.args), **named)
+    return ast.literal_eval(node)

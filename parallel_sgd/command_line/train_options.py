@@ -115,7 +115,8 @@ def _add_data(p: argparse.ArgumentParser) -> None:
         "--reader",
         nargs="+",
         metavar="NAME=VALUE",
-        help="options of the format's reader, as in Python: size=[32,32] y=price",
+        help="options of the format's reader, as in Python: size=[32,32] y=price "
+        "streams={'x':Dense(6),'y':Sparse(3,one_hot=True)}",
     )
     add(
         "--task",
