@@ -13,8 +13,10 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import opened
+from ..options import all_options, values_of
 from ..schedules import Cosine, Linear, Steps, WarmUp
 from ..validation import line_of, shown
+from .train_options import DEFAULT_LR
 
 NEVER = {"help", "version", "config", "print_config"}  #: of the command line alone
 OF_ONE_RUN = {"output", "resume"}  #: are left out of the file that gives a run again
@@ -49,6 +51,39 @@ def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]
         except TypeError as error:
             raise UserError(f"{path}: {key}={shown(value)} must be {error}") from None
     return arguments
+
+
+def leave_out_defaults(
+    options: argparse.Namespace,
+    file: argparse.Namespace,
+    line: argparse.Namespace,
+    choices: Mapping[str, Mapping[str, type]],
+) -> None:
+    """Where the command line chooses another algorithm or optimizer than a file, leave out what the
+    file has of its own choice alone, and as it is by default: a run's folder has a file of all
+    options.
+
+    Args:
+        options: of both; changed.
+        file, line: of each alone.
+        choices: what may be chosen, by the name of the option that does.
+
+    Local.
+    """
+    for name, kinds in choices.items():
+        theirs, ours = (
+            {option.name for option in all_options(kinds[getattr(of, name)])}
+            for of in (file, options)
+        )
+        common = {key: getattr(file, key) for key in theirs & ours if hasattr(file, key)}
+        if name == "optimizer" and not {"lr", "lr_per_sample"} & common.keys():
+            common["lr"] = DEFAULT_LR[file.optimizer]
+        if theirs <= ours:
+            continue
+        usual = values_of(kinds[getattr(file, name)](**common))
+        for key in theirs - ours - vars(line).keys():
+            if key in usual and getattr(file, key, None) == usual[key]:
+                vars(options).pop(key, None)
 
 
 def settable(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ from ..training.progress_bar import on_terminal
 from ..training.run_folder import require_tensorboard
 from ..validation import checked_path, checked_seed, require_use, shown
 from ..version import __version__
-from .config import arguments_of, config_text
+from .config import arguments_of, config_text, leave_out_defaults
 from .options import build, describe
 from .reporting import blocks, finish, print_choices, print_progress, ranks_in_words
 from .train_data import TrainingData, read_data, require_data_options
@@ -57,6 +57,8 @@ PATHS = {
     "resume": "folder",
     "trace": "file",
 }
+
+CHOICES: dict[str, Mapping[str, type]] = {"algorithm": ALGORITHMS, "optimizer": OPTIMIZERS}
 
 ADJUSTING = {"auto_minibatch_size": AutoMinibatchSize, "auto_learning_rate": AutoLearningRate}
 
@@ -80,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any], Optimizer]:
     """Read options, algorithm and optimizer; raises a UserError where one is wrong. Local."""
     given = list(sys.argv[1:] if argv is None else argv)
+    from_file: list[str] = []
+    from_line: list[str] = []
     if given and not given[0].startswith("-"):
         path = str(checked_path("config", given[0], PATHS["config"]))
         from_file = arguments_of(path, parser())
@@ -87,8 +91,12 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
             _parser_for(from_file).parse_args(from_file)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-        given = [*from_file, *given[1:]]
+        from_line = given[1:]
+        given = [*from_file, *from_line]
     options = _parser_for(given).parse_args(given)
+    if from_file:
+        of_file, of_line = (_parser_for(part).parse_args(part) for part in (from_file, from_line))
+        leave_out_defaults(options, of_file, of_line, CHOICES)
     if options.config is not None:
         raise UserError(f"config={shown(options.config)} must be the first argument")
     if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):

@@ -56,6 +56,26 @@ def test_a_file_gives_the_options_that_it_was_written_from(tmp_path, line):
     assert file.read_text() == described_as_config(again, *others, whole=True)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_another_choice_than_the_files(tmp_path, algorithm, optimizer):
+    """Goes on with what both have; what a file has of its own choice alone has no effect then, but
+    is refused where somebody has set it."""
+    file = written(tmp_path, "--epochs", "3", "--optimizer", "momentum", "--lr", "0.5")
+    chosen = ["--algorithm", algorithm, "--optimizer", optimizer]
+    options, *made = read([str(file), *chosen])
+    assert options.epochs == 3
+    alone = read([*chosen, "--lr", "0.5"])[1:]
+    assert made == [*alone]
+    with pytest.raises(UserError, match=r"--momentum=0\.9 is not an option of"):
+        read([str(file), *chosen, "--momentum", "0.9"])
+    file.write_text('optimizer = "momentum"\n')
+    assert read([str(file), *chosen])[1:] == read(chosen)[1:]
+    file.write_text('optimizer = "momentum"\nmomentum = 0.8\n')
+    with pytest.raises(UserError, match=r"--momentum=0\.8 is not an option of"):
+        read([str(file), *chosen])
+
+
 def test_the_command_line_goes_before(tmp_path):
     file = written(tmp_path, "--epochs", "3", "--hidden", "8")
     options, _, optimizer = read([str(file), "--epochs", "5", "--lr", "0.5", "--no-plot"])
