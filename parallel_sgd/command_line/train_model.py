@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
 import random
 import sys
@@ -139,7 +138,9 @@ def _seed_generators(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if importlib.util.find_spec("torch") is not None:
-        importlib.import_module("torch").manual_seed(seed % 2**63)
+        from ..torch.tasks import seed_everywhere
+
+        seed_everywhere(seed)
 
 
 def _imported(path: Path) -> ModuleType:

@@ -48,6 +48,12 @@ def objective_for(
     return Objective(model, loss, metrics, dtype=dtype, classes=classes)
 
 
+def seed_everywhere(seed: int) -> None:
+    """Seed PyTorch's generators for a model's initial values: alike on all ranks. Local, but for
+    the whole process."""
+    torch.manual_seed(seed % 2**63)
+
+
 def seed_of_rank(seed: int, rank: int) -> None:
     """Seed PyTorch's generators for training: those of dropout, say, which are to differ between
     ranks. Local, but for the whole process."""

@@ -31,13 +31,7 @@ class ProgressBar:
     """
 
     def __init__(self, total: int, begin: int) -> None:
-        try:
-            tqdm = importlib.import_module("tqdm")
-        except ImportError as error:
-            raise UserError(
-                f"a progress bar needs tqdm ({error}): pip install 'parallel_sgd[train]'"
-            ) from error
-        self._bar: Any = tqdm.tqdm(
+        self._bar: Any = require_tqdm().tqdm(
             total=total,
             initial=begin,
             unit=" samples",
@@ -64,3 +58,18 @@ class ProgressBar:
     def close(self) -> None:
         """Take the bar away."""
         self._bar.close()
+
+
+def require_tqdm() -> Any:
+    """The module that draws the bar.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module("tqdm")
+    except ImportError as error:
+        raise UserError(
+            f"a progress bar needs tqdm ({error}): pip install 'parallel_sgd[train]', or leave it "
+            "out with --no-progress-bar"
+        ) from error

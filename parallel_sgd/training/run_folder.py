@@ -22,6 +22,7 @@ from ..validation import checked_path
 
 WHAT = "output"  #: what errors call the files here
 CHECKPOINTS = "checkpoints"  #: the folder of checkpoints in a run's
+TENSORBOARD = "tensorboard"  #: that of TensorBoard's files
 
 
 class RunFolder:
@@ -73,7 +74,9 @@ class RunFolder:
         if self.plot:
             require_matplotlib()
         if self._tensorboard:
-            self._events = require_tensorboard()(str(self.path / "tensorboard"))
+            writer = require_tensorboard()
+            with writing(WHAT, self.path / TENSORBOARD):
+                self._events = writer(str(self.path / TENSORBOARD))
         self.write_json("options.json", self.options or {})
         if self._config is not None:
             text = self._config
@@ -92,17 +95,22 @@ class RunFolder:
         append_line(WHAT, self.path / "metrics.jsonl", json.dumps(metrics, allow_nan=False))
         if self._events is None:
             return
-        with writing(WHAT, self.path / "tensorboard"):
+        with writing(WHAT, self.path / TENSORBOARD):
             for name, value in metrics.items():
                 if isinstance(value, int | float) and name != "samples":
                     self._events.add_scalar(name, value, metrics["samples"])
             self._events.flush()
 
     def close(self) -> None:
-        """Close what is open for TensorBoard."""
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        """Close what is open for TensorBoard.
+
+        Raises:
+            UserError: what was left for it cannot be written.
+        """
+        events, self._events = self._events, None
+        if events is not None:
+            with writing(WHAT, self.path / TENSORBOARD):
+                events.close()
 
     def write_model(self, parameters: Parameters) -> None:
         """Write the parameters by name as model.npz (read it with `numpy.load`)."""

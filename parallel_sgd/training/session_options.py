@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..data import SequenceSource, as_dataset
+from ..data import Dataset, Sequences, SequenceSource, as_dataset
 from ..data.minibatches import MinibatchSize, checked_minibatch_size
 from ..errors import UserError
 from ..validation import checked_seed, choice, integer, kind_of, shown
@@ -79,19 +79,29 @@ class SessionOptions:
         size = self.minibatch_size
         if self.rate_follows is not None:
             choice("rate_follows", self.rate_follows, FOLLOWS)
-        if isinstance(self.callbacks, str) or not all(map(callable, self.callbacks)):
-            raise UserError(f"callbacks={shown(self.callbacks)} must be functions of a row")
+        callbacks = self.callbacks
+        listed = isinstance(callbacks, Sequence) and not isinstance(callbacks, str)
+        if not listed or not all(map(callable, callbacks)):
+            raise UserError(f"callbacks={shown(callbacks)} must be functions of a row, in a list")
+        for name in ("report", "started"):
+            if not callable(function := getattr(self, name)):
+                raise UserError(f"{name}={shown(function)} must be a function")
         checked = replace(
             self,
             **optional,
             objective=objective_of(self.objective),
             minibatch_size=None if size is None else checked_minibatch_size(size),
             seed=checked_seed(self.seed),
-            callbacks=tuple(self.callbacks),
-            test=None if self.test is None else as_dataset(self.test),
+            callbacks=tuple(callbacks),
+            test=self._test(),
         )
         checked._require_possible()
         return checked
+
+    def _test(self) -> Dataset | Sequences | None:
+        if self.test is None or isinstance(self.test, Sequences):
+            return self.test
+        return as_dataset(self.test)
 
     def _require_possible(self) -> None:
         """Refuse options that cannot be together, or with this algorithm."""

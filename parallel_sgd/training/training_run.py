@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..data.minibatches import size_after, told_size
 from ..errors import DivergedError, SharedError, UserError
@@ -23,7 +25,7 @@ from .loading import load_checkpoint
 from .measuring import Measuring
 from .objective import Batch, pieces_of
 from .progress import Progress, Standing, loss_curves
-from .progress_bar import ProgressBar
+from .progress_bar import ProgressBar, require_tqdm
 from .rank_log import RankLog
 from .run_folder import RunFolder
 from .session_options import SessionOptions
@@ -48,7 +50,7 @@ class TrainingRun:
         self.feeding = self.comm.together(
             lambda: Feeding(session, learner, lambda: self.standing.size)
         )
-        self.measuring = Measuring(session, learner, self.feeding)
+        self.measuring = self.comm.together(lambda: Measuring(session, learner, self.feeding))
         self.adjusting = Adjusting(session, learner)
         self.saver: Checkpoints | None = None
         self.log: RankLog | None = None
@@ -71,12 +73,12 @@ class TrainingRun:
         except BaseException as error:
             if self.log:
                 self.log.write_error(error)
+            with suppress(UserError):  # the first error is the one to tell
+                self._close_folder()
             raise
         finally:
             if self._bar:
                 self._bar.close()
-            if self.session.folder:
-                self.session.folder.close()
         return self.standing.history if self.measuring.observes else []
 
     # The beginning and the end.
@@ -161,11 +163,13 @@ class TrainingRun:
             rows = rows[:-1]
 
         def create() -> None:
+            if self.session.progress_bar:
+                require_tqdm()
             if folder:
                 folder.create([row.as_dict() for row in rows])
             if resumed and config and resumed.resolve().parent == Path(config.folder).resolve():
                 set_aside_after(resumed)
-            self.session.started(self.learner)
+            called(self.session.started, self.learner)
             if self.session.progress_bar:
                 self._bar = ProgressBar(self.feeding.total, self.learner.samples)
 
@@ -180,7 +184,8 @@ class TrainingRun:
         """Complete the model, and what is written of it."""
         learner, folder, history = self.learner, self.session.folder, self.standing.history
         adjusting, standing = self.adjusting, self.standing
-        if adjusting.finish():
+        goes_back = adjusting.finish()
+        if goes_back:
             self._criterion = standing.best
             adjusting.ended = adjusting.ended or "ended with the best model"
         if adjusting.ended is not None and adjusting.ended != BY_CALLBACK:
@@ -193,10 +198,18 @@ class TrainingRun:
         self._finished = True
         final = self.measuring.final()
         if history:
-            history[-1] = replace(history[-1], **final).finite()
+            row = replace(history[-1], **final).finite()
+            event = f"back to the model of {standing.best_samples} samples"
+            back = goes_back and standing.best_samples < row.samples
+            history[-1] = row.with_event(event) if back else row
         if folder:
             self._on_first(lambda: self._complete(folder))
         self._tell(history[-1:])
+        self._on_first(self._close_folder)
+
+    def _close_folder(self) -> None:
+        if self.session.folder:
+            self.session.folder.close()
 
     def _complete(self, folder: RunFolder) -> None:
         """Write what is there of a run when it has ended. Local."""
@@ -322,7 +335,7 @@ class TrainingRun:
         if not callbacks:
             return True
         answers = self.comm.together(lambda: [called(callback, row) for callback in callbacks])
-        return all(self.comm.allgather_object(all(answer is not False for answer in answers)))
+        return all(self.comm.allgather_object(not any(map(ends, answers))))
 
     def _tell(self, rows: list[Progress]) -> None:
         """Write rows, and report them."""
@@ -420,7 +433,12 @@ class TrainingRun:
         self._on_first(remove_later)
 
 
-def called(callback: Callable[[Progress], Any], row: Progress) -> Any:
+def ends(answer: Any) -> bool:
+    """Whether a callback's answer ends training: False does, also NumPy's. Local."""
+    return isinstance(answer, bool | np.bool_) and not answer
+
+
+def called(callback: Callable[[Any], Any], row: Any) -> Any:
     """What a callback gives; what it raises is told on all ranks. Local."""
     try:
         return callback(row)

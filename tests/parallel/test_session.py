@@ -152,7 +152,8 @@ def test_training_ends_where_it_no_longer_improves(comm):
     validation = psgd.CrossValidation(data=data(TESTED, 1), patience=2, restore_best=True)
     _, rows = trained(comm, optimizer=psgd.SGD(lr=0.0), epochs=9, validation=validation)
     assert [row.epoch for row in rows] == [1, 2, 3]
-    assert rows[-1].event == "ended: no better model in 2 cross-validations"
+    ended = f"ended: no better model in 2 cross-validations; back to the model of {SAMPLES} samples"
+    assert rows[-1].event == ended
 
 
 def test_the_best_model_is_restored(comm):
@@ -166,6 +167,15 @@ def test_the_best_model_is_restored(comm):
     alone = looped(comm, optimizer=psgd.SGD(lr=rates), epochs=best)
     assert np.array_equal(session, alone)
     assert accuracies[-1] == max(accuracies)
+    assert rows[-1].event == f"back to the model of {best * SAMPLES} samples"
+
+
+@pytest.mark.parametrize("answer", [False, np.False_])
+def test_a_callback_ends_training(comm, answer):
+    """On one rank, and also with NumPy's answer, as a comparison of its numbers gives it."""
+    callback = [lambda row: answer if comm.rank == comm.size - 1 else None]
+    _, rows = trained(comm, callbacks=callback)
+    assert [(row.epoch, row.event) for row in rows] == [(1, "ended by a callback")]
 
 
 def test_sources_of_minibatches(comm):
@@ -236,3 +246,27 @@ def test_asynchronous_workers(comm, ends):
     assert [row.epoch for row in rows] == ([1, 2] if ends else [1, 2, 3, 4])
     x, y = data(TESTED, 2).arrays()
     assert rows[-1].metrics["test_loss"] == pytest.approx(own.evaluate(x, y)[0], rel=1e-5)
+
+
+class MeanToken(psgd.Objective):
+    """Trains a model on samples, and is tested on sequences: the mean of their tokens."""
+
+    def __init__(self, own):
+        self.backward = psgd.training.ModelObjective(own).backward
+        self.classes = own.classes
+
+    def backward(self, learner, pieces): ...
+
+    def evaluate(self, batch):
+        return {"loss": float(batch[0].values.sum()) / batch[0].tokens}
+
+
+def test_sequences_to_test_on(comm):
+    lists = [np.arange(1.0, 2.0 + i) for i in range(TESTED)]
+    sequences = psgd.data.SequenceArrays(lists, np.zeros(TESTED, np.int64))
+    own = model(np.float32)
+    with learner_of(comm, own) as learner:
+        rows = psgd.TrainingSession(
+            learner=learner, objective=MeanToken(own), train=data(), test=sequences
+        ).run()
+    assert rows[-1].metrics["test_loss"] == pytest.approx(np.concatenate(lists).mean())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,6 +35,11 @@ OPTIONS = [
     ({"microbatch_size": 0}, "microbatch_size=0 must be"),
     ({"rate_follows": "cubic"}, "rate_follows='cubic' must be one of 'constant', 'linear', 'sqrt'"),
     ({"callbacks": [3]}, "callbacks=[3] must be functions of a row"),
+    ({"callbacks": None}, "callbacks=None must be functions of a row, in a list"),
+    ({"callbacks": len}, "callbacks=<built-in function len> must be functions of a row, in a list"),
+    ({"report": None}, "report=None must be a function"),
+    ({"started": [].index}, "callback index failed: ValueError"),
+    ({"test": data(0)}, "data of test must have at least one sample"),
     ({"validation": data()}, "validation must be a CrossValidation: it is"),
     ({"checkpoints": "folder"}, "checkpoints must be a CheckpointConfig: it is a str"),
     ({"auto_learning_rate": True}, "auto_learning_rate must be a AutoLearningRate: it is a bool"),
@@ -130,6 +137,11 @@ def test_a_bad_sample_on_one_rank(comm):
     refused(comm, "y[2] = 7 is out of range", test=tested)
 
 
+def test_no_sample_to_test_on_one_rank(comm):
+    message = f"x [0, 4] float32, y int64) is empty (on rank {comm.size - 1})"
+    refused(comm, message, test=data(0 if last(comm) else TESTED))
+
+
 def test_no_sample_to_measure():
     empty = psgd.data.Arrays(np.empty((0, 4)), np.empty(0, np.int64))
     with pytest.raises(psgd.UserError, match="data of validation must have at least one sample"):
@@ -157,6 +169,59 @@ def test_a_disk_that_is_full(comm, tmp_path, monkeypatch, what):
         comm.barrier()
     comm.barrier()
     assert not list(folder.glob(".*"))
+
+
+class FullEvents:
+    """A writer of TensorBoard's, on a disk that is full: no flush succeeds, nor the last one."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def add_scalar(self, *what):
+        pass
+
+    def flush(self):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    close = flush
+
+
+@pytest.mark.parametrize("when", ["create", "flush", "close"])
+def test_a_disk_that_is_full_for_tensorboard(comm, tmp_path, monkeypatch, when):
+    folder = comm.allgather_object(tmp_path)[0] / when
+
+    class Events(FullEvents):
+        def __init__(self, folder):
+            if when == "create":
+                self.flush()
+            if when == "close":
+                self.flush = lambda: None
+
+    comm.barrier()
+    with monkeypatch.context() as patched:
+        if comm.rank == 0:
+            patched.setattr(run_folder, "require_tensorboard", lambda: Events)
+        comm.barrier()
+        refused(
+            comm,
+            f"output='{folder / 'tensorboard'}' cannot be written: No space left on device",
+            folder=psgd.RunFolder(folder, tensorboard=True),
+        )
+        comm.barrier()
+
+
+def test_without_tqdm(comm, tmp_path, monkeypatch):
+    """The folder stays free for the next attempt."""
+    folder = comm.allgather_object(tmp_path)[0] / "run"
+    comm.barrier()
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "tqdm", None)
+        comm.barrier()
+        refused(
+            comm, "--no-progress-bar (on rank 0)", folder=psgd.RunFolder(folder), progress_bar=True
+        )
+        comm.barrier()
+    assert not folder.exists()
 
 
 def test_a_folder_that_is_taken(comm, tmp_path):
