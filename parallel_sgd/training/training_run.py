@@ -7,27 +7,23 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..data.minibatches import size_after, told_size
-from ..errors import DivergedError, SharedError, UserError
+from ..errors import DivergedError, UserError
 from ..validation import line_of
 from .adjusting import Adjusting
-from .checkpoint_config import SharedClock
-from .checkpoint_files import checkpoints_in, read_manifest, remove, set_aside_after, sort_key
-from .checkpoints import Checkpoints
 from .feeding import Feeding
 from .learner import Learner
-from .loading import load_checkpoint
 from .measuring import Measuring
 from .objective import Batch, pieces_of
 from .progress import Progress, Standing, loss_curves
 from .progress_bar import ProgressBar, require_tqdm
 from .rank_log import RankLog
 from .run_folder import RunFolder
+from .session_checkpoints import SessionCheckpoints
 from .session_options import SessionOptions
 from .snapshot import Snapshot
 
@@ -52,9 +48,8 @@ class TrainingRun:
         )
         self.measuring = self.comm.together(lambda: Measuring(session, learner, self.feeding))
         self.adjusting = Adjusting(session, learner)
-        self.saver: Checkpoints | None = None
+        self.checkpoints: SessionCheckpoints | None = None
         self.log: RankLog | None = None
-        self._clock: SharedClock | None = None
         self._bar: ProgressBar | None = None
         self._search_from = Snapshot()
         self._criterion: float | None = None  #: of the model as it is now
@@ -63,10 +58,9 @@ class TrainingRun:
     def run(self) -> list[Progress]:
         """Train to the end. Collective."""
         self._agree()
-        self.saver = self.comm.together(self._saver)
         try:
-            with self.saver or nullcontext():
-                self._begin(self._take_up())
+            with self.checkpoints or nullcontext():
+                self._begin()
                 while self.learner.samples < self.feeding.total and self.adjusting.ended is None:
                     self._train()
                 self._end()
@@ -84,7 +78,7 @@ class TrainingRun:
     # The beginning and the end.
 
     def _agree(self) -> None:
-        """See that all ranks were given the same. Collective."""
+        """See that all ranks were given the same, and know where checkpoints are. Collective."""
         session, checkpoints = self.session, self.session.checkpoints
         self.comm.require_agreement(
             {
@@ -103,61 +97,16 @@ class TrainingRun:
             }
         )
         self.feeding.meet()
-        self._facts = self.feeding.facts | self.measuring.meet()
+        facts = self.feeding.facts | self.measuring.meet()
+        if checkpoints:
+            self.checkpoints = SessionCheckpoints(session, self.learner, self.feeding, facts)
 
-    def _saver(self) -> Checkpoints | None:
-        config = self.session.checkpoints
-        if config is None:
-            return None
-        if config.every_s is not None:
-            self._clock = SharedClock(self.comm, config.every_s)
-        return Checkpoints(config.folder, keep=config.keep, facts=self._facts)
-
-    def _take_up(self) -> Path | None:
-        """Go on from a checkpoint where there is one to be resumed, and return it. Collective."""
-        config, learner = self.session.checkpoints, self.learner
-        if config is None:
-            return None
-        path = self.comm.allgather_object(self.comm.together(lambda: config.to_resume))[0]
-        if path is None:
-            return None
-        loaded = load_checkpoint(learner, path, facts=self._facts)
-        standing = Standing.of(loaded.extras, self.comm.rank, self.comm.size)
-        if standing is None:
-            raise SharedError(f"checkpoint {str(loaded.path)!r} is not of a training session")
-        feeding = self.feeding
-        if learner.samples > feeding.total:
-            seen = -(-(learner.samples - feeding.begins) // feeding.epoch)
-            raise SharedError(
-                f"epochs={feeding.epochs} must be at least the {seen} that checkpoint "
-                f"{str(loaded.path)!r} has seen"
-            )
-        self.standing = standing
-        if standing.ended and standing.total == feeding.total:
-            self.adjusting.ended = standing.ended
-        if self.adjusting.keeps_best and standing.best is not None:
-            load_checkpoint(learner, self._best_beside(loaded.path), facts=self._facts)
-            self.adjusting.keep()
-            load_checkpoint(learner, loaded.path, facts=self._facts)
-        return loaded.path
-
-    def _best_beside(self, resumed: Path) -> Path:
-        """The checkpoint beside the resumed one that has the best criterion so far. Collective."""
-
-        def find() -> Path:
-            for path in checkpoints_in(resumed.parent):
-                if read_manifest(path)["metric"] == self.standing.best:
-                    return path
-            raise UserError(
-                f"checkpoint {str(resumed)!r} cannot be resumed: the best one, of "
-                f"{self.standing.best_samples} samples, is not beside it"
-            )
-
-        return self.comm.together(find)
-
-    def _begin(self, resumed: Path | None) -> None:
-        """Begin to write, when all is known to be right: what the folder held is replaced."""
-        folder, config = self.session.folder, self.session.checkpoints
+    def _begin(self) -> None:
+        """Go on from where a checkpoint has been, and begin to write, when all is known to be
+        right: what the folder held is replaced. Collective."""
+        folder, checkpoints, resumed = self.session.folder, self.checkpoints, None
+        if checkpoints:
+            self.standing, resumed = checkpoints.take_up(self.adjusting)
         rows, ended = self.standing.history, self.adjusting.ended is not None
         if ended or self.learner.samples >= self.feeding.total:  # the last one is written anew
             rows = rows[:-1]
@@ -167,8 +116,8 @@ class TrainingRun:
                 require_tqdm()
             if folder:
                 folder.create([row.as_dict() for row in rows])
-            if resumed and config and resumed.resolve().parent == Path(config.folder).resolve():
-                set_aside_after(resumed)
+            if checkpoints:
+                checkpoints.begin_after(resumed)
             called(self.session.started, self.learner)
             if self.session.progress_bar:
                 self._bar = ProgressBar(self.feeding.total, self.learner.samples)
@@ -190,10 +139,10 @@ class TrainingRun:
             adjusting.ended = adjusting.ended or "ended with the best model"
         if adjusting.ended is not None and adjusting.ended != BY_CALLBACK:
             standing.ended, standing.total = adjusting.ended, self.feeding.total
-        if self.saver:
+        if self.checkpoints:
             if self._trained:
-                self._save()
-            self.saver.wait()
+                self._save(self.checkpoints)
+            self.checkpoints.wait()
         learner.finish()  # may change the model: the last row is of the final one
         self._finished = True
         final = self.measuring.final()
@@ -259,7 +208,7 @@ class TrainingRun:
             before: the samples before it.
         """
         session, crossed = self.session, self.feeding.crossed
-        validation, config = session.validation, session.checkpoints
+        validation, checkpoints = session.validation, self.checkpoints
         validates = validation is not None and crossed(before, validation.every)
         if validates or crossed(before, session.progress_every):
             if self._row(validates=validates):
@@ -271,11 +220,8 @@ class TrainingRun:
         searched = crossed(before, None) and self._search_minibatch_size()
         known = self.measuring.meets and self._criterion is not None
         best = known and self._criterion == self.standing.best
-        due = config is not None and config.every is not None and crossed(before, config.every)
-        if self._clock is not None and self._clock.stepped():
-            due = True
-        if self.saver and (due or best):
-            self._save()
+        if checkpoints and (checkpoints.due(before) or best):
+            self._save(checkpoints)
         return searched
 
     # Rows of metrics, and what follows from them.
@@ -410,27 +356,16 @@ class TrainingRun:
 
     # Checkpoints.
 
-    def _save(self) -> None:
+    def _save(self, checkpoints: SessionCheckpoints) -> None:
         """Save all state, and the session's. Collective."""
-        assert self.saver is not None
-        extra = self.standing.as_dict(history=self.comm.rank == 0)  # one is enough
-        metric = self._criterion if self.measuring.meets else None
-        with self.learner.aside("checkpoint"):
-            self.saver.save(self.learner, extra=extra, metric=metric)
+        checkpoints.save(self.standing, self._criterion if self.measuring.meets else None)
 
     def _forget_later_checkpoints(self) -> None:
-        """The newest checkpoint shall be one of where training goes on. Collective."""
-        saver, samples = self.saver, self.standing.best_samples
-        if saver is None:
-            return
-        saver.wait()
-
-        def remove_later() -> None:
-            for path in checkpoints_in(saver.folder):
-                if sort_key(path.name)[0] > samples:
-                    remove(path)
-
-        self._on_first(remove_later)
+        """After training has gone back to the best model. Collective."""
+        checkpoints, samples = self.checkpoints, self.standing.best_samples
+        if checkpoints:
+            checkpoints.wait()
+            self._on_first(lambda: checkpoints.forget_after(samples))
 
 
 def ends(answer: Any) -> bool:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,11 @@ import pytest
 from cases import CODECS
 
 import parallel_sgd
-from parallel_sgd import Communicator, DataParallelSGD
+from parallel_sgd import Algorithm, Communicator, DataParallelSGD
 from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.communication.threads import ThreadCommunicator
 from parallel_sgd.compression import OneOf
 from parallel_sgd.exchange import Exchange
-from parallel_sgd.training import at_work
 
 STATING = [
     "invariants",
@@ -148,10 +146,8 @@ def exchanges_before_it_checks(right, self, state, work, samples):
     return right(self, state, work, samples)
 
 
-def without_buffers(right, work, *arguments):
-    blind = Instead(work.optimizer, lambda inner, g, n: inner(g, n))
-    blind.state = SimpleNamespace(buffers={})
-    return right(replace(work, optimizer=blind), *arguments)
+def without_buffers(right, self, state, work):
+    work.comm.broadcast(work.parameters.flat)
 
 
 def sums_samples_only(right, self, problem, samples, **_):
@@ -205,8 +201,8 @@ MUTATIONS = [
     ),
     Mutation(
         "only parameters made equal after a warm start",
-        at_work,
-        "train_alone",
+        Algorithm,
+        "end_warm_start",
         without_buffers,
         ["warm start"],
     ),
