@@ -61,7 +61,7 @@ def leave_out_defaults(
 ) -> None:
     """Where the command line chooses another algorithm or optimizer than a file, leave out what the
     file has of its own choice alone, and as it is by default: a run's folder has a file of all
-    options.
+    options. Of the two learning rates the command line's goes before the file's.
 
     Args:
         options: of both; changed.
@@ -84,6 +84,13 @@ def leave_out_defaults(
         for key in theirs - ours - vars(line).keys():
             if key in usual and getattr(file, key, None) == usual[key]:
                 vars(options).pop(key, None)
+    rates, given = ("lr", "lr_per_sample"), vars(line).keys()
+    usual_rate = getattr(file, "lr", None) == DEFAULT_LR[file.optimizer]
+    if options.optimizer != file.optimizer and usual_rate and given.isdisjoint(rates):
+        del options.lr
+    for rate, other in (rates, rates[::-1]):
+        if rate in given and other not in given:
+            vars(options).pop(other, None)
 
 
 def settable(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
@@ -104,6 +111,8 @@ def _arguments(action: argparse.Action, value: Any) -> list[str]:
         several = value if isinstance(value, list) else [_pair(*item) for item in value.items()]
         return [flag, *map(_text, several)]
     if isinstance(value, dict):
+        if ":" not in (action.metavar or ""):
+            raise TypeError("one value: options stand at the top of the file, in no section")
         return [f"{flag}=" + ",".join(f"{key}:{_text(one)}" for key, one in value.items())]
     return [f"{flag}={_text(value)}"]
 

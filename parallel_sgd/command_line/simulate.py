@@ -16,7 +16,8 @@ from ..validation import require_use
 from .launcher import THREAD_VARIABLES
 from .parser import Parser
 from .run_options import rank_count
-from .train import read, train_on
+from .train import train_on
+from .train_arguments import read
 from .train_options import parser as train_parser
 
 

@@ -8,26 +8,24 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..algorithms import ALGORITHMS, Algorithm, BlockPeriod, OuterStep
-from ..communication import Communicator, checked_timeout
+from ..algorithms import ALGORITHMS, Algorithm, BlockPeriod
+from ..communication import Communicator
 from ..communication.entry_point import abort_on_error
 from ..communication.launched import requested_servers
 from ..data.minibatches import size_after
 from ..errors import UserError
 from ..models import use_gpu
 from ..optimizers import OPTIMIZERS, Optimizer
-from ..options import all_options, values_of
+from ..options import all_options
 from ..parameter_server import ParameterServers
 from ..training import (
     CHECKPOINTS,
-    AutoLearningRate,
-    AutoMinibatchSize,
     CheckpointConfig,
     CrossValidation,
     Progress,
@@ -38,29 +36,13 @@ from ..training import (
 )
 from ..training.progress_bar import on_terminal
 from ..training.run_folder import require_tensorboard
-from ..validation import checked_path, checked_seed, require_use, shown
+from ..validation import shown
 from ..version import __version__
-from .config import arguments_of, config_text, leave_out_defaults
-from .options import build, describe
+from .options import describe
 from .reporting import blocks, finish, print_choices, print_progress, ranks_in_words
-from .train_data import TrainingData, read_data, require_data_options
-from .train_model import TrainingModel, make_model, require_model_options
-from .train_options import DEFAULT_LR, KEEP, SIZES, add_choices, parser
-
-#: Options that are paths, and of what.
-PATHS = {
-    "config": "TOML file",
-    "data": "file",
-    "labels": "file",
-    "initial_model": "folder",
-    "output": "folder",
-    "resume": "folder",
-    "trace": "file",
-}
-
-CHOICES: dict[str, Mapping[str, type]] = {"algorithm": ALGORITHMS, "optimizer": OPTIMIZERS}
-
-ADJUSTING = {"auto_minibatch_size": AutoMinibatchSize, "auto_learning_rate": AutoLearningRate}
+from .train_arguments import ADJUSTING, adjusting, described_as_config, read
+from .train_data import TrainingData, read_data
+from .train_model import TrainingModel, make_model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,88 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         train_on(options, algorithm, optimizer, comm)
     return 0
-
-
-def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any], Optimizer]:
-    """Read options, algorithm and optimizer; raises a UserError where one is wrong. Local."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    from_file: list[str] = []
-    from_line: list[str] = []
-    if given and not given[0].startswith("-"):
-        path = str(checked_path("config", given[0], PATHS["config"]))
-        from_file = arguments_of(path, parser())
-        try:
-            _parser_for(from_file).parse_args(from_file)
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-        from_line = given[1:]
-        given = [*from_file, *from_line]
-    options = _parser_for(given).parse_args(given)
-    if from_file:
-        of_file, of_line = (_parser_for(part).parse_args(part) for part in (from_file, from_line))
-        leave_out_defaults(options, of_file, of_line, CHOICES)
-    if options.config is not None:
-        raise UserError(f"config={shown(options.config)} must be the first argument")
-    if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
-        options.lr = DEFAULT_LR[options.optimizer]
-    for name, what in PATHS.items():
-        if getattr(options, name) is not None:
-            checked_path(name, getattr(options, name), what)
-    checked_timeout(options.timeout_s)
-    checked_seed(options.seed)
-    options.minibatch_size = SIZES("minibatch_size", options.minibatch_size)
-    _require_use(options)
-    algorithm = build(options.algorithm, ALGORITHMS, options)
-    optimizer = build(options.optimizer, OPTIMIZERS, options)
-    outer = getattr(algorithm, "outer", None)
-    if isinstance(outer, OuterStep):
-        for name in {"inner_state", "reset_sgd_momentum"} & values_of(outer).keys():
-            has_state = bool(optimizer.initial_values)
-            outer.require_use(name, has_state, "an --optimizer that has a state")
-    return options, algorithm, optimizer
-
-
-def _parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser that shows the options of the algorithm and the optimizer that are chosen."""
-    choices = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    add_choices(choices)
-    try:
-        chosen, _ = choices.parse_known_args(arguments)
-        return parser(chosen.algorithm, chosen.optimizer)
-    except argparse.ArgumentError:  # of which the whole parser tells
-        return parser()
-
-
-def described_as_config(
-    options: argparse.Namespace,
-    algorithm: Algorithm[Any],
-    optimizer: Optimizer,
-    *,
-    heading: Sequence[str] = (),
-    whole: bool = False,
-) -> str:
-    """The options as a file that gives the same run again. Local.
-
-    Args:
-        heading, whole: as for `config_text`.
-    """
-    adjusted = {
-        name: value for kind in _adjusting(options) for name, value in values_of(kind).items()
-    }
-    values = {**values_of(algorithm), **values_of(optimizer), **adjusted, **vars(options)}
-    if options.distributed_after_epochs is not None:  # else it would be given twice
-        values["distributed_after"] = None
-    shown_parser = parser(options.algorithm, options.optimizer)
-    return config_text(shown_parser, values, heading=heading, whole=whole)
-
-
-def _adjusting(options: argparse.Namespace) -> list[Any]:
-    """The rules that adjust training, of those that were asked for."""
-    return [
-        build(name, {name: kind}, options)
-        for name, kind in ADJUSTING.items()
-        if getattr(options, name)
-    ]
 
 
 def train_on(
@@ -255,11 +155,6 @@ def _session(
         min_improvement=options.min_improvement,
         restore_best=options.restore_best,
     )
-    adjusting = {
-        name: build(name, {name: kind}, options)
-        for name, kind in ADJUSTING.items()
-        if getattr(options, name)
-    }
     return TrainingSession(
         learner=learner,
         objective=model.objective,
@@ -275,9 +170,9 @@ def _session(
         checkpoints=checkpoints,
         folder=folder,
         report=report,
-        started=print_choices if folder else lambda learner: None,
+        started=print_choices if folder else None,
         progress_bar=folder is not None and on_terminal() and not options.no_progress_bar,
-        **adjusting,
+        **adjusting(options),
     )
 
 
@@ -365,21 +260,6 @@ def _resumed_run(options: argparse.Namespace) -> str | None:
         if os.path.isfile(folder / "options.json"):
             return str(folder)
     raise UserError(f"resume={shown(options.resume)} is in no run's folder: give --output too")
-
-
-def _require_use(options: argparse.Namespace) -> None:
-    """See that no option was given in vain; those of algorithm and optimizer see to theirs."""
-    saves = options.checkpoint_every > 0 or options.checkpoint_every_s is not None
-    cuda = options.device == "cuda"
-    require_use("keep", options.keep, KEEP, saves, "--checkpoint-every N")
-    require_use("cuda_aware", options.cuda_aware, False, cuda, "--device cuda")
-    require_data_options(options)
-    require_model_options(options)
-    for name, kind in ADJUSTING.items():
-        for option in all_options(kind):
-            if hasattr(options, option.name) and not getattr(options, name):
-                value, flag = getattr(options, option.name), name.replace("_", "-")
-                raise UserError(f"{option.name}={shown(value)} has no effect without --{flag}")
 
 
 def _require_use_of_servers(algorithm: Algorithm[Any]) -> None:

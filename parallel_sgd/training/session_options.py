@@ -49,8 +49,8 @@ class SessionOptions:
     auto_learning_rate: AutoLearningRate | None = None
     checkpoints: CheckpointConfig | None = None
     folder: RunFolder | None = None
-    report: Callable[[Progress], object] = lambda progress: None
-    started: Callable[[Learner], object] = lambda learner: None
+    report: Callable[[Progress], object] | None = None
+    started: Callable[[Learner], object] | None = None
     progress_bar: bool = False
 
     @property
@@ -84,7 +84,8 @@ class SessionOptions:
         if not listed or not all(map(callable, callbacks)):
             raise UserError(f"callbacks={shown(callbacks)} must be functions of a row, in a list")
         for name in ("report", "started"):
-            if not callable(function := getattr(self, name)):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
                 raise UserError(f"{name}={shown(function)} must be a function")
         checked = replace(
             self,

@@ -118,7 +118,8 @@ class TrainingRun:
                 folder.create([row.as_dict() for row in rows])
             if checkpoints:
                 checkpoints.begin_after(resumed)
-            called(self.session.started, self.learner)
+            if self.session.started:
+                called(self.session.started, self.learner)
             if self.session.progress_bar:
                 self._bar = ProgressBar(self.feeding.total, self.learner.samples)
 
@@ -267,7 +268,8 @@ class TrainingRun:
 
     def _require_finite(self, row: Progress) -> None:
         """End training where it has diverged, and no earlier model is there to go back to."""
-        for name, loss in {"train_loss": row.train_loss, **row.metrics}.items():
+        losses = {name: value for name, value in row.metrics.items() if name.endswith("_loss")}
+        for name, loss in {"train_loss": row.train_loss, **losses}.items():
             if loss is not None and not math.isfinite(loss) and not self.adjusting.can_roll_back:
                 self.measuring.fail(
                     f"training has diverged: the {name.replace('_', ' ')} is {loss} after "
@@ -291,8 +293,9 @@ class TrainingRun:
             for row in rows:
                 if folder:
                     folder.append_metrics(row.as_dict())
-                with self._bar.set_aside() if self._bar else nullcontext():
-                    called(report, row)
+                if report:
+                    with self._bar.set_aside() if self._bar else nullcontext():
+                        called(report, row)
 
         self._on_first(tell)
         for row in rows:

@@ -132,6 +132,17 @@ def test_scores_that_are_no_means(comm):
     assert last.metrics["test_r2"] > 0.9
 
 
+def test_a_metric_may_be_no_number(comm):
+    """Of one's own; the loss may not."""
+    own = model()
+    with learner_of(comm, own) as learner:
+        objective = psgd.training.ModelObjective(own, {"undefined": lambda outputs, y: math.nan})
+        rows = psgd.TrainingSession(
+            learner=learner, objective=objective, train=data(), test=data(TESTED)
+        ).run()
+    assert rows[-1].metrics["test_undefined"] is None and rows[-1].metrics["test_loss"] > 0
+
+
 def test_callbacks_see_every_row_and_end_training_on_all_ranks(comm):
     seen = []
 

@@ -37,7 +37,7 @@ OPTIONS = [
     ({"callbacks": [3]}, "callbacks=[3] must be functions of a row"),
     ({"callbacks": None}, "callbacks=None must be functions of a row, in a list"),
     ({"callbacks": len}, "callbacks=<built-in function len> must be functions of a row, in a list"),
-    ({"report": None}, "report=None must be a function"),
+    ({"report": 3}, "report=3 must be a function"),
     ({"started": [].index}, "callback index failed: ValueError"),
     ({"test": data(0)}, "data of test must have at least one sample"),
     ({"validation": data()}, "validation must be a CrossValidation: it is"),

@@ -11,7 +11,7 @@ import parallel_sgd
 from parallel_sgd import UserError
 from parallel_sgd.algorithms import ALGORITHMS
 from parallel_sgd.command_line.config import arguments_of, settable
-from parallel_sgd.command_line.train import described_as_config, read
+from parallel_sgd.command_line.train_arguments import described_as_config, read
 from parallel_sgd.command_line.train_options import parser
 from parallel_sgd.optimizers import OPTIMIZERS
 from parallel_sgd.options import all_options
@@ -83,6 +83,17 @@ def test_the_command_line_goes_before(tmp_path):
     assert optimizer.lr == 0.5
 
 
+def test_learning_rates_of_the_command_line_go_before(tmp_path):
+    file = written(tmp_path)
+    _, _, optimizer = read([str(file), "--lr-per-sample", "0.001"])
+    assert (optimizer.lr, optimizer.lr_per_sample) == (None, 0.001)
+    _, _, optimizer = read([str(file), "--optimizer", "adam"])
+    assert optimizer.lr == 0.001  # Adam's own, not SGD's
+    file = written(tmp_path, "--lr", "0.25")
+    _, _, optimizer = read([str(file), "--optimizer", "adam"])
+    assert optimizer.lr == 0.25
+
+
 def test_values_as_toml_has_them(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text(
@@ -117,6 +128,10 @@ def test_values_as_toml_has_them(tmp_path):
         ("algorithm = 'magic'", "--algorithm: invalid choice: 'magic'"),
         ("lr = 'high'", "--lr: lr='high' must be a number, or samples:rate pairs"),
         ("overlap = 1", "overlap=1 must be true or false"),
+        (
+            "[optimizer]\nlr = 0.1",
+            "optimizer={'lr': 0.1} must be one value: options stand at the top",
+        ),
         ("no_plot = 'yes'", "no_plot='yes' must be true or false"),
         ("minibatch_size = '0:8,90:16,50:32'", "must go forward: each number of samples larger"),
     ],

@@ -12,7 +12,7 @@ from parallel_sgd import UserError
 from parallel_sgd.command_line.launcher import THREAD_VARIABLES
 from parallel_sgd.command_line.options import describe
 from parallel_sgd.command_line.simulate import main as simulate
-from parallel_sgd.command_line.train import read
+from parallel_sgd.command_line.train_arguments import read
 from parallel_sgd.command_line.train_options import parser
 from parallel_sgd.schedules import Cosine, Linear, Steps, WarmUp
 
@@ -27,6 +27,7 @@ def refused(line: str) -> str:
     ("line", "message"),
     [
         ("--gradient 1", "unrecognized arguments: --gradient"),
+        ("--epocs 1", "unrecognized arguments: --epocs: did you mean --epochs?"),
         ("--gradient-bits 0:1,0:2", "--gradient-bits: '0:1,0:2' must give each number of samples"),
         ("--bits-of b", "--bits-of: bits_of='b' must be pattern:value pairs as *.bias:32,<1024"),
         ("--bits-of :8", "--bits-of: bits_of=':8' must be pattern:value pairs"),
