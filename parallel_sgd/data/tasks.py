@@ -61,13 +61,14 @@ def task_of(data: Dataset, task: str | None = None, classes: int | None = None) 
     whole, shape = y.dtype.kind in "iu", y.shape[1:]
     if task is None:
         task = "regression" if not whole else "multi-label" if shape else "classification"
-    has = f"y has {'whole numbers' if whole else 'floats'} [{', '.join(map(str, ('n', *shape)))}]"
+    kind = "whole numbers" if whole else "floats"
+    has = f"{data.y_name} has {kind} [{', '.join(map(str, ('n', *shape)))}]"
     if task == "classification":
         if not whole or shape:
-            raise UserError(f"task={task!r} needs labels [n], whole numbers: {data!r}: {has}")
+            raise UserError(f"{has}: task={task!r} needs labels [n], whole numbers")
         classes = count_classes(data, classes)
         return Task(task, classes, classes)
     require_use("classes", classes, None, False, "task='classification'")
     if len(shape) > 1 or 0 in shape:
-        raise UserError(f"task={task!r} needs y [n] or [n, k]: {data!r}: {has}")
+        raise UserError(f"{has}: task={task!r} needs y [n] or [n, k]")
     return Task(task, math.prod(shape), None)

@@ -58,6 +58,7 @@ class Feeding:
                 minibatch_size=self.size_after,
                 epochs=session.epochs or 1,
                 seed=session.seed,
+                start=learner.samples,
                 dtype=session.objective.dtype,
                 classes=session.objective.classes,
             )
@@ -95,7 +96,7 @@ class Feeding:
             if isinstance(source, Source):
                 self.facts["training data"] = source.fingerprint(learner)
         self.begins: int = origin.start
-        self.facts |= {"seed": origin.seed, "number of samples": self.epoch}
+        self.facts = {"seed": origin.seed, "number of samples": self.epoch, **self.facts}
 
     def __iter__(self) -> Iterator[Batch]:
         """The minibatches from where the learner stands to the end."""

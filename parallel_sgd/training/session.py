@@ -73,7 +73,8 @@ class TrainingSession(SessionOptions):
         """Train, and return the rows of metrics, the same on all ranks. Collective.
 
         Ranks that only serve, and of asynchronous workers that do not meet all but the first,
-        return no rows. The learner is finished then, and still open.
+        return no rows. The learner is finished then, and still open: another session begins where
+        this one has ended, unless the algorithm has left its servers.
 
         Raises:
             UserError: on all ranks, if an argument is not as required on any, or they disagree; if

@@ -308,6 +308,8 @@ class TrainingRun:
         try:
             self.log.write(text)
         except UserError as error:
+            if self._finished:
+                raise
             self.learner.fail(str(error))
 
     def _on_first(self, work: Callable[[], object]) -> None:

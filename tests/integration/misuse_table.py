@@ -76,7 +76,7 @@ DATA = [
     train("a data file that is not there", "--data missing.npz"),
     train("a data file that was cut off", "--data cut.npz"),
     train("a pipe as data", "--data pipe.npz"),
-    train("values where classes are asked for", "--data values.npz"),
+    train("values where classes are asked for", "--data values.npz --task classification"),
     train("labels beyond the classes", "--data labels.npz --classes 4"),
     train("a NaN in the data", "--data nan.npz --test 0.1"),
     train("a learning rate at which training diverges", "--data good.npz --lr 1e38"),

@@ -205,6 +205,20 @@ def test_sources_of_minibatches(comm):
     assert rows[-1].samples == 2 * sum(comm.allgather_object(len(own)))
 
 
+def test_one_session_after_another(comm):
+    """The second begins where the first has ended: in an order of its own epochs."""
+    own = model()
+    with learner_of(comm, own) as learner:
+        for epochs in (2, 1):
+            session = psgd.TrainingSession(
+                learner=learner, objective=own, train=data(), minibatch_size=SIZE, epochs=epochs
+            )
+            rows = session.run()
+            assert [row.epoch for row in rows] == [1, 2][:epochs]
+    assert rows[-1].samples == 3 * SAMPLES
+    assert not np.array_equal(own.parameters.flat, looped(comm, epochs=2))
+
+
 def test_what_a_run_leaves_behind(comm, tmp_path):
     folder = comm.allgather_object(tmp_path)[0] / "run"
     told = []
