@@ -161,9 +161,9 @@ def test_the_task_is_what_y_looks_like():
     needs = "task='classification' needs labels"
     for message, y, options in [
         (r"task='ranking' must be one of 'classification', 'regr", [0, 1], {"task": "ranking"}),
-        (rf"{needs} \[n\], whole .*d.npz.*: y has floats \[n\]", [0.5], {"task": TASKS[0]}),
-        (rf"{needs} .* y has whole numbers \[n, 2\]", [[0, 1]], {"task": TASKS[0]}),
-        (r"y has floats \[n, 2, 2\]: task='regression' needs y", np.zeros((1, 2, 2)), {}),
+        (rf"d.npz: y has floats \[n\]: {needs} \[n\], whole", [0.5], {"task": TASKS[0]}),
+        (rf"d.npz: y has whole numbers \[n, 2\]: {needs}", [[0, 1]], {"task": TASKS[0]}),
+        (r"d.npz: y has floats \[n, 2, 2\]: task='regression' needs y", np.zeros((1, 2, 2)), {}),
         (r"classes=3 has no effect without task='classification'", [0.5], {"classes": 3}),
         (r"Arrays\(.* has no samples to tell what is to be learned", [], {}),
         (r"d.npz: y\[1\] = -1 is out of range", [0, -1], {}),
