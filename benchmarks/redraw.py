@@ -78,6 +78,7 @@ FIGURES = (
         *("training", "training-torch-to-loss.json", "make bench-torch", "training-torch.png"),
         ("training-torch-to-loss.png",),
     ),
+    _alone("speedup", "speedup", "bench-speedup"),
     Source(
         *("convergence", "convergence-runs.json", "make convergence", "convergence.png"),
         tuple(f"convergence-{name}.png" for name in CONVERGENCE),
