@@ -25,7 +25,7 @@ from ..exchange import choose_plan, topology_for
 from ..exchange.plan import try_transports
 from ..parameters import Parameters
 from .hostfiles import read_hostfile
-from .run_options import rank_count
+from .run_options import add_ranks
 
 SIZES = (250_000, 2_500_000, 25_000_000)  #: values: 1, 10 and 100 MB of float32
 LONGEST_S = 5.0  #: an exchange that should take longer is not tried
@@ -42,14 +42,7 @@ def add_link_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="measure it: on the ranks that mpiexec has started, or on some that are started now",
     )
-    add(
-        "-n",
-        "-np",
-        dest="ranks",
-        type=rank_count,
-        metavar="N",
-        help=f"start so many (default: {RANKS}, or one for each slot of the hostfile)",
-    )
+    add_ranks(add, f"start so many (default: {RANKS}, or one for each slot of the hostfile)")
     add("--hostfile", metavar="FILE", help="on these hosts, as for `parallel-sgd run`")
 
 

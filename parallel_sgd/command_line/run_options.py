@@ -6,10 +6,11 @@ import argparse
 import math
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..communication.launched import (
     GPUS_PER_RANK,
@@ -114,14 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add(
-        "-n",
-        "-np",
-        dest="ranks",
-        type=rank_count,
-        metavar="N",
-        help="how many ranks to start; in a batch job, if not given: as many as it is for",
-    )
+    add_ranks(add, "how many ranks to start; in a batch job, if not given: as many as it is for")
     add(
         "--hostfile",
         "-hostfile",
@@ -185,6 +179,11 @@ def _parser() -> argparse.ArgumentParser:
     add("command", nargs=argparse.REMAINDER, metavar="script.py [argument ...]",
         help="the script and its arguments")  # fmt: skip
     return parser
+
+
+def add_ranks(add: Callable[..., object], meaning: str, **how: Any) -> None:
+    """Add the option -n to a parser, by its `add_argument`."""
+    add("-n", "-np", dest="ranks", type=rank_count, metavar="N", help=meaning, **how)
 
 
 def rank_count(text: str, least: int = 1) -> int:

@@ -15,7 +15,7 @@ from ..communication import simulate
 from ..validation import require_use
 from .launcher import THREAD_VARIABLES
 from .parser import Parser
-from .run_options import rank_count
+from .run_options import add_ranks
 from .train import train_on
 from .train_arguments import read
 from .train_options import parser as train_parser
@@ -53,13 +53,5 @@ def _parser() -> Parser:
         allow_abbrev=False,
         add_help=False,
     )
-    parser.add_argument(
-        "-n",
-        "-np",
-        dest="ranks",
-        type=rank_count,
-        required=True,
-        metavar="N",
-        help="how many ranks",
-    )
+    add_ranks(parser.add_argument, "how many ranks", required=True)
     return parser

@@ -68,20 +68,24 @@ def gradient(model, x, y):
     return out.flat, model.gradient(x, y, out)
 
 
-def test_gradient_is_the_slope_of_the_summed_loss(make, samples):
-    model = make(seed=1, dtype="float64")
-    x, y = samples(6)
+def gradient_and_slope(model, x, y):
+    """The gradient somewhere near, and the slope of the summed loss there."""
     flat = model.parameters.flat
     flat += 0.1 * np.random.default_rng(2).standard_normal(flat.size)  # biases too
     g, _ = gradient(model, x, y)
-    expected = np.empty_like(flat)
+    slope = np.empty_like(flat)
     for i, value in enumerate(flat.copy()):
         flat[i] = value + 1e-6
         above = gradient(model, x, y)[1]
         flat[i] = value - 1e-6
-        expected[i] = (above - gradient(model, x, y)[1]) / 2e-6
+        slope[i] = (above - gradient(model, x, y)[1]) / 2e-6
         flat[i] = value
-    np.testing.assert_allclose(g, expected, rtol=1e-6, atol=1e-7)
+    return g, slope
+
+
+def test_gradient_is_the_slope_of_the_summed_loss(make, samples):
+    g, slope = gradient_and_slope(make(seed=1, dtype="float64"), *samples(6))
+    np.testing.assert_allclose(g, slope, rtol=1e-6, atol=1e-7)
     assert np.abs(g).max() > 0.1
 
 

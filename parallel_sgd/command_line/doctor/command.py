@@ -19,7 +19,7 @@ from ..batch import allocation
 from ..hostfiles import read_hostfile
 from ..mpi_runtime import bound_mpi, find_mpiexecs, identify
 from ..parser import Parser
-from ..run_options import rank_count, seconds
+from ..run_options import add_ranks, seconds
 from . import checks
 from .finding import Finding
 from .ranks import examined
@@ -140,13 +140,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add(
-        "-n",
-        "-np",
-        dest="ranks",
-        type=rank_count,
-        metavar="N",
-        help=f"start so many ranks (default: one for each slot of the hostfile or the batch job, "
+    add_ranks(
+        add,
+        "start so many ranks (default: one for each slot of the hostfile or the batch job, "
         f"else {RANKS})",
     )
     add("--hostfile", metavar="FILE", help="on these hosts, as for `parallel-sgd run`")
