@@ -176,7 +176,7 @@ def test_a_file_that_is_cut(opened, tmp_path):
 
 def test_another_process_opens_the_file_anew(opened, tmp_path):
     data = opened(FILE)
-    again = pickle.loads(pickle.dumps(data))
+    again = pickle.loads(pickle.dumps(data))  # as the workers of a DataLoader get it
     same(again.arrays()[0], X)
     (tmp_path / "a.svm").write_bytes(FILE + b"1 1:1\n")
     with pytest.raises(UserError, match="has changed"):
