@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DivergedError", "NotFinite", "SharedError", "SharedProblem", "UserError"]
+__all__ = ["DivergedError", "NotFinite", "RanksLost", "SharedError", "SharedProblem", "UserError"]
 
 
 class UserError(ValueError):
@@ -20,6 +20,14 @@ class SharedError(UserError):
 class DivergedError(SharedError):
     """A SharedError of numbers that are not finite, and of nothing else: steps that are not taken,
     so that a learner that is put back where it was can go on."""
+
+
+class RanksLost(RuntimeError):
+    """Ranks have died, and the others can go on without them: `Learner.recover`.
+
+    Raised where a rank waits for others, on every rank that is left, where the ranks survive each
+    other (`parallel-sgd run --survive`). A learner recovers by itself in its own calls.
+    """
 
 
 class NotFinite(str):

@@ -77,6 +77,11 @@ class Component:
         """Bring to its end what ranks have begun together; its result is not used. Collective:
         where training cannot go on, or is finished, so that no rank is left waiting."""
 
+    def abandon(self) -> None:
+        """Ranks have died: what is under way fails, and is waited for, so that nothing goes on in
+        the background; its result is not used, and the state is no longer. The communicators are
+        revoked. Local."""
+
     def close(self, *, failed: bool = False) -> None:
         """Give back what was taken beside memory.
 

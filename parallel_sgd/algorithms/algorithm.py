@@ -120,6 +120,15 @@ class Algorithm(Options, ABC, Generic[StateT]):
         """The model [n] that all ranks have in common: for evaluation. Local, no copy."""
         return work.parameters.flat
 
+    def replicated(self, state: StateT, work: Work) -> bool:
+        """Whether the model that all ranks have in common is all that has been learned so far: from
+        here any of them can go on without the others. Asked after a step; the same on all ranks.
+        Local."""
+        return True
+
+    def regrouped(self, state: StateT, work: Work) -> None:
+        """The state has been put back, on other ranks than it was of. Collective."""
+
     def ready(self, state: StateT, work: Work, name: str) -> None:
         """A parameter's gradient is complete on this rank, while others are still being computed.
 

@@ -218,6 +218,13 @@ class ExchangeState(Component):
             empty = self.parameters.like
             self.overlapped.drain(exchange, lambda: empty().flat, self.residuals, self.comm)
 
+    def abandon(self) -> None:
+        if self.overlapped is not None:
+            self.overlapped.abandon()
+        if self.background is not None:
+            self.background.error()
+            self.background = None
+
     @property
     def fewest_bits(self) -> float:
         """Of any value, in an exchange now. Local."""

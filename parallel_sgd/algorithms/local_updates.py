@@ -16,6 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from ..communication import Communicator
 from ..compression import problem_with_largest
 from ..errors import SharedError, UserError
@@ -167,6 +169,15 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             self._synchronize(state, work, overlap=False)
         if not state.warm:
             work.parameters.flat[...] = state.start
+
+    def replicated(self, state: LocalUpdateState, work: Work) -> bool:
+        return state.block_samples == 0
+
+    def regrouped(self, state: LocalUpdateState, work: Work) -> None:
+        own = np.array([state.own_samples], np.int64)
+        state.block_samples = int(work.comm.sum_integers(own)[0])
+        if state.block_samples == 0:
+            state.block_steps = 0
 
     def shared_model(self, state: LocalUpdateState, work: Work) -> Array:
         return work.parameters.flat if state.warm else state.start

@@ -3,6 +3,7 @@
 from .background import InBackground, ProgramEnds, program_ends
 from .communicator import SIGN_FACTOR, TIMEOUT_S, Communicator, checked_timeout
 from .endpoint import Endpoint, PeerLost
+from .loss import is_loss
 from .roles import WHOLE_MINIBATCH, Everybody, Group, Roles, Together
 from .thread_endpoint import RankFailed
 from .threads import simulate
@@ -23,6 +24,7 @@ __all__ = [
     "Roles",
     "Together",
     "checked_timeout",
+    "is_loss",
     "program_ends",
     "simulate",
 ]

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from . import departures  # noqa: F401  its exit handler comes first here, and runs after the one below
 from .abort import end_at_exit
+from .loss import is_loss
 from .thread_endpoint import RankFailed
 
 Result = TypeVar("Result")
@@ -145,7 +146,8 @@ class InBackground(Generic[Result]):
             self._error = error
         except BaseException as error:  # raised where somebody waits for the result
             self._error = error
-            _failed.add(self)
+            if not is_loss(error):  # of which every rank hears by itself
+                _failed.add(self)
         finally:
             self._function = None  # and what it holds
             self._ended.set()

@@ -66,6 +66,9 @@ class Communicator(ABC):
             it. Nothing is kept unless it is set to a `Trace`.
         in_common: what `agree` compares between the ranks beside its arguments.
         learners: how many have been made with it.
+        survives: whether its ranks can go on where others have died, by `regroup`; then what waits
+            for others raises a `RanksLost` (`parallel-sgd run --survive`).
+        generation: how often they have.
 
     Every method here is collective unless it says local. No wait is endless: after the
     communicator's `timeout_s` the waiting rank says for what it waited and ends the job.
@@ -77,6 +80,8 @@ class Communicator(ABC):
     trace: Trace = NO_TRACE
     in_common: InCommon | None = None
     learners: int = 0
+    survives: ClassVar[bool] = False
+    generation: int = 0
     # `worlds` makes the first ones, of the kinds that are known above this file.
     _make_world: ClassVar[Callable[[float, bool], Communicator]]
     _make_single: ClassVar[Callable[[], Communicator]]
@@ -187,6 +192,32 @@ class Communicator(ABC):
 
         Local. Two that are in use at the same time need a communicator each (`duplicate`).
         """
+
+    def revoke(self) -> None:
+        """Ranks have died: let all others, wherever they wait, come to `regroup`. What was made of
+        this communicator is of no use any more. Local; where it `survives`."""
+        raise NotImplementedError(f"{type(self).__name__} does not survive its ranks")
+
+    def regroup(self, *, grows: bool) -> None:
+        """Go on with the ranks that are left: `rank`, `size`, and `world_ranks` become theirs.
+
+        Args:
+            grows: whether ranks in reserve may join, as far as this rank is concerned. They do
+                where all allow it.
+
+        Collective among all that are left, after `revoke` on any of them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not survive its ranks")
+
+    @property
+    def lost_ranks(self) -> Sequence[int]:
+        """Those of the world that are known to have died. Local."""
+        return ()
+
+    @property
+    def spares(self) -> int:
+        """How many ranks are missing of the whole group, and in reserve. Local."""
+        return 0
 
     def close(self) -> None:  # noqa: B027
         """Give back what this communicator takes up in MPI, which has room for some thousands.

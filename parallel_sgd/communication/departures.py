@@ -18,7 +18,7 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -150,6 +150,7 @@ class Departures:
 
 
 _of_the_world: Departures | None = None
+_last: list[Callable[[], object]] = []
 
 
 def departures(world: MPI.Intracomm) -> Departures:
@@ -165,6 +166,11 @@ def departures(world: MPI.Intracomm) -> Departures:
     return _of_the_world
 
 
+def call_last(function: Callable[[], object]) -> None:
+    """Call it when this program has come to its end, after all else of this package."""
+    _last.append(function)
+
+
 def look() -> None:
     """Take in who has left by now, where this process's ranks tell each other. To be called now
     and then, also where this rank waits for nobody: rank 0 passes it on to the others."""
@@ -177,4 +183,6 @@ def _leave() -> None:
     """This process ends, with nothing of ours in the background any more."""
     if _of_the_world is not None:
         _of_the_world.leave()
+    for function in _last:
+        function()
     sign_off(LEFT)

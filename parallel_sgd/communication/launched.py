@@ -42,6 +42,9 @@ TERMINAL = "PARALLEL_SGD_TERMINAL"
 #: Set to 1 by `parallel-sgd run --survive`: MPI lets the others go on where a rank has died.
 SURVIVE = "PARALLEL_SGD_SURVIVE"
 
+#: Set by `parallel-sgd run --spares N`: how many of the ranks, the last ones, wait in reserve.
+SPARES = "PARALLEL_SGD_SPARES"
+
 #: Set by `parallel-sgd run`: where ranks on its host sign on and off.
 FOLDER = "PARALLEL_SGD_FOLDER"
 
@@ -99,7 +102,7 @@ _LAUNCHER_PREFIXES = (
     "SLURM_",
 )
 _LAUNCHER_NAMES = (
-    *("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE, FOLDER),
+    *("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE, SPARES, FOLDER),
     *(ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, TERMINAL),
 )
 
@@ -236,6 +239,11 @@ def world_mismatch(
 def survives(environ: Mapping[str, str] | None = None) -> bool:
     """Whether ranks shall go on where another has died: `parallel-sgd run --survive`."""
     return (os.environ if environ is None else environ).get(SURVIVE) == "1"
+
+
+def requested_spares(environ: Mapping[str, str] | None = None) -> int:
+    """How many ranks wait in reserve, the last ones of the world: `parallel-sgd run --spares`."""
+    return _number(os.environ if environ is None else environ, SPARES) or 0
 
 
 def same_mpi_family(one: str, other: str) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Any, ClassVar, cast
+from weakref import WeakSet
 
 import mpi4py
 import numpy as np
@@ -61,6 +62,10 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     # Ranks that survive others cannot wait for all at their end.
     tells = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not survives()
     watched = Watchdog(timeout_s, world.rank, _end_job_from_another_thread)
+    if survives() and world.size > 1:
+        from .surviving import surviving_world
+
+        return surviving_world(watched, cuda_aware=cuda_aware)
     with watched("Communicator.world()"):
         own, watched.departures = world.Dup(), departures(world) if tells else None
     calls = Calls(str(next(_worlds)), tuple(range(world.size)))
@@ -91,6 +96,7 @@ class MpiCommunicator(Communicator):
         self._cuda_aware, self._watched, self.timeout_s = cuda_aware, watched, watched.timeout_s
         self._calls = watched.know(calls)
         self._wait = watched("", self._calls)  # one for all collectives, of which one is at a time
+        self._family: WeakSet[MpiCommunicator] = WeakSet()  #: all that are made from the same one
 
     def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
         begin = sum(counts[: self.rank])
@@ -193,7 +199,8 @@ class MpiCommunicator(Communicator):
         places = MPI.Group.Translate_ranks(comm.group, None, self._comm.group)
         calls = self._calls.child(tuple(self.world_ranks[place] for place in places), group)
         made = MpiCommunicator(comm, self._watched, calls, cuda_aware=self._cuda_aware)
-        made.trace = self.trace
+        made.trace, made._family = self.trace, self._family
+        self._family.add(made)
         return made
 
     def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:

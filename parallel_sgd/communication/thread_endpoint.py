@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
 
-from ..errors import UserError
+from ..errors import RanksLost, UserError
 from .departures import ON_ITS_WAY_S
 from .endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, tags_of
 from .phrases import left_in_vain
@@ -32,7 +32,7 @@ class Mailbox:
     def __init__(self, ranks: Sequence[int], left: Set[int]) -> None:
         self.changed = threading.Condition()
         self.ranks, self._left = ranks, left
-        self.aborted = False
+        self.aborted = self.revoked = False
         self._queues: defaultdict[Key, deque[Any]] = defaultdict(deque)
 
     def put(self, key: Key, array: Bytes | Header) -> None:
@@ -45,6 +45,8 @@ class Mailbox:
         with self.changed:
             if self.aborted:
                 raise RankFailed(f"rank {key[1]} waited for a message of a rank that failed")
+            if self.revoked:
+                raise RanksLost(f"a rank has died: rank {key[1]} waited for a message")
             queue = self._queues[key]
             return queue.popleft() if queue else None
 
@@ -68,6 +70,11 @@ class Mailbox:
             self.aborted = True
             self.changed.notify_all()
 
+    def revoke(self) -> None:
+        with self.changed:
+            self.revoked = True
+            self.changed.notify_all()
+
 
 class MailboxWaits:
     """How one thread waits for messages, at most `timeout_s` at a time."""
@@ -79,7 +86,7 @@ class MailboxWaits:
 
     def idle(self, seconds: float) -> None:
         with self._mailbox.changed:
-            if not self._mailbox.aborted:
+            if not (self._mailbox.aborted or self._mailbox.revoked):
                 self._mailbox.changed.wait(seconds)
 
     @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SharedError, UserError
+from ..errors import RanksLost, SharedError, UserError
 from ..validation import integer, line_of
 from .background import rank_ends
 from .communicator import TIMEOUT_S, Closed, Communicator, Counts, checked_timeout
@@ -37,6 +37,7 @@ class ThreadWorld:
         size: how many there are.
         timeout_s: longest wait for the others.
         whole: the world that this one is a subworld of, and its ranks there.
+        known_as: what its ranks are called, where that is not 0, 1, 2, …
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class ThreadWorld:
         size: int,
         timeout_s: float = TIMEOUT_S,
         whole: tuple[ThreadWorld, Sequence[int]] | None = None,
+        known_as: Sequence[int] | None = None,
     ) -> None:
         self.size = size
         self.timeout_s = timeout_s
-        self.ranks = tuple(range(size) if whole is None else whole[1])  #: of the whole world
+        #: of the whole world
+        self.ranks = tuple(known_as or (range(size) if whole is None else whole[1]))
         self.left: set[int] = set() if whole is None else whole[0].left  #: of those
         self.offers: list[Any] = [None] * size
         self.mailbox = Mailbox(self.ranks, self.left)
@@ -58,6 +61,7 @@ class ThreadWorld:
         self._aborted = False
         self._subworlds: dict[tuple[int, int], ThreadWorld] = {}
         self._closed = 0  # ranks that have closed their communicator
+        self._revoked = False
         self._lock = threading.Lock()
 
     def communicator(self, rank: int) -> Communicator:
@@ -78,6 +82,8 @@ class ThreadWorld:
                 self._subworlds[number, group] = subworld
                 if self._aborted:
                     subworld.abort()
+                if self._revoked:
+                    subworld.revoke()
             return self._subworlds[number, group]
 
     def meet(self, rank: int, name: str, problem: str | None) -> None:
@@ -89,9 +95,11 @@ class ThreadWorld:
                 printed if they let it wait.
         Raises:
             RankFailed: another rank has failed.
+            RanksLost: another one has died.
             UserError: another has left, or has not come in time.
         """
         with self._changed:
+            self._require_whole(name)
             number, self._here = self._meetings, self._here + 1
             self._came[rank] += 1
             if self._here == self.size:
@@ -100,7 +108,7 @@ class ThreadWorld:
                 return
 
             def decided() -> bool:
-                over = self._meetings > number
+                over = self._meetings > number or self._revoked
                 return over or self._aborted or bool(self._missing(number))
 
             in_time = self._changed.wait_for(decided, min(self.timeout_s, TELLS_AFTER_S))
@@ -114,6 +122,7 @@ class ThreadWorld:
             in_time = in_time or self._changed.wait_for(decided, self.timeout_s)
             if self._meetings > number:
                 return
+            self._require_whole(name)
             waits = f"rank {self.ranks[rank]} waits in {name}"
             if self._aborted:
                 raise RankFailed(f"{waits} for a rank that failed")
@@ -124,6 +133,18 @@ class ThreadWorld:
                 f"{waits} for more than timeout_s={self.timeout_s:g} s: it has waited for "
                 f"{in_words(others)}"
             )
+
+    def _require_whole(self, name: str) -> None:
+        if self._revoked:
+            raise RanksLost(f"a rank has died: found in {name}")
+
+    def revoke(self) -> None:
+        """Let every rank that waits, here or in a subworld of this one, know that one has died."""
+        for world in self._all():
+            with world._changed:
+                world._revoked = True
+                world._changed.notify_all()
+            world.mailbox.revoke()
 
     def _missing(self, number: int) -> list[int]:
         """Those who have left before they came to this meeting."""

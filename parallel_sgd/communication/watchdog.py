@@ -12,9 +12,11 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ..errors import RanksLost
 from .abort import GRACE_S, users_line
 from .attendance import END, FAILED, place_of, sign_off
 from .departures import ON_ITS_WAY_S, Calls, Departures, look
+from .loss import is_loss
 from .phrases import left_in_vain
 
 #: The process of `ended_if_longer_than`: its stdin is closed when the wait is over.
@@ -64,6 +66,7 @@ class Watchdog:
         assert timeout_s > 0
         self.timeout_s, self._rank, self._abort = timeout_s, rank, abort
         self.departures = departures
+        self.survives = False  #: whether what says that ranks have died is told as `RanksLost`
         self._gone_since: dict[int, float] = {}  # ranks of the world, as far as this one has seen
 
     def __call__(
@@ -161,8 +164,10 @@ class Wait:
         self.thread, self.since = threading.get_ident(), time.monotonic()
         _waits.add(self)
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         _waits.discard(self)
+        if error is not None and self.watchdog.survives and is_loss(error):
+            raise RanksLost(f"a rank has died: found in {self.name}") from error
 
 
 _waits: set[Wait] = set()  # of all watchdogs

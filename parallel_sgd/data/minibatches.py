@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sized
+from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
@@ -14,7 +15,7 @@ from ..validation import LARGEST_INTEGER, checked_seed, choice, integer, points
 from .dataset import Dataset
 from .items import as_dataset
 from .validation import Array, DType, float_dtype
-from .view import FeedView, LearnerView
+from .view import FeedView, LearnerView, Rewound
 
 MinibatchSize = int | Mapping[int, int] | Callable[[int], int]
 """Samples of all ranks in a minibatch: a number; a number from so many samples on; or a function of
@@ -80,7 +81,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         if len(self.dataset) == 0 and not self._may_be_empty:
             raise UserError(f"a source needs at least one sample: {self.dataset!r} is empty")
         # Threads that share a source have a learner each; ids, as a learner need not be hashable.
-        self._met: dict[int, tuple[ref[Any], ref[Any], Any]] = {}
+        self._met: dict[int, tuple[ref[Any], tuple[ref[Any], int], Any]] = {}
 
     def minibatches(self, learner: LearnerView) -> Iterator[Minibatch]:
         """Yield this rank's part of each minibatch, from where the learner stands to the end.
@@ -103,10 +104,16 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         """
         if getattr(learner, "serves", False):  # this rank has no part in the data
             return
-        self.meet(learner)
-        with learner.feed() as feed:
-            for number in self._epochs_left(self._samples_of_epoch(learner), feed, learner):
-                yield from self._epoch(number, feed, learner)
+        while True:
+            self._meet(learner)
+            try:
+                with learner.feed() as feed:
+                    for number in self._epochs_left(self._samples_of_epoch(learner), feed, learner):
+                        yield from self._epoch(number, feed, learner)
+                    feed.complete()
+                return
+            except Rewound:
+                continue
 
     def epoch(self, number: int, learner: LearnerView) -> Iterator[Minibatch]:
         """Yield what `minibatches` does, of one epoch: all that the learner has not seen of it.
@@ -117,9 +124,15 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         """
         if getattr(learner, "serves", False):
             return
-        self.meet(learner)
-        with learner.feed() as feed:
-            yield from self._epoch(number, feed, learner)
+        while True:
+            self._meet(learner)
+            try:
+                with learner.feed() as feed:
+                    yield from self._epoch(number, feed, learner)
+                    feed.complete()
+                return
+            except Rewound:
+                continue
 
     @abstractmethod
     def _epoch(self, number: int, feed: FeedView, learner: LearnerView) -> Iterator[Minibatch]:
@@ -174,12 +187,18 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         Collective at the first use with a learner and its communicator; else local.
         """
         met = self._met.get(id(learner))
-        if met and met[0]() is learner and met[1]() is learner.comm:
+        present = ref(learner.comm), getattr(learner.comm, "generation", 0)
+        if met and met[0]() is learner and met[1] == present:
             return
         learner.comm.require_agreement(self._facts())
         learner.comm.raise_together(self._problem(learner))
         known = self._get_to_know(learner)
-        self._met[id(learner)] = ref(learner), ref(learner.comm), known
+        self._met[id(learner)] = ref(learner), present, known
+
+    def _meet(self, learner: LearnerView) -> None:
+        """`meet`, again where ranks have died in it, for a learner that can go on."""
+        surviving = getattr(learner, "surviving", None)
+        surviving(partial(self.meet, learner)) if surviving else self.meet(learner)
 
     def _position(self, feed: FeedView, learner: LearnerView) -> int:
         """How many samples of this source have been given for the learner."""

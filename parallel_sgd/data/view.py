@@ -6,6 +6,11 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
 
 
+class Rewound(Exception):
+    """Ranks have died, and the learner has gone back: its minibatches are dealt out anew from
+    there. A feed tells it a source, which begins its pass again."""
+
+
 class CommunicatorView(Protocol):
     """This rank's number, how many ranks there are, and how they come to one mind."""
 
@@ -38,7 +43,11 @@ class FeedView(Protocol):
         """False where the next minibatch is of the warm start: every rank gets it whole."""
 
     def announce(self, samples: int, total: int) -> None:
-        """Announce what is given next: samples of this rank, and of all ranks."""
+        """Announce what is given next: samples of this rank, and of all ranks. May raise
+        `Rewound`."""
+
+    def complete(self) -> None:
+        """All has been given. May raise `Rewound`."""
 
 
 class LearnerView(Protocol):

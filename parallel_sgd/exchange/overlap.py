@@ -10,6 +10,7 @@ import numpy as np
 
 from ..communication import Communicator, InBackground, ProgramEnds, program_ends
 from ..compression import problem_with
+from ..errors import RanksLost
 from ..kernels import finish_on_device
 from .exchange import Exchange
 from .layout import Bucket
@@ -43,6 +44,7 @@ class OverlappedExchange:
         self._missing: list[set[str]] = []
         self._complete: list[bool] = []
         self.problem: str | None = None
+        self._abandoned = False
 
     @property
     def running(self) -> bool:
@@ -60,6 +62,8 @@ class OverlappedExchange:
         def is_complete(number: int) -> bool:
             if not complete[number] and program_ends():
                 raise ProgramEnds("the program ends, and a gradient was never complete")
+            if self._abandoned:
+                raise RanksLost("a rank has died, and a gradient was never complete")
             return complete[number]
 
         summed = partial(exchange.sum_in_background, vector, residuals, is_complete)
@@ -111,6 +115,13 @@ class OverlappedExchange:
                 self._vector[self.buckets[number].values].fill(0)
                 self._send(number, 32)
         self.finish()
+
+    def abandon(self) -> None:
+        """Wait until the exchange has failed, since ranks have died. Local."""
+        self._abandoned = True
+        if self._background is not None:
+            self._background.error()
+            self._background = None
 
     def _send(self, number: int, bits: float) -> None:
         values = self._vector[self.buckets[number].values]

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, NoReturn
 
 from ..algorithms import Algorithm
+from ..data.view import Rewound
 from ..errors import UserError
 from ..optimizers import LocalStep
 from ..validation import integer
@@ -26,6 +27,7 @@ class AnnouncedMinibatch(NamedTuple):
     Attributes:
         own, total: samples of this rank, and of all.
         feed: by which it was given, where there is one.
+        void: whether it is dealt out anew: no step trains on it.
         thread: in which it was given. (That of the one that steps lives, so it is no other's.)
     """
 
@@ -33,6 +35,7 @@ class AnnouncedMinibatch(NamedTuple):
     total: int
     feed: Feed | None
     thread: int
+    void: bool = False
 
 
 class Announced:
@@ -60,6 +63,7 @@ class Announced:
         self._steps_in: int | None = None  # the thread that has taken a minibatch last
         self.feed: Feed | None = None  #: of the source that gives minibatches at present
         self._fed = False  # by a source that was not left in the midst of it
+        self.steps = 0  #: that have begun
 
     @property
     def clock(self) -> int:
@@ -103,6 +107,7 @@ class Announced:
         Raises:
             UserError: there are none such; nothing is taken.
         """
+        self.steps += 1
         if not (self._waiting or self._fed):
             self._step_began = self.clock
             return None
@@ -176,6 +181,31 @@ class Announced:
         if self.feed is feed:
             self.feed = None
 
+    def take_void(self, samples: int) -> bool:
+        """Take what was given before training went back, and has so many samples of this rank;
+        whether there was any. No step trains on that."""
+        if not (self._waiting and self._waiting[0].void):
+            return False
+        with self._lock:
+            self._remove_forgotten()
+            taken = 0
+            while self._waiting and self._waiting[0].void:
+                taken += self._waiting.popleft().own
+                if taken >= samples:
+                    break
+        return True
+
+    def rewind(self) -> None:
+        """Training has gone back: what is left is dealt out anew from there."""
+        with self._lock:
+            given = [minibatch._replace(void=True) for minibatch in self._waiting]
+            self._waiting = deque(given)
+            self._totals.clear()
+            self._left_out = self._in_step = self._in_step_here = 0
+            self._step_began = None
+            if self.feed is not None:
+                self.feed.rewound = True
+
     def forget_left(self) -> None:
         """Forget what sources have given in this thread and it has not stepped with: it has left
         the loop over them. Nothing where another thread steps: it may still come to that."""
@@ -190,6 +220,13 @@ class Announced:
             self._totals.clear()
             self._left_out = 0
             self.feed, self._fed = None, False
+
+    @property
+    def complete(self) -> bool:
+        """Whether steps have been taken with all that was given, in the thread that asks."""
+        with self._lock:
+            self._remove_forgotten()
+            return not self._waiting and self._steps_in == get_ident()
 
     def require_none_left_out(self) -> None:
         """See that no step is missing, where other ranks cannot be asked how many they miss.
@@ -229,12 +266,13 @@ class Announced:
 
     def _append(self, minibatch: AnnouncedMinibatch) -> None:
         totals, thread = self._totals, minibatch.thread
-        totals[thread] = totals.get(thread, 0) + minibatch.total
+        if not minibatch.void:
+            totals[thread] = totals.get(thread, 0) + minibatch.total
         self._waiting.append(minibatch)
 
     def _pop(self) -> tuple[int, bool]:
         """Samples of all ranks in the first minibatch, and whether it was given in this thread."""
-        _, total, _, thread = self._waiting.popleft()
+        _, total, _, thread, _ = self._waiting.popleft()
         left = self._totals.pop(thread, 0) - total
         if left > 0:  # else the thread may have ended
             self._totals[thread] = left
@@ -278,13 +316,20 @@ class Feed:
         announced: the learner's.
         algorithm: the learner's.
         fail: the learner's.
+        complete: the learner's, at the end of a pass.
     """
 
     def __init__(
-        self, announced: Announced, algorithm: Algorithm[Any], fail: Callable[[str], NoReturn]
+        self,
+        announced: Announced,
+        algorithm: Algorithm[Any],
+        fail: Callable[[str], NoReturn],
+        complete: Callable[[], object] = lambda: None,
     ) -> None:
         self._announced, self._algorithm, self._fail = announced, algorithm, fail
+        self._complete = complete
         self.forgotten = False  #: left in the midst
+        self.rewound = False  #: training has gone back, and what is left is dealt out anew
 
     @property
     def samples(self) -> int:
@@ -296,8 +341,29 @@ class Feed:
         """Whether each rank gets its part of the next minibatch; else it is in the warm start."""
         return self._announced.end >= self._algorithm.distributed_after
 
+    def complete(self) -> None:
+        """All has been given: see that all ranks have trained on it. Collective where ranks survive
+        each other, else local.
+
+        Raises:
+            Rewound: they have gone back.
+        """
+        self._require_going_on()
+        if self._announced.complete:
+            self._complete()
+        self._require_going_on()
+
+    def _require_going_on(self) -> None:
+        if self.rewound:
+            raise Rewound
+
     def announce(self, samples: int, total: int) -> None:
-        """Announce the minibatch that is given next: samples of this rank, and of all ranks."""
+        """Announce the minibatch that is given next: samples of this rank, and of all ranks.
+
+        Raises:
+            Rewound: training has gone back, and with it the place in the data.
+        """
+        self._require_going_on()
         if self._announced.feed is not self:
             self._fail(
                 "a source's minibatches must not be gone on with after another source has begun, "

@@ -21,21 +21,28 @@ def agree_on_arguments(
     optimizer: UpdateRule,
     algorithm: Algorithm[Any],
     sync_perf_stats: int,
-) -> int:
+    commit_every: int,
+) -> tuple[int, int]:
     """See that a learner's arguments are what they must be, and the same on all ranks. Collective.
 
     Returns:
-        `sync_perf_stats` as a plain number.
+        `sync_perf_stats` and `commit_every` as plain numbers.
     Raises:
         UserError: they are not; on all ranks, unless `comm` is none.
     """
     require_communicator(comm)
     comm.together(lambda: _check_kinds(parameters, optimizer, algorithm))
-    every = comm.together(lambda: integer("sync_perf_stats", sync_perf_stats, 0))
+    every, commit_every = comm.together(
+        lambda: (
+            integer("sync_perf_stats", sync_perf_stats, 0),
+            integer("commit_every", commit_every, 1),
+        )
+    )
     comm.require_agreement(
         {
             "parallel_sgd version": __version__,
             "sync_perf_stats": every,
+            "commit_every": commit_every,
             "number of parameters": parameters.flat.size,
             "layout of the parameters": parameters.shapes,
             "dtype of the parameters": str(parameters.dtype),
@@ -43,7 +50,7 @@ def agree_on_arguments(
             **_facts_of("optimizer", optimizer),
         }
     )
-    return every
+    return every, commit_every
 
 
 def require_communicator(comm: Any) -> None:

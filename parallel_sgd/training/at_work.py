@@ -140,6 +140,11 @@ class AlgorithmAtWork:
             raise
         self.algorithm.finish(self.state, self.work)
 
+    def abandon(self) -> None:
+        """Ranks have died: see `Component.abandon`. Local."""
+        for component in self.components:
+            component.abandon()
+
     def close(self, *, failed: bool) -> None:
         """Give back what was taken beside memory: see `Component.close`. Collective."""
         for component in self.components:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 from ..algorithms import Algorithm, Work
-from ..communication import Communicator, InBackground
+from ..communication import Communicator, InBackground, is_loss
 from ..errors import SharedError, UserError
 from ..optimizers import UpdateRule
 from ..parameter_server import RemoteTables
@@ -21,6 +21,9 @@ from .at_work import AlgorithmAtWork
 from .beside import Beside
 from .in_common import FAIL, FINISH, MEET, STEP, InCommon
 from .performance import SyncPerformance
+from .survival import COMMIT_EVERY, Survival, begin_with_those_left
+
+Result = TypeVar("Result")
 
 
 class Learner:
@@ -36,6 +39,8 @@ class Learner:
             prints a line on their cost: see `SyncPerformance`. 0: never.
         minibatch_size: samples of all ranks in each minibatch, where that is known: what cannot be
             trained on is then refused here, and else by the first step.
+        commit_every: where ranks survive each other (`parallel-sgd run --survive`), keep a copy of
+            the state after so many steps, to which training goes back when a rank has died.
     Raises:
         UserError: on all ranks, if an argument is not what it must be on any of them, or if they
             disagree on layout, dtype, optimizer, algorithm, any option, or the library's version.
@@ -78,11 +83,22 @@ class Learner:
         *,
         sync_perf_stats: int = 0,
         minibatch_size: int | None = None,
+        commit_every: int = COMMIT_EVERY,
     ) -> None:
-        every = agree_on_arguments(comm, parameters, optimizer, algorithm, sync_perf_stats)
-        self.parameters, self.algorithm = parameters, algorithm
-        self.group = algorithm.roles.form(comm)
+        self._arguments = parameters, optimizer, algorithm, sync_perf_stats, commit_every
+        self.parameters, self.algorithm, self.world = parameters, algorithm, comm
+        self._minibatch_size = minibatch_size
         self._performance: SyncPerformance | None = None
+        self.survival: Survival | None = None
+        begin_with_those_left(comm, self._begin)
+
+    def _begin(self) -> None:
+        """Collective."""
+        comm, algorithm = self.world, self.algorithm
+        every, commit_every = agree_on_arguments(comm, *self._arguments)
+        self.gradient = self.parameters.like()
+        self.local_step = self._arguments[1].bind(self.parameters)
+        self._form()
         if every and comm.rank == self.group.workers[0]:
             comm.trace = self.group.own.trace = self._performance = SyncPerformance(
                 every,
@@ -91,27 +107,79 @@ class Learner:
                 ranks=len(self.group.workers),
                 asynchronous=algorithm.asynchronous,
             )
-        comm.broadcast(parameters.flat)
-        self.gradient = parameters.like()
-        self.local_step = optimizer.bind(parameters)
-        self.world, self.comm = comm, self.group.own
-        self.at_work = AlgorithmAtWork(
-            algorithm,
-            Work(parameters, self.gradient, self.local_step, self.comm, self.group, minibatch_size),
-        )
-        self.state = self.at_work.state
-        if self._performance:
-            self._performance.begin()  # what was measured until here is no training
         self.last_samples = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
         self._announced = Announced(algorithm, self.local_step)
-        self.in_common = InCommon(
-            comm.learners, algorithm, self.local_step, self._announced, self.at_work.common_model
-        )
+        self._number = comm.learners  # on its communicator
         comm.learners += 1
+        self.in_common = self._compared()
         self._computes_since: float | None = None  # the user does, between two steps
         self._beside = Beside(self.fail)
         self._closed = self._shows_shared_model = False
+        if comm.survives and algorithm.roles.together:
+            self.survival = Survival(self, commit_every)
+            self.survival.begin()
+
+    def _form(self) -> None:
+        """Give every rank its role, and make the state before the first minibatch. Collective."""
+        x, step, size = self.parameters, self.local_step, self._minibatch_size
+        self.group = self.algorithm.roles.form(self.world)
+        self.comm = self.group.own
+        self.world.broadcast(x.flat)
+        work = Work(x, self.gradient, step, self.comm, self.group, size)
+        self.at_work = AlgorithmAtWork(self.algorithm, work)
+        self.state = self.at_work.state
+
+    def _compared(self) -> InCommon:
+        model, announced = lambda: self.at_work.common_model(), self._announced
+        return InCommon(self._number, self.algorithm, self.local_step, announced, model)
+
+    def form_again(self) -> None:
+        """The ranks are others: begin as a new learner does, but for its state. Collective."""
+        sent = self.bytes_sent
+        agree_on_arguments(self.world, *self._arguments)
+        self._form()
+        self.bytes_sent = sent
+
+    def restarted(self) -> None:
+        """The state is that of an earlier time, on other ranks. Local."""
+        compares = self.in_common.compares
+        self.in_common = self._compared()
+        self.in_common.compares = compares
+        self._announced.rewind()
+
+    def recover(self) -> None:
+        """Go on without the ranks that have died: in place of the call of this learner's, or of a
+        communicator's, that has raised a `RanksLost`, on all ranks that are left.
+
+        The model and all state are those of an earlier time, to which `samples` has gone back;
+        sources deal out what comes after it. A learner's own `step` and `finish` do this by
+        themselves. Collective.
+
+        Raises:
+            UserError: the ranks do not survive each other.
+        """
+        if self.survival is None:
+            raise UserError("recover: the ranks must survive each other (run --survive)")
+        self.survival.recover()
+
+    def surviving(self, function: Callable[[], Result]) -> Result:
+        """Call a function that trains from wherever the learner stands, and again wherever a rank
+        has died in it. Collective.
+
+        Args:
+            function: called with nothing; takes its minibatches from a source. It may do anything
+                with the ranks, such as evaluate.
+        Returns:
+            What it returned, when all ranks that are left had come to its end.
+        """
+        while True:
+            try:
+                return function()
+            except Exception as error:
+                if self.survival is None or not is_loss(error):
+                    raise
+                self.survival.recover()
 
     @property
     def states(self) -> dict[str, Any]:
@@ -154,7 +222,10 @@ class Learner:
     def report(self) -> dict[str, Any] | None:
         """What the algorithm can tell of this rank's training so far (or of all ranks', after
         `finish`), as JSON can hold it; None where it has nothing to tell. Local."""
-        return self.at_work.report()
+        report = self.at_work.report()
+        if self.survival is None:
+            return report
+        return (report or {}) | {"survival": self.survival.report()}
 
     @property
     def rate_is_per_sample(self) -> bool:
@@ -204,7 +275,8 @@ class Learner:
         From then on `step` takes what was given, and is refused without. What no step has taken is
         kept where the pass has come to its end, and forgotten where it was left before.
         """
-        return Feed(self._announced, self.algorithm, self.fail)
+        complete = self.survival.complete_pass if self.survival else lambda: None
+        return Feed(self._announced, self.algorithm, self.fail, complete)
 
     def ready(self, name: str) -> None:
         """Tell that the gradient of one parameter is complete, before `step`, while others are
@@ -229,7 +301,8 @@ class Learner:
         Args:
             samples: of this rank in it; 0 where it has none, and then `gradient` is not looked at.
         Returns:
-            The samples of all ranks in this minibatch.
+            The samples of all ranks in this minibatch; 0 where a rank has died, and the others have
+            gone back, so that the minibatch is dealt out anew.
         Raises:
             UserError: on all ranks, if any rank's gradient is not finite (nothing has changed), or,
                 where the ranks train alone for a while, its model at the next synchronization; if
@@ -239,6 +312,19 @@ class Learner:
 
         Collective: every rank takes every step. What is communicated is the algorithm's affair.
         """
+        if self.survival is None:
+            return self._timed_step(samples)
+        announced = self._announced
+        if not announced.take_void(samples):
+            before = announced.steps
+            if self.survival.survives(lambda: self._timed_step(samples)):
+                return self.last_samples
+            if announced.steps == before:  # the step had not come so far
+                announced.take_void(samples)
+        self.last_samples = 0
+        return 0
+
+    def _timed_step(self, samples: int) -> int:
         if self._beside or self._closed:
             self._look_beside()
         self.require_own_model("step")
@@ -366,12 +452,16 @@ class Learner:
             self._announced.require_none_left_out()
         except UserError as error:
             self.fail(str(error))
-        with (
-            self.world.trace.span("serve" if self.serves else "finish"),
-            self.in_common.during(FINISH, self.comm),
-        ):
-            self.at_work.finish()
+        with self.world.trace.span("serve" if self.serves else "finish"):
+            if self.survival is None:
+                self._complete()
+            else:
+                self.survival.finish(self._complete)
         self._stop_statistics()
+
+    def _complete(self) -> None:
+        with self.in_common.during(FINISH, self.comm):
+            self.at_work.finish()
 
     def beside(self, work: InBackground[Any]) -> None:
         """Hear of what goes on beside training, such as a checkpoint that is being written: of its

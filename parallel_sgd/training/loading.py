@@ -124,6 +124,7 @@ def load_checkpoint(
     comm.raise_together(problem)
     assert read is not None
     tree, room, sent, extras = read
+    learner.forget_announced()
     restore(learner, tree, room)
     folder_of_all = str(at.resolve())
 

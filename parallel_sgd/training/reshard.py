@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..array_files import StoredArray
 from ..errors import UserError
-from .learner import Learner
 from .state_tree import HostArray, Tree, is_state, state_fields
+
+if TYPE_CHECKING:
+    from .learner import Learner
 
 Read = Callable[[int, str], StoredArray]  #: of an old rank, by its name in the checkpoint
 

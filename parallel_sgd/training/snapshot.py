@@ -32,4 +32,5 @@ class Snapshot:
     def restore(self, learner: Learner) -> None:
         """Make the learner what it was, its place in the data included. Collective likewise."""
         assert self._tree is not None, "nothing was taken"
+        learner.forget_announced()
         restore(learner, unflatten(self._tree, self._arrays))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,9 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..kernels import array_module, empty_like, memory
 from ..state import External
-from .learner import Learner
+
+if TYPE_CHECKING:
+    from .learner import Learner
 
 Array = Any  #: a NumPy or CuPy array
 HostArray = npt.NDArray[Any]
@@ -63,7 +65,6 @@ def restore(learner: Learner, saved: Tree, room: Tree | None = None) -> None:
     a part of it; else local.
     """
     room = room or room_for(learner, saved)
-    learner.forget_announced()
     for name, live in _live(learner).items():
         _restored(live, saved[name], room[name])
     for component in learner.components:

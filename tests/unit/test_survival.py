@@ -1,0 +1,123 @@
+"""Ranks die at every moment of training, and the others go on: as threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import parallel_sgd as psgd
+from parallel_sgd.communication import Communicator
+from parallel_sgd.communication.surviving_threads import Dies, simulate_survival
+from parallel_sgd.communication.threads import ThreadWorld
+
+N, MINIBATCH, EPOCHS = 23, 6, 3
+TOTAL = N * EPOCHS
+RANKS = 4
+
+
+def train(algorithm: Any, optimizer: Any, dtype: str = "float32") -> Callable[..., Any]:
+    """What every rank does: pull the model towards the samples, each its part of them."""
+    random = np.random.default_rng(0)
+    x, y = random.standard_normal((N, 300)), np.arange(N) % 2
+
+    def body(comm: Communicator) -> Any:
+        parameters = psgd.Parameters({"W": np.zeros((20, 10), dtype), "b": np.zeros(100, dtype)})
+        source = psgd.data.Source(x, y, minibatch_size=MINIBATCH, epochs=EPOCHS, dtype=dtype)
+        with psgd.Learner(parameters, optimizer, algorithm, comm, commit_every=3) as learner:
+            for inputs, _ in source.minibatches(learner):
+                learner.gradient.flat[...] = (parameters.flat - inputs).sum(0)
+                if algorithm.overlap and len(inputs):
+                    learner.ready("b")
+                learner.step(samples=len(inputs))
+            learner.finish()
+            lost = (learner.report() or {})["survival"]
+            return parameters.flat.copy(), learner.samples, lost, comm.size
+
+    return body
+
+
+class KilledAt:
+    """Kills a rank as its main thread comes to its so many-th meeting with the others."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int, number: int) -> None:
+        self.killed, left = False, number
+        meet = ThreadWorld.meet
+
+        def counted(world: ThreadWorld, place: int, name: str, problem: str | None) -> None:
+            nonlocal left
+            if threading.current_thread().name == f"rank {rank}":
+                left -= 1
+                if left == 0:
+                    self.killed = True
+                    raise Dies
+            meet(world, place, name, problem)
+
+        monkeypatch.setattr(ThreadWorld, "meet", counted)
+
+
+def undisturbed(body: Callable[..., Any]) -> Any:
+    results = simulate_survival(RANKS, body, timeout_s=30)
+    assert [size for _, _, _, size in results] == [RANKS] * RANKS
+    return results[0][0]
+
+
+def after_a_kill(
+    monkeypatch: pytest.MonkeyPatch, body: Callable[..., Any], rank: int, number: int, spares: int
+) -> list[Any] | None:
+    """What those that are left have; None where the program was at its end before."""
+    with monkeypatch.context() as patch:
+        kill = KilledAt(patch, rank, number)
+        results = simulate_survival(RANKS, body, spares=spares, timeout_s=30)
+    assert (results[rank] is None) == kill.killed
+    left = [result for result in results if result is not None]
+    assert len(left) >= RANKS - 1
+    for flat, samples, lost, size in left:
+        assert size == len(left) and samples == TOTAL
+        assert lost["ranks_lost"] == [rank] * kill.killed
+        assert lost["samples_trained_again"] <= 4 * MINIBATCH
+        assert np.array_equal(flat, left[0][0]), "replicas differ"
+    return left if kill.killed else None
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_full_precision_trains_on_every_sample_once(monkeypatch, spares: int) -> None:
+    """With one less to rounding, and where another takes the place bit for bit, all is as if
+    nobody had died."""
+    body = train(psgd.DataParallelSGD(), psgd.MomentumSGD(lr=0.01), "float64")
+    expected, grown = undisturbed(body), 0
+    for number in range(2, 200, 7):
+        left = after_a_kill(monkeypatch, body, number % RANKS, number, spares)
+        if left is None:
+            break
+        flat, _, _, size = left[0]
+        grown += size == RANKS
+        assert np.allclose(flat, expected, rtol=1e-12, atol=1e-13)
+        assert size < RANKS or np.array_equal(flat, expected)
+    assert number > 60 and (grown > 5) == bool(spares)
+
+
+LOSSY = [
+    psgd.DataParallelSGD(gradient_bits=1),
+    psgd.DataParallelSGD(gradient_bits=1, code="largest", transport="pipelined"),
+    psgd.DataParallelSGD(gradient_bits=4, overlap=True),
+    psgd.DataParallelSGD(gradient_bits=8, double_buffering=True),
+    psgd.PowerSGD(rank=2),
+    psgd.ModelAveragingSGD(sync_steps=2),
+    psgd.BlockMomentumSGD(sync_steps=3),
+    psgd.SlowMo(sync_steps=2),
+    psgd.BlockMomentumSGD(sync_steps=4, overlap_samples=6, gradient_bits=8),
+]
+
+
+@pytest.mark.parametrize("algorithm", LOSSY, ids=lambda a: type(a).__name__)
+def test_every_algorithm_goes_on(monkeypatch, algorithm: Any) -> None:
+    body = train(algorithm, psgd.SGD(lr=0.01))
+    expected = undisturbed(body)
+    for number in (40, 47, 56, 65, 71, 80, 86):
+        left = after_a_kill(monkeypatch, body, number % RANKS, number, number % 2)
+        if left is not None:
+            assert np.linalg.norm(left[0][0] - expected) < 0.7 * np.linalg.norm(expected)
