@@ -23,6 +23,7 @@ from ..communication.launched import (
     REQUESTED_RANKS,
     ROLE,
     SERVERS,
+    SPARES,
     SURVIVE,
     TERMINAL,
     launched_rank,
@@ -50,7 +51,7 @@ THREAD_VARIABLES = (
 )
 
 #: Variables of the user's that Open MPI shall give to ranks on other hosts.
-_PASSED_ON = (SERVERS, SURVIVE, ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, "PYTHONPATH")
+_PASSED_ON = (SERVERS, SURVIVE, SPARES, ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, "PYTHONPATH")
 
 #: Open MPI's options with which ranks outlive another, by what shows that the user has set one.
 #: Some of its collectives give wrong sums after a failure: those are left out. To name one that is

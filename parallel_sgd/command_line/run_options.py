@@ -17,6 +17,7 @@ from ..communication.launched import (
     INTERFACE,
     LOG_DIR,
     SERVERS,
+    SPARES,
     launched_size,
     launcher_name,
 )
@@ -40,6 +41,7 @@ class Request:
     timeout_s: float | None = None
     servers: int | None = None  #: how many of the ranks are parameter servers, where it is said
     survive: bool = False  #: whether a rank's death leaves the others running
+    spares: int | None = None  #: how many of the ranks wait in reserve
     gpus_per_rank: int | None = None
     interface: str | None = None  #: as `checked_interface` returns it
     log_dir: str | None = None
@@ -49,6 +51,7 @@ class Request:
         """The variables that say to ranks what is asked of them."""
         asked = {
             SERVERS: self.servers,
+            SPARES: self.spares,
             GPUS_PER_RANK: self.gpus_per_rank,
             INTERFACE: self.interface,
             LOG_DIR: None if self.log_dir is None else os.path.abspath(self.log_dir),
@@ -89,6 +92,7 @@ def parse(argv: Sequence[str]) -> Request:
             f"servers={given.servers} must be less than the number of ranks, {size}: "
             "the others train"
         )
+    _check_spares(given, size)
     return Request(
         ranks=ranks,
         command=command,
@@ -98,10 +102,22 @@ def parse(argv: Sequence[str]) -> Request:
         timeout_s=given.timeout_s,
         servers=given.servers,
         survive=given.survive,
+        spares=given.spares,
         gpus_per_rank=given.gpus_per_rank,
         interface=None if given.interface is None else checked_interface(given.interface),
         log_dir=given.log_dir,
     )
+
+
+def _check_spares(given: argparse.Namespace, size: int) -> None:
+    if given.spares is None:
+        return
+    if not given.survive:
+        raise UserError(f"spares={given.spares} needs --survive: they take the place of dead ranks")
+    if given.spares + (given.servers or 0) >= size:
+        raise UserError(
+            f"spares={given.spares} must be less than the number of ranks, {size}: the others train"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -133,9 +149,15 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--survive",
         action="store_true",
-        help="a rank that is killed does not end the job, where the program can go on without it "
-        "(a parameter server's workers). Needs Open MPI 5, whose exit "
-        "code then says nothing of ranks that were killed: it is 0 even where all were",
+        help="a rank that is killed does not end the job: the others go back by some steps, deal "
+        "out its data among themselves, and train on. Needs Open MPI 5",
+    )
+    add(
+        "--spares",
+        type=partial(rank_count, least=1),
+        metavar="N",
+        help="with --survive: the last N of the ranks wait in reserve, and take the places of "
+        "those that are killed",
     )
     add(
         "--gpus-per-rank",

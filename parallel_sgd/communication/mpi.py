@@ -46,6 +46,18 @@ _worlds = itertools.count()  #: this process's so far, and every other rank's
 
 def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     """All ranks of MPI.COMM_WORLD, if they are all that were launched: `Communicator.world`."""
+    watched, world = begin(timeout_s), MPI.COMM_WORLD
+    # Ranks that survive others cannot wait for all at their end.
+    tells = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not survives()
+    with watched("Communicator.world()"):
+        own, watched.departures = world.Dup(), departures(world) if tells else None
+    calls = Calls(str(next(_worlds)), tuple(range(world.size)))
+    return MpiCommunicator(own, watched, calls, cuda_aware=cuda_aware)
+
+
+def begin(timeout_s: float) -> Watchdog:
+    """Initialize MPI, where that has not been done, if its ranks are all that were launched. What
+    bounds the waits for them."""
     install_excepthook()
     vendor, launcher = MPI.get_vendor()[0], launcher_name()
     fits = (launched_size() or 1) == 1 or launcher is None or launcher_starts(launcher, vendor)
@@ -58,18 +70,7 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     problem = world_mismatch(MPI.COMM_WORLD.size if fits else 1, vendor)
     if problem:
         raise UserError(problem)
-    world = MPI.COMM_WORLD
-    # Ranks that survive others cannot wait for all at their end.
-    tells = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not survives()
-    watched = Watchdog(timeout_s, world.rank, _end_job_from_another_thread)
-    if survives() and world.size > 1:
-        from .surviving import surviving_world
-
-        return surviving_world(watched, cuda_aware=cuda_aware)
-    with watched("Communicator.world()"):
-        own, watched.departures = world.Dup(), departures(world) if tells else None
-    calls = Calls(str(next(_worlds)), tuple(range(world.size)))
-    return MpiCommunicator(own, watched, calls, cuda_aware=cuda_aware)
+    return Watchdog(timeout_s, MPI.COMM_WORLD.rank, _end_job_from_another_thread)
 
 
 class MpiCommunicator(Communicator):

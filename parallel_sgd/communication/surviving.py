@@ -7,13 +7,13 @@ from mpi4py import MPI
 from .departures import Calls, call_last
 from .launched import requested_spares
 from .lobby import Lobby
-from .mpi import MpiCommunicator
+from .mpi import MpiCommunicator, begin
 from .watchdog import Watchdog
 
 _world: SurvivingCommunicator | None = None
 
 
-def surviving_world(watched: Watchdog, *, cuda_aware: bool) -> MpiCommunicator:
+def surviving_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     """The ranks that train. A rank in reserve returns as it joins them, or ends here.
 
     There is one such communicator in a process; what later calls give is made from it, and does not
@@ -22,6 +22,7 @@ def surviving_world(watched: Watchdog, *, cuda_aware: bool) -> MpiCommunicator:
     global _world
     if _world is not None:
         return _world.duplicate()
+    watched = begin(timeout_s)
     watched.survives = True
     with watched("Communicator.world()"):
         lobby = Lobby(MPI.COMM_WORLD, requested_spares(), watched)

@@ -9,6 +9,7 @@ from typing import TypeVar
 from ..errors import UserError
 from .communicator import TIMEOUT_S, Communicator
 from .regroup import Grouping, Member, Role, grouping
+from .thread_endpoint import RankFailed
 from .threads import ThreadCommunicator, ThreadWorld
 
 Result = TypeVar("Result")
@@ -168,6 +169,7 @@ def simulate_survival(
         thread.start()
     for thread in threads:
         thread.join()
-    if errors:
-        raise errors[0]
+    causes = [error for error in errors if not isinstance(error, RankFailed)] or errors
+    if causes:
+        raise causes[0]
     return results

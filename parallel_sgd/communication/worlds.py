@@ -6,7 +6,7 @@ import warnings
 
 from ..errors import UserError
 from .communicator import Communicator
-from .launched import launched_size, launcher_name
+from .launched import launched_size, launcher_name, survives
 from .threads import ThreadWorld
 
 
@@ -26,6 +26,10 @@ def world(timeout_s: float, cuda_aware: bool) -> Communicator:
             stacklevel=3,
         )
         return single()
+    if survives():
+        from .surviving import surviving_world
+
+        return surviving_world(timeout_s=timeout_s, cuda_aware=cuda_aware)
     return mpi_world(timeout_s=timeout_s, cuda_aware=cuda_aware)
 
 

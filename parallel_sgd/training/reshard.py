@@ -5,23 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..array_files import StoredArray
 from ..errors import UserError
 from .state_tree import HostArray, Tree, is_state, state_fields
-
-if TYPE_CHECKING:
-    from .learner import Learner
+from .stateful import Stateful
 
 Read = Callable[[int, str], StoredArray]  #: of an old rank, by its name in the checkpoint
 
 PIECE = 1 << 18  #: values that are accumulated at a time
 
 
-def stripe_sizes(learner: Learner) -> dict[str, int]:
+def stripe_sizes(learner: Stateful) -> dict[str, int]:
     """How many values this rank's stripes have, by field. Local."""
     return {
         where: len(value)
@@ -31,7 +29,7 @@ def stripe_sizes(learner: Learner) -> dict[str, int]:
 
 
 def reshard(
-    learner: Learner,
+    learner: Stateful,
     saved: Sequence[Tree],
     weights: Sequence[int],
     sizes: Sequence[Mapping[str, int]],
@@ -59,7 +57,7 @@ def reshard(
 class _Resharding:
     def __init__(
         self,
-        learner: Learner,
+        learner: Stateful,
         weights: Sequence[int],
         sizes: Sequence[Mapping[str, int]],
         read: Read,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,7 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..kernels import array_module, empty_like, memory
 from ..state import External
-
-if TYPE_CHECKING:
-    from .learner import Learner
+from .stateful import Stateful
 
 Array = Any  #: a NumPy or CuPy array
 HostArray = npt.NDArray[Any]
@@ -27,7 +25,7 @@ Tree = dict[str, Any]
 PLAIN = (bool, int, float, str, type(None))
 
 
-def capture(learner: Learner) -> Tree:
+def capture(learner: Stateful) -> Tree:
     """The learner's state as a tree whose arrays are its own, not copies.
 
     Waits for what runs in the background; training is not affected. Collective where servers hold
@@ -43,7 +41,7 @@ def capture(learner: Learner) -> Tree:
     }
 
 
-def room_for(learner: Learner, saved: Tree) -> Tree:
+def room_for(learner: Stateful, saved: Tree) -> Tree:
     """The arrays that a tree's are to be put into: the learner's own where they are of the same
     shape and dtype, so that views of them stay valid, or new ones. Local.
 
@@ -55,7 +53,7 @@ def room_for(learner: Learner, saved: Tree) -> Tree:
     return {name: _room(live, saved[name], x) for name, live in _live(learner).items()}
 
 
-def restore(learner: Learner, saved: Tree, room: Tree | None = None) -> None:
+def restore(learner: Stateful, saved: Tree, room: Tree | None = None) -> None:
     """Put a tree, whose arrays are NumPy's, back into a learner.
 
     Args:
@@ -71,7 +69,7 @@ def restore(learner: Learner, saved: Tree, room: Tree | None = None) -> None:
         component.restored()
 
 
-def _live(learner: Learner) -> dict[str, Any]:
+def _live(learner: Stateful) -> dict[str, Any]:
     return {"parameters": learner.parameters.flat, **learner.states}
 
 

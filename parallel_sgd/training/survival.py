@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,11 +24,12 @@ from ..communication import is_loss
 from ..errors import RanksLost
 from .reshard import leaves, stripe_sizes
 from .state_tree import HostArray, HostCopies, Tree, capture, flatten, restore, unflatten
-
-if TYPE_CHECKING:
-    from .learner import Learner
+from .stateful import Stateful
 
 COMMIT_EVERY = 10  #: steps
+
+MOST_IN_VAIN = 3
+"""Times that the ranks regroup, and nobody was missing, in a row: then something else is wrong."""
 
 ZERO_WHERE_JOINED = ("sum", "share")
 
@@ -85,11 +86,11 @@ class Survival:
     Memory: two copies of the state. Cost: a pass over it for each copy.
     """
 
-    def __init__(self, learner: Learner, commit_every: int) -> None:
+    def __init__(self, learner: Stateful, commit_every: int) -> None:
         self._learner, self._every = learner, commit_every
         self._copies = (Copy(), Copy())
         self._taken = self._steps = 0  # copies so far; steps since the latest
-        self._generation = learner.world.generation
+        self._generation, self._in_vain = learner.world.generation, 0
         self._sizes: list[dict[str, int]] = []  # of all ranks' stripes
         self.companion: Callable[[], Any] = lambda: None
         self.restore_companion: Callable[[Any], object] = lambda kept: None
@@ -116,8 +117,9 @@ class Survival:
             work = self._learner.at_work
             if self._steps >= self._every and work.algorithm.replicated(work.state, work.work):
                 self.commit()
+                self._in_vain = 0
         except Exception as error:
-            if not is_loss(error):
+            if not is_loss(error) or self._in_vain > MOST_IN_VAIN:
                 raise
             self.recover()
             return False
@@ -176,18 +178,20 @@ class Survival:
         world = self._learner.world
         while True:
             try:
-                if world.generation == self._generation:
+                regroups = world.generation == self._generation
+                if regroups:
                     world.revoke()
-                    self._learner.at_work.abandon()
+                self._learner.at_work.abandon()
+                if regroups:
+                    before = world.world_ranks
                     world.regroup(grows=grows)
-                else:
-                    self._learner.at_work.abandon()
+                    self._in_vain += world.world_ranks == before
                 self._generation = world.generation
                 self._learner.form_again()
                 self._take_part()
                 return
             except Exception as error:
-                if not is_loss(error):
+                if not is_loss(error) or self._in_vain > MOST_IN_VAIN:
                     raise
 
     def report(self) -> dict[str, Any]:
@@ -270,7 +274,7 @@ class Sharing:
     Creation is collective.
     """
 
-    def __init__(self, learner: Learner, holders: list[int], own: Copy | None) -> None:
+    def __init__(self, learner: Stateful, holders: list[int], own: Copy | None) -> None:
         comm = self._comm = learner.comm
         self._learner, self._holders, self._own = learner, holders, own
         self._root, self._all_hold = holders[0], len(holders) == comm.size
