@@ -60,7 +60,7 @@ class KilledAt:
 
 
 def undisturbed(body: Callable[..., Any]) -> Any:
-    results = simulate_survival(RANKS, body, timeout_s=30)
+    results = simulate_survival(RANKS, body, timeout_s=100)
     assert [size for _, _, _, size in results] == [RANKS] * RANKS
     return results[0][0]
 
@@ -71,7 +71,7 @@ def after_a_kill(
     """What those that are left have; None where the program was at its end before."""
     with monkeypatch.context() as patch:
         kill = KilledAt(patch, rank, number)
-        results = simulate_survival(RANKS, body, spares=spares, timeout_s=30)
+        results = simulate_survival(RANKS, body, spares=spares, timeout_s=100)
     assert (results[rank] is None) == kill.killed
     left = [result for result in results if result is not None]
     assert len(left) >= RANKS - 1
