@@ -134,6 +134,8 @@ def load_checkpoint(
 
     _from_first(comm, read_external)
     learner.bytes_sent = sent
+    if learner.survival is not None:
+        learner.survival.commit()  # nobody goes back to before
     extra = extras[0]
     if manifest["ranks"] == comm.size:
         extras = comm.allgather_object(extra)

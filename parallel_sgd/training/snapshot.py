@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+from .copies import Copy, Sharing
 from .learner import Learner
-from .state_tree import HostCopies, capture, flatten, restore, unflatten
 
 
 class Snapshot:
     """All of a learner that a checkpoint would hold, in memory.
 
     It keeps the place of its arrays for the next `take`. Memory on each rank: its state, as much as
-    a checkpoint has on the disk.
+    a checkpoint has on the disk. Where ranks survive each other it may be of others than those that
+    are left.
     """
 
     def __init__(self) -> None:
-        self._copies = HostCopies()
-        self._tree: dict[str, object] | None = None
-        self._arrays: dict[str, object] = {}
+        self._copy = Copy()
 
     @property
     def taken(self) -> bool:
         """Whether there is anything to go back to. Local."""
-        return self._tree is not None
+        return self._copy.generation >= 0
 
     def take(self, learner: Learner) -> None:
-        """Keep what the learner is now, between two steps; training is not affected. Collective
-        where servers hold a part of it; else local. Cost: one pass over memory."""
-        self._tree, live = flatten(capture(learner))
-        self._arrays = dict(self._copies.of(live))
+        """See `Copy.take`."""
+        survival = learner.survival
+        self._copy.take(learner, survival.sizes if survival else [])
 
     def restore(self, learner: Learner) -> None:
-        """Make the learner what it was, its place in the data included. Collective likewise."""
-        assert self._tree is not None, "nothing was taken"
+        """See `Copy.put_back`. Collective also where other ranks took it."""
+        survival, copy = learner.survival, self._copy
         learner.forget_announced()
-        restore(learner, unflatten(self._tree, self._arrays))  # type: ignore[arg-type]
+        if survival is None or copy.generation == learner.world.generation:
+            assert self.taken, "nothing was taken"
+            copy.put_back(learner)
+        else:
+            Sharing(learner, copy if self.taken else None).put_back(learner, survival.sizes)
+        if survival is not None:
+            survival.commit()  # nobody goes back to what has been given up

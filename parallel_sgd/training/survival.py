@@ -14,48 +14,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from ..communication import is_loss
 from ..errors import RanksLost
-from .reshard import leaves, stripe_sizes
-from .state_tree import HostArray, HostCopies, Tree, capture, flatten, restore, unflatten
+from .copies import Copy, Sharing
+from .reshard import stripe_sizes
 from .stateful import Stateful
 
 COMMIT_EVERY = 10  #: steps
 
 MOST_IN_VAIN = 3
 """Times that the ranks regroup, and nobody was missing, in a row: then something else is wrong."""
-
-ZERO_WHERE_JOINED = ("sum", "share")
-
-
-@dataclass
-class Copy:
-    """A learner's state as it was.
-
-    Attributes:
-        number: of copies before it; -1 where there is none.
-        samples: of all ranks, at that time.
-        finished: whether the model was the final one.
-        tree, arrays: of the state, as `state_tree.flatten` gives them.
-        place: this rank's among the ranks, and what stripes each of them had.
-        companion: what goes back with it.
-    """
-
-    number: int = -1
-    samples: int = 0
-    finished: bool = False
-    tree: Tree = field(default_factory=dict)
-    arrays: dict[str, HostArray] = field(default_factory=dict)
-    place: int = 0
-    sizes: list[dict[str, int]] = field(default_factory=list)
-    companion: Any = None
-    room: HostCopies = field(default_factory=HostCopies)
 
 
 @dataclass
@@ -79,9 +50,8 @@ class Survival:
         commit_every: steps from one copy to the next, where the algorithm allows it.
 
     Attributes:
-        companion: keeps something beside each copy: what it returns, `restore_companion` is given
-            when training goes back to it.
         losses: so far.
+        sizes: of all ranks' stripes.
 
     Memory: two copies of the state. Cost: a pass over it for each copy.
     """
@@ -91,9 +61,10 @@ class Survival:
         self._copies = (Copy(), Copy())
         self._taken = self._steps = 0  # copies so far; steps since the latest
         self._generation, self._in_vain = learner.world.generation, 0
-        self._sizes: list[dict[str, int]] = []  # of all ranks' stripes
-        self.companion: Callable[[], Any] = lambda: None
-        self.restore_companion: Callable[[Any], object] = lambda kept: None
+        self.sizes: list[dict[str, int]] = []  # of all ranks' stripes
+        self._companion: Callable[[], Any] = lambda: None
+        self._restore_companion: Callable[[Any], object] = lambda kept: None
+        self._kept: Any = None  #: beside the copy that training has gone back to
         self.losses = Losses()
 
     def begin(self) -> None:
@@ -102,8 +73,20 @@ class Survival:
         if self._generation:
             self._take_part()
         else:
-            self._sizes = self._learner.comm.allgather_object(stripe_sizes(self._learner))
+            self.sizes = self._learner.comm.allgather_object(stripe_sizes(self._learner))
             self.commit()
+
+    def keep(self, companion: Callable[[], Any], restore: Callable[[Any], object]) -> Any:
+        """Keep something beside each copy, from now on. Local.
+
+        Args:
+            companion: gives it, as JSON can hold it.
+            restore: called with it, when training goes back.
+        Returns:
+            What the others had kept, on a rank that has joined them; else None.
+        """
+        self._companion, self._restore_companion = companion, restore
+        return self._kept
 
     def survives(self, step: Callable[[], object]) -> bool:
         """Take a step, and a copy after it where one is due; False where ranks have died, and the
@@ -158,13 +141,10 @@ class Survival:
         Args:
             finished: the model is the final one.
         """
-        learner, copy = self._learner, self._copies[self._taken % 2]
+        copy = self._copies[self._taken % 2]
         copy.number = -1  # until it is whole
-        copy.tree, live = flatten(capture(learner))
-        copy.arrays = copy.room.of(live)
-        copy.samples, copy.finished = learner.samples, finished
-        copy.place, copy.sizes = learner.comm.rank, self._sizes
-        copy.companion = self.companion()
+        copy.take(self._learner, self.sizes)
+        copy.finished, copy.companion = finished, self._companion()
         copy.number, self._taken, self._steps = self._taken, self._taken + 1, 0
 
     def recover(self, *, grows: bool = True) -> None:
@@ -208,28 +188,29 @@ class Survival:
         """Agree on a copy, and make the state of this rank of it. Collective."""
         learner, comm = self._learner, self._learner.comm
         held = {copy.number: copy for copy in self._copies if copy.number >= 0}
-        everybody = comm.allgather_object((sorted(held), learner.samples, self.losses))
+        losses = self.losses.samples, self.losses.values
+        everybody = comm.allgather_object((sorted(held), learner.samples, losses))
         newest = [max(numbers) for numbers, _, _ in everybody if numbers]
         if not newest:  # nobody has come further than this
-            self._sizes = comm.allgather_object(stripe_sizes(learner))
+            self.sizes = comm.allgather_object(stripe_sizes(learner))
             self.commit()
             return
         number = min(newest)
-        holders = [rank for rank, (numbers, _, _) in enumerate(everybody) if number in numbers]
         own = held.get(number)
-        self._sizes = comm.allgather_object(stripe_sizes(learner))
-        shared = Sharing(learner, holders, own)
-        restore(learner, shared.tree(self._sizes))
+        self.sizes = comm.allgather_object(stripe_sizes(learner))
+        shared = Sharing(learner, own)
+        shared.put_back(learner, self.sizes)
         work = learner.at_work
         work.algorithm.regrouped(work.state, work.work)
         learner.restarted()
         for copy in self._copies:
             copy.number = copy.number if copy is own else -1
         clock = max(samples for numbers, samples, _ in everybody if numbers)
-        self.losses = everybody[holders[0]][2]  # a rank that joins knows nothing of them
+        self.losses = Losses(*max(known for _, _, known in everybody))  # a new rank knows of none
         self.losses.samples += clock - shared.samples
         self.losses.values += shared.values_lost
-        self.restore_companion(shared.companion)
+        self._kept = shared.companion
+        self._restore_companion(self._kept)
         self._taken = number + 1
         self.commit(finished=shared.finished)
         self._tell(clock - shared.samples)
@@ -257,102 +238,3 @@ def begin_with_those_left(comm: Any, begin: Callable[[], object]) -> None:
                 raise
             comm.revoke()
             comm.regroup(grows=True)
-
-
-class Sharing:
-    """A copy that some ranks hold, for all of them.
-
-    Args:
-        learner: whose ranks they are now; its state is that of a beginning.
-        holders: their ranks.
-        own: the copy, on a rank that holds it.
-
-    Attributes:
-        samples, finished, companion: of the copy.
-        values_lost: of stripes and sums.
-
-    Creation is collective.
-    """
-
-    def __init__(self, learner: Stateful, holders: list[int], own: Copy | None) -> None:
-        comm = self._comm = learner.comm
-        self._learner, self._holders, self._own = learner, holders, own
-        self._root, self._all_hold = holders[0], len(holders) == comm.size
-        self._rules = {
-            where: rule
-            for name, state in learner.states.items()
-            for where, rule, _ in leaves(state, name)
-        }
-        self._places = comm.allgather_object(own.place if own else None)
-        told = None
-        if own is not None and comm.rank == self._root:
-            kinds = {name: (a.shape, a.dtype.str) for name, a in own.arrays.items()}
-            told = own.tree, kinds, own.sizes, own.samples, own.finished, own.companion
-        root = comm.allgather_object(told)[self._root]
-        self._tree, self._kinds, self._sizes, self.samples, self.finished, self.companion = root
-        if own is not None:
-            self._tree, self.companion = own.tree, own.companion
-        self.values_lost = self._lost()
-
-    def _lost(self) -> int:
-        """Values of sums and stripes that those had who have died."""
-        dead = set(range(len(self._sizes))) - set(self._places)
-        stripes = sum(sum(self._sizes[place].values()) for place in dead)
-        sums = sum(
-            int(np.prod(shape))
-            for name, (shape, _) in self._kinds.items()
-            if self._rules.get(name) == "sum"
-        )
-        return stripes + sums * len(dead)
-
-    def tree(self, sizes: list[dict[str, int]]) -> Tree:
-        """This rank's state. Collective.
-
-        Args:
-            sizes: of all ranks' stripes now.
-        """
-        arrays = {name: self._array(name, sizes) for name in self._kinds}
-        tree: Tree = unflatten(self._tree, arrays)
-        return tree if self._own else self._without_shares(tree, "")
-
-    def _array(self, name: str, sizes: list[dict[str, int]]) -> HostArray:
-        shape, dtype = self._kinds[name]
-        if self._rules.get(name) == "stripe":
-            return self._stripe(name, np.dtype(dtype), sizes)
-        own = self._own.arrays[name] if self._own else None
-        if self._rules.get(name) in ZERO_WHERE_JOINED:
-            return np.zeros(shape, dtype) if own is None else own
-        if not self._all_hold:
-            told = np.empty(shape, dtype)
-            if own is not None and self._comm.rank == self._root:
-                told[...] = own
-            self._comm.broadcast(told.reshape(-1), self._root)
-            own = told if own is None else own
-        assert own is not None
-        return own
-
-    def _stripe(self, name: str, dtype: Any, sizes: list[dict[str, int]]) -> HostArray:
-        """This rank's part of a vector; zeros where nobody has it any more."""
-        before = [sizes_then.get(name, 0) for sizes_then in self._sizes]
-        begins = [0, *accumulate(before)]
-        counts = [0 if place is None else before[place] for place in self._places]
-        own = self._own.arrays[name] if self._own else np.empty(0, dtype)
-        received = np.empty(sum(counts), dtype)
-        self._comm.allgather(own, received, counts)
-        whole, at = np.zeros(begins[-1], dtype), 0
-        for place, count in zip(self._places, counts, strict=True):
-            if count:
-                whole[begins[place] : begins[place] + count] = received[at : at + count]
-                at += count
-        now = [theirs.get(name, 0) for theirs in sizes]
-        begin = sum(now[: self._comm.rank])
-        return whole[begin : begin + now[self._comm.rank]]
-
-    def _without_shares(self, value: Any, where: str) -> Any:
-        """A tree of another rank's numbers, without what that has of what ranks have together."""
-        if isinstance(value, dict):
-            return {
-                name: self._without_shares(entry, f"{where}.{name}")
-                for name, entry in value.items()
-            }
-        return 0 if self._rules.get(where[1:]) == "share" else value
