@@ -10,13 +10,9 @@ from ..errors import UserError
 from .communicator import TIMEOUT_S, Communicator
 from .regroup import Grouping, Member, Role, grouping
 from .thread_endpoint import RankFailed
-from .threads import ThreadCommunicator, ThreadWorld
+from .threads import Dies, ThreadCommunicator, ThreadWorld
 
 Result = TypeVar("Result")
-
-
-class Dies(BaseException):
-    """Raised in a rank, it ends it as a kill ends a process: without a word to the others."""
 
 
 class Group:

@@ -30,6 +30,11 @@ Result = TypeVar("Result")
 MOST_THREADS = 1 << 15  #: Linux has about as many in a process; each collective takes size² steps
 
 
+class Dies(BaseException):
+    """Raised in a rank, it ends it as a kill ends a process: without a word to the others. For
+    ranks that survive each other."""
+
+
 class ThreadWorld:
     """What the ranks of one process share: a place for each rank's argument, and where they meet.
 
@@ -292,7 +297,7 @@ class ThreadCommunicator(Communicator):
                 raise SharedError(different)
             result = combine([theirs for _, theirs in world.offers], **options)
             world.meet(self.rank, name, None)
-        except RankFailed:
+        except (RankFailed, RanksLost, Dies):
             raise
         except BaseException:
             world.abort()

@@ -16,15 +16,16 @@ class Adjusting:
     Args:
         session: whose values have been checked.
         learner: its learner.
+        best: where the best model is kept.
 
     Attributes:
         ended: why training ends before its time; None: it does not.
         ends_with_best: whether the final model is the best one.
     """
 
-    def __init__(self, session: SessionOptions, learner: Learner) -> None:
+    def __init__(self, session: SessionOptions, learner: Learner, best: Snapshot) -> None:
         self._rate, self._validation = session.auto_learning_rate, session.validation
-        self._learner, self._best = learner, Snapshot()
+        self._learner, self._best = learner, best
         validation = session.validation
         self.ends_with_best = validation is not None and validation.restore_best
         self.ended: str | None = None
@@ -43,6 +44,15 @@ class Adjusting:
     def keep(self) -> None:
         """Keep the model as the best one. Local, but where servers hold a part of it."""
         self._best.take(self._learner)
+
+    def share(self, standing: Standing) -> None:
+        """The ranks are others: all of them are to have the best model. Collective."""
+        if self.keeps_best and standing.best is not None:
+            present = Snapshot()
+            present.take(self._learner)
+            self._best.restore(self._learner)
+            self.keep()
+            present.restore(self._learner)
 
     def finish(self) -> bool:
         """Before training ends: go back to the best model, where that is asked for; whether it

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from ..array_files import require_safetensors
-from ..communication import Communicator, InBackground
+from ..communication import Communicator, InBackground, is_loss
 from ..errors import SharedError, SharedProblem, UserError
 from ..options import values_of
 from ..state import weight_of
@@ -73,7 +73,7 @@ class Checkpoints:
         self._copies = HostCopies()
         self._writing: InBackground[Path] | None = None
         self._written: Path | None = None
-        self._comms: tuple[Communicator, Communicator] | None = None
+        self._comms: tuple[Communicator, int, Communicator] | None = None
         self._closed = False
 
     def save(
@@ -108,6 +108,12 @@ class Checkpoints:
         if learner.serves:
             return
         learner.require_own_model("save")
+        if learner.survival is None:
+            self._save(learner, extra, metric, background)
+        else:  # where a rank dies there is no checkpoint, and the others have gone back
+            learner.survival.survives(lambda: self._save(learner, extra, metric, background))
+
+    def _save(self, learner: Learner, extra: Any, metric: Any, background: bool) -> None:
         learner.meet()  # a rank that has failed would be waited for below
         self.wait()
         numbers: dict[str, Any] = {}
@@ -160,7 +166,8 @@ class Checkpoints:
         writing, self._writing = self._writing, None
         if writing is not None:
             _forget(writing)
-            self._written = writing.result()
+            if not is_loss(writing.error()):  # a rank has died: the one before is the newest
+                self._written = writing.result()
         return self._written
 
     def close(self) -> None:
@@ -184,9 +191,7 @@ class Checkpoints:
 
     def _release(self) -> None:
         self._copies = HostCopies()
-        comms, self._comms = self._comms, None
-        if comms is not None:
-            comms[1].close()
+        self._close_communicator()
 
     def __enter__(self) -> Self:
         return self
@@ -210,15 +215,18 @@ class Checkpoints:
 
     def _communicator(self, comm: Communicator) -> Communicator | None:
         """For the background; None where MPI does not allow it. Collective at the first call."""
-        if self._comms is None or self._comms[0] is not comm:
-            if self._comms is not None:
-                self._comms[1].close()
-                self._comms = None
+        if self._comms is None or self._comms[0] is not comm or self._comms[1] != comm.generation:
+            self._close_communicator()
             try:
-                self._comms = comm, comm.duplicate()
+                self._comms = comm, comm.generation, comm.duplicate()
             except SharedError:
                 return None
-        return self._comms[1]
+        return self._comms[2]
+
+    def _close_communicator(self) -> None:
+        comms, self._comms = self._comms, None
+        if comms is not None and comms[1] == comms[0].generation:  # else it is revoked
+            comms[2].close()
 
     def _manifest(self, learner: Learner, metric: float | None) -> dict[str, Any]:
         return {

@@ -24,6 +24,7 @@ class Feeding:
         session: whose values have been checked.
         learner: its learner.
         chosen: the minibatch size that was found in training; 0: as the session says.
+        start: samples that the learner had seen before the session.
     Raises:
         UserError: the session's arguments do not fit what it trains on.
 
@@ -37,7 +38,7 @@ class Feeding:
     """
 
     def __init__(
-        self, session: SessionOptions, learner: Learner, chosen: Callable[[], int]
+        self, session: SessionOptions, learner: Learner, chosen: Callable[[], int], start: int
     ) -> None:
         self._session, self._learner, self._chosen = session, learner, chosen
         train = session.train
@@ -58,7 +59,7 @@ class Feeding:
                 minibatch_size=self.size_after,
                 epochs=session.epochs or 1,
                 seed=session.seed,
-                start=learner.samples,
+                start=start,
                 dtype=session.objective.dtype,
                 classes=session.objective.classes,
             )

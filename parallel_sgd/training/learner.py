@@ -134,6 +134,11 @@ class Learner:
         model, announced = lambda: self.at_work.common_model(), self._announced
         return InCommon(self._number, self.algorithm, self.local_step, announced, model)
 
+    def abandon(self) -> None:
+        """Ranks have died: wait until nothing goes on in the background, where it fails. Local."""
+        self._beside.wait()
+        self.at_work.abandon()
+
     def form_again(self) -> None:
         """The ranks are others: begin as a new learner does, but for its state. Collective."""
         sent = self.bytes_sent
@@ -318,6 +323,8 @@ class Learner:
         if not announced.take_void(samples):
             before = announced.steps
             if self.survival.survives(lambda: self._timed_step(samples)):
+                if self.survival.by_itself:
+                    self.survival.stepped()
                 return self.last_samples
             if announced.steps == before:  # the step had not come so far
                 announced.take_void(samples)

@@ -9,6 +9,7 @@ from ..validation import kind_of
 from .learner import Learner
 from .progress import Progress
 from .session_options import SessionOptions
+from .snapshot import Snapshot
 from .training_run import TrainingRun
 
 
@@ -87,9 +88,19 @@ class TrainingSession(SessionOptions):
         if self.learner.serves:
             self.learner.finish()
             return []
+        rows, best = None, Snapshot()
         try:
-            return TrainingRun(self.learner.comm.together(self.checked), self.learner).run()
+            while rows is None:  # with those that are left, where ranks have died
+                rows = self.learner.surviving(lambda: self._run(best))
         except SharedError as error:
             if not self.learner.algorithm.roles.together and not self.learner.at_work.failed:
                 self.learner.fail(SharedProblem(error))  # servers have not heard of it
             raise
+        finally:
+            if self.learner.survival is not None:
+                self.learner.survival.keep_nothing()
+        return rows
+
+    def _run(self, best: Snapshot) -> list[Progress] | None:
+        checked = self.learner.comm.together(self.checked)
+        return TrainingRun(checked, self.learner, best).run()

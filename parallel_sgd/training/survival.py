@@ -13,7 +13,8 @@ place of what the dead one had of sums.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,7 @@ class Survival:
     Attributes:
         losses: so far.
         sizes: of all ranks' stripes.
+        by_itself: whether each step of the learner is told by itself to `stepped`.
 
     Memory: two copies of the state. Cost: a pass over it for each copy.
     """
@@ -60,10 +62,11 @@ class Survival:
         self._learner, self._every = learner, commit_every
         self._copies = (Copy(), Copy())
         self._taken = self._steps = 0  # copies so far; steps since the latest
+        self._paused = False
         self._generation, self._in_vain = learner.world.generation, 0
         self.sizes: list[dict[str, int]] = []  # of all ranks' stripes
         self._companion: Callable[[], Any] = lambda: None
-        self._restore_companion: Callable[[Any], object] = lambda kept: None
+        self.by_itself = True
         self._kept: Any = None  #: beside the copy that training has gone back to
         self.losses = Losses()
 
@@ -76,37 +79,53 @@ class Survival:
             self.sizes = self._learner.comm.allgather_object(stripe_sizes(self._learner))
             self.commit()
 
-    def keep(self, companion: Callable[[], Any], restore: Callable[[Any], object]) -> Any:
-        """Keep something beside each copy, from now on. Local.
+    def keep(self, companion: Callable[[], Any]) -> Any:
+        """Keep something beside each copy, from now on; a step takes none by itself any more, but
+        whoever keeps it, when it has done what follows from a step (`stepped`). Local.
 
         Args:
             companion: gives it, as JSON can hold it.
-            restore: called with it, when training goes back.
         Returns:
-            What the others had kept, on a rank that has joined them; else None.
+            What was kept beside the copy that training has gone back to; None where it has not.
         """
-        self._companion, self._restore_companion = companion, restore
+        self._companion, self.by_itself = companion, False
         return self._kept
 
-    def survives(self, step: Callable[[], object]) -> bool:
-        """Take a step, and a copy after it where one is due; False where ranks have died, and the
-        others have gone back. Collective."""
+    def keep_nothing(self) -> None:
+        """Nothing is kept beside copies any more. Local."""
+        self._companion, self._kept, self.by_itself = (lambda: None), None, True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """For a `with` block no copies are taken: of what is only tried. Local."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def survives(self, call: Callable[[], object]) -> bool:
+        """Do what all ranks do together; False where ranks have died, or can join, and training has
+        gone back. Collective."""
         world = self._learner.world
         try:
             if world.generation != self._generation or world.spares:
                 raise RanksLost("the ranks have changed, or can")
-            step()
-            self._steps += 1
-            work = self._learner.at_work
-            if self._steps >= self._every and work.algorithm.replicated(work.state, work.work):
-                self.commit()
-                self._in_vain = 0
+            call()
         except Exception as error:
             if not is_loss(error) or self._in_vain > MOST_IN_VAIN:
                 raise
             self.recover()
             return False
         return True
+
+    def stepped(self) -> None:
+        """A step has been taken: take a copy where one is due. Local."""
+        self._steps += 1
+        work = self._learner.at_work
+        if self._steps >= self._every and work.algorithm.replicated(work.state, work.work):
+            self.commit()
+            self._in_vain = 0
 
     def complete_pass(self) -> None:
         """All has been trained on that a source has given: see that none goes back behind it any
@@ -141,10 +160,14 @@ class Survival:
         Args:
             finished: the model is the final one.
         """
+        if not self._paused:
+            self._take_copy(finished, self._companion())
+
+    def _take_copy(self, finished: bool, companion: Any) -> None:
         copy = self._copies[self._taken % 2]
         copy.number = -1  # until it is whole
         copy.take(self._learner, self.sizes)
-        copy.finished, copy.companion = finished, self._companion()
+        copy.finished, copy.companion = finished, companion
         copy.number, self._taken, self._steps = self._taken, self._taken + 1, 0
 
     def recover(self, *, grows: bool = True) -> None:
@@ -161,7 +184,7 @@ class Survival:
                 regroups = world.generation == self._generation
                 if regroups:
                     world.revoke()
-                self._learner.at_work.abandon()
+                self._learner.abandon()
                 if regroups:
                     before = world.world_ranks
                     world.regroup(grows=grows)
@@ -210,9 +233,8 @@ class Survival:
         self.losses.samples += clock - shared.samples
         self.losses.values += shared.values_lost
         self._kept = shared.companion
-        self._restore_companion(self._kept)
         self._taken = number + 1
-        self.commit(finished=shared.finished)
+        self._take_copy(shared.finished, self._kept)
         self._tell(clock - shared.samples)
 
     def _tell(self, again: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -30,33 +30,45 @@ from .snapshot import Snapshot
 BY_CALLBACK = "ended by a callback"
 
 
+class OtherRanks(Exception):
+    """Ranks have died, or joined, and the learner has gone on with those that are left: what the
+    run knows of its ranks is out of date."""
+
+
 class TrainingRun:
     """One run of a session, on a rank that trains.
 
     Args:
         session: whose values have been checked.
         learner: its learner.
+        best: where the best model is kept.
 
     Creation is collective.
     """
 
-    def __init__(self, session: SessionOptions, learner: Learner) -> None:
+    def __init__(self, session: SessionOptions, learner: Learner, best: Snapshot) -> None:
         self.session, self.learner, self.comm = session, learner, learner.comm
+        survival = learner.survival
+        kept = None if survival is None else survival.keep(self._kept)
         self.standing = Standing()
+        self._start: int = learner.samples if kept is None else kept["start"]
         self.feeding = self.comm.together(
-            lambda: Feeding(session, learner, lambda: self.standing.size)
+            lambda: Feeding(session, learner, lambda: self.standing.size, self._start)
         )
         self.measuring = self.comm.together(lambda: Measuring(session, learner, self.feeding))
-        self.adjusting = Adjusting(session, learner)
+        self.adjusting = Adjusting(session, learner, best)
         self.checkpoints: SessionCheckpoints | None = None
         self.log: RankLog | None = None
         self._bar: ProgressBar | None = None
         self._search_from = Snapshot()
         self._criterion: float | None = None  #: of the model as it is now
-        self._trained = self._finished = False
+        self._trained = self._finished = self._begun = False
+        self._generation = self.comm.generation
+        if kept is not None:  # ranks have died in the midst of the run
+            self._go_on_from(kept)
 
-    def run(self) -> list[Progress]:
-        """Train to the end. Collective."""
+    def run(self) -> list[Progress] | None:
+        """Train to the end; None where the ranks are others before. Collective."""
         self._agree()
         try:
             with self.checkpoints or nullcontext():
@@ -64,6 +76,8 @@ class TrainingRun:
                 while self.learner.samples < self.feeding.total and self.adjusting.ended is None:
                     self._train()
                 self._end()
+        except OtherRanks:
+            return None
         except BaseException as error:
             if self.log:
                 self.log.write_error(error)
@@ -74,6 +88,37 @@ class TrainingRun:
             if self._bar:
                 self._bar.close()
         return self.standing.history if self.measuring.observes else []
+
+    # Where ranks die, or join.
+
+    def _kept(self) -> dict[str, Any]:
+        """What goes back with the learner where ranks have died. Local."""
+        return {
+            "standing": self.standing.as_dict(),
+            "criterion": self._criterion,
+            "ended": self.adjusting.ended,
+            "trained": self._trained,
+            "begun": self._begun,
+            "start": self._start,
+        }
+
+    def _go_on_from(self, kept: dict[str, Any]) -> None:
+        """The learner has gone back to where this was kept, on this rank or another. Local."""
+        standing = Standing.of([kept["standing"]], 0, 1)
+        assert standing is not None
+        self.standing, self._criterion = standing, kept["criterion"]
+        self.adjusting.ended = kept["ended"]
+        self._trained, self._begun = kept["trained"], kept["begun"]
+
+    def _copy(self, *, new_row: bool) -> None:
+        """What is to be done after a step has been: take a copy, where one is due. Local."""
+        survival = self.learner.survival
+        if survival is not None:
+            survival.commit() if new_row else survival.stepped()
+
+    def _require_same_ranks(self) -> None:
+        if self.comm.generation != self._generation:
+            raise OtherRanks
 
     # The beginning and the end.
 
@@ -105,7 +150,10 @@ class TrainingRun:
         """Go on from where a checkpoint has been, and begin to write, when all is known to be
         right: what the folder held is replaced. Collective."""
         folder, checkpoints, resumed = self.session.folder, self.checkpoints, None
-        if checkpoints:
+        again, self._begun = self._begun, True
+        if again:
+            self.adjusting.share(self.standing)
+        elif checkpoints:
             self.standing, resumed = checkpoints.take_up(self.adjusting)
         rows, ended = self.standing.history, self.adjusting.ended is not None
         if ended or self.learner.samples >= self.feeding.total:  # the last one is written anew
@@ -115,10 +163,11 @@ class TrainingRun:
             if self.session.progress_bar:
                 require_tqdm()
             if folder:
+                folder.resumed = folder.resumed or self.comm.generation > 0
                 folder.create([row.as_dict() for row in rows])
             if checkpoints:
                 checkpoints.begin_after(resumed)
-            if self.session.started:
+            if self.session.started and not again:
                 called(self.session.started, self.learner)
             if self.session.progress_bar:
                 self._bar = ProgressBar(self.feeding.total, self.learner.samples)
@@ -144,6 +193,7 @@ class TrainingRun:
             if self._trained:
                 self._save(self.checkpoints)
             self.checkpoints.wait()
+            self._require_same_ranks()
         learner.finish()  # may change the model: the last row is of the final one
         self._finished = True
         final = self.measuring.final()
@@ -180,8 +230,12 @@ class TrainingRun:
                 if not self.adjusting.can_roll_back:
                     raise
                 self._undo(str(error))
+                self._copy(new_row=True)
                 return
-            if self._between(before):
+            rows = len(self.standing.history)
+            moved = self._between(before)
+            self._copy(new_row=len(self.standing.history) > rows)
+            if moved:
                 return
 
     def _step(self, batch: Batch) -> None:
@@ -197,6 +251,7 @@ class TrainingRun:
             standing.loss += loss
             standing.count += samples
         learner.step(samples=samples)
+        self._require_same_ranks()
         self._trained, self._criterion = True, None
         standing.seconds += time.perf_counter() - begin
         if self._bar:
@@ -223,6 +278,7 @@ class TrainingRun:
         best = known and self._criterion == self.standing.best
         if checkpoints and (checkpoints.due(before) or best):
             self._save(checkpoints)
+            self._require_same_ranks()
         return searched
 
     # Rows of metrics, and what follows from them.
@@ -335,8 +391,14 @@ class TrainingRun:
         sizes = auto.candidates(base, feeding.size_after(self.learner.samples))
         samples = max(auto.trial_samples, 2 * sizes[-1])
         self._search_from.take(self.learner)
-        standing.size = auto.search(sizes, lambda size: self._try(size, samples))
+        with self._without_copies():
+            standing.size = auto.search(sizes, lambda size: self._try(size, samples))
         return True
+
+    def _without_copies(self) -> AbstractContextManager[object]:
+        """While something is tried, to which no rank is to go back."""
+        survival = self.learner.survival
+        return survival.paused() if survival else nullcontext()
 
     def _try(self, size: int, samples: int) -> float:
         """The mean training loss of so many samples in minibatches of this size; then all but the
@@ -352,12 +414,12 @@ class TrainingRun:
                         break
                 own = float(self.standing.loss), self.standing.count
                 sums = self.comm.allgather_object(own)
-                return float(sum(loss for loss, _ in sums) / sum(count for _, count in sums))
+                loss = float(sum(loss for loss, _ in sums) / sum(count for _, count in sums))
         except DivergedError:
-            return math.inf
-        finally:
-            kept.seconds, self.standing, self._criterion = self.standing.seconds, kept, criterion
-            self._search_from.restore(learner)
+            loss = math.inf
+        kept.seconds, self.standing, self._criterion = self.standing.seconds, kept, criterion
+        self._search_from.restore(learner)
+        return loss
 
     # Checkpoints.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,8 @@ import pytest
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.surviving_threads import Dies, simulate_survival
-from parallel_sgd.communication.threads import ThreadWorld
+from parallel_sgd.communication.surviving_threads import simulate_survival
+from parallel_sgd.communication.threads import Dies, ThreadWorld
 
 N, MINIBATCH, EPOCHS = 23, 6, 3
 TOTAL = N * EPOCHS
@@ -121,3 +123,54 @@ def test_every_algorithm_goes_on(monkeypatch, algorithm: Any) -> None:
         left = after_a_kill(monkeypatch, body, number % RANKS, number, number % 2)
         if left is not None:
             assert np.linalg.norm(left[0][0] - expected) < 0.7 * np.linalg.norm(expected)
+
+
+def session(folder: Path) -> Callable[..., Any]:
+    """A run with all that a session does between two minibatches."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((120, 6)).astype(np.float32)
+    data = psgd.data.Arrays(x, (x[:, :3] + 0.1 * x[:, 3:]).argmax(1))
+
+    def body(comm: Communicator) -> Any:
+        model = psgd.models.MLP([6, 8, 3], seed=1, dtype=np.float64)
+        algorithm = psgd.DataParallelSGD()
+        with psgd.Learner(
+            model.parameters, psgd.MomentumSGD(lr=0.05), algorithm, comm, commit_every=2
+        ) as learner:
+            rows = psgd.TrainingSession(
+                learner=learner,
+                objective=model,
+                train=data,
+                minibatch_size=12,
+                epochs=4,
+                progress_every=60,
+                validation=psgd.CrossValidation(data=data, every=120, restore_best=True),
+                auto_learning_rate=psgd.AutoLearningRate(load_best_model=True),
+                checkpoints=psgd.CheckpointConfig(folder=folder / "checkpoints", every=84),
+                folder=psgd.RunFolder(folder / "run"),
+            ).run()
+        return model.parameters.flat.copy(), [row.samples for row in rows], comm.size
+
+    return body
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_session_goes_on(monkeypatch, tmp_path: Path, spares: int) -> None:
+    body = session(tmp_path / "undisturbed")
+    expected, samples, _ = simulate_survival(3, body, timeout_s=100)[0]
+    assert samples == [60, 120, 180, 240, 300, 360, 420, 480]
+    for number in range(40, 700, 83):
+        rank, folder = number % 3, tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            kill = KilledAt(patch, rank, number)
+            results = simulate_survival(3, session(folder), spares=spares, timeout_s=100)
+        left = [result for result in results if result is not None]
+        assert len(left) >= 2 and (results[rank] is None) == kill.killed
+        for flat, rows, size in left:
+            assert rows == samples and size == len(left)
+            assert np.allclose(flat, expected, rtol=1e-12, atol=1e-13)
+        lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["samples"] for line in lines] == samples
+        if not kill.killed:
+            break
+    assert number > 300
