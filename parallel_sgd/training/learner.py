@@ -90,7 +90,9 @@ class Learner:
         self._minibatch_size = minibatch_size
         self._performance: SyncPerformance | None = None
         self.survival: Survival | None = None
+        self._number = comm.learners if isinstance(comm, Communicator) else 0
         begin_with_those_left(comm, self._begin)
+        comm.learners += 1
 
     def _begin(self) -> None:
         """Collective."""
@@ -110,8 +112,6 @@ class Learner:
         self.last_samples = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
         self._announced = Announced(algorithm, self.local_step)
-        self._number = comm.learners  # on its communicator
-        comm.learners += 1
         self.in_common = self._compared()
         self._computes_since: float | None = None  # the user does, between two steps
         self._beside = Beside(self.fail)
