@@ -209,6 +209,9 @@ class Communicator(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not survive its ranks")
 
+    def end_prologue(self) -> None:  # noqa: B027
+        """The ranks begin to train: those that join later know what was done together so far."""
+
     @property
     def lost_ranks(self) -> Sequence[int]:
         """Those of the world that are known to have died. Local."""

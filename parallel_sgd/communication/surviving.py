@@ -8,6 +8,7 @@ from .departures import Calls, call_last
 from .launched import requested_spares
 from .lobby import Lobby
 from .mpi import MpiCommunicator, begin
+from .prologue import WithPrologue
 from .watchdog import Watchdog
 
 _world: SurvivingCommunicator | None = None
@@ -29,10 +30,12 @@ def surviving_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     call_last(lobby.leave)
     comm = lobby.first_group()
     _world = SurvivingCommunicator(comm, watched, lobby, cuda_aware=cuda_aware)
+    if lobby.generation:
+        _world.join()
     return _world
 
 
-class SurvivingCommunicator(MpiCommunicator):
+class SurvivingCommunicator(WithPrologue, MpiCommunicator):
     """Ranks that go on where some of them have died.
 
     Args:
@@ -47,7 +50,8 @@ class SurvivingCommunicator(MpiCommunicator):
     def __init__(
         self, comm: MPI.Intracomm, watched: Watchdog, lobby: Lobby, *, cuda_aware: bool = False
     ) -> None:
-        super().__init__(comm, watched, _calls(lobby), cuda_aware=cuda_aware)
+        MpiCommunicator.__init__(self, comm, watched, _calls(lobby), cuda_aware=cuda_aware)
+        WithPrologue.__init__(self)
         self._lobby, self.generation = lobby, lobby.generation
         self._abandoned: list[MPI.Intracomm] = []  # a message may yet come in
 
@@ -75,6 +79,8 @@ class SurvivingCommunicator(MpiCommunicator):
         self._wait = self._watched("", self._calls)
         self._hosts, self.generation = None, self._lobby.generation
         self._family.clear()
+        if self._lobby.group.joined:
+            self._share_prologue()
 
 
 def _calls(lobby: Lobby) -> Calls:

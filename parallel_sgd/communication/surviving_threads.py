@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from ..errors import UserError
 from .communicator import TIMEOUT_S, Communicator
+from .prologue import WithPrologue
 from .regroup import Grouping, Member, Role, grouping
 from .thread_endpoint import RankFailed
 from .threads import Dies, ThreadCommunicator, ThreadWorld
@@ -91,7 +92,7 @@ class Group:
         self._changed.notify_all()
 
 
-class SurvivingThread(ThreadCommunicator):
+class SurvivingThread(WithPrologue, ThreadCommunicator):
     """One thread's view of a group.
 
     Args:
@@ -102,7 +103,9 @@ class SurvivingThread(ThreadCommunicator):
     survives = True
 
     def __init__(self, group: Group, number: int) -> None:
-        super().__init__(group.world, group.grouping.ranks.index(number))
+        place = group.grouping.ranks.index(number)
+        ThreadCommunicator.__init__(self, group.world, place)
+        WithPrologue.__init__(self)
         self._group, self._number, self.generation = group, number, group.generation
 
     @property
@@ -121,6 +124,8 @@ class SurvivingThread(ThreadCommunicator):
         self._world, self.generation = self._group.world, self._group.generation
         self.rank = self._group.grouping.ranks.index(self._number)
         self.size, self._hosts, self._subworlds_made = self._world.size, None, 0
+        if self._group.grouping.joined:
+            self._share_prologue()
 
 
 def simulate_survival(
@@ -148,6 +153,8 @@ def simulate_survival(
         try:
             comm = group.communicator(rank)
             if comm is not None:
+                if comm.generation:
+                    comm.join()
                 results[rank] = function(comm)
                 group.end(rank)
         except Dies:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..communication import is_loss
+from ..communication import Communicator, is_loss
 from ..errors import RanksLost
 from .copies import Copy, Sharing
 from .reshard import stripe_sizes
@@ -251,6 +251,8 @@ class Survival:
 
 def begin_with_those_left(comm: Any, begin: Callable[[], object]) -> None:
     """Begin something; again, where ranks have died in it, with those that are left. Collective."""
+    if isinstance(comm, Communicator):
+        comm.end_prologue()
     while True:
         try:
             begin()

@@ -1,0 +1,136 @@
+"""What the ranks have told each other before they train, for those that join them later.
+
+A program does this and that with its ranks before it makes a learner: it reads data together, sees
+that all agree, finds out about hosts. A rank in reserve that joins runs the same program, while the
+others are in the midst of training. So every rank writes down what collectives have given until
+then, and a rank that joins is given the same, as the one had it whose place it takes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UserError
+from ..kernels import array_module
+from .communicator import Communicator, Counts
+from .loss import is_loss
+from .messages import Array
+
+Result = TypeVar("Result")
+
+MOST_BYTES = 16 << 20
+"""Of arrays that are written down: programs read their data each for themselves."""
+
+
+class WithPrologue(Communicator):
+    """Before a communicator whose ranks survive each other, and some are in reserve."""
+
+    def __init__(self) -> None:
+        self._written: list[tuple[str, Any]] | None = []  #: None: the ranks train, and nothing is
+        self._known: list[tuple[str, Any]] | None = self._written  #: for ranks that join
+        self._told: deque[tuple[str, Any]] | None = None  #: to a rank that has joined
+        self._bytes = 0
+
+    @property
+    def _inner(self) -> Any:
+        """The communicator behind this class."""
+        return super()
+
+    def end_prologue(self) -> None:
+        """The ranks begin to train. Local."""
+        self._written, self._told = None, None
+        self._hosts = None
+
+    def join(self) -> None:
+        """Hear what the others have told each other: on a rank that was in reserve. Collective."""
+        try:
+            self._known, self._written = None, None
+            self._share_prologue()
+        except Exception as error:
+            if not is_loss(error):
+                raise
+            self.revoke()
+            self.regroup(grows=True)
+
+    def _share_prologue(self) -> None:
+        """Tell ranks that have just joined. Collective."""
+        told = self._inner._allgather_object(self._known)
+        first = next(known for known in told if known is not None)
+        if self._known is None:
+            self._known, self._written, self._told = first, None, deque(first)
+
+    def _once(self, name: str, call: Callable[[], Result], array: Array = None) -> Result:
+        """Call it, and write down what it gives; or give what is written down.
+
+        Args:
+            array: written by the call.
+        """
+        if self._told:
+            return cast(Result, self._given(name, array))
+        if self._told is not None:
+            raise UserError(
+                f"a rank in reserve has joined, and calls {name}, which the others have not before "
+                "their learner: what is done together must come before it in every run"
+            )
+        result = call()
+        if self._written is not None:
+            self._write(name, result if array is None else np.array(_on_host(array)))
+        return result
+
+    def _write(self, name: str, result: Any) -> None:
+        assert self._written is not None
+        if isinstance(result, np.ndarray):
+            self._bytes += result.nbytes
+            result = result if self._bytes <= MOST_BYTES else None
+        self._written.append((name, result))
+
+    def _given(self, name: str, array: Array) -> Any:
+        assert self._told
+        known, result = self._told.popleft()
+        if known != name or (array is not None and result is None):
+            raise UserError(
+                f"a rank in reserve cannot join: it calls {name} where the others have called "
+                f"{known}, or more than {MOST_BYTES >> 20} MiB were communicated"
+            )
+        if array is not None:
+            array[...] = result if array_module(array) is np else array_module(array).array(result)
+            return None
+        return result
+
+    def _allgather_object(self, item: Any) -> list[Any]:
+        call = self._inner._allgather_object
+        return cast(list[Any], self._once("allgather_object", lambda: call(item)))
+
+    def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        call = self._inner.sum_integers
+        total: npt.NDArray[np.int64] = self._once("sum_integers", lambda: call(values))
+        return total
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        call = self._inner.broadcast
+        self._once("broadcast", lambda: call(array, root), array)
+
+    def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
+        call = self._inner.allgather
+        self._once("allgather", lambda: call(send, receive, counts), receive)
+
+    def alltoall(
+        self,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+        *,
+        most: int | None = None,
+    ) -> None:
+        call, rest = self._inner.alltoall, (send_counts, receive, receive_counts)
+        self._once("alltoall", lambda: call(send, *rest, most=most), receive)
+
+
+def _on_host(array: Array) -> Any:
+    return array if array_module(array) is np else array.get()
