@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, Self, TypeVar
 
 from ..algorithms import Algorithm, Work
-from ..communication import Communicator, InBackground, is_loss
+from ..communication import Communicator, InBackground
 from ..errors import SharedError, UserError
 from ..optimizers import UpdateRule
 from ..parameter_server import RemoteTables
@@ -178,13 +178,7 @@ class Learner:
         Returns:
             What it returned, when all ranks that are left had come to its end.
         """
-        while True:
-            try:
-                return function()
-            except Exception as error:
-                if self.survival is None or not is_loss(error):
-                    raise
-                self.survival.recover()
+        return function() if self.survival is None else self.survival.surviving(function)
 
     @property
     def states(self) -> dict[str, Any]:

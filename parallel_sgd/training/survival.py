@@ -16,13 +16,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ..communication import Communicator, is_loss
 from ..errors import RanksLost
 from .copies import Copy, Sharing
 from .reshard import stripe_sizes
 from .stateful import Stateful
+
+Result = TypeVar("Result")
 
 COMMIT_EVERY = 10  #: steps
 
@@ -103,6 +105,17 @@ class Survival:
             yield
         finally:
             self._paused = False
+
+    def surviving(self, function: Callable[[], Result]) -> Result:
+        """What a function returns, which is called again wherever ranks have died in it. Collective
+        where that is."""
+        while True:
+            try:
+                return function()
+            except Exception as error:
+                if not is_loss(error) or self._in_vain > MOST_IN_VAIN:
+                    raise
+                self.recover()
 
     def survives(self, call: Callable[[], object]) -> bool:
         """Do what all ranks do together; False where ranks have died, or can join, and training has
