@@ -38,7 +38,7 @@ from .algorithms import (
 from .communication import Communicator, simulate
 from .communication.abort import install_excepthook_if_launched
 from .embedding import ArrayTable, Embedding
-from .errors import UserError
+from .errors import RanksLost, UserError
 from .optimizers import SGD, Adagrad, Adam, MomentumSGD, NesterovSGD, Optimizer
 from .parameters import Parameters
 from .trace import Trace
@@ -85,6 +85,7 @@ __all__ = [
     "Parameters",
     "PowerSGD",
     "Progress",
+    "RanksLost",
     "RunFolder",
     "SlowMo",
     "Trace",

@@ -119,6 +119,21 @@ LOSSY = [
 ]
 
 
+@pytest.mark.parametrize("spares", [0, 2])
+def test_others_die_while_the_ranks_recover(monkeypatch, spares: int) -> None:
+    body = train(psgd.DataParallelSGD(gradient_bits=4), psgd.SGD(lr=0.01))
+    for later in range(1, 60, 7):
+        with monkeypatch.context() as patch:
+            kills = [KilledAt(patch, 1, 60), KilledAt(patch, 2, 60 + later)]
+            results = simulate_survival(RANKS, body, spares=spares, timeout_s=100)
+        assert all(kill.killed for kill in kills)
+        left = [result for result in results if result is not None]
+        assert len(left) == (RANKS if spares else RANKS - 2)
+        for flat, samples, lost, size in left:
+            assert size == len(left) and samples == TOTAL and lost["ranks_lost"] == [1, 2]
+            assert np.array_equal(flat, left[0][0])
+
+
 @pytest.mark.parametrize("algorithm", LOSSY, ids=lambda a: type(a).__name__)
 def test_every_algorithm_goes_on(monkeypatch, algorithm: Any) -> None:
     body = train(algorithm, psgd.SGD(lr=0.01))
