@@ -106,6 +106,64 @@ def test_full_precision_trains_on_every_sample_once(monkeypatch, spares: int) ->
     assert number > 60 and (grown > 5) == bool(spares)
 
 
+def held(residuals: Any, owned: Any) -> Any:
+    """What a rank still has to send, of all values."""
+    total = residuals["worker_error"].astype(np.float64)
+    for name, error in residuals["owner_error"].items():
+        total[owned[name]] += error
+    return total
+
+
+@pytest.mark.parametrize("code", ["largest", "sign"])
+def test_what_the_dead_rank_held_is_lost_and_no_more(monkeypatch, code: str) -> None:
+    """applied + residuals of those that are left == all gradients - what the dead one held."""
+    random = np.random.default_rng(0)
+    x, rate = random.standard_normal((N, 300)).astype(np.float32), 1e-3
+    learners: dict[int, Any] = {}
+    algorithm = psgd.DataParallelSGD(gradient_bits=1, code=code, block_size=64)
+
+    def body(comm: Communicator) -> Any:
+        parameters = psgd.Parameters({"W": np.zeros((20, 15), np.float32)})
+        source = psgd.data.Source(x, np.zeros(N, int), minibatch_size=MINIBATCH, epochs=EPOCHS)
+        optimizer = psgd.SGD(lr_per_sample=rate)
+        learner = psgd.Learner(parameters, optimizer, algorithm, comm, commit_every=3)
+        learners[comm.world_ranks[comm.rank]] = learner
+        for inputs, _ in source.minibatches(learner):
+            learner.gradient.flat[...] = inputs.sum(0)
+            learner.step(samples=len(inputs))
+        learner.finish()
+        exchange = learner.state.exchange
+        state = {
+            "worker_error": exchange.residuals.worker_error,
+            "owner_error": exchange.residuals.owner_error,
+        }
+        return parameters.flat.copy(), held(state, exchange.current.owned)
+
+    for number in (60, 73, 85):
+        with monkeypatch.context() as patch:
+            kill = KilledAt(patch, 1, number)
+            results = simulate_survival(RANKS, body, timeout_s=100)
+        assert kill.killed
+        left = [result for result in results if result is not None]
+        applied = -left[0][0].astype(np.float64) / rate
+        missing = EPOCHS * x.sum(0, dtype=np.float64) - applied - sum(rest for _, rest in left)
+        dead = learners[1]
+        owned = dead.state.exchange.current.owned
+        prefix = "algorithm.exchange.residuals."
+        could = [
+            held(
+                {
+                    "worker_error": copy.arrays[prefix + "worker_error"],
+                    "owner_error": {k: copy.arrays[f"{prefix}owner_error.{k}"] for k in owned},
+                },
+                owned,
+            )
+            for copy in dead.survival._copies
+        ]
+        assert np.abs(missing).max() > 0.1
+        assert any(np.allclose(missing, lost, atol=1e-3) for lost in could)
+
+
 LOSSY = [
     psgd.DataParallelSGD(gradient_bits=1),
     psgd.DataParallelSGD(gradient_bits=1, code="largest", transport="pipelined"),
