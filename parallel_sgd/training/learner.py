@@ -316,14 +316,18 @@ class Learner:
         announced = self._announced
         if not announced.take_void(samples):
             before = announced.steps
-            if self.survival.survives(lambda: self._timed_step(samples)):
-                if self.survival.by_itself:
-                    self.survival.stepped()
+            if self.survival.survives(lambda: self._surviving_step(samples)):
                 return self.last_samples
             if announced.steps == before:  # the step had not come so far
                 announced.take_void(samples)
         self.last_samples = 0
         return 0
+
+    def _surviving_step(self, samples: int) -> None:
+        assert self.survival is not None
+        self._timed_step(samples)
+        if self.survival.by_itself:
+            self.survival.stepped()
 
     def _timed_step(self, samples: int) -> int:
         if self._beside or self._closed:

@@ -55,6 +55,7 @@ class Survival:
     Attributes:
         losses: so far.
         sizes: of all ranks' stripes.
+        has_joined: whether this rank had no copy when training went back last.
         by_itself: whether each step of the learner is told by itself to `stepped`.
 
     Memory: two copies of the state. Cost: a pass over it for each copy.
@@ -69,6 +70,7 @@ class Survival:
         self.sizes: list[dict[str, int]] = []  # of all ranks' stripes
         self._companion: Callable[[], Any] = lambda: None
         self.by_itself = True
+        self.has_joined = False
         self._kept: Any = None  #: beside the copy that training has gone back to
         self.losses = Losses()
 
@@ -133,7 +135,8 @@ class Survival:
         return True
 
     def stepped(self) -> None:
-        """A step has been taken: take a copy where one is due. Local."""
+        """A step has been taken: take a copy where one is due. Local, but that what runs in the
+        background is waited for."""
         self._steps += 1
         work = self._learner.at_work
         if self._steps >= self._every and work.algorithm.replicated(work.state, work.work):
@@ -143,8 +146,8 @@ class Survival:
     def complete_pass(self) -> None:
         """All has been trained on that a source has given: see that none goes back behind it any
         more. Collective."""
-        self.commit()
         try:
+            self.commit()
             self._learner.meet()  # whoever comes through it knows that all have the copy
         except Exception as error:
             if not is_loss(error):
@@ -245,7 +248,7 @@ class Survival:
         self.losses = Losses(*max(known for _, _, known in everybody))  # a new rank knows of none
         self.losses.samples += clock - shared.samples
         self.losses.values += shared.values_lost
-        self._kept = shared.companion
+        self._kept, self.has_joined = shared.companion, own is None
         self._taken = number + 1
         self._take_copy(shared.finished, self._kept)
         self._tell(clock - shared.samples)

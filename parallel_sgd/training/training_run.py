@@ -106,6 +106,9 @@ class TrainingRun:
         """The learner has gone back to where this was kept, on this rank or another. Local."""
         standing = Standing.of([kept["standing"]], 0, 1)
         assert standing is not None
+        survival = self.learner.survival
+        if survival is not None and survival.has_joined:
+            standing.begin_row()  # the sum of the rank whose place it takes is lost
         self.standing, self._criterion = standing, kept["criterion"]
         self.adjusting.ended = kept["ended"]
         self._trained, self._begun = kept["trained"], kept["begun"]
