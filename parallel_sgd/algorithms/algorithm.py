@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..communication import Communicator, Group, Roles, Together
@@ -12,6 +13,7 @@ from ..exchange import Exchange
 from ..optimizers import LocalStep
 from ..options import Options
 from ..parameters import Parameters
+from .left_out import LeftOut
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -32,6 +34,7 @@ class Work:
             the servers.
         group: who trains, and how they wait for each other.
         minibatch_size: samples of all ranks in a minibatch, where that is known before training.
+        left_out: what is left out since its numbers are not finite.
     """
 
     parameters: Parameters
@@ -40,6 +43,7 @@ class Work:
     comm: Communicator
     group: Group
     minibatch_size: int | None = None
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     @property
     def samples(self) -> int:
@@ -128,6 +132,25 @@ class Algorithm(Options, ABC, Generic[StateT]):
 
     def regrouped(self, state: StateT, work: Work) -> None:
         """The state has been put back, on other ranks than it was of. Collective."""
+
+    def replicas(self, state: StateT, work: Work) -> Mapping[str, Array]:
+        """What must have the same bits on all ranks beside `shared_model`, by name: compared now
+        and then, where ranks wait for each other. Local, no copies."""
+        return {}
+
+    def leave_out(self, state: StateT, work: Work) -> tuple[int, int]:
+        """Go back to where the ranks began to go by themselves, on all of them: `step` or `finish`
+        has raised a `DivergedError`, of numbers that are not finite. The clock stays.
+
+        For algorithms that do not synchronize in every step; those that do refuse a minibatch
+        before `step`.
+
+        Returns:
+            How many minibatches are left out by that, and samples of all ranks.
+
+        Collective, as far as it need be.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot leave out what it has begun")
 
     def ready(self, state: StateT, work: Work, name: str) -> None:
         """A parameter's gradient is complete on this rank, while others are still being computed.

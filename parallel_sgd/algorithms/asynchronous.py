@@ -9,13 +9,14 @@ import numpy as np
 
 from ..compression import AUTO, problem_with
 from ..embedding import Table, Tables
-from ..errors import SharedError, UserError
+from ..errors import NotFinite, SharedError, UserError
 from ..kernels import array_module, empty_like, finish_on_device
 from ..options import Folder, Whole, group, option, options, values_of
 from ..parameter_server import (
     Connection,
     ParameterServers,
     PlacementOptions,
+    RemoteTable,
     Rules,
     ServerGroup,
     choose_push_bits,
@@ -24,6 +25,7 @@ from ..validation import set_validated
 from .algorithm import Algorithm, Array, Minibatch, Work
 from .asynchronous_state import DataParallelASGDState
 from .data_parallel import WARM_START
+from .left_out import KeptOptimizer
 from .period import Period
 from .ramp import Ramp
 
@@ -128,7 +130,12 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             tables=connection.remote_tables(),
         )
         if not ranks.serves:
+            for table in state.tables.values():
+                if isinstance(table, RemoteTable):
+                    table.left_out = work.left_out
             flat = x.flat
+            if rules.pushes_updates:
+                work.left_out.kept["optimizer"] = KeptOptimizer(work.optimizer.state)
             state.base = flat.copy() if rules.pushes_updates else None
             state.residual = None if rules.lossless else x.like().flat
             if rules.pipeline or rules.pushes_updates:
@@ -166,6 +173,8 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             raise UserError("step() after finish(): this worker has left its servers")
         (samples, total), gradient = minibatch, work.gradient.flat
         factor, clock = self.ramp_up.factor(state.minibatches), work.samples
+        if state.period_steps == 0:
+            work.left_out.keep(clock)
         if self.rules.pushes_updates:
             work.optimizer.state.lr_factor = factor
             work.optimizer(gradient, samples, total)
@@ -211,8 +220,8 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         vector = gathered
         if state.base is not None:
             vector = array_module(x).subtract(state.base, x, out=state.sent)
-        if samples:
-            self._require_sound(state, work, vector, bits)
+        if samples and not self._is_sound(state, work, vector, bits):
+            samples = 0
         state.served.forget()
         if not self.rules.pipeline:
             lost = state.residual
@@ -236,16 +245,39 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             state.gathered.fill(0)
         state.since, state.blocked = time.perf_counter(), client.blocked_s
 
-    def _require_sound(
+    def _is_sound(
         self, state: DataParallelASGDState, work: Work, vector: Array, bits: float
-    ) -> None:
-        """End training for all where what is to be pushed cannot be."""
-        name = "gradient" if state.base is None else "model"
-        problem = problem_with(vector, self.rules.fewest(bits), name)
-        if problem:
-            if state.base is not None:
-                work.parameters.flat[...] = state.base
-            work.group.fail(problem)
+    ) -> bool:
+        """Whether what is to be pushed can be. Else training ends for all, or this worker leaves
+        out the period."""
+        name, left_out = "gradient" if state.base is None else "model", work.left_out
+        problem = left_out.problem(problem_with(vector, self.rules.fewest(bits), name))
+        if not problem:
+            return True
+        leaves_out = left_out.skips and isinstance(problem, NotFinite)
+        ended: str | None = problem
+        if leaves_out:
+            begun, now = work.samples - state.period_samples, work.samples
+            ended = left_out.count(problem, *self.leave_out(state, work), begun, now)
+        elif state.base is not None:
+            work.parameters.flat[...] = state.base
+        if ended:
+            work.group.fail(ended)
+        if state.base is not None:
+            vector.fill(0)
+        return False
+
+    def leave_out(self, state: DataParallelASGDState, work: Work) -> tuple[int, int]:
+        """The period of this worker alone: it is again where it began, and what was gathered is
+        not pushed. (Servers take a push without samples in its place.) Rows of embedding tables
+        that were pushed before stay so, but in mode "sync"."""
+        put_back = work.left_out.put_back(work.samples - state.period_samples, work.samples)
+        if state.base is not None:
+            work.parameters.flat[...] = state.base
+            if not put_back:
+                work.optimizer.optimizer.reset(work.optimizer.state)
+        state.client.statistics.left_out += 1
+        return state.period_steps, state.gathered_samples
 
     def _merge_arrived(self, state: DataParallelASGDState, x: Array, update: Array) -> None:
         """Go on from the model that has arrived, and from the local steps taken meanwhile."""

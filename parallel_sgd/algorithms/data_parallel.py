@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..compression import problem_with
@@ -40,7 +41,8 @@ class DataParallelSGD(Algorithm[DataParallelState]):
 
     With fewer than 32 bits the sum is quantized with error feedback, on the way to the ranks that
     add and on the way back. With overlap a rank whose gradient is not finite still refuses it, and
-    nobody's model changes, but residuals then hold a part of that minibatch.
+    nobody's model changes, but residuals then hold a part of that minibatch; unless minibatches are
+    left out (``not_finite="skip"``): then every step begins with a copy of the residuals.
 
     All ranks hold bit-equal parameters after every step. Extra memory at 1 bit: 4 + 4/K bytes of
     residuals and about 0.4 bytes of buffers per parameter; 4 more with double buffering.
@@ -84,6 +86,8 @@ class DataParallelSGD(Algorithm[DataParallelState]):
             background=self.double_buffering,
             overlap=self.overlap,
         )
+        if exchange.overlapped is not None:
+            exchange.overlapped.keeps_residuals = lambda: work.left_out.skips
         sent = work.parameters.like().flat if self.double_buffering else None
         return DataParallelState(exchange=exchange, sent=sent)
 
@@ -118,6 +122,9 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         if state.sent_samples:
             work.optimizer(state.sent, state.sent_samples, 0)
             state.sent_samples = 0
+
+    def replicas(self, state: DataParallelState, work: Work) -> Mapping[str, Array]:
+        return work.optimizer.state.buffers
 
     def ready(self, state: DataParallelState, work: Work, name: str) -> None:
         if self.overlap and work.samples >= self.distributed_after:

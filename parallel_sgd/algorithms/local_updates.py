@@ -13,12 +13,12 @@ Between two synchronizations nothing is communicated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from ..communication import Communicator
 from ..compression import problem_with_largest
 from ..errors import SharedError, UserError
 from ..exchange import Exchange, ExchangeOptions
@@ -29,6 +29,7 @@ from ..validation import set_validated
 from .algorithm import Algorithm, Array, Minibatch, Work
 from .data_parallel import WARM_START
 from .exchange_state import ExchangeState
+from .left_out import KeptOptimizer
 from .outer import Averaging, Block, OuterStep
 from .period import BlockPeriod
 
@@ -143,6 +144,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             averaging=Exchange(x, comm) if self.outer.inner_state == "average" else None,
         )
         state.start[...] = x.flat
+        work.left_out.kept["optimizer"] = KeptOptimizer(work.optimizer.state)
         return state
 
     def step(self, state: LocalUpdateState, work: Work, minibatch: Minibatch) -> None:
@@ -151,6 +153,8 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         if state.warm:
             state.start[...], state.warm = work.parameters.flat, False
         self.period.require_minibatch(total, ranks)
+        if state.block_steps == 0:
+            work.left_out.keep(work.samples)
         state.lr = work.optimizer.lr
         with work.comm.trace.span("update"):
             work.optimizer(work.gradient.flat, samples, total)
@@ -182,6 +186,18 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
     def shared_model(self, state: LocalUpdateState, work: Work) -> Array:
         return work.parameters.flat if state.warm else state.start
 
+    def replicas(self, state: LocalUpdateState, work: Work) -> Mapping[str, Array]:
+        return {} if state.momentum is None else {"outer momentum": state.momentum}
+
+    def leave_out(self, state: LocalUpdateState, work: Work) -> tuple[int, int]:
+        """The whole block of all ranks: `parameters` are Φ again, and the local optimizer's state
+        what it was as the block began, or zeroed where a checkpoint was loaded since."""
+        steps, samples, clock = state.block_steps, state.block_samples, work.samples
+        state.block_samples = state.own_samples = state.block_steps = 0
+        if not work.left_out.put_back(clock - samples, clock):
+            work.optimizer.optimizer.reset(work.optimizer.state)
+        return steps, samples
+
     def _synchronize(self, state: LocalUpdateState, work: Work, *, overlap: bool) -> None:
         """The end of a block: the whole of it, or with overlap its beginning."""
         if state.sent_samples:  # the block was shorter than the overlap
@@ -189,7 +205,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         x = work.parameters.flat
         term = state.sent if overlap else x  # which is about to become Φ
         try:
-            self._weigh(state, x, work.comm, term)
+            self._weigh(state, x, work, term)
         except SharedError:
             x[...] = state.start  # a model again
             raise
@@ -202,6 +218,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         state.block_samples = state.own_samples = state.block_steps = 0
         if not overlap:
             self._outer_step(state, term, samples, state.lr, work)  # and x is Φ
+        work.left_out.keep(work.samples)
 
     def _merge(self, state: LocalUpdateState, work: Work) -> None:
         """With overlap: take the outer step of the block under way, and mix Φ into the model."""
@@ -218,7 +235,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         weight = 0.5 if self.merge_weight is None else self.merge_weight
         body(x).mix(x, state.start, weight)
 
-    def _weigh(self, state: LocalUpdateState, x: Array, comm: Communicator, term: Array) -> None:
+    def _weigh(self, state: LocalUpdateState, x: Array, work: Work, term: Array) -> None:
         """This rank's term of G, which may be x itself: term = n_k / N * (Φ - x).
 
         Raises:
@@ -229,6 +246,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         largest = body(x).weighted_difference(x, state.start, weight, out)
         change = "model's change over the block"
         problem = problem_with_largest(largest, state.exchange.fewest_bits, change)
+        problem, comm = work.left_out.problem(problem), work.comm
         block = {
             "steps in the block": state.block_steps,
             "samples of all ranks in the block": state.block_samples,

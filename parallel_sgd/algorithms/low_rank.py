@@ -152,6 +152,10 @@ class PowerSGD(Algorithm[PowerSGDState]):
         with trace.span("update"):
             work.optimizer(gradient.flat, minibatch.total)
 
+    def replicas(self, state: PowerSGDState, work: Work) -> Mapping[str, Array]:
+        own = {} if state.q is None else {"Q": state.q}
+        return {**work.optimizer.state.buffers, **own}
+
 
 def as_matrix(array: Array) -> Array:
     """Its first axis by all others: a view."""

@@ -12,7 +12,7 @@ from ..communication import checked_timeout
 from ..errors import UserError
 from ..optimizers import OPTIMIZERS, Optimizer
 from ..options import all_options, values_of
-from ..training import AutoLearningRate, AutoMinibatchSize
+from ..training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
 from ..validation import checked_path, checked_seed, require_use, shown
 from .config import arguments_of, config_text, leave_out_defaults
 from .options import build
@@ -65,6 +65,7 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
     checked_seed(options.seed)
     options.minibatch_size = SIZES("minibatch_size", options.minibatch_size)
     _require_use(options)
+    adjusting(options)  # refuses what is not possible
     algorithm = build(options.algorithm, ALGORITHMS, options)
     optimizer = build(options.optimizer, OPTIMIZERS, options)
     outer = getattr(algorithm, "outer", None)
@@ -113,11 +114,12 @@ def described_as_config(
 
 def adjusting(options: argparse.Namespace) -> dict[str, Any]:
     """The rules that adjust training, of those that were asked for, by name. Local."""
-    return {
+    rules = {
         name: build(name, {name: kind}, options)
         for name, kind in ADJUSTING.items()
         if getattr(options, name)
     }
+    return rules | {"not_finite": build("not_finite", {"not_finite": NotFinitePolicy}, options)}
 
 
 def _require_use(options: argparse.Namespace) -> None:

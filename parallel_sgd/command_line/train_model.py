@@ -52,6 +52,7 @@ class TrainingModel(NamedTuple):
             comm,
             sync_perf_stats=options.sync_perf_stats,
             minibatch_size=_largest(options.minibatch_size),
+            compare_every=options.compare_every,
         )
 
 

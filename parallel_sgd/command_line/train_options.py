@@ -11,7 +11,8 @@ from ..communication import TIMEOUT_S
 from ..data import FORMATS, TASKS
 from ..optimizers import OPTIMIZERS
 from ..options import BySamples, Whole, all_options
-from ..training import AutoLearningRate, AutoMinibatchSize
+from ..training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
+from ..training.in_common import EVERY
 from ..training.session_options import FOLLOWS
 from ..version import __version__
 from .options import add_option, add_options, check_of, reader
@@ -66,6 +67,7 @@ def parser(
     _add_run(p)
     _add_validation(p)
     _add_adjusting(p)
+    _add_numbers(p)
     _add_output(p)
     _add_measuring(p)
     _add_saving(p)
@@ -253,6 +255,14 @@ def _add_adjusting(p: argparse.ArgumentParser) -> None:
         group.add_argument(flag, action="store_true", help=does)
         for option in all_options(kind):
             add_option(group, option, check_of(option, kind), shown=True)
+
+
+def _add_numbers(p: argparse.ArgumentParser) -> None:
+    group = p.add_argument_group("numbers that are not finite, ranks that differ")
+    for option in all_options(NotFinitePolicy):
+        add_option(group, option, check_of(option, NotFinitePolicy), shown=True)
+    every = "steps between two comparisons of the ranks' models and momenta; 0: never"
+    _number(group.add_argument, "--compare-every", EVERY, "N", every)
 
 
 def _add_output(p: argparse.ArgumentParser) -> None:

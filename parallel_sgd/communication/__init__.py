@@ -4,12 +4,14 @@ from .background import InBackground, ProgramEnds, program_ends
 from .communicator import SIGN_FACTOR, TIMEOUT_S, Communicator, checked_timeout
 from .endpoint import Endpoint, PeerLost
 from .loss import is_loss
+from .phrases import CHECKSUM
 from .roles import WHOLE_MINIBATCH, Everybody, Group, Roles, Together
 from .thread_endpoint import RankFailed
 from .threads import simulate
 from .worlds import single, world
 
 __all__ = [
+    "CHECKSUM",
     "SIGN_FACTOR",
     "TIMEOUT_S",
     "WHOLE_MINIBATCH",

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+CHECKSUM = "checksum"
+"""What is last in the name of a number that the ranks have of what must be equal in their memory:
+where it differs, no user has asked for it."""
+
 
 def in_words(ranks: Sequence[int]) -> str:
     """ "rank 3", or "ranks 0, 1, 2" """
@@ -22,7 +26,27 @@ def different_values(name: str, values: Sequence[str], ranks: Sequence[int]) -> 
         return None
     who = {one: [k for k, v in zip(ranks, values, strict=True) if v == one] for one in values}
     has = "; ".join(f"{in_words(some)}: {one}" for one, some in who.items())
-    return f"{name} must be the same on all ranks, but differs: {has}"
+    differs = f"{name} must be the same on all ranks, but differs: {has}"
+    if not name.endswith(CHECKSUM):
+        return differs
+    return f"{differs}; {odd_one_out(list(who.values()))}"
+
+
+def odd_one_out(groups: Sequence[Sequence[int]]) -> str:
+    """Of ranks that hold different values of what must be equal, which are wrong.
+
+    Args:
+        groups: ranks with equal values.
+    """
+    largest, ranks = max(groups, key=len), sum(map(len, groups))
+    if 2 * len(largest) <= ranks:
+        return f"nobody can tell who is wrong: more than half of the {ranks} ranks must be alike"
+    odd = sorted(rank for group in groups if group is not largest for rank in group)
+    differ = "differs" if len(odd) == 1 else "differ"
+    return (
+        f"{in_words(odd)} {differ} from the others: the program has changed it there, or a bit "
+        "of memory has flipped"
+    )
 
 
 def left_in_vain(gone: Sequence[int], waits: str) -> str:

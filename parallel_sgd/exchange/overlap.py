@@ -11,7 +11,7 @@ import numpy as np
 from ..communication import Communicator, InBackground, ProgramEnds, program_ends
 from ..compression import problem_with
 from ..errors import RanksLost
-from ..kernels import finish_on_device
+from ..kernels import empty_like, finish_on_device
 from .exchange import Exchange
 from .layout import Bucket
 from .residuals import Residuals
@@ -32,6 +32,8 @@ class OverlappedExchange:
 
     Attributes:
         problem: why a part of the gradient cannot be exchanged, or None.
+        keeps_residuals: whether `drain` is to leave residuals as they were before: asked as an
+            exchange begins, which then copies them.
 
     Local, but for the exchange itself, which goes on until all buckets are complete.
     """
@@ -45,6 +47,9 @@ class OverlappedExchange:
         self._complete: list[bool] = []
         self.problem: str | None = None
         self._abandoned = False
+        self.keeps_residuals: Callable[[], bool] = lambda: False
+        self._kept: list[Array] = []  # copies of the residuals
+        self._keeping = False
 
     @property
     def running(self) -> bool:
@@ -58,6 +63,7 @@ class OverlappedExchange:
         self._missing = [set(bucket.names) for bucket in self.buckets]
         self._complete = [False] * len(self.buckets)
         complete = self._complete
+        self._keep(residuals)
 
         def is_complete(number: int) -> bool:
             if not complete[number] and program_ends():
@@ -115,6 +121,21 @@ class OverlappedExchange:
                 self._vector[self.buckets[number].values].fill(0)
                 self._send(number, 32)
         self.finish()
+        if residuals is not None and self._keeping:
+            for error, kept in zip(residuals.vectors, self._kept, strict=True):
+                error[...] = kept
+
+    def _keep(self, residuals: Residuals | None) -> None:
+        """Copy the residuals, where `drain` may be to put them back."""
+        self._keeping = residuals is not None and self.keeps_residuals()
+        if residuals is None or not self._keeping:
+            return
+        vectors = residuals.vectors
+        if [error.size for error in vectors] != [kept.size for kept in self._kept]:
+            self._kept = [empty_like(error, error.size) for error in vectors]
+        for error, kept in zip(vectors, self._kept, strict=True):
+            kept[...] = error
+            finish_on_device(kept)
 
     def abandon(self) -> None:
         """Wait until the exchange has failed, since ranks have died. Local."""

@@ -43,10 +43,14 @@ class Residuals:
         residuals.forget()
         return residuals
 
+    @property
+    def vectors(self) -> list[Array]:
+        """All of them, in one order."""
+        return [self.worker_error, *self.owner_error.values()]
+
     def forget(self) -> None:
         """Make them zero: what was lost is never sent. Local."""
-        self.worker_error.fill(0)
-        for error in self.owner_error.values():
+        for error in self.vectors:
             error.fill(0)
 
     def give_non_owned(self, values: slice, vector: Array) -> None:

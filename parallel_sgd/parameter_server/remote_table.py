@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,15 @@ Rows = npt.NDArray[np.float32]
 ASKED_EVERY_S = 0.05  #: whether tables are written
 
 
+class LeavesOut(Protocol):
+    """What a table has to know of pushes that are left out."""
+
+    @property
+    def skips(self) -> bool: ...
+
+    def tell(self, problem: str) -> None: ...
+
+
 class RemoteTable:
     """The rows of a distributed embedding table (`Embedding`): of int64 ids, float32 [width] each.
 
@@ -42,6 +51,10 @@ class RemoteTable:
         client: the worker's, made at its first use; None on a rank that is no worker.
         synchronous: whether it is trained in mode "sync".
 
+    Attributes:
+        left_out: is told of a push that is not finite, where such are left out; else servers
+            refuse it.
+
     Local. Cost: for each server that holds some of the rows, a message and an answer.
     """
 
@@ -55,6 +68,7 @@ class RemoteTable:
     ) -> None:
         self.options, self._number, self._client = options, number, client
         self._kernels, self._synchronous = row_kernels(), synchronous
+        self.left_out: LeavesOut | None = None
         self._wanted: Ids | None = None
         self._coming: tuple[Ids, Future[Rows]] | None = None
 
@@ -134,6 +148,10 @@ class RemoteTable:
                 f"{name!r} must be float32{[*ids.shape, self.width]}"
             )
         rows = np.ascontiguousarray(gradient).reshape(-1, self.width)
+        left_out = self.left_out
+        if left_out is not None and left_out.skips and not np.isfinite(rows).all():
+            left_out.tell(f"the gradient of rows of table {name!r} is not finite")
+            return
         client.in_turn(lambda: self._push(client, flat, rows, samples))
 
     def set(self, ids: Ids, values: Rows) -> None:

@@ -17,10 +17,13 @@ from ..training import Learner as ArrayLearner
 from ..training.announced import Feed
 from ..training.arguments import require_communicator
 from ..training.evaluation import weighted_means
+from ..training.in_common import EVERY
+from ..training.leaving_out import MOST_SKIPPED, NotFinite
 from ..validation import choice, integer, number
 from .arrays import on_one_stream
 from .evaluation import Score, sums_over
 from .gradients import LATE, Gradients
+from .kept_buffers import KeptBuffers
 from .model_state import BUFFERS, Buffers, ModelState, broadcast
 from .module import FlatModule, buffers_of, device_of, layout_of
 from .optimizer import TorchOptimizer, TorchStep, rule_of
@@ -58,7 +61,9 @@ class Learner(ArrayLearner):
         buffers: what becomes of BatchNorm's statistics and the like in `evaluation` and `finish`:
             all ranks have the "mean" of them, or those of the "first" rank, or each its own,
             "local". In training every rank goes on with its own.
-        sync_perf_stats, minibatch_size: as of `parallel_sgd.Learner`.
+        sync_perf_stats, minibatch_size, not_finite, most_skipped, compare_every: as of
+            `parallel_sgd.Learner`. What `not_finite` leaves out takes BatchNorm's statistics along:
+            they are what they were before.
     Raises:
         UserError: on all ranks, naming what of the model, the optimizer or the options cannot be
             trained with, or differs between the ranks.
@@ -105,6 +110,9 @@ class Learner(ArrayLearner):
         buffers: Buffers = "mean",
         sync_perf_stats: int = 0,
         minibatch_size: int | None = None,
+        not_finite: NotFinite = "stop",
+        most_skipped: int = MOST_SKIPPED,
+        compare_every: int = EVERY,
     ) -> None:
         require_communicator(comm)
         self.model, self._buffers = model, buffers
@@ -146,6 +154,9 @@ class Learner(ArrayLearner):
                     comm,
                     sync_perf_stats=sync_perf_stats,
                     minibatch_size=minibatch_size,
+                    not_finite=not_finite,
+                    most_skipped=most_skipped,
+                    compare_every=compare_every,
                 )
             except BaseException:
                 for module in made:  # another learner may have it
@@ -176,6 +187,8 @@ class Learner(ArrayLearner):
                 module=self._module, scaler=scaler, gradients=self._gradients
             )
             self._own_samples: int | None = None  # in the latest step that had some
+            self.left_out.kept["buffers"] = KeptBuffers(model)
+            self.left_out.keep(self.samples)
             self.local_step.prepare = self._gradients.prepare
             if isinstance(self.local_step, TorchStep):
                 self.local_step.used = self._gradients.used_by_any
@@ -196,12 +209,13 @@ class Learner(ArrayLearner):
         """Of the latest update's gradient, before it was clipped; None without `clip_norm`."""
         return self._gradients.norm
 
-    def step(self, samples: int) -> int:
+    def step(self, samples: int, loss: float | None = None) -> int:
         """Train on the minibatch whose gradients `backward` has left in the model.
 
         Args:
             samples: of this rank in it: over so many the loss is the mean, or the sum; of several
                 backwards together. 0 where it has none: then gradients are not looked at.
+            loss: as of `parallel_sgd.Learner.step`; also a tensor of one value.
         Returns:
             The samples of all ranks in this minibatch.
         Raises:
@@ -215,11 +229,12 @@ class Learner(ArrayLearner):
         if self.serves:
             return super().step(samples)
         with on_one_stream(self._module.device):
-            return self._train(samples)
+            return self._train(samples, loss)
 
-    def _train(self, samples: int) -> int:
+    def _train(self, samples: int, loss: float | None) -> int:
         """See `step`."""
         gradients = self._gradients
+        loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
         try:
             samples = integer("samples", samples, 0)
             if self._announced.next_own() == 0:  # what a sampler gives a rank that has none
@@ -241,13 +256,13 @@ class Learner(ArrayLearner):
             gradients.begin(used)
         self.in_common.note = gradients.note(used)
         try:
-            total = super().step(samples)
+            total = super().step(samples, loss)
         except BaseException:
             gradients.forget()
             raise
         finally:
             self.in_common.note = 0
-        if not total:
+        if not total or self.left_out.was_latest(self.samples):
             gradients.leave_out(used)
         used.agreed = self.in_common.notes % LATE > 0
         self._own_samples = samples or self._own_samples

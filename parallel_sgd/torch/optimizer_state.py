@@ -122,6 +122,17 @@ class TorchOptimizerState(OptimizerState):
                     )
         self.groups = json.dumps(dict(_hyperparameters(self.optimizer)))
 
+    def copied(self, room: Mapping[str, Any]) -> dict[str, Any]:
+        self.wait()
+        others = {key: array.copy() for key, array in self.others.items()}
+        return super().copied(room) | {"scalars": self.scalars, "others": others}
+
+    def put_back(self, copied: Mapping[str, Any]) -> None:
+        self.wait()  # rates stay as schedulers have made them
+        super().put_back(copied)
+        self.scalars, self.others = copied["scalars"], copied["others"]
+        self.restored()
+
     def check(self, saved: Mapping[str, Any], ranks: int) -> None:
         if self.buffers:
             super().check(saved, ranks)

@@ -6,6 +6,7 @@ from .checkpoints import Checkpoints
 from .cross_validation import CrossValidation
 from .learner import Learner
 from .loading import LoadedCheckpoint, load_checkpoint
+from .not_finite_policy import NotFinitePolicy
 from .objective import ModelObjective, Objective
 from .progress import Progress
 from .run_folder import CHECKPOINTS, RunFolder, require_matplotlib
@@ -22,6 +23,7 @@ __all__ = [
     "Learner",
     "LoadedCheckpoint",
     "ModelObjective",
+    "NotFinitePolicy",
     "Objective",
     "Progress",
     "RunFolder",

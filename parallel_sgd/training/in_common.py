@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..algorithms import Algorithm
-from ..communication import SIGN_FACTOR, Communicator
+from ..communication import CHECKSUM, SIGN_FACTOR, Communicator
 from ..kernels import array_module
 from ..optimizers import LocalStep
 from .announced import Announced
+from .at_work import AlgorithmAtWork
 
 Array = Any  #: a NumPy or CuPy array
 
 EVERY = 64
-"""Steps from one comparison of the ranks' models to the next: a pass over memory each, where a
-step without any calculation of gradients takes three at least."""
+"""Steps from one comparison of the ranks' models to the next, if nobody says otherwise: a pass over
+memory each, where a step without any calculation of gradients takes three at least."""
 
 STEP, FAIL, LOAD, MEET, FINISH = range(5)
 CALLS = ("step", "fail", "load_checkpoint", "meet (evaluate, save)", "finish")
@@ -27,13 +27,14 @@ class InCommon:
     same.
 
     That is: they call the same, of the same learner, and have got and trained on the same
-    minibatches so far. The common model is compared now and then, and whenever they `meet`. Ranks
-    that load a checkpoint need nothing in common but that.
+    minibatches so far. The common model is compared now and then, and whenever they `meet`, and so
+    are the algorithm's `replicas`, such as momenta. Ranks that load a checkpoint need nothing in
+    common but that.
 
     Args:
         number: of the learner on its communicator.
-        algorithm, local_step, announced: the learner's.
-        model: gives the model that all ranks have in common.
+        at_work, local_step, announced: the learner's.
+        every: steps from one comparison of models to the next; 0: they are never compared.
 
     Attributes:
         compares: whether models are compared, too.
@@ -45,17 +46,17 @@ class InCommon:
     def __init__(
         self,
         number: int,
-        algorithm: Algorithm[Any],
+        at_work: AlgorithmAtWork,
         local_step: LocalStep,
         announced: Announced,
-        model: Callable[[], Array],
+        every: int = EVERY,
     ) -> None:
-        self._number, self._algorithm, self._model = number, algorithm, model
+        self._number, self._at_work, self._every = number, at_work, every
         self._local_step, self._announced = local_step, announced
-        self.compares = True
+        self.compares = every > 0
         self.note = self.notes = 0
         self._call, self._steps = STEP, 0  #: the latter since models were compared
-        self._checksum: int | None = None
+        self._checksums: dict[str, int] = {}
 
     def begin(self, call: int, comm: Communicator) -> None:
         """From here until `comm.in_common` is None again."""
@@ -73,14 +74,13 @@ class InCommon:
     def sign(self, steps: int) -> int:
         sign = self._number * len(CALLS) + self._call
         if self._call == LOAD:  # ranks may have failed after other numbers of steps
-            self._steps, self._checksum = 0, None
+            self._steps, self._checksums = 0, {}
             return sign
         self._steps += steps
-        due = self._steps >= EVERY or self._call >= MEET
-        self._checksum = self._compare() if due and self.compares else None
-        for fact in (self._announced.given, self._announced.clock, self._checksum):
-            if fact is not None:
-                sign = sign * SIGN_FACTOR + fact
+        due = self._steps >= self._every or self._call >= MEET
+        self._checksums = self._compare() if due and self.compares else {}
+        for fact in (self._announced.given, self._announced.clock, *self._checksums.values()):
+            sign = sign * SIGN_FACTOR + fact
         return sign
 
     def facts(self) -> dict[str, Any]:
@@ -91,16 +91,18 @@ class InCommon:
             given, clock = self._announced.given, self._announced.clock
             facts["samples of the minibatches so far (one step for each)"] = given
             facts["samples that were trained on so far"] = clock
-        if self._checksum is not None:
-            facts["the model's checksum"] = f"{self._checksum:016x}"
-        return facts
+        return facts | {name: f"{value:016x}" for name, value in self._checksums.items()}
 
-    def _compare(self) -> int | None:
-        """The checksum of the model that all ranks have in common now; None where there is none."""
-        algorithm, self._steps = self._algorithm, 0
+    def _compare(self) -> dict[str, int]:
+        """Checksums of what all ranks have in common now, by name; none where there is nothing."""
+        at_work, self._steps = self._at_work, 0
+        algorithm = at_work.algorithm
         if algorithm.asynchronous or self._local_step.samples < algorithm.distributed_after:
-            return None  # before the end of the warm start machines may round differently
-        return checksum(self._model())
+            return {}  # before the end of the warm start machines may round differently
+        replicas = algorithm.replicas(at_work.state, at_work.work)
+        return {f"the model's {CHECKSUM}": checksum(at_work.common_model())} | {
+            f"the {name} vector's {CHECKSUM}": checksum(vector) for name, vector in replicas.items()
+        }
 
 
 def checksum(x: Array) -> int:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn, Self, TypeVar
 
 from ..algorithms import Algorithm, Work
+from ..algorithms.left_out import LeftOut
 from ..communication import Communicator, InBackground
 from ..errors import SharedError, UserError
 from ..optimizers import UpdateRule
@@ -15,11 +16,13 @@ from ..parameter_server import RemoteTables
 from ..parameters import Parameters
 from ..state import Component, components
 from ..validation import integer
+from . import leaving_out
 from .announced import MOST_SAMPLES, Announced, Feed
 from .arguments import agree_on_arguments
 from .at_work import AlgorithmAtWork
 from .beside import Beside
-from .in_common import FAIL, FINISH, MEET, STEP, InCommon
+from .in_common import EVERY, FAIL, FINISH, MEET, STEP, InCommon
+from .leaving_out import MOST_SKIPPED, NotFinite, agree_on_numbers
 from .performance import SyncPerformance
 from .survival import COMMIT_EVERY, Survival, begin_with_those_left
 
@@ -41,6 +44,13 @@ class Learner:
             trained on is then refused here, and else by the first step.
         commit_every: where ranks survive each other (`parallel-sgd run --survive`), keep a copy of
             the state after so many steps, to which training goes back when a rank has died.
+        not_finite: what becomes of a gradient (or a loss that `step` is given) that is not finite
+            on any rank. "stop": training ends, on all. "skip": all ranks leave the minibatch out;
+            where they go by themselves for a while, the whole block; a worker of parameter servers
+            its push. The clock goes on, and all else is what it was before: see `report`.
+        most_skipped: so many times in a row; then training ends.
+        compare_every: steps from one comparison of the ranks' models and momenta to the next; 0:
+            never. A pass over memory each.
     Raises:
         UserError: on all ranks, if an argument is not what it must be on any of them, or if they
             disagree on layout, dtype, optimizer, algorithm, any option, or the library's version.
@@ -55,6 +65,7 @@ class Learner:
         group: the ranks, each with its role.
         at_work: the algorithm.
         state: the algorithm's.
+        left_out: what was left out of training, since its numbers were not finite.
         last_samples: of all ranks in the latest step; 0 says that every rank has run dry.
         in_common: what the ranks compare where they wait for each other.
 
@@ -84,10 +95,14 @@ class Learner:
         sync_perf_stats: int = 0,
         minibatch_size: int | None = None,
         commit_every: int = COMMIT_EVERY,
+        not_finite: NotFinite = "stop",
+        most_skipped: int = MOST_SKIPPED,
+        compare_every: int = EVERY,
     ) -> None:
         self._arguments = parameters, optimizer, algorithm, sync_perf_stats, commit_every
+        self._about_numbers = not_finite, most_skipped, compare_every
         self.parameters, self.algorithm, self.world = parameters, algorithm, comm
-        self._minibatch_size = minibatch_size
+        self._minibatch_size, self.left_out = minibatch_size, LeftOut()
         self._performance: SyncPerformance | None = None
         self.survival: Survival | None = None
         self._number = comm.learners if isinstance(comm, Communicator) else 0
@@ -98,6 +113,8 @@ class Learner:
         """Collective."""
         comm, algorithm = self.world, self.algorithm
         every, commit_every = agree_on_arguments(comm, *self._arguments)
+        about_numbers = agree_on_numbers(comm, algorithm, *self._about_numbers)
+        self.left_out.skips, self.left_out.most, self._compare_every = about_numbers
         self.gradient = self.parameters.like()
         self.local_step = self._arguments[1].bind(self.parameters)
         self._form()
@@ -126,13 +143,13 @@ class Learner:
         self.group = self.algorithm.roles.form(self.world)
         self.comm = self.group.own
         self.world.broadcast(x.flat)
-        work = Work(x, self.gradient, step, self.comm, self.group, size)
+        work = Work(x, self.gradient, step, self.comm, self.group, size, self.left_out)
         self.at_work = AlgorithmAtWork(self.algorithm, work)
         self.state = self.at_work.state
 
     def _compared(self) -> InCommon:
-        model, announced = lambda: self.at_work.common_model(), self._announced
-        return InCommon(self._number, self.algorithm, self.local_step, announced, model)
+        every = self._compare_every
+        return InCommon(self._number, self.at_work, self.local_step, self._announced, every)
 
     def abandon(self) -> None:
         """Ranks have died: wait until nothing goes on in the background, where it fails. Local."""
@@ -143,6 +160,8 @@ class Learner:
         """The ranks are others: begin as a new learner does, but for its state. Collective."""
         sent = self.bytes_sent
         agree_on_arguments(self.world, *self._arguments)
+        agree_on_numbers(self.world, self.algorithm, *self._about_numbers)
+        self.left_out.begin_again()
         self._form()
         self.bytes_sent = sent
 
@@ -294,23 +313,28 @@ class Learner:
             raise UserError(f"name={name!r} must be a parameter: {', '.join(self.gradient)}")
         self.at_work.ready(name)
 
-    def step(self, samples: int) -> int:
+    def step(self, samples: int, loss: float | None = None) -> int:
         """Train on the minibatch whose gradient is in `gradient`.
 
         Args:
             samples: of this rank in it; 0 where it has none, and then `gradient` is not looked at.
+            loss: of this rank in it, if you like: where it is not finite, that counts as a gradient
+                that is not.
         Returns:
             The samples of all ranks in this minibatch; 0 where a rank has died, and the others have
             gone back, so that the minibatch is dealt out anew.
         Raises:
             UserError: on all ranks, if any rank's gradient is not finite (nothing has changed), or,
-                where the ranks train alone for a while, its model at the next synchronization; if
+                where the ranks train alone for a while, its model at the next synchronization
+                (unless `not_finite` says that it is left out); if
                 a checkpoint could not be written in the background; if a rank has left out a step,
                 or taken one without a minibatch or with another number of samples than its source
                 gave; if models that must be equal are not.
 
         Collective: every rank takes every step. What is communicated is the algorithm's affair.
         """
+        if loss is not None:
+            self.left_out.judge(float(loss))
         if self.survival is None:
             return self._timed_step(samples)
         announced = self._announced
@@ -320,6 +344,7 @@ class Learner:
                 return self.last_samples
             if announced.steps == before:  # the step had not come so far
                 announced.take_void(samples)
+        self.left_out.problem(None)  # of a minibatch that is dealt out anew
         self.last_samples = 0
         return 0
 
@@ -365,8 +390,10 @@ class Learner:
                 self.fail(str(error))
             if samples == 0:  # whatever is left there from the last exchange
                 self.gradient.flat.fill(0)
-            train = self.at_work.skip if skip else self.at_work.train
-            self.last_samples = train(samples, total)
+            if skip:
+                self.last_samples = self.at_work.skip(samples, total)
+            else:
+                self.last_samples = leaving_out.train(self.at_work, samples, total)
             if total is not None and self.last_samples > total:
                 announced.catch_up(self.last_samples - total)
         finally:
@@ -466,7 +493,7 @@ class Learner:
 
     def _complete(self) -> None:
         with self.in_common.during(FINISH, self.comm):
-            self.at_work.finish()
+            leaving_out.finish(self.at_work)
 
     def beside(self, work: InBackground[Any]) -> None:
         """Hear of what goes on beside training, such as a checkpoint that is being written: of its

@@ -39,6 +39,8 @@ class TrainingSession(SessionOptions):
             epoch. Beside them there is one for every cross-validation.
         callbacks: called on all ranks with every row; False ends training on all.
         auto_minibatch_size, auto_learning_rate: adjust them to how training goes.
+        not_finite: what becomes of a loss or a gradient that is not finite: "stop", "skip",
+            "reduce", or a `NotFinitePolicy`. None: as the learner's own `not_finite` says.
         checkpoints: where and how often all state is saved, and what is resumed.
         folder: what a run leaves behind; the same on all ranks, of which the first one that trains
             writes all but the ranks' logs.
@@ -51,7 +53,8 @@ class TrainingSession(SessionOptions):
     meet at each row. Rates and sizes that adjust themselves need ranks that take steps together.
 
     Local; `run` is collective. Memory: `auto_minibatch_size` keeps a copy of all state; so do
-    `auto_learning_rate` with `load_best_model`, and `restore_best`, together one.
+    `auto_learning_rate` with `load_best_model`, and `restore_best`, together one; and
+    ``not_finite="reduce"`` two.
 
     >>> import numpy as np, parallel_sgd as psgd
     >>> comm = psgd.Communicator.single()

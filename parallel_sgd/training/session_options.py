@@ -14,6 +14,7 @@ from .auto_adjust import AutoLearningRate, AutoMinibatchSize
 from .checkpoint_config import CheckpointConfig
 from .cross_validation import Callback, CrossValidation
 from .learner import Learner
+from .not_finite_policy import NotFinitePolicy
 from .objective import objective_of
 from .progress import Progress
 from .run_folder import RunFolder
@@ -24,6 +25,7 @@ KINDS = {
     "validation": CrossValidation,
     "auto_minibatch_size": AutoMinibatchSize,
     "auto_learning_rate": AutoLearningRate,
+    "not_finite": NotFinitePolicy,
     "checkpoints": CheckpointConfig,
     "folder": RunFolder,
 }
@@ -47,6 +49,7 @@ class SessionOptions:
     callbacks: Sequence[Callback] = ()
     auto_minibatch_size: AutoMinibatchSize | None = None
     auto_learning_rate: AutoLearningRate | None = None
+    not_finite: NotFinitePolicy | str | None = None
     checkpoints: CheckpointConfig | None = None
     folder: RunFolder | None = None
     report: Callable[[Progress], object] | None = None
@@ -68,6 +71,8 @@ class SessionOptions:
 
         Local.
         """
+        if isinstance(self.not_finite, str):
+            return replace(self, not_finite=NotFinitePolicy(not_finite=self.not_finite)).checked()
         for name, kind in KINDS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
@@ -112,6 +117,8 @@ class SessionOptions:
             for name in ("auto_minibatch_size", "auto_learning_rate", "rate_follows")
             if getattr(self, name) is not None
         ]
+        if isinstance(self.not_finite, NotFinitePolicy) and self.not_finite.not_finite == "reduce":
+            adjusted.append("not_finite='reduce'")
         if adjusted and (algorithm.asynchronous or algorithm.optimizer_on_servers):
             raise UserError(
                 f"{adjusted[0]} must not be given with {type(algorithm).__name__}, whose workers "

@@ -18,6 +18,7 @@ from .adjusting import Adjusting
 from .feeding import Feeding
 from .learner import Learner
 from .measuring import Measuring
+from .not_finite import NotFiniteAtWork
 from .objective import Batch, pieces_of
 from .progress import Progress, Standing, loss_curves
 from .progress_bar import ProgressBar, require_tqdm
@@ -57,6 +58,9 @@ class TrainingRun:
         )
         self.measuring = self.comm.together(lambda: Measuring(session, learner, self.feeding))
         self.adjusting = Adjusting(session, learner, best)
+        self.not_finite = self.comm.together(
+            lambda: NotFiniteAtWork(session.not_finite, learner, self.feeding)
+        )
         self.checkpoints: SessionCheckpoints | None = None
         self.log: RankLog | None = None
         self._bar: ProgressBar | None = None
@@ -71,8 +75,9 @@ class TrainingRun:
         """Train to the end; None where the ranks are others before. Collective."""
         self._agree()
         try:
-            with self.checkpoints or nullcontext():
+            with self.checkpoints or nullcontext(), self.not_finite:
                 self._begin()
+                self.not_finite.keep(self.standing)
                 while self.learner.samples < self.feeding.total and self.adjusting.ended is None:
                     self._train()
                 self._end()
@@ -136,6 +141,7 @@ class TrainingRun:
                 "rate_follows": session.rate_follows,
                 "auto_minibatch_size": session.auto_minibatch_size,
                 "auto_learning_rate": session.auto_learning_rate,
+                "not_finite": session.not_finite,
                 "progress_every": session.progress_every,
                 "number of callbacks": len(session.callbacks),
                 "validation": session.validation and session.validation.facts,
@@ -226,17 +232,20 @@ class TrainingRun:
     def _train(self) -> None:
         """Train until the end, or until the place in the data has changed."""
         for batch in self.feeding:
-            before = self.learner.samples
+            before, rows = self.learner.samples, len(self.standing.history)
             try:
                 self._step(batch)
+                self.not_finite.keep(self.standing, before)
+                moved = self._between(before)
             except DivergedError as error:
-                if not self.adjusting.can_roll_back:
+                if self.not_finite.reduces:
+                    self._reduce(error)
+                elif self.adjusting.can_roll_back:
+                    self._undo(str(error))
+                else:
                     raise
-                self._undo(str(error))
                 self._copy(new_row=True)
                 return
-            rows = len(self.standing.history)
-            moved = self._between(before)
             self._copy(new_row=len(self.standing.history) > rows)
             if moved:
                 return
@@ -245,15 +254,17 @@ class TrainingRun:
         """Train on a minibatch, and count it."""
         learner, standing, session = self.learner, self.standing, self.session
         begin = time.perf_counter()
-        if session.auto_learning_rate is not None or session.rate_follows is not None:
+        adjusts = session.auto_learning_rate is not None or self.not_finite.reduces
+        if adjusts or session.rate_follows is not None:
             factor = standing.factor * self.feeding.rate_factor(learner.samples)
             learner.local_step.state.lr_factor = factor
         samples = self.feeding.samples_of(batch)
         loss = session.objective.backward(learner, pieces_of(batch, session.microbatch_size))
-        if learner.distributed or self.comm.rank == 0:  # before that all have the same
+        counts = self.not_finite.counts(loss)
+        if counts and (learner.distributed or self.comm.rank == 0):  # before, all have the same
             standing.loss += loss
             standing.count += samples
-        learner.step(samples=samples)
+        learner.step(samples, self.not_finite.to_judge(loss))
         self._require_same_ranks()
         self._trained, self._criterion = True, None
         standing.seconds += time.perf_counter() - begin
@@ -292,7 +303,7 @@ class TrainingRun:
         if not measuring.observes:
             standing.begin_row()
             return False
-        row, moved = measuring.row(standing, validates=validates), False
+        row, moved = self.not_finite.noted(measuring.row(standing, validates=validates)), False
         last = self.learner.samples >= self.feeding.total
         standing.begin_row()
         criterion = measuring.criterion(row)
@@ -320,6 +331,14 @@ class TrainingRun:
         if self.adjusting.ended is None:
             self._tell(self.standing.history[-1:])
 
+    def _reduce(self, error: DivergedError) -> None:
+        """Go on at a lower rate from the newest good state. Collective."""
+        row = self.measuring.row(self.standing, validates=False).with_event(str(error))
+        did, samples = self.not_finite.go_back(error, self.standing)
+        self._note(replace(row.with_event(did), **self.measuring.next_step(self.standing)))
+        self._forget_later_checkpoints(samples)
+        self._tell(self.standing.history[-1:])
+
     def _note(self, row: Progress) -> None:
         """Keep a row, which says why training ends, if it does."""
         ended = self.adjusting.ended
@@ -330,10 +349,13 @@ class TrainingRun:
         losses = {name: value for name, value in row.metrics.items() if name.endswith("_loss")}
         for name, loss in {"train_loss": row.train_loss, **losses}.items():
             if loss is not None and not math.isfinite(loss) and not self.adjusting.can_roll_back:
-                self.measuring.fail(
+                problem = (
                     f"training has diverged: the {name.replace('_', ' ')} is {loss} after "
                     f"{row.samples} samples; a smaller learning rate may help"
                 )
+                if self.not_finite.reduces:
+                    raise DivergedError(problem)
+                self.measuring.fail(problem)
 
     def _call_back(self, row: Progress) -> bool:
         """Call all callbacks, on all ranks; whether none of them, on any rank, has ended
@@ -417,7 +439,8 @@ class TrainingRun:
                         break
                 own = float(self.standing.loss), self.standing.count
                 sums = self.comm.allgather_object(own)
-                loss = float(sum(loss for loss, _ in sums) / sum(count for _, count in sums))
+                count = sum(count for _, count in sums)  # 0 where all was left out
+                loss = float(sum(loss for loss, _ in sums) / count) if count else math.inf
         except DivergedError:
             loss = math.inf
         kept.seconds, self.standing, self._criterion = self.standing.seconds, kept, criterion
@@ -430,9 +453,9 @@ class TrainingRun:
         """Save all state, and the session's. Collective."""
         checkpoints.save(self.standing, self._criterion if self.measuring.meets else None)
 
-    def _forget_later_checkpoints(self) -> None:
-        """After training has gone back to the best model. Collective."""
-        checkpoints, samples = self.checkpoints, self.standing.best_samples
+    def _forget_later_checkpoints(self, samples: int = 0) -> None:
+        """After training has gone back to the best model, or to so many samples. Collective."""
+        checkpoints, samples = self.checkpoints, max(samples, self.standing.best_samples)
         if checkpoints:
             checkpoints.wait()
             self._on_first(lambda: checkpoints.forget_after(samples))

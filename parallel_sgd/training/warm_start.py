@@ -6,6 +6,7 @@ from typing import Any
 
 from ..algorithms import Algorithm, Work
 from ..compression import problem_with
+from ..errors import NotFinite
 
 
 def is_warm(algorithm: Algorithm[Any], work: Work) -> bool:
@@ -30,8 +31,11 @@ def train_alone(
 
     Collective.
     """
-    gradient = work.gradient.flat
-    work.group.agree_on_whole(None if skip else problem_with(gradient), samples)
+    gradient, left_out = work.gradient.flat, work.left_out
+    problem = left_out.problem(None if skip else problem_with(gradient))
+    if left_out.skips and not algorithm.roles.together:  # servers would end training by it
+        work.comm.agree(problem if isinstance(problem, NotFinite) else None)
+    work.group.agree_on_whole(problem, samples)
     if samples:
         work.optimizer(gradient, 0 if skip else samples, samples)
     if not is_warm(algorithm, work):

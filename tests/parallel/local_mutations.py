@@ -44,9 +44,9 @@ def next_rate(right, self, state, gradient, samples, lr, work):
     return right(self, state, gradient, samples, work.optimizer.lr, work)
 
 
-def own_samples_decide(right, self, state, x, comm, term):
-    right(self, state, x, comm, term)
-    state.block_samples = comm.size * state.own_samples
+def own_samples_decide(right, self, state, x, work, term):
+    right(self, state, x, work, term)
+    state.block_samples = work.comm.size * state.own_samples
 
 
 def captured_too_early(right, self, state, *arguments):

@@ -29,6 +29,7 @@ STATING = [
     "learners",
     "local_updates",
     "low_rank",
+    "left_out",
     "hosts",
     "served_identities",
     "served_training",

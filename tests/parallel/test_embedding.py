@@ -230,6 +230,27 @@ def test_of_several_servers_none_takes_what_one_would_refuse(comm):
     learner.finish()
 
 
+def test_rows_that_are_not_finite_are_left_out_with_their_minibatch(comm):
+    learner = learner_on(comm, Embedding(name="t", width=3))
+    learner.left_out.skips = True
+    if not learner.serves:
+        rows, ids = learner.tables["t"], np.array([4, 5])
+        for number in range(3):
+            gradient = np.ones((2, 3), np.float32)
+            gradient[1, 1] = np.nan if number == 1 else 1
+            rows.push(ids, gradient, samples=1)
+            learner.gradient.flat[:] = 0
+            learner.step(1)
+        assert learner.report()["left_out"]["latest"] == (
+            "the gradient of rows of table 't' is not finite"
+        )
+        assert np.isfinite(rows.rows(ids)).all()
+    learner.finish()
+    if not learner.serves:
+        pushes = [worker["pushes"] for worker in learner.report()["workers"]]
+        assert pushes == [2] * learner.comm.size
+
+
 def test_tables_that_are_not_there(comm):
     learner = learner_on(comm, Embedding(name="t", width=3))
     for name, shown in (("no such", "'no such'"), (7, "7")):

@@ -1,6 +1,7 @@
 """The invariants fail where the package is wrong: each fault is put in, and must be noticed.
 
-The faults are in `mutations`, `local_mutations`, `low_rank_mutations` and `pipeline_mutations`.
+The faults are in `mutations`, and in `local_mutations`, `low_rank_mutations`,
+`left_out_mutations` and `pipeline_mutations`.
 They run on threads, where a patch reaches all ranks.
 """
 
@@ -26,6 +27,15 @@ from invariants import (
     sums_in_rank_order,
 )
 from learners import refuses_what_is_not_finite, starts_warm
+from left_out import (
+    ends_where_it_goes_on,
+    goes_back_to_the_common_model,
+    leaves_no_trace,
+    names_who_differs,
+    refuses_a_push,
+    what_is_left_out_is_not_owed,
+)
+from left_out_mutations import LEFT_OUT_MUTATIONS
 from local_mutations import LOCAL_MUTATIONS
 from local_updates import (
     ALGORITHMS,
@@ -94,6 +104,16 @@ CHECKS: dict[str, Check] = {
     "PowerSGD, tiny": partial(is_exact_at_low_rank, rank=2, scale=1e-160),
     "PowerSGD, all found": finds_all,
     "PowerSGD, small errors": keeps_errors_small,
+    **{
+        f"left out, {name}": partial(leaves_no_trace, name=name, culprit="gradient")
+        for name in ("1 bit", "overlap", "double buffering", "blocks", "blocks, keep")
+    },
+    "left out, loss": partial(leaves_no_trace, name="1 bit", culprit="loss"),
+    "left out, common model": partial(goes_back_to_the_common_model, culprit="gradient"),
+    "left out, conservation": partial(what_is_left_out_is_not_owed, overlap=True),
+    "left out, in a row": partial(ends_where_it_goes_on, name="overlap"),
+    "left out, push": partial(refuses_a_push, currency="deltas", mode="sync"),
+    "odd one out": partial(names_who_differs, what="momentum", every=1),
 }
 
 #: The same, by pieces; and what only a pipeline does.
@@ -106,7 +126,13 @@ PIPELINED: dict[str, Check] = {
 }
 CHECKS |= PIPELINED
 
-ALL = [*MUTATIONS, *LOCAL_MUTATIONS, *LOW_RANK_MUTATIONS, *PIPELINE_MUTATIONS]
+ALL = [
+    *MUTATIONS,
+    *LOCAL_MUTATIONS,
+    *LOW_RANK_MUTATIONS,
+    *LEFT_OUT_MUTATIONS,
+    *PIPELINE_MUTATIONS,
+]
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from parallel_sgd.command_line.train_arguments import described_as_config, read
 from parallel_sgd.command_line.train_options import parser
 from parallel_sgd.optimizers import OPTIMIZERS
 from parallel_sgd.options import all_options
-from parallel_sgd.training import AutoLearningRate, AutoMinibatchSize
+from parallel_sgd.training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
 
 PACKAGE = Path(parallel_sgd.__file__).parent
 
@@ -169,7 +169,7 @@ def test_every_option_is_read():
     in_train = attributes_read(PACKAGE / "command_line")
     of_adjusting = {
         option.name
-        for kind in (AutoMinibatchSize, AutoLearningRate)
+        for kind in (AutoMinibatchSize, AutoLearningRate, NotFinitePolicy)
         for option in all_options(kind)
     }
     of_classes = {

@@ -73,6 +73,15 @@ def runs(names: Names) -> None:
     assert "validation_confident" in names["session"].run()[-1].metrics
 
 
+def left_out(names: Names) -> None:
+    told = names["learner"].report()["left_out"]
+    assert (told["minibatches"], told["samples"]) == (1, 12)
+
+
+def kept(names: Names) -> None:
+    assert names["session"].run()[-1].samples == 60
+
+
 def makes(names: Names) -> None:
     assert len([*names["net"]((2, 3), 4).parameters()]) == 2
 
@@ -120,7 +129,9 @@ PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], No
     ("docs/training.md", 0): (with_torch, ran),
     ("docs/training.md", 1): (for_session, runs),
     ("docs/training.md", 2): (with_torch, ran),
-    ("docs/training.md", 3): (with_torch, makes),
+    ("docs/training.md", 3): (for_session, left_out),
+    ("docs/training.md", 4): (for_session, kept),
+    ("docs/training.md", 5): (with_torch, makes),
     ("docs/migration/cntk.md", 0): (for_session, lambda names: None),
     ("docs/migration/cntk.md", 1): (with_learner, trained),
     ("docs/migration/deepspeed.md", 0): (digits, lambda names: names["learner"].close()),

@@ -43,6 +43,11 @@ def refused(line: str) -> str:
         ("--data=", "data='' must be the path of a file"),
         ("--labels=", "labels='' must be the path of a file"),
         ("--labels y.npy", "labels='y.npy': digits has labels of its own"),
+        ("--not-finite ignore", "not_finite='ignore' must be one of 'stop', 'skip', 'reduce'"),
+        (
+            "--not-finite skip --not-finite-factor 0.1",
+            "not_finite_factor=0.1 has no effect without",
+        ),
         ("--model softmax --hidden 7", "hidden=[7]: a softmax model has no hidden layers"),
     ],
 )

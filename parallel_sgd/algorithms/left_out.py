@@ -1,0 +1,140 @@
+"""What is left out of training since its numbers are not finite: how, and how often."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+from ..errors import NotFinite
+from ..optimizers import OptimizerState
+
+MOST = 10  #: times in a row
+
+
+class Kept(Protocol):
+    """Something that a minibatch changes before anybody knows whether its numbers are finite."""
+
+    def take(self) -> None:
+        """Keep what it is now. Local."""
+
+    def put_back(self) -> None:
+        """Make it what was kept. Local."""
+
+
+class LeftOut:
+    """Leaves out what is not finite, or does not, and counts.
+
+    Ranks that synchronize in every step leave out a minibatch, all together, before it has changed
+    anything. Ranks that go by themselves for a while find out when they synchronize: all go back to
+    where they began. A worker of parameter servers leaves out its own push.
+
+    Attributes:
+        skips: whether it is left out; else it ends training.
+        most, option: times in a row, after which training ends; and the option that says so.
+        kept: what is put back, by name.
+        minibatches, samples: that were left out so far: of all ranks, or of this worker.
+        in_a_row: times since the numbers were finite.
+        latest: why, at the latest time.
+
+    Local: where ranks leave out together they count alike.
+    """
+
+    def __init__(self) -> None:
+        self.skips, self.most, self.option = False, MOST, "most_skipped"
+        self.kept: dict[str, Kept] = {}
+        self.minibatches = self.samples = self.in_a_row = 0
+        self.latest = ""
+        self._told: str | None = None
+        self._kept_at = self._ended_at = -1  # on the clock; the latter, what was left out last
+
+    def begin_again(self) -> None:
+        """The ranks are others, and some of them new: what was before is no row, and not kept."""
+        self._told, self._kept_at, self._ended_at = None, -1, -1
+
+    def tell(self, problem: str) -> None:
+        """Something else than the gradient of this rank's minibatch is not finite."""
+        self._told = NotFinite(problem)
+
+    def judge(self, loss: float) -> None:
+        """Look at the loss of this rank's minibatch, before the ranks agree on it."""
+        if not math.isfinite(loss):
+            self.tell(f"the loss is not finite: it is {loss}")
+
+    def problem(self, own: str | None) -> str | None:
+        """Why a minibatch, a block or a push cannot be trained on, asked once for each: the problem
+        with its numbers, or with a loss since the last time."""
+        told, self._told = self._told, None
+        return own or told
+
+    def keep(self, clock: int) -> None:
+        """Keep what a minibatch may change, where it can be gone back to.
+
+        Args:
+            clock: samples so far. Nothing happens where that has been kept.
+        """
+        if self.skips and clock != self._kept_at:
+            self._kept_at = clock
+            for kept in self.kept.values():
+                kept.take()
+
+    def put_back(self, begun: int, now: int) -> bool:
+        """Make what was kept when the clock had `begun` what it is `now`; whether it was kept."""
+        if begun != self._kept_at:  # another state was loaded since
+            return False
+        for kept in self.kept.values():
+            kept.put_back()
+        self._kept_at = now
+        return True
+
+    def count(
+        self, problem: str, minibatches: int, samples: int, begun: int, now: int
+    ) -> str | None:
+        """Count what was left out.
+
+        Args:
+            problem: why, in one line.
+            minibatches, samples: how many.
+            begun, now: on the clock.
+        Returns:
+            Why training ends, in one line, where it was left out too often in a row.
+        """
+        in_a_row = begun == self._ended_at  # nothing was trained on between the two
+        self.in_a_row = self.in_a_row + 1 if in_a_row else 1
+        self._ended_at, self.latest = now, problem
+        self.minibatches += minibatches
+        self.samples += samples
+        if self.in_a_row <= self.most:
+            return None
+        return (
+            f"numbers were not finite {self.in_a_row} times in a row, and "
+            f"{self.option}={self.most} of them are left out: {problem}"
+        )
+
+    def was_latest(self, clock: int) -> bool:
+        """Whether the minibatch that has led to this clock was left out."""
+        return clock == self._ended_at
+
+    def report(self) -> dict[str, Any]:
+        """As JSON can hold it; nothing where nothing was left out."""
+        if not self.minibatches:
+            return {}
+        told = {"minibatches": self.minibatches, "samples": self.samples, "latest": self.latest}
+        return {"left_out": told}
+
+
+class KeptOptimizer:
+    """The state of a local optimizer, but for its clock. Memory: a copy of its vectors.
+
+    Args:
+        state: at work.
+    """
+
+    def __init__(self, state: OptimizerState) -> None:
+        self._state = state
+        self._copy: dict[str, Any] = {}
+
+    def take(self) -> None:
+        self._copy = self._state.copied(self._copy)
+
+    def put_back(self) -> None:
+        self._state.put_back(self._copy)
