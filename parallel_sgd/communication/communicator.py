@@ -14,6 +14,7 @@ from ..trace import NO_TRACE, Trace
 from ..validation import number
 from .endpoint import Endpoint
 from .messages import Array, Messages
+from .objects import packed, unpacked
 from .phrases import different_calls, different_values, in_words
 
 Counts = Sequence[int]
@@ -153,14 +154,19 @@ class Communicator(ABC):
     def allgather_object(self, item: Any) -> list[Any]:
         """Every rank's `item`, in rank order: for small things at the start and in errors.
 
+        Args:
+            item: None, a bool, int, float, complex, str, bytes, Path, one of NumPy's arrays (not of
+                objects) and numbers, or a tuple, list, dict, set or frozenset of such; arrives as
+                it is. Nothing is pickled.
         Raises:
-            SharedError: on all ranks, if one has called `raise_together` instead, with a problem.
+            SharedError: on all ranks, if one has anything else for an item, or has called
+                `raise_together` instead, with a problem.
         """
         return self._gather("allgather_object", item)
 
     @abstractmethod
-    def _allgather_object(self, item: Any) -> list[Any]:
-        """Every rank's `item`, in rank order."""
+    def _allgather_bytes(self, data: bytes) -> list[bytes]:
+        """Every rank's bytes, in rank order: for `allgather_object`."""
 
     @abstractmethod
     def duplicate(self) -> Communicator:
@@ -290,7 +296,12 @@ class Communicator(ABC):
 
     def _gather(self, kind: str, item: Any) -> list[Any]:
         """Every rank's item, where no rank has come with a problem instead."""
-        everywhere = self._allgather_object((kind, item))
+        try:
+            own = packed([kind, item])
+        except UserError as error:
+            self.raise_together(str(error))
+            raise
+        everywhere = [unpacked(theirs) for theirs in self._allgather_bytes(own)]
         problems = [theirs if kind == PROBLEM else None for kind, theirs in everywhere]
         where = {p: [k for k, q in enumerate(problems) if q == p] for p in problems if p}
         if where:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from .attendance import LEFT, sign_off
 from .backoff import Backoff
+from .objects import packed, unpacked
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -94,8 +95,8 @@ class Departures:
         with self._using:
             if self._over:
                 return
-            while self._comm.iprobe(tag=_TAG):
-                news = self._comm.recv(tag=_TAG)
+            while (data := _received(self._comm)) is not None:
+                news = unpacked(data)
                 self._released |= news is None
                 self._left |= news or {}
             if self._rank == 0 and time.monotonic() - self._forwarded_s > _FORWARDED_EVERY_S:
@@ -113,7 +114,8 @@ class Departures:
                 self._send(rank, new)
 
     def _send(self, rank: int, news: Mapping[int, Entered] | None) -> None:
-        self._sending.append((self._comm.isend(news, rank, _TAG), news))
+        data = packed(news)
+        self._sending.append((self._comm.Isend(data, rank, _TAG), data))
 
     def has_left(self, rank: int) -> bool:
         """Whether a rank of the world is known to have left."""
@@ -147,6 +149,19 @@ class Departures:
                 self._send(rank, None)
             MPI.Request.Waitall([request for request, _ in self._sending])
             self._over = True
+
+
+def _received(comm: MPI.Intracomm) -> bytearray | None:
+    """A message that has come; None where none has."""
+    from mpi4py import MPI
+
+    status = MPI.Status()
+    message = comm.Improbe(tag=_TAG, status=status)
+    if message is None:
+        return None
+    data = bytearray(status.Get_count(MPI.BYTE))
+    message.Recv(data)
+    return data
 
 
 _of_the_world: Departures | None = None

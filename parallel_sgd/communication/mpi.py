@@ -163,9 +163,17 @@ class MpiCommunicator(Communicator):
                 requests.append(self._comm.Isend(piece, to, PIECES))
         MPI.Request.Waitall(requests)
 
-    def _allgather_object(self, item: Any) -> list[Any]:
+    def _allgather_bytes(self, data: bytes) -> list[bytes]:
         with self._waits("allgather_object"):
-            return self._comm.allgather(item)
+            counts = np.full(self.size, len(data), np.int64)
+            self._comm.Allgather(MPI.IN_PLACE, counts)
+            everywhere = np.empty(counts.sum(), np.uint8)
+            parts = parts_of(everywhere, counts.tolist())
+            if everywhere.size > self.most_values:
+                self._send_pieces([np.frombuffer(data, np.uint8)] * self.size, parts)
+            else:
+                self._comm.Allgatherv(data, [everywhere, counts.tolist()])
+        return [part.tobytes() for part in parts]
 
     def duplicate(self) -> MpiCommunicator:
         level = MPI.Query_thread()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import platform
 import sys
 import threading
@@ -243,9 +242,9 @@ class ThreadCommunicator(Communicator):
         total: npt.NDArray[np.int64] = self._collective("sum_integers", values, np.sum, axis=0)
         return total
 
-    def _allgather_object(self, item: Any) -> list[Any]:
-        items: list[Any] = self._collective("allgather_object", item, copy.deepcopy)
-        return items
+    def _allgather_bytes(self, data: bytes) -> list[bytes]:
+        everywhere: list[bytes] = self._collective("allgather_object", data, list)
+        return everywhere
 
     def duplicate(self) -> Communicator:
         return self._subcommunicator(0, range(self.size))

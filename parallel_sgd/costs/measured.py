@@ -82,6 +82,6 @@ def measure(
     """
     link = measure_link(comm, hosts)
     speeds = measure_kernel_speeds(block_size, bits, like)
-    first: KernelSpeeds = comm.allgather_object(speeds)[0]  # ranks measure differently
+    first = KernelSpeeds(**comm.allgather_object(vars(speeds))[0])  # ranks measure differently
     local = min(map(len, hosts))
     return Measured(local * len(hosts), local, link, first)

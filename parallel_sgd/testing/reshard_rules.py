@@ -64,7 +64,8 @@ def resharded(case: Case) -> str | None:
         step(learner, parts)
         if t in STOPS:
             kept.append(_saved(learner))
-    everywhere = case.comm.allgather_object(kept)
+    sent = case.comm.allgather_object([vars(one) for one in kept])
+    everywhere = [[Saved(**one) for one in theirs] for theirs in sent]
     if case.comm.rank:  # the other ranks are threads, of this one
         return None
     size = case.comm.size
@@ -183,7 +184,7 @@ def _unlike_first(learner: Learner, when: str) -> str | None:
         own_value, first_value = own.get(name), first.get(name)
         if isinstance(own_value, np.ndarray) and isinstance(first_value, np.ndarray):
             problem = difference(f"{what} beside rank 0's", own_value.ravel(), first_value.ravel())
-        elif repr(own_value) != repr(first_value):
+        elif _shown(own_value) != _shown(first_value):
             problem = f"{what} is {_shown(own_value)}, but {_shown(first_value)} on rank 0"
         else:
             continue
@@ -193,9 +194,11 @@ def _unlike_first(learner: Learner, when: str) -> str | None:
 
 
 def _declared_same(state: Any, where: str) -> dict[str, Any]:
-    """The values in a state that are declared the same on all ranks, by name."""
-    return {name: value for name, rule, value in leaves(state, where) if rule == "same"}
+    """What in a state is declared the same on all ranks, by name: arrays, and the `repr` of what
+    else there is."""
+    same = {name: value for name, rule, value in leaves(state, where) if rule == "same"}
+    return {name: v if isinstance(v, np.ndarray) else repr(v) for name, v in same.items()}
 
 
 def _shown(value: Any) -> str:
-    return "an array" if isinstance(value, np.ndarray) else repr(value)
+    return "an array" if isinstance(value, np.ndarray) else str(value)

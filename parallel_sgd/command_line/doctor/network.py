@@ -73,7 +73,8 @@ def measured_pairs(comm: Communicator, hosts: Sequence[str]) -> list[Pair]:
                 link.latency_s(asks=False)
                 link.rate(sends=False)
                 link.rate(sends=True)
-    everybodys = [pair for theirs in comm.allgather_object(own) for pair in theirs]
+    everyone = comm.allgather_object([vars(pair) for pair in own])
+    everybodys = [Pair(**pair) for theirs in everyone for pair in theirs]
     return sorted(everybodys, key=lambda pair: [names.index(name) for name in pair.hosts])
 
 

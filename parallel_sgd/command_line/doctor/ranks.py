@@ -28,7 +28,8 @@ def examined() -> dict[str, Any]:
     hosts = comm.hosts
     measures = comm.local_rank == 0
     comm.barrier()  # nobody measures while others still start
-    facts = comm.allgather_object(comm.together(lambda: collected(comm.host, measures=measures)))
+    own = comm.together(lambda: collected(comm.host, measures=measures))
+    facts = [Facts(**theirs) for theirs in comm.allgather_object(vars(own))]
     offsets = clock_offsets(comm)
     pairs = measured_pairs(comm, hosts)
     return {
