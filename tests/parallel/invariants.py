@@ -37,9 +37,9 @@ def nothing_lost(
     comm: Communicator, inputs: Array, results: Array, residuals: Residuals, steps: int
 ) -> None:
     """Sum of results + residuals of all ranks == sum of all inputs, to rounding."""
-    everywhere = comm.allgather_object(residuals)
-    own = np.sum([r.worker_error for r in everywhere], axis=0, dtype=float)
-    total = np.concatenate([r.owner_error["0"] for r in everywhere]).astype(float)
+    everywhere = comm.allgather_object([residuals.worker_error, residuals.owner_error["0"]])
+    own = np.sum([error for error, _ in everywhere], axis=0, dtype=float)
+    total = np.concatenate([error for _, error in everywhere]).astype(float)
     largest = max(1.0, *(np.abs(a).max(initial=0) for a in (inputs, own, total)))
     bound = 8 * ROUNDING * steps * comm.size * largest
     assert np.abs(results + own + total - inputs).max(initial=0) <= bound

@@ -148,7 +148,7 @@ def test_all_ranks_choose_the_same_plan(comm, monkeypatch):
     """By exchanges that really take place."""
     monkeypatch.setattr(plan, "SHORT", 1000)
     chosen = choose_plan(model(), on_hosts(comm, "abcd"), "auto", "auto")
-    assert len(set(map(str, comm.allgather_object(chosen)))) == 1
+    assert len(set(comm.allgather_object(str(chosen)))) == 1
     assert set(chosen.seconds) == (set() if comm.size == 1 else {"collective", "pipelined"})
     if chosen.seconds:
         assert min(chosen.seconds.values()) > 0
@@ -252,7 +252,7 @@ def test_what_is_really_measured(comm):
     costs = measure(comm, Topology.flat(comm.size).hosts) if comm.size > 1 else None
     if costs is None:
         return
-    assert len(set(map(str, comm.allgather_object(costs)))) == 1
+    assert len(set(comm.allgather_object(str(costs)))) == 1
     assert 0 < costs.link.latency_s < 1 and 1e6 < costs.link.bytes_per_s < 1e12
     assert costs.seconds(10**8, 32) > costs.seconds(10**6, 32) > 0
     assert costs.best_bits(10**6) in registered_bits()

@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,9 +109,34 @@ def test_integers_are_summed_exactly(comm):
     assert given[0] == comm.rank
 
 
+@in_pieces_too
 def test_objects_are_gathered_in_rank_order(comm):
     gathered = comm.allgather_object({"rank": comm.rank, "text": "x" * comm.rank})
     assert gathered == [{"rank": k, "text": "x" * k} for k in range(comm.size)]
+
+
+def test_objects_arrive_as_they_are(comm):
+    own = [(comm.rank, [1.0]), {2: b"", None: ()}, {comm.rank}, Path("a"), np.float32(1)]
+    for rank, theirs in enumerate(comm.allgather_object(own)):
+        own[0], own[2] = (rank, [1.0]), {rank}
+        assert repr(theirs) == repr(own)
+    array = np.arange(comm.rank + 2.0, dtype=np.float32)
+    everywhere = comm.allgather_object(array)
+    everywhere[comm.rank][:] = -1  # a copy, also on this rank
+    array += 1
+    assert [a.dtype for a in everywhere] == [np.float32] * comm.size
+    assert [len(a) for a in everywhere] == [k + 2 for k in range(comm.size)]
+    assert array.tolist() == [1 + i for i in range(comm.rank + 2)]
+
+
+def test_what_cannot_be_sent_is_refused_on_all_ranks(comm):
+    last = comm.size - 1
+    with pytest.raises(SharedError) as caught:
+        comm.allgather_object([object() if comm.rank == last else "fine"])
+    text = str(caught.value)
+    assert text.startswith("a object cannot be sent to other ranks: send None, bool, int, ")
+    assert text.endswith(f"(on rank {last})") and "\n" not in text
+    assert comm.allgather_object(comm.rank) == [*range(comm.size)]
 
 
 def test_rank_0_prints(comm):

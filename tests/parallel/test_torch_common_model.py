@@ -51,7 +51,7 @@ def test_evaluation_is_of_the_model_of_all(comm):
     results = learner.evaluate(parts, score) if comm.size > 1 else {}
     if comm.size > 1:
         ys = np.concatenate(
-            [y for part in comm.allgather_object([y for _, y in parts]) for y in part]
+            [y for part in comm.allgather_object([y.numpy() for _, y in parts]) for y in part]
         )
         assert results["y"] == pytest.approx(ys.mean(), rel=1e-12)
         assert comm.allgather_object(results) == [results] * comm.size
