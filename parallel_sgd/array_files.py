@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from .communication import InBackground
 from .errors import UserError
+from .files import make_new, opened
 
 HostArray = npt.NDArray[Any]
 Fact = dict[str, Any]  #: size and checksum of a file: ``{"bytes": …, "sha256": …}``
@@ -35,8 +37,11 @@ def require_safetensors() -> Any:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, HostArray]) -> Fact:
-    """Write contiguous arrays to a file, and bring it to the disk."""
+    """Write contiguous arrays to a new file, and bring it to the disk."""
+    make_new(path)
+    mode = path.stat().st_mode
     require_safetensors().save_file(dict(arrays), path)
+    path.chmod(stat.S_IMODE(mode))  # some versions give the file to this user alone
     return flushed(path)
 
 
@@ -126,6 +131,6 @@ def flushed(path: Path) -> Fact:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
+    """SHA-256 of a file; raises a UserError where it is no regular one."""
+    with opened(path.name, path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

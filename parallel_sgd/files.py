@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
 
 from .errors import UserError
 from .validation import checked_path, line_of
@@ -20,7 +22,7 @@ _KINDS = {
 }
 
 
-def opened(name: str, path: str | os.PathLike[str]) -> IO[bytes]:
+def opened(name: str, path: str | os.PathLike[str]) -> BufferedReader:
     """Open a file to read it.
 
     Args:
@@ -44,7 +46,13 @@ def opened(name: str, path: str | os.PathLike[str]) -> IO[bytes]:
     return file
 
 
-def write_whole(name: str, path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
+def write_whole(
+    name: str,
+    path: str | os.PathLike[str],
+    write: Callable[[Path], object],
+    *,
+    follow: bool = True,
+) -> None:
     """Write a file aside and give it its name, so that it is there whole or not at all.
 
     Args:
@@ -52,17 +60,20 @@ def write_whole(name: str, path: str | os.PathLike[str], write: Callable[[Path],
         path: replaced, if it is there; of a link, what it leads to. What is no regular file (a
             device) is written to as it is.
         write: writes to the path that it is given.
+        follow: False where nobody has named this very file: then a link itself is replaced.
     Raises:
         UserError: it cannot be written; then no part of it stays behind.
     """
     path = checked_path(name, path, "file")
     with writing(name, path):
-        path = Path(os.path.realpath(path))
-        if path.exists() and not path.is_file():
-            write(path)
-            return
+        if follow:
+            path = Path(os.path.realpath(path))
+            if path.exists() and not path.is_file():
+                write(path)
+                return
         aside = _aside(path)
         try:
+            make_new(aside)
             write(aside)
             os.replace(aside, path)
         except BaseException:
@@ -79,24 +90,66 @@ def require_writable(name: str, path: Path) -> None:
     """
     with writing(name, path):
         aside = _aside(Path(os.path.realpath(path)))
-        aside.touch()
+        make_new(aside)
         aside.unlink()
+
+
+def make_new(path: Path) -> None:
+    """Make an empty file in the place of what has its name: of a link, that goes, and what it leads
+    to stays as it is.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+
+
+def opened_to_append(path: str | os.PathLike[str]) -> int:
+    """The descriptor of a file that grows, made if there is none; not of what a link leads to.
+
+    Raises:
+        OSError: it cannot be opened, or is a link or no regular file.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a link, which may lead anywhere") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return descriptor
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all that is in it; of a link, and of a file, that alone.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def append_line(name: str, path: Path, line: str) -> None:
     """Add a line to a file, whole or not at all.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: it cannot be written, or is a link.
     """
-    with writing(name, path), path.open("ab", buffering=0) as file:
+    with writing(name, path), open(opened_to_append(path), "ab", buffering=0) as file:
         end = os.fstat(file.fileno()).st_size
         rest = line.encode() + b"\n"
         try:
             while rest:
                 rest = rest[file.write(rest) :]
         except OSError:
-            os.truncate(path, end)
+            file.truncate(end)
             raise
 
 

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from ..errors import UserError
+from ..files import opened_to_append
 from ..validation import line_of
 
 _SHOW = Path(__file__).with_name("show_log.py")
@@ -37,7 +38,7 @@ def to_log(folder: str, rank: int) -> None:
         path = Path(folder, f"rank-{rank}.{end}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            log = opened_to_append(path)
         except OSError as error:
             raise UserError(
                 f"log_dir={folder!r} must be a folder in which files can be written: "
@@ -46,7 +47,7 @@ def to_log(folder: str, rank: int) -> None:
         if stream is not None:
             stream.flush()
         if end == "err" or rank == 0:
-            reads, terminal = os.open(path, os.O_RDONLY), os.dup(number)
+            reads, terminal = os.open(path, os.O_RDONLY | os.O_NOFOLLOW), os.dup(number)
             os.lseek(reads, 0, os.SEEK_END)
             shown += [reads, terminal]
         kept.append((log, number))

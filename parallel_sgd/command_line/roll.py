@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shutil
 import tempfile
@@ -11,6 +12,9 @@ from pathlib import Path
 
 from ..communication.attendance import END, FAILED, MEMORY, PROCESS
 from ..communication.launched import FOLDER
+
+#: What MPICH may leave behind, and nothing else is removed.
+_SHARED_MEMORY = re.compile(r"/dev/shm/mpich_shm[^/]*")
 
 #: How many descriptors the launcher needs besides one for each rank.
 _SPARE = 64
@@ -77,7 +81,7 @@ class Roll:
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         for path in self._folder.glob(f"*.{MEMORY}"):
-            for name in path.read_text().splitlines():
+            for name in filter(_SHARED_MEMORY.fullmatch, path.read_text().splitlines()):
                 with contextlib.suppress(FileNotFoundError):  # the job has removed it itself
                     os.unlink(name)
         self._ends.close()

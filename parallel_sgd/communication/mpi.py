@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from itertools import accumulate
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 from weakref import WeakSet
 
 import mpi4py

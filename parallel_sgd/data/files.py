@@ -40,7 +40,7 @@ def load_npz(path: str | os.PathLike[str]) -> Arrays:
     Local.
     """
     file = checked_path("path", path, "file")
-    return Arrays(_npz_member(file, "x"), _npz_member(file, "y"), name=str(path))
+    return Arrays(npz_member(file, "x"), npz_member(file, "y"), name=str(path))
 
 
 def load_npy(path: str | os.PathLike[str], labels: str | os.PathLike[str]) -> Arrays:
@@ -64,7 +64,21 @@ def _npy(path: Path) -> Array:
         return _mapped(str(path), file, 0, _size(file))
 
 
-def _npz_member(path: Path, name: str) -> Array:
+def npz_names(path: Path) -> list[str]:
+    """The names of the arrays in a ``.npz`` file. Local.
+
+    Raises:
+        UserError: it is missing, malformed, or no regular file.
+    """
+    with opened(str(path), path) as file:
+        try:
+            return [name.removesuffix(".npy") for name in zipfile.ZipFile(file).namelist()]
+        except (*MALFORMED, zipfile.BadZipFile, NotImplementedError) as error:
+            raise UserError(f"{path} is not a well-formed .npz file: {line_of(error)}") from None
+
+
+def npz_member(path: Path, name: str) -> Array:
+    """One array of a ``.npz`` file, as `load_npz` says. Local."""
     what = f"{path}: {name}"
     with opened(str(path), path) as file:
         try:

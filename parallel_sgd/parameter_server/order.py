@@ -110,7 +110,7 @@ class RecordedOrder(Order):
     def _describe(self, requests: int | None) -> None:
         """With the number of requests, once that is known: a job that is ended leaves it open."""
         text = json.dumps({**self._facts, "requests": requests}, indent=1)
-        write_whole("record", self._description, lambda path: path.write_text(text))
+        write_whole("record", self._description, lambda path: path.write_text(text), follow=False)
 
 
 class ReplayedOrder(Order):

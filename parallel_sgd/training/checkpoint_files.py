@@ -7,7 +7,8 @@
 
 The number is that of the samples seen. All is written in a folder of the same name with ``.part``,
 flushed to the disk, the manifest last; then that folder is renamed. What has no manifest, or whose
-files are not as the manifest says, is no checkpoint. Nothing is pickled. Everything here is local.
+files are not as the manifest says, is no checkpoint. Nothing is pickled, and no link in the folder
+is followed where something is written or removed. Everything here is local.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +32,7 @@ from ..array_files import (
     write_arrays,
 )
 from ..errors import UserError
+from ..files import make_new, opened, remove_tree
 from ..validation import shown
 from .documents import FORMAT, check_manifest, check_numbers, parsed
 
@@ -56,6 +57,7 @@ def write_rank(
     path = part / f"rank-{rank:05d}.safetensors"
     facts = {path.name: write_arrays(path, arrays)}
     path = path.with_suffix(".json")
+    make_new(path)
     path.write_text(json.dumps(numbers, indent=1) + "\n")
     return facts | {path.name: flushed(path)}
 
@@ -65,6 +67,7 @@ def publish(part: Path, final: Path, manifest: Mapping[str, Any]) -> None:
     text = json.dumps(manifest, indent=2)
     body = text.removesuffix("\n}") + CHECKSUM_FIELD
     aside = part / f".{MANIFEST}.part"
+    make_new(aside)
     aside.write_text(f'{body}{hashlib.sha256(body.encode()).hexdigest()}"\n}}\n')
     flushed(aside)
     os.replace(aside, part / MANIFEST)
@@ -83,11 +86,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if path.name.endswith(".part"):
         raise Damaged(f"checkpoint {str(path)!r} is a partial write: it was never finished")
     try:
-        data = (path / MANIFEST).read_bytes()
-    except FileNotFoundError:
-        raise Damaged(f"checkpoint {str(path)!r} is not whole: it has no {MANIFEST}") from None
-    except OSError as error:
+        there = (path / MANIFEST).exists()
+    except OSError as error:  # a folder that may not be searched
         raise Damaged(f"checkpoint {str(path)!r} cannot be read: {error}") from error
+    if not there:
+        raise Damaged(f"checkpoint {str(path)!r} is not whole: it has no {MANIFEST}")
+    with _as_damage(path, MANIFEST), opened(MANIFEST, path / MANIFEST) as file:
+        data = file.read()
     body, field, _ = data.rpartition(CHECKSUM_FIELD.encode())
     body += field
     if not field or data != body + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n':
@@ -135,8 +140,8 @@ class Reader:
         """What a rank's JSON file holds. Raises Damaged."""
         name = f"rank-{rank:05d}.json"
         self._verify(name)
-        with self._reading(name):
-            data = (self.path / name).read_bytes()
+        with self._reading(name), opened(name, self.path / name) as file:
+            data = file.read()
         with _as_damage(self.path, name):
             numbers: dict[str, Any] = parsed(data)
             check_numbers(numbers)
@@ -176,7 +181,7 @@ class Reader:
     def _reading(self, name: str) -> Iterator[None]:
         try:
             yield
-        except UserError:
+        except Damaged:
             raise
         except Exception as error:
             raise self._damaged(f"{name} cannot be read: {error}") from error
@@ -220,7 +225,7 @@ def begin(folder: Path, samples: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         if PART.fullmatch(path.name):
-            shutil.rmtree(path)
+            remove_tree(path)
     same = [sort_key(p.name)[1] for p in checkpoints_in(folder) if sort_key(p.name)[0] == samples]
     name = f"{samples:012d}" + (f"-{max(same) + 1}" if same else "")
     part_of(folder / name).mkdir()
@@ -235,10 +240,10 @@ def part_of(path: Path) -> Path:
 def remove(path: Path) -> None:
     """Remove a checkpoint, so that no moment shows a part of it under its name."""
     number = 0
-    while (gone := path.with_name(f"{path.name}.{number}.part")).exists():
+    while os.path.lexists(gone := path.with_name(f"{path.name}.{number}.part")):
         number += 1
     os.rename(path, gone)
-    shutil.rmtree(gone)
+    remove_tree(gone)
 
 
 def set_aside_after(path: Path) -> None:
@@ -246,7 +251,7 @@ def set_aside_after(path: Path) -> None:
     checkpoints = checkpoints_in(path.parent)
     for later in checkpoints[checkpoints.index(path) + 1 :]:
         number = 0
-        while (aside := later.with_name(f"{later.name}.aside{number or ''}")).exists():
+        while os.path.lexists(aside := later.with_name(f"{later.name}.aside{number or ''}")):
             number += 1
         os.rename(later, aside)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ..data.files import npz_member, npz_names
 from ..errors import UserError
-from ..files import opened
 from ..kernels import array_module
 from ..parameters import Parameters
-from ..validation import checked_path, line_of
+from ..validation import checked_path
 
 MODEL = "model.npz"  #: in a run's folder
 
@@ -30,12 +30,10 @@ def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     file = checked_path("initial_model", path, "run's folder or model.npz")
     file = file / MODEL if file.is_dir() else file
-    with opened(str(file), file) as stream:
-        try:
-            with np.load(stream, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
-        except Exception as error:  # of a zip or an array that is damaged: of many kinds
-            raise UserError(f"{file} is no model.npz: {line_of(error)}") from error
+    try:
+        return {name: np.array(npz_member(file, name)) for name in npz_names(file)}
+    except UserError as error:
+        raise UserError(f"initial_model={str(path)!r} is no model.npz: {error}") from error
 
 
 def set_parameters(

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..errors import UserError
 from ..files import append_line, reason
 from ..validation import line_of
+from .run_folder import require_no_link
 
 FOLDER = "logs"  #: in a run's
 
@@ -30,8 +31,9 @@ class RankLog:
         """Make the folder; what the log of a run that goes on holds stays.
 
         Raises:
-            UserError: it cannot be made.
+            UserError: it cannot be made, or is a link.
         """
+        require_no_link(self.path.parent)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

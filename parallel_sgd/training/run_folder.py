@@ -37,7 +37,8 @@ class RunFolder:
         tensorboard: whether metrics are written for TensorBoard, too, to ``tensorboard/``.
 
     Every file is there whole or not at all; metrics.jsonl grows line by line. Where one cannot be
-    written (the disk is full, say) that is a UserError. Local.
+    written (the disk is full, say) that is a UserError. The folder may be a link; what is written
+    in it stays there: a link in the place of a file is replaced, or refused. Local.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class RunFolder:
             ) from error
         if filled and not self.resumed:
             raise UserError(f"output={str(self.path)!r} must be a new or empty folder")
+        for name in (CHECKPOINTS, TENSORBOARD):
+            require_no_link(self.path / name)
         if self.plot:
             require_matplotlib()
         if self._tensorboard:
@@ -142,7 +145,20 @@ class RunFolder:
         pyplot.close(figure)
 
     def _write(self, name: str, write: Callable[[Path], object]) -> None:
-        write_whole(WHAT, self.path / name, write)
+        write_whole(WHAT, self.path / name, write, follow=False)
+
+
+def require_no_link(path: Path) -> None:
+    """See that a folder in a run's, if it is there, is not elsewhere.
+
+    Raises:
+        UserError: it is a link.
+    """
+    if path.is_symlink():
+        raise UserError(
+            f"output={str(path)!r} must be a folder: it is a link, and a run writes nothing "
+            "outside its folder"
+        )
 
 
 def require_tensorboard() -> Any:

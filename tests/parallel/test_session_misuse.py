@@ -153,10 +153,10 @@ def test_a_disk_that_is_full(comm, tmp_path, monkeypatch, what):
     """It is as the first rank writes; the others would go on."""
     folder = comm.allgather_object(tmp_path)[0] / what
 
-    def full(name, path, *content):
+    def full(name, path, *content, **options):
         if "metrics" in str(path) or "model" in str(path):
             raise psgd.UserError(f"{name}={str(path)!r} cannot be written: No space left on device")
-        return right(name, path, *content)
+        return right(name, path, *content, **options)
 
     right = getattr(run_folder, what)
     run = psgd.RunFolder(folder, {})

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ...errors import UserError
+from ...files import make_new
 
 MARK = "# emulated hosts of process"  #: how its first line begins; then the process
 _RECORD = "written"  #: in the hosts' folder: where the file is, for whoever removes leftovers
@@ -45,6 +46,7 @@ def written(path: Path, lines: str, folder: Path) -> Iterator[None]:
     require_free(path)
     (folder / _RECORD).write_text(str(path.resolve()))
     try:
+        make_new(path)
         path.write_text(f"{MARK} {os.getpid()}\n{lines}")
     except OSError as error:
         raise UserError(

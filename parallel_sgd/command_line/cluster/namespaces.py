@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
@@ -85,7 +86,7 @@ def remove_leftovers() -> list[str]:
     """
     temporary = Path(tempfile.gettempdir())
     listed = _output(["ip", "netns", "list"]).splitlines()
-    folders = [path.name for path in temporary.iterdir()]
+    folders = [path.name for path in temporary.iterdir() if _is_own_folder(path)]
     # Only now: whoever has made some of that lives, or is gone.
     living = {int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()}
     lines = [
@@ -97,6 +98,16 @@ def remove_leftovers() -> list[str]:
         lines += [str(path) for path in (hostfile, folder) if path]
         shutil.rmtree(folder, ignore_errors=True)
     return lines
+
+
+def _is_own_folder(path: Path) -> bool:
+    """Whether this user has made it. Others may write there, too: what lies in their folders, or
+    where their links lead, says nothing to us."""
+    try:
+        facts = path.lstat()
+    except OSError:  # it is gone
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
 
 
 def leftovers(names: Iterable[str], processes: set[int]) -> list[str]:
