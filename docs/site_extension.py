@@ -38,7 +38,10 @@ CONTENTS = {
     ),
     "Coming from": ("migration", "migration/*"),
     "Programming": ("api/*", "new_algorithm"),
-    "How it works": ("algorithms", "design", "planning", "tracing", "misuse", "glossary"),
+    "How it works": (
+        *("algorithms", "design", "planning", "tracing", "misuse", "security"),
+        "glossary",
+    ),
     "How well it works": ("measurements", "experiments", "../benchmarks/results/README"),
 }
 LAST = ("../hostfiles/README", "../CHANGELOG")
