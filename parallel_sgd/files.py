@@ -46,6 +46,19 @@ def opened(name: str, path: str | os.PathLike[str]) -> BufferedReader:
     return file
 
 
+def content_of(name: str, path: str | os.PathLike[str]) -> bytes:
+    """All of a file.
+
+    Raises:
+        UserError: as `opened`; or the disk fails.
+    """
+    with opened(name, path) as file:
+        try:
+            return file.read()
+        except OSError as error:
+            raise UserError(f"{name} cannot be read: {reason(error)}") from None
+
+
 def write_whole(
     name: str,
     path: str | os.PathLike[str],

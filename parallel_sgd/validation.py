@@ -6,6 +6,7 @@ order): that is what ranks compare, and what files keep. Everything here is loca
 
 from __future__ import annotations
 
+import errno
 import math
 import operator
 import os
@@ -229,4 +230,11 @@ def checked_path(name: str, path: Any, what: str = "folder") -> Path:
         raise UserError(required)
     if "\0" in os.fsdecode(path):
         raise UserError(f"{required}: it has a zero byte")
+    try:
+        os.stat(path)
+    except UnicodeEncodeError:
+        raise UserError(f"{required}: it has characters that no name of a file has") from None
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):  # whatever is done with it fails, too
+            raise UserError(f"{required}: {error.strerror}") from None
     return Path(os.fsdecode(path))

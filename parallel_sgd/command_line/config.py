@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import opened
+from ..files import content_of
 from ..options import all_options, values_of
 from ..schedules import Cosine, Linear, Steps, WarmUp
 from ..validation import line_of, shown
@@ -33,11 +33,11 @@ def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]
 
     Local.
     """
-    with opened(str(path), path) as file:
-        try:
-            content = tomllib.load(file)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} is not well-formed TOML: {line_of(error)}") from None
+    data = content_of(str(path), path)
+    try:
+        content = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path} is not well-formed TOML: {line_of(error)}") from None
     actions = {action.dest: action for action in settable(parser)}
     arguments: list[str] = []
     for key, value in content.items():

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
-from ..files import opened
+from ..files import content_of
 from ..validation import shown
 
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
@@ -123,8 +123,7 @@ def read_hostfile(path: str | Path) -> Hostfile:
         UserError: no such file, no hosts in it, or a line that neither dialect has; names the line.
     """
     path = Path(path)
-    with opened(f"hostfile {str(path)!r}", path) as file:
-        data = file.read()
+    data = content_of(f"hostfile {str(path)!r}", path)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:

@@ -23,7 +23,7 @@ from ..models import MLP, TASK_LOSSES, ByteLanguageModel, Model, SoftmaxRegressi
 from ..optimizers import Optimizer
 from ..training import Learner, ModelObjective, Objective
 from ..training.initial_model import read_model, set_parameters
-from ..validation import kind_of, line_of, require_use, shown
+from ..validation import checked_path, kind_of, line_of, require_use, shown
 from .train_data import TrainingData
 
 MODELS = ("mlp", "linear", "softmax", "bytes")
@@ -146,7 +146,7 @@ def _seed_generators(seed: int) -> None:
 
 def _imported(path: Path) -> ModuleType:
     """A file of the user's, run as a program would be: what lies beside it can be imported."""
-    if not path.is_file():
+    if not checked_path("model", path, "file").is_file():
         raise UserError(f"model={str(path)!r}: there is no such file")
     spec = importlib.util.spec_from_file_location(f"model_in_{path.stem}", path)
     if spec is None or spec.loader is None:

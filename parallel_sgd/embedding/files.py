@@ -9,6 +9,8 @@ import numpy as np
 
 from ..array_files import ArrayInFile, open_arrays
 from ..errors import UserError
+from ..files import reason
+from ..validation import shown
 from .declared import Table
 from .gathered import GatheredRows
 from .rows import RowTable
@@ -26,7 +28,10 @@ def contents_of(options: Sequence[Table], folder: str) -> Iterator[list[dict[str
         UserError: there are none, or one cannot be read, or is not of these tables.
     """
     named = "\0" not in folder  # else Python 3.13 raises, and before it nothing is there
-    paths = sorted(Path(folder).glob("tables-*.safetensors")) if named else []
+    try:
+        paths = sorted(Path(folder).glob("tables-*.safetensors")) if named else []
+    except OSError as error:  # a name that is too long, say
+        raise UserError(f"checkpoint {shown(folder)} cannot be read: {reason(error)}") from None
     if not paths:
         raise UserError(f"checkpoint {folder!r} has no tables")
     for path in paths:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..files import opened, write_whole
+from ..files import content_of, write_whole
 from ..validation import shown
 
 FLUSHED = 4096  #: requests that are written at a time
@@ -125,7 +125,7 @@ class ReplayedOrder(Order):
         try:
             recorded = _facts_in(path.with_suffix(".json"))
             requests = recorded.pop("requests")
-            data = _bytes_of(path)
+            data = content_of(path.name, path)
         except (OSError, ValueError) as error:
             raise UserError(f"replay={folder!r}: no order of server {server} ({error})") from None
         for name in sorted(facts.keys() | recorded.keys()):
@@ -161,7 +161,7 @@ def _facts_in(path: Path) -> dict[str, Any]:
         OSError, ValueError: there is none, or not one.
     """
     try:
-        written = json.loads(_bytes_of(path))
+        written = json.loads(content_of(path.name, path))
     except RecursionError:
         written = None
     if not isinstance(written, dict) or "requests" not in written:
@@ -175,11 +175,6 @@ def _facts_in(path: Path) -> dict[str, Any]:
 def _in_one_line(written: Any) -> str:
     """A text of a file as it is, where that can be."""
     return written if isinstance(written, str) and written.isprintable() else shown(written)
-
-
-def _bytes_of(path: Path) -> bytes:
-    with opened(path.name, path) as file:
-        return file.read()
 
 
 def _path(folder: str, server: int) -> Path:

@@ -32,7 +32,7 @@ from ..array_files import (
     write_arrays,
 )
 from ..errors import UserError
-from ..files import make_new, opened, remove_tree
+from ..files import content_of, make_new, remove_tree
 from ..validation import shown
 from .documents import FORMAT, check_manifest, check_numbers, parsed
 
@@ -91,8 +91,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(f"checkpoint {str(path)!r} cannot be read: {error}") from error
     if not there:
         raise Damaged(f"checkpoint {str(path)!r} is not whole: it has no {MANIFEST}")
-    with _as_damage(path, MANIFEST), opened(MANIFEST, path / MANIFEST) as file:
-        data = file.read()
+    with _as_damage(path, MANIFEST):
+        data = content_of(MANIFEST, path / MANIFEST)
     body, field, _ = data.rpartition(CHECKSUM_FIELD.encode())
     body += field
     if not field or data != body + hashlib.sha256(body).hexdigest().encode() + b'"\n}\n':
@@ -140,8 +140,8 @@ class Reader:
         """What a rank's JSON file holds. Raises Damaged."""
         name = f"rank-{rank:05d}.json"
         self._verify(name)
-        with self._reading(name), opened(name, self.path / name) as file:
-            data = file.read()
+        with self._reading(name):
+            data = content_of(name, self.path / name)
         with _as_damage(self.path, name):
             numbers: dict[str, Any] = parsed(data)
             check_numbers(numbers)

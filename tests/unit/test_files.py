@@ -14,12 +14,14 @@ import pytest
 from disks import files_of_at_most
 
 import parallel_sgd
-from parallel_sgd import Parameters, UserError
+import parallel_sgd as psgd
+from parallel_sgd import Parameters, UserError, data
 from parallel_sgd.command_line import info
 from parallel_sgd.command_line.main import main
 from parallel_sgd.communication.abort import user_line
-from parallel_sgd.files import opened, write_whole
+from parallel_sgd.files import content_of, opened, write_whole
 from parallel_sgd.training import RunFolder
+from parallel_sgd.training.initial_model import read_model
 
 FULL = r"cannot be written: (File too large|No space left on device)$"
 
@@ -90,6 +92,29 @@ def test_devices_and_pipes_are_not_read(tmp_path):
     ):
         with pytest.raises(UserError, match=rf"^data.* {why}$"):
             opened("data", path)
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("n" * 300, "must be the path of a .*: File name too long"),
+        ("a/\ud800", "must be the path of a .*: it has characters that no name of a file has"),
+        ("loop", "must be the path of a .*: Too many levels of symbolic links"),
+    ],
+)
+def test_paths_that_no_system_call_takes(path, why, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    for use in (data.load, psgd.Checkpoints, RunFolder, read_model, psgd.data.text_sequences):
+        with pytest.raises(UserError, match=why) as caught:
+            use(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_disk_that_fails_while_it_is_read():
+    """As the memory of a process does where nothing is."""
+    with pytest.raises(UserError, match=r"^data cannot be read: Input/output error$"):
+        content_of("data", "/proc/self/mem")
 
 
 def test_errors_that_are_the_users_to_mend():

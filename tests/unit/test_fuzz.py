@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", READERS)
 def test_damaged_files(name, tmp_path):
-    refused = fuzz(name, READERS[name], tmp_path, inputs=0 if SECONDS else 60, seconds=SECONDS)
+    refused = fuzz(name, READERS[name], tmp_path, inputs=0 if SECONDS else 40, seconds=SECONDS)
     assert refused > 2 or name in (
         "texts",
         "PBS",

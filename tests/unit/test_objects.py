@@ -143,7 +143,7 @@ def test_what_is_refused(item, message):
 WHOLE = packed([None, 2**70, (1.5, {"a": RECORD}), {frozenset({1})}, Path("x"), np.float32(1)])
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.binary(max_size=64) | st.integers(0, len(WHOLE)).map(lambda n: WHOLE[:n]))
 def test_bytes_that_are_no_value(data):
     try:
@@ -154,7 +154,7 @@ def test_bytes_that_are_no_value(data):
         )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.integers(0, len(WHOLE) - 1), st.integers(0, 255))
 def test_a_changed_byte(place, byte):
     data = bytearray(WHOLE)
