@@ -25,7 +25,7 @@ from parallel_sgd import UserError
 
 PACKAGE = str(Path(parallel_sgd.__file__).parent)
 
-LONGEST_S = 10.0  #: of one input: these files have less than a few hundred kB
+LONGEST_S = 60.0  #: of one input: these files have less than a few hundred kB
 MOST_MEMORY = 512 << 20  #: bytes that all inputs of a reader may add to what this process has taken
 
 KEPT = Path("build", "fuzz")  #: in which what `make fuzz` has found is tried again

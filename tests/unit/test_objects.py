@@ -11,12 +11,20 @@ from pathlib import Path
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parallel_sgd import UserError
 from parallel_sgd.communication.objects import DEEPEST, packed, unpacked
 from parallel_sgd.errors import NotFinite, SharedProblem
+
+repeatable = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=100,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 
 RECORD = np.array([(1, 2.5)], [("a", ">i4"), ("b", "<f8", (2,))])
 
@@ -67,6 +75,7 @@ ANY = st.recursive(
 )
 
 
+@repeatable
 @given(ANY)
 def test_what_arrives_is_what_was_sent(item):
     assert alike(unpacked(packed(item)), item)
@@ -143,7 +152,7 @@ def test_what_is_refused(item, message):
 WHOLE = packed([None, 2**70, (1.5, {"a": RECORD}), {frozenset({1})}, Path("x"), np.float32(1)])
 
 
-@settings(max_examples=150)
+@repeatable
 @given(st.binary(max_size=64) | st.integers(0, len(WHOLE)).map(lambda n: WHOLE[:n]))
 def test_bytes_that_are_no_value(data):
     try:
@@ -154,7 +163,7 @@ def test_bytes_that_are_no_value(data):
         )
 
 
-@settings(max_examples=150)
+@repeatable
 @given(st.integers(0, len(WHOLE) - 1), st.integers(0, 255))
 def test_a_changed_byte(place, byte):
     data = bytearray(WHOLE)
