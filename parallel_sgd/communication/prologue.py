@@ -20,6 +20,7 @@ from ..kernels import array_module
 from .communicator import Communicator, Counts
 from .loss import is_loss
 from .messages import Array
+from .objects import packed, unpacked
 
 Result = TypeVar("Result")
 
@@ -59,7 +60,7 @@ class WithPrologue(Communicator):
 
     def _share_prologue(self) -> None:
         """Tell ranks that have just joined. Collective."""
-        told = self._inner._allgather_object(self._known)
+        told = [unpacked(known) for known in self._inner._allgather_bytes(packed(self._known))]
         first = next(known for known in told if known is not None)
         if self._known is None:
             self._known, self._written, self._told = first, None, deque(first)
@@ -102,9 +103,9 @@ class WithPrologue(Communicator):
             return None
         return result
 
-    def _allgather_object(self, item: Any) -> list[Any]:
-        call = self._inner._allgather_object
-        return cast(list[Any], self._once("allgather_object", lambda: call(item)))
+    def _allgather_bytes(self, data: bytes) -> list[bytes]:
+        call = self._inner._allgather_bytes
+        return cast(list[bytes], self._once("allgather_object", lambda: call(data)))
 
     def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         call = self._inner.sum_integers
