@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from ..array_files import write_arrays
 from ..communication import InBackground
 from ..errors import UserError
+from ..validation import checked_path
 from .declared import Table
 from .files import contents_of, file_of
 from .gathered import GatheredRows
@@ -124,11 +124,11 @@ class ServedTables:
         """Begin to write the copy to a file in `folder`; `written` tells when it is there.
 
         Raises:
-            UserError: there is no copy, or one is still being written.
+            UserError: there is no copy, one is still being written, or that is no path.
         """
         if self._copy is None or (self._writing and not self._writing.done):
             raise UserError("there is no copy of the tables, or it is being written already")
-        path, copy = Path(folder, file_of(self._server)), self._copy
+        path, copy = checked_path("folder", folder) / file_of(self._server), self._copy
         self._copy = None
         name = f"tables of server {self._server}"
         self._writing = InBackground(
