@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..communication import simulate
+from ..communication import default_timeout, simulate
 from ..validation import require_use
 from .launcher import THREAD_VARIABLES
 from .parser import Parser
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     simulate(
         given.ranks,
         lambda comm: train_on(copy.copy(options), algorithm, optimizer, comm),
-        timeout_s=options.timeout_s,
+        timeout_s=default_timeout() if options.timeout_s is None else options.timeout_s,
     )
     return 0
 

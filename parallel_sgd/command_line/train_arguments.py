@@ -61,7 +61,8 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
     for name, what in PATHS.items():
         if getattr(options, name) is not None:
             checked_path(name, getattr(options, name), what)
-    checked_timeout(options.timeout_s)
+    if options.timeout_s is not None:
+        checked_timeout(options.timeout_s)
     checked_seed(options.seed)
     options.minibatch_size = SIZES("minibatch_size", options.minibatch_size)
     _require_use(options)

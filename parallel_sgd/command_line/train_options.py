@@ -214,7 +214,13 @@ def _add_run(p: argparse.ArgumentParser) -> None:
         action="store_true",
         help="afterwards train on rank 0 alone, in full precision, and show both",
     )
-    _number(add, "--timeout-s", TIMEOUT_S, "S", "longest wait for other ranks, in seconds")
+    add(
+        "--timeout-s",
+        type=float,
+        metavar="S",
+        help="longest wait for other ranks, in seconds (default: that of `parallel-sgd run "
+        f"--wait-timeout-s`, or {TIMEOUT_S:g})",
+    )
     add(
         "--cuda-aware",
         action="store_true",

@@ -1,7 +1,7 @@
 """Ranks and their collectives: over MPI, over threads of one process, or a single rank."""
 
 from .background import InBackground, ProgramEnds, program_ends
-from .communicator import SIGN_FACTOR, TIMEOUT_S, Communicator, checked_timeout
+from .communicator import SIGN_FACTOR, TIMEOUT_S, Communicator, checked_timeout, default_timeout
 from .endpoint import Endpoint, PeerLost
 from .loss import is_loss
 from .phrases import CHECKSUM
@@ -26,6 +26,7 @@ __all__ = [
     "Roles",
     "Together",
     "checked_timeout",
+    "default_timeout",
     "is_loss",
     "program_ends",
     "simulate",

@@ -50,7 +50,7 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _COMMAND_LINE = _PACKAGE + "command_line" + os.sep
 
 #: Leading frames of a traceback that only lead to the user's script, and would hide it.
-_SCAFFOLD = {
+SCAFFOLD = {
     str(Path(__file__).with_name("entry_point.py")),
     contextlib.__file__,
     "<frozen runpy>",
@@ -155,7 +155,7 @@ def _wait_for_all(mpi: Any) -> None:
 def report(error: BaseException) -> int:
     """Print what the user needs to know of an error; returns the exit code that goes with it."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in _SCAFFOLD:
+    while frames is not None and frames.tb_frame.f_code.co_filename in SCAFFOLD:
         frames = frames.tb_next
     line = user_line(error)
     if isinstance(error, KeyboardInterrupt):

@@ -11,8 +11,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
+import threading
 from pathlib import Path
 
+from .board import FILE, own
 from .launched import FOLDER, launched_rank
 
 PROCESS, END, MEMORY = "process", "end", "memory"
@@ -26,6 +29,9 @@ LEFT, FAILED = "left", "failed"
 #: soon as one has closed its connection, has a lower one.
 _CLOSED_FIRST = 200
 
+#: The shortest limit of MPI_Finalize: exit handlers of others may come before it.
+_LEAST_S = 60.0
+
 _signed_on: int | None = None  # this process, and no child of it
 
 
@@ -33,6 +39,9 @@ def sign_on() -> None:
     """This process is a rank, from now on."""
     global _signed_on
     _signed_on = os.getpid()
+    board = place_of(FILE, of_rank=False)
+    if board is not None:
+        own.sign_on(board, launched_rank() or 0)
     place = place_of(PROCESS)
     if place is None:
         return
@@ -53,6 +62,14 @@ def sign_off(why: str) -> None:
         _write(END, f"{why}\n")
 
 
+def limit_the_end() -> None:
+    """Have this process end by SIGALRM if it does not end soon: as Python ends, its threads do, and
+    nobody watches any more that MPI_Finalize, which waits for all ranks, comes to its end."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, max(own.timeout_s, _LEAST_S))
+
+
 def note_memory() -> None:
     """MPI is up: MPICH leaves its shared memory behind where a job is aborted."""
     with contextlib.suppress(OSError):  # not Linux
@@ -61,12 +78,12 @@ def note_memory() -> None:
         _write(MEMORY, "".join(f"{name}\n" for name in sorted(names)))
 
 
-def place_of(suffix: str) -> Path | None:
-    """A file of this rank's; None where no launcher wants to know of it."""
+def place_of(suffix: str, *, of_rank: bool = True) -> Path | None:
+    """A file of this rank's, or of all; None where no launcher wants to know of it."""
     folder, rank = os.environ.get(FOLDER), launched_rank()
     if _signed_on != os.getpid() or rank is None or not folder or not os.path.isdir(folder):
         return None
-    return Path(folder, f"{rank}.{suffix}")
+    return Path(folder, f"{rank}.{suffix}" if of_rank else suffix)
 
 
 def _write(suffix: str, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar, cast
@@ -11,8 +12,9 @@ import numpy.typing as npt
 
 from ..errors import DivergedError, NotFinite, SharedError, SharedProblem, UserError
 from ..trace import NO_TRACE, Trace
-from ..validation import number
+from ..validation import number, shown
 from .endpoint import Endpoint
+from .launched import WAIT_TIMEOUT_S
 from .messages import Array, Messages
 from .objects import packed, unpacked
 from .phrases import different_calls, different_values, in_words
@@ -92,11 +94,12 @@ class Communicator(ABC):
     # what follows may end this rank before they do.
 
     @staticmethod
-    def world(*, timeout_s: float = TIMEOUT_S, cuda_aware: bool = False) -> Communicator:
+    def world(*, timeout_s: float | None = None, cuda_aware: bool = False) -> Communicator:
         """All ranks that mpiexec started; a single one where the program was started without it.
 
         Args:
-            timeout_s: longest wait in a collective, and here for the other ranks, in seconds.
+            timeout_s: longest wait in a collective, and here for the other ranks, in seconds; if
+                not given, that of `parallel-sgd run --wait-timeout-s`, or 600.
             cuda_aware: pass CuPy arrays to MPI as they are, because you know that your MPI can
                 take them. By default they are staged through pinned host memory.
         Raises:
@@ -107,7 +110,8 @@ class Communicator(ABC):
         `import parallel_sgd` on. `sys.exit` on one rank, or its program's end, does so within
         seconds where another rank waits for it.
         """
-        return Communicator._make_world(checked_timeout(timeout_s), cuda_aware)
+        seconds = default_timeout() if timeout_s is None else checked_timeout(timeout_s)
+        return Communicator._make_world(seconds, cuda_aware)
 
     @staticmethod
     def single() -> Communicator:
@@ -403,6 +407,23 @@ def checked_timeout(timeout_s: float) -> float:
     if timeout_s == 0:
         raise UserError("timeout_s=0 must be more than 0 seconds")
     return timeout_s
+
+
+def default_timeout() -> float:
+    """The longest wait where a program does not say: in the environment, or `TIMEOUT_S`. Local.
+
+    Raises:
+        UserError: what the environment says is no number of seconds.
+    """
+    given = os.environ.get(WAIT_TIMEOUT_S)
+    if given is None:
+        return TIMEOUT_S
+    try:
+        return checked_timeout(float(given))
+    except ValueError:
+        raise UserError(
+            f"{WAIT_TIMEOUT_S}={shown(given)} must be a number of seconds above 0"
+        ) from None
 
 
 class Closed:

@@ -18,11 +18,11 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .attendance import LEFT, sign_off
+from .attendance import LEFT, limit_the_end, sign_off
 from .backoff import Backoff
 from .objects import packed, unpacked
 
@@ -83,12 +83,24 @@ class Departures:
         self._released = False
         self._sending: list[tuple[MPI.Request, Any]] = []
         self._using = threading.RLock()
-        self._over, self._process = False, os.getpid()
+        self._over, self.process = False, os.getpid()
+        #: Called often with the ranks that this one waits for at its end.
+        self.waits_for: Callable[[Collection[int]], object] = lambda ranks: None
 
     def know(self, calls: Calls) -> Calls:
         """Tell of these, too, at the end."""
         self._calls[calls.name] = calls
         return calls
+
+    def entered(self, name: str) -> int | None:
+        """How many of the calls of that name this rank has entered; None: it knows of none."""
+        return self._calls[name].entered if name in self._calls else None
+
+    def beside(self, exchange: Callable[[MPI.Intracomm], object]) -> None:
+        """Let messages with other tags be exchanged, unless this rank has come to its end."""
+        with self._using:
+            if not self._over:
+                exchange(self._comm)
 
     def look(self) -> None:
         """Take in who has left by now, and pass it on where that is this rank's to do."""
@@ -133,7 +145,7 @@ class Departures:
         """
         from mpi4py import MPI
 
-        if self._over or os.getpid() != self._process or MPI.Is_finalized():
+        if self._over or os.getpid() != self.process or MPI.Is_finalized():
             return
         own = {name: calls.entered for name, calls in self._calls.items()}
         with self._using:
@@ -144,6 +156,7 @@ class Departures:
         while not (len(self._left) == self._size if self._rank == 0 else self._released):
             backoff.pause()
             self.look()
+            self.waits_for([0] if self._rank else set(range(self._size)) - self._left.keys())
         with self._using:
             for rank in range(1, self._size) if self._rank == 0 else ():
                 self._send(rank, None)
@@ -193,7 +206,6 @@ def look() -> None:
         _of_the_world.look()
 
 
-@atexit.register  # before any other of this package, so that it is called after them
 def _leave() -> None:
     """This process ends, with nothing of ours in the background any more."""
     if _of_the_world is not None:
@@ -201,3 +213,11 @@ def _leave() -> None:
     for function in _last:
         function()
     sign_off(LEFT)
+
+
+@atexit.register  # before any other of this package, so that it is called after them
+def _end() -> None:
+    """As above; and then MPI is shut down, which takes all ranks."""
+    _leave()
+    if _of_the_world is not None and os.getpid() == _of_the_world.process:
+        limit_the_end()

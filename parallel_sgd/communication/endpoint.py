@@ -128,6 +128,14 @@ class Endpoint(ABC):
             silent: some of them are not dead, and this rank has to end the job for them.
         """
 
+    def show_stacks(self, peer: int, why: str) -> None:  # noqa: B027
+        """A peer lets this rank wait, which is to end the job: say what the peer does, and have all
+        ranks write their stacks, where they have logs of their own. Takes a second or two.
+
+        Args:
+            why: this rank asks, after "rank 3".
+        """
+
     @abstractmethod
     def watched(self, name: str, peer: int) -> AbstractContextManager[object]:
         """Around a wait for one peer, which is not endless.

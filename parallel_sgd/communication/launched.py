@@ -36,6 +36,10 @@ GPUS_PER_RANK, INTERFACE, LOG_DIR = (
     "PARALLEL_SGD_LOG_DIR",
 )
 
+#: Set by `parallel-sgd run --wait-timeout-s S`: the longest wait of a rank for others, where its
+#: program does not say.
+WAIT_TIMEOUT_S = "PARALLEL_SGD_WAIT_TIMEOUT_S"
+
 #: Set to 1 by `parallel-sgd run` where it writes to a terminal itself: its ranks write to mpiexec.
 TERMINAL = "PARALLEL_SGD_TERMINAL"
 
@@ -103,7 +107,7 @@ _LAUNCHER_PREFIXES = (
 )
 _LAUNCHER_NAMES = (
     *("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE, SPARES, FOLDER),
-    *(ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, TERMINAL),
+    *(ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, TERMINAL, WAIT_TIMEOUT_S),
 )
 
 

@@ -28,6 +28,7 @@ from .attendance import FAILED, LEFT, sign_off
 from .backoff import Backoff
 from .loss import is_loss
 from .regroup import Grouping, Member, Role, grouping
+from .unresponsive import Killing
 from .watchdog import Watchdog
 
 _ENDED = 2  #: tag: the sender's program has come to its end
@@ -152,8 +153,10 @@ class Lobby:
     def _wait(self) -> MPI.Intracomm | None:
         """Until this rank joins, or all that train have come to their end (None)."""
         backoff = Backoff(time.sleep, first_s=1e-3, growth=1.5, longest_s=_LONGEST_SLEEP_S)
+        stopped = Killing(self._watched.timeout_s)
         while not self._all_ended():
             backoff.pause()
+            stopped.look()
             try:
                 while self._comm.Iprobe(MPI.ANY_SOURCE, _ENDED):
                     told = np.empty(1, np.int64)

@@ -19,9 +19,11 @@ from ..errors import UserError
 from ..kernels import array_module
 from .abort import install_excepthook
 from .attendance import note_memory
+from .board import own as own_line
 from .communicator import Closed, Communicator, Counts
 from .departures import Calls, departures
 from .endpoint import Endpoint
+from .guard import ended_if_longer_than
 from .launched import (
     launched_rank,
     launched_size,
@@ -33,7 +35,7 @@ from .launched import (
 )
 from .messages import MOST_VALUES, Array, Messages, pieces_of
 from .staging import pinned_like
-from .watchdog import Watchdog, ended_if_longer_than
+from .watchdog import Watchdog, call_the_roll
 
 PIECES = 1  #: tag of messages that stand for a collective: nothing else is then under way
 
@@ -51,6 +53,9 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     tells = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not survives()
     with watched("Communicator.world()"):
         own, watched.departures = world.Dup(), departures(world) if tells else None
+        own_line.meet(own, timeout_s)
+    if watched.departures is not None:
+        call_the_roll(watched.departures, world, timeout_s)
     calls = Calls(str(next(_worlds)), tuple(range(world.size)))
     return MpiCommunicator(own, watched, calls, cuda_aware=cuda_aware)
 

@@ -120,7 +120,8 @@ class MpiEndpoint(Endpoint):
 
     def discard(self, peer: int) -> None:
         while (length := self._next_piece(peer)) is not None:
-            self._comm.Recv(np.empty(length, np.uint8), peer, self._in + 1)
+            with self.watched("a message that nobody expects", peer):  # its end may be on its way
+                self._comm.Recv(np.empty(length, np.uint8), peer, self._in + 1)
 
     def _next_piece(self, peer: int) -> int | None:
         """The bytes of the next piece of a body; None where there is none, or no peer any more."""
@@ -156,6 +157,9 @@ class MpiEndpoint(Endpoint):
 
     def watched(self, name: str, peer: int) -> AbstractContextManager[object]:
         return self._watched(name, peer=self._in_world[peer])
+
+    def show_stacks(self, peer: int, why: str) -> None:
+        self._watched.show_stacks(self._in_world[peer], why)
 
     def left(self) -> list[int]:
         return [peer for peer, rank in self._in_world.items() if self._watched.has_left(rank)]

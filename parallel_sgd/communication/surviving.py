@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
+from .board import own
 from .departures import Calls, call_last
 from .launched import requested_spares
 from .lobby import Lobby
@@ -27,6 +28,7 @@ def surviving_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
     watched.survives = True
     with watched("Communicator.world()"):
         lobby = Lobby(MPI.COMM_WORLD, requested_spares(), watched)
+        own.meet(MPI.COMM_WORLD, timeout_s)
     call_last(lobby.leave)
     comm = lobby.first_group()
     _world = SurvivingCommunicator(comm, watched, lobby, cuda_aware=cuda_aware)

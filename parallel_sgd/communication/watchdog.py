@@ -4,36 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ..errors import RanksLost
 from .abort import GRACE_S, users_line
-from .attendance import END, FAILED, place_of, sign_off
+from .attendance import FAILED, sign_off
+from .board import Conduct, own
 from .departures import ON_ITS_WAY_S, Calls, Departures, look
+from .last_wait import LastWait
 from .loss import is_loss
-from .phrases import left_in_vain
+from .phrases import in_words, left_in_vain
+from .roll_call import RollCall, missing_in_words, silent, stack_lines
+from .unresponsive import kill_unresponsive
 
-#: The process of `ended_if_longer_than`: its stdin is closed when the wait is over.
-_GUARD = """
-import os, select, signal, sys, time
-pid, timeout_s, grace_s, message, end, failed = sys.argv[1:]
-if not select.select([0], [], [], float(timeout_s))[0]:
-    print(message, file=sys.stderr, flush=True)
-    if end:
-        open(end, "w").write(failed)
-    time.sleep(float(grace_s))  # for the others that wait too, to say so
-    os.kill(int(pid), signal.SIGKILL)
-"""
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 #: How often a thread looks after the waits; shorter ones it leaves in peace.
 LOOKS_EVERY_S = 0.5
+
+#: The watchdog has not looked for so long: it was stopped with its process, or got no core. That
+#: time counts for no wait: the others may have been stopped as well (as batch systems do it).
+_STOOD_STILL_S = 3.0
+
+#: MPI has told the others that a rank is dead after so long.
+_TOLD_S = 10.0
+
+#: A process that ends the job has ended itself after so long.
+_ENDS_S = 5.0
 
 #: When a rank with a problem prints it: the others as a rule come sooner, and print it too.
 TELLS_AFTER_S = 1.0
@@ -94,15 +100,27 @@ class Watchdog:
         """Tell the others at the end, too, how many of these there were. Local."""
         return self.departures.know(calls) if self.departures else calls
 
+    def show_stacks(self, peer: int, why: str) -> None:
+        """Have all ranks show their stacks, and say what a rank of the world does. Takes a while.
+
+        Args:
+            why: this rank asks, after "rank 3".
+        """
+        if _roll_call is not None and self.departures is not None:
+            lines = missing_in_words([peer], _roll_call.ask_all("", why), None)
+            _print(*(f"[rank {self._rank}] parallel_sgd: {line}" for line in lines))
+
     def has_left(self, rank: int) -> bool:
         """Whether a rank of the world is known to have left. Local."""
         return self.departures is not None and self.departures.has_left(rank)
 
     def look_after(self, wait: Wait, now: float) -> None:
         """See that one of this watchdog's waits is not in vain, nor too long."""
-        if now - wait.since > self.timeout_s:
-            why = _message(self.timeout_s, self._rank, wait.name)
-            self._end(wait, [why, *self._where(wait)])
+        if now - wait.since > self.timeout_s and self._goes_on_without_others(wait, now):
+            wait.since = now
+        elif now - wait.since > self.timeout_s:
+            why = message(self.timeout_s, self._rank, wait.name)
+            self._end(wait, [why, *self._where(wait)], partial(self._missed, wait))
         elif now - wait.since < LOOKS_EVERY_S:
             return
         elif gone := self._gone(wait, now):
@@ -111,6 +129,24 @@ class Watchdog:
             self._end(wait, [f"[rank {self._rank}] {why}; ending the job{place}"])
         elif now - wait.since > TELLS_AFTER_S:
             self._tell_problem(wait)
+
+    def _goes_on_without_others(self, wait: Wait, now: float) -> bool:
+        """Whether ranks that others wait for are killed, so that these can go on: here, or by
+        another rank just now."""
+        if not self.survives or own.board is None:
+            return False
+        # What they do is known as of their latest looks, and of their latest but one.
+        for_s = max(self.timeout_s - 2 * LOOKS_EVERY_S, self.timeout_s / 2)
+        killed = kill_unresponsive(own.board, for_s)
+        if killed:
+            _print(
+                f"[rank {self._rank}] parallel_sgd: waited more than timeout_s={self.timeout_s:g} "
+                f"s in {wait.name} for {in_words(killed)}: killed, and the others go on"
+            )
+        there = set(wait.calls.ranks) if wait.calls else set()
+        gone = {line.rank for line in own.mates() if line.conduct(now) is Conduct.GONE} & there
+        told = [now - self._gone_since.setdefault(rank, now) < _TOLD_S for rank in gone]
+        return bool(killed) or any(told)
 
     def _gone(self, wait: Wait, now: float) -> list[int]:
         """The ranks for which this wait is in vain."""
@@ -134,18 +170,45 @@ class Watchdog:
 
     def _where(self, wait: Wait) -> list[str]:
         """The stack of the thread that waits, in lines."""
-        text = "".join(traceback.format_list(_stack(wait)))
-        lines = ["where it waits:", *text.splitlines()] if text else []
+        stack = [] if _roll_call and _roll_call.has_shown else stack_lines(_stack(wait))
+        lines = ["where it waits:", *stack] if stack else []
         return [f"[rank {self._rank}] {line}" for line in lines]
 
-    def _end(self, wait: Wait, lines: Sequence[str]) -> None:
-        _waits.discard(wait)  # it is ended once
+    def _missed(self, wait: Wait) -> list[str]:
+        """Who has not come, as far as that can be told, in lines; all ranks show their stacks."""
+        if _roll_call is None or self.departures is None:
+            now = time.monotonic()
+            lines = [line.in_words(now) for line in silent(now)]
+        else:
+            name, entered = "", None
+            awaited: Sequence[int] = range(_roll_call.size)
+            if wait.calls is not None:
+                name, entered, awaited = wait.calls.name, wait.calls.entered, wait.calls.ranks
+            elif wait.peer is not None:
+                awaited = (wait.peer,)
+            why = f"has waited more than {self.timeout_s:g} s in {wait.name}"
+            answers = _roll_call.ask_all(name, why)
+            others = [rank for rank in awaited if rank != self._rank]
+            lines = missing_in_words(others, answers, entered)
+        return [f"[rank {self._rank}] parallel_sgd: {line}" for line in lines]
+
+    def _end(
+        self,
+        wait: Wait,
+        lines: Sequence[str],
+        more: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """End the job, with these lines, and more that take a while."""
+        _ending.append(wait)
         sign_off(FAILED)
         self._tell_problem(wait)
-        threading.Timer(5.0, os._exit, args=(1,)).start()
-        _print("\n".join(lines))
+        threading.Timer(_ENDS_S, os._exit, args=(1,)).start()
+        _print(*lines)
+        _print(*more())
+        _waits.discard(wait)  # it is ended once
         time.sleep(GRACE_S)  # mpiexec drops what it has not read yet, here and from the others
         self._abort()
+        _ending.remove(wait)
 
 
 @dataclass(eq=False, slots=True)
@@ -161,16 +224,22 @@ class Wait:
     since: float = field(init=False)
 
     def __enter__(self) -> None:
-        self.thread, self.since = threading.get_ident(), time.monotonic()
+        self.thread = threading.get_ident()
+        self.since = _latest[0] = time.monotonic()
         _waits.add(self)
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         _waits.discard(self)
+        while _ending:  # this rank has said so: it does not go on, whoever comes in the meantime
+            time.sleep(0.01)
         if error is not None and self.watchdog.survives and is_loss(error):
             raise RanksLost(f"a rank has died: found in {self.name}") from error
 
 
 _waits: set[Wait] = set()  # of all watchdogs
+_ending: list[Wait] = []  # for which the job ends
+_latest = [0.0]  # when the latest of them has begun
+_roll_call: RollCall | None = None
 _starting = threading.Lock()
 _thread: threading.Thread | None = None
 
@@ -185,38 +254,42 @@ def _start() -> None:
 
 
 def _watch() -> None:
+    looked = time.monotonic()
     while True:
         time.sleep(LOOKS_EVERY_S)
         waits, now = _waits.copy(), time.monotonic()  # one step: no thread comes between
+        stood, looked = now - looked, now
+        if stood > _STOOD_STILL_S:
+            for wait in waits:
+                wait.since = min(now, wait.since + stood)
+        name, since = _longest() or ("", 0.0)
+        own.note(now, _latest[0], since, name)
         look()
+        if _roll_call is not None:
+            _roll_call.look()
         for wait in waits:
             wait.watchdog.look_after(wait, now)
 
 
-@contextlib.contextmanager
-def ended_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[None]:
-    """Kill this process if the body takes too long, even where no thread could: MPI_Init.
+def _longest() -> tuple[str, float] | None:
+    """What this rank waits in, and since when; None: it waits for nobody."""
+    wait = min(_waits.copy(), key=lambda wait: wait.since, default=None)
+    return None if wait is None else (wait.name, wait.since)
 
-    mpi4py holds Python's lock throughout MPI_Init, so another process has to watch. A rank that
-    dies of a signal ends the job on Open MPI and on MPICH, also before MPI is up.
 
-    Local. Cost: starting one bare interpreter, some 10 ms in the background.
+def call_the_roll(departures: Departures, world: MPI.Intracomm, timeout_s: float) -> None:
+    """From now on a rank that waits too long asks the others what they do, and this one answers.
+
+    Local, at the same place on all ranks.
     """
-    message, end = _message(timeout_s, rank, name), place_of(END) or ""
-    facts = map(str, (os.getpid(), timeout_s, GRACE_S, message, end, FAILED))
-    guard = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _GUARD, *facts],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-    )
-    with guard:
-        try:
-            yield
-        finally:
-            guard.kill()
+    global _roll_call
+    if _roll_call is None:
+        _roll_call = RollCall(departures, world.rank, world.size, _longest)
+        departures.waits_for = LastWait(_roll_call, world.rank)
+    _roll_call.timeout_s = timeout_s
 
 
-def _message(timeout_s: float, rank: int, name: str) -> str:
+def message(timeout_s: float, rank: int, name: str) -> str:
     return (
         f"[rank {rank}] parallel_sgd: waited more than timeout_s={timeout_s:g} s for the other "
         f"ranks in {name}: one of them has stopped, left, or called something else; ending the job"
@@ -229,7 +302,7 @@ def _stack(wait: Wait) -> traceback.StackSummary:
     return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)
 
 
-def _print(text: str) -> None:
+def _print(*lines: str) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be gone
-        sys.stderr.write(text + "\n")
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
         sys.stderr.flush()

@@ -336,6 +336,10 @@ class Server:
             if now - heard[worker] <= timeout_s:
                 continue
             if not self._survives:
+                rank = self._ranks[worker]
+                self._endpoint.show_stacks(
+                    rank, f"has not heard of rank {rank} for {timeout_s:g} s"
+                )
                 raise UserError(
                     f"a server has not heard of the worker on rank {self._ranks[worker]} for "
                     f"timeout_s={timeout_s:g} s: it has stopped, left without learner.finish(), or "

@@ -186,6 +186,8 @@ def test_a_worker_that_is_silent_ends_the_job(folder: Path) -> None:
     code, output = lose(folder, "SIGSTOP", 2)
     assert code != 0
     assert "a server has not heard of the worker on rank 1 for timeout_s=2 s" in output
+    assert re.search(r"rank 1 \(pid \d+\) is stopped, by a signal or a debugger", output)
+    assert "rank 3 has not heard of rank 1 for 2 s; this rank is here:" in output
 
 
 @pytest.mark.any_mpi

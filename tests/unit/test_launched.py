@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from parallel_sgd.communication import abort, launched
+from parallel_sgd.communication import Communicator, abort, default_timeout, launched
 from parallel_sgd.communication.abort import install_excepthook, install_excepthook_if_launched
 from parallel_sgd.communication.entry_point import abort_on_error
 from parallel_sgd.communication.launched import (
@@ -278,3 +278,25 @@ def test_a_role_by_the_environment(environ: dict[str, str], role: str | None) ->
 def test_a_role_that_is_none(environ: dict[str, str], wrong: str) -> None:
     with pytest.raises(UserError, match=wrong):
         launched.requested_role(environ)
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(None, 600.0), ("7.5", 7.5)])
+def test_how_long_ranks_wait_that_do_not_say(
+    given: str | None, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given is not None:
+        monkeypatch.setenv(launched.WAIT_TIMEOUT_S, given)
+    waits: list[float] = []
+    monkeypatch.setattr(Communicator, "_make_world", lambda timeout_s, _: waits.append(timeout_s))
+    Communicator.world()
+    Communicator.world(timeout_s=3)
+    assert waits == [seconds, 3]
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "inf", "long", ""])
+def test_a_wait_that_is_none(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(launched.WAIT_TIMEOUT_S, given)
+    with pytest.raises(
+        UserError, match=r"PARALLEL_SGD_WAIT_TIMEOUT_S='.*' must be a number of sec"
+    ):
+        default_timeout()

@@ -15,7 +15,8 @@ from limits import patience
 
 from parallel_sgd.communication import watchdog as watchdog_module
 from parallel_sgd.communication.departures import Calls, Departures
-from parallel_sgd.communication.watchdog import Watchdog, ended_if_longer_than
+from parallel_sgd.communication.guard import ended_if_longer_than
+from parallel_sgd.communication.watchdog import Watchdog
 
 
 @pytest.fixture
@@ -181,7 +182,7 @@ HOLDS_THE_LOCK = "import ctypes; ctypes.PyDLL(None).sleep({})  # Python's lock i
 def test_a_wait_that_holds_pythons_lock_ends_too(seconds, code):
     script = f"""
 from parallel_sgd.communication.departures import Calls, Departures
-from parallel_sgd.communication.watchdog import ended_if_longer_than
+from parallel_sgd.communication.guard import ended_if_longer_than
 with ended_if_longer_than(1.0, 2, "Communicator.world()"):
     {HOLDS_THE_LOCK.format(seconds)}
 """

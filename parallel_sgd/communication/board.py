@@ -1,0 +1,255 @@
+"""What the ranks of one host are doing, in memory that all of them and their launcher see.
+
+Twice a second the watchdog's thread of each rank writes a line on the board: that it runs, in what
+its rank waits for others, and when that has last changed. So the hot path pays nothing, and who
+does not write any more has been stopped, or holds Python's lock. Everything here is local.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import mmap
+import os
+import secrets
+import signal
+import struct
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+FILE = "board"  #: in the launcher's folder
+LINE_BYTES = 128
+NAME_BYTES = 64
+
+#: process, birth, written, moved, waits since (0: it does not), timeout_s (0: MPI is not up), name
+LINE_FORMAT = f"=qqdddd{NAME_BYTES}s"
+_LINE = struct.Struct(LINE_FORMAT)
+assert _LINE.size <= LINE_BYTES
+
+#: A rank that has written within so many seconds answers; it does so twice a second.
+FRESH_S = 2.0
+
+#: At this signal a process writes its stacks to stderr, also where Python's lock is held; 0 does
+#: nothing, where there are no such signals. Not one that programs or batch systems have a use for.
+SHOW_STACKS = signal.SIGRTMIN + 9 if sys.platform.startswith("linux") else 0
+
+
+class Conduct(Enum):
+    """What a rank does, as its host sees it."""
+
+    GONE = "is gone"
+    STOPPED = "is stopped, by a signal or a debugger"
+    SILENT = "does not answer: it holds Python's lock, or gets no core"
+    STARTS = "has not come to Communicator.world()"
+    WAITS = "waits for others"
+    COMPUTES = "computes, reads or sleeps"
+
+
+SILENCES = {Conduct.STOPPED, Conduct.SILENT, Conduct.STARTS}
+ANSWERING = {Conduct.WAITS, Conduct.COMPUTES}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One rank's, with times of the host's monotonic clock.
+
+    Attributes:
+        rank: of the world.
+        birth: when the process was started, in ticks: another one may get its number.
+        written: when the rank wrote it.
+        moved: when it has last begun or ended a wait for others.
+        waits_since: since when it waits; 0.0: it does not.
+        timeout_s: of its communicator; 0.0 before MPI is up.
+        name: of what it waits in.
+    """
+
+    rank: int
+    process: int
+    birth: int
+    written: float
+    moved: float
+    waits_since: float
+    timeout_s: float
+    name: str
+
+    def conduct(self, now: float) -> Conduct:
+        """What it does."""
+        state = _state(self.process, self.birth)
+        if state is None:
+            return Conduct.GONE
+        if state in "Tt":
+            return Conduct.STOPPED
+        if self.waits_since and not self.timeout_s:  # in MPI_Init, with Python's lock held
+            return Conduct.WAITS
+        if not self.timeout_s:
+            return Conduct.STARTS
+        if now - self.written > FRESH_S:
+            return Conduct.SILENT
+        return Conduct.WAITS if self.waits_since else Conduct.COMPUTES
+
+    def in_words(self, now: float) -> str:
+        """Which process it is and what it does, for a message."""
+        conduct = self.conduct(now)
+        words = f"waits in {self.name}" if conduct is Conduct.WAITS else conduct.value
+        if conduct is not Conduct.GONE:
+            words += f", for {now - self.since(conduct):.0f} s"
+        return f"rank {self.rank} (pid {self.process}) {words}"
+
+    def since(self, conduct: Conduct) -> float:
+        """From when on it has done that, at the latest."""
+        if conduct is Conduct.WAITS:
+            return self.waits_since
+        return self.written if conduct in (Conduct.STOPPED, Conduct.SILENT) else self.moved
+
+    def signal(self, number: int) -> bool:
+        """Send the process a signal, if it still is there; whether it was."""
+        if _state(self.process, self.birth) is None:
+            return False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.process, number)
+            return True
+        return False
+
+
+class Board:
+    """A line for each rank of the world, of which those on this host are written.
+
+    Args:
+        memory: `LINE_BYTES` for each rank.
+    """
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory, self.size = memory, len(memory) // LINE_BYTES
+
+    def write(self, line: Line) -> None:
+        if line.rank < self.size:
+            numbers = (line.process, line.birth, line.written, line.moved, line.waits_since)
+            name = line.name.encode()[:NAME_BYTES]
+            _LINE.pack_into(self._memory, line.rank * LINE_BYTES, *numbers, line.timeout_s, name)
+
+    def lines(self) -> list[Line]:
+        """Of the ranks on this host that have written any, in their order."""
+        return [line for rank in range(self.size) if (line := self._line(rank)).process]
+
+    def _line(self, rank: int) -> Line:
+        (process, birth, written, moved, waits_since, timeout_s, name) = _LINE.unpack_from(
+            self._memory, rank * LINE_BYTES
+        )
+        text = name.rstrip(b"\0").decode(errors="replace")
+        return Line(rank, process, birth, written, moved, waits_since, timeout_s, text)
+
+
+def make_board(path: Path, ranks: int) -> Board:
+    """A new one, or the one that is there, in a file that nobody else may open."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        os.ftruncate(descriptor, ranks * LINE_BYTES)
+        return Board(mmap.mmap(descriptor, ranks * LINE_BYTES))
+    finally:
+        os.close(descriptor)
+
+
+class OwnLine:
+    """This process's line, on the board of its host if it has one."""
+
+    def __init__(self) -> None:
+        self.board: Board | None = None
+        self.timeout_s = 0.0  #: of this process's latest communicator, once MPI is up
+        self._met = False
+        self._line: Line | None = None
+        self._process = 0
+
+    def sign_on(self, path: Path, rank: int) -> None:
+        """Be on the launcher's board, where there is one: before MPI is up."""
+        with contextlib.suppress(OSError, ValueError):  # there is none: as without a launcher
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                self.join(Board(mmap.mmap(descriptor, 0)), rank)
+            finally:
+                os.close(descriptor)
+
+    def meet(self, world: MPI.Intracomm, timeout_s: float) -> None:
+        """Be on one board with the other ranks of this host, also without a launcher. Collective
+        at its first call.
+
+        Args:
+            timeout_s: of the communicator that is being made.
+        """
+        self.timeout_s = timeout_s
+        if self._met or world.size == 1:
+            return
+        self._met = True
+        memory = Path("/dev/shm")
+        folder = memory if memory.is_dir() else Path(tempfile.gettempdir())
+        path = folder / f"parallel_sgd-board-{world.bcast(secrets.token_hex(16))}"
+        if self.board is None:
+            with contextlib.suppress(OSError):  # no room: then this rank is not seen
+                self.join(make_board(path, world.size), world.rank)
+        world.Barrier()  # all have opened it
+        path.unlink(missing_ok=True)
+        self.note(time.monotonic(), 0.0, 0.0, "")
+
+    def join(self, board: Board, rank: int) -> None:
+        """Write on a board from now on."""
+        if SHOW_STACKS:
+            faulthandler.register(SHOW_STACKS, file=2, all_threads=True)
+        now, self._process = time.monotonic(), os.getpid()
+        birth = _birth(self._process)
+        self.board, self._line = board, Line(rank, self._process, birth, now, now, 0.0, 0.0, "")
+        board.write(self._line)
+
+    def note(self, now: float, moved: float, waits_since: float, name: str) -> None:
+        """What this rank does now; `moved`: when it has last begun a wait."""
+        if self._line is None or self.board is None or os.getpid() != self._process:
+            return
+        old = self._line
+        if bool(old.waits_since) and not waits_since:  # that wait has ended since
+            moved = max(moved, now)
+        moved, timeout_s = max(moved, old.moved), self.timeout_s
+        line = replace(
+            old, written=now, moved=moved, waits_since=waits_since, timeout_s=timeout_s, name=name
+        )
+        self._line = line
+        self.board.write(line)
+
+    @property
+    def rank(self) -> int | None:
+        return None if self._line is None else self._line.rank
+
+    def mates(self) -> list[Line]:
+        """The other ranks of this host."""
+        lines = [] if self.board is None else self.board.lines()
+        return [line for line in lines if line.rank != self.rank]
+
+
+own = OwnLine()  #: this process's
+
+
+def _stat(process: int) -> list[str]:
+    """What Linux says of a process, from its state on; nothing where there is none."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _birth(process: int) -> int:
+    stat = _stat(process)
+    return int(stat[19]) if stat else 0
+
+
+def _state(process: int, birth: int) -> str | None:
+    """The letter of its state; None where it is no more."""
+    stat = _stat(process)
+    if not stat or int(stat[19]) != birth or stat[0] in "ZX":
+        return None
+    return stat[0]
