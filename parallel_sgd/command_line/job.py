@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 
 from ..errors import UserError
@@ -63,12 +66,22 @@ def run_job(
                 print(
                     f"parallel-sgd: error: the job ran longer than {timeout_s:g} s", file=sys.stderr
                 )
+                if roll is not None:
+                    roll.show_stacks()
                 _end(job, signal.SIGTERM)
+                _remove_session(job)
                 return TIMED_OUT
             with contextlib.suppress(subprocess.TimeoutExpired):
                 job.wait(0.05)
             if roll is not None:
                 roll.look()
+                why = roll.does_not_end()
+                if why is not None:
+                    print(f"parallel-sgd: error: {why}; ending it", file=sys.stderr)
+                    _end(job, signal.SIGTERM)
+                    _remove_session(job)
+                    return 1
+    _remove_session(job)
     if received:  # also where mpiexec was quicker: a terminal sends its Ctrl-C to both
         print(f"parallel-sgd: {received[0].name}: the job was ended", file=sys.stderr)
         return 128 + received[0]
@@ -91,6 +104,12 @@ def _end(job: subprocess.Popen[bytes], first: signal.Signals) -> None:
             return
     job.kill()
     job.wait()
+
+
+def _remove_session(job: subprocess.Popen[bytes]) -> None:
+    """Remove the folder that Open MPI's mpiexec leaves behind where it was killed."""
+    if job.returncode == -signal.SIGKILL:
+        shutil.rmtree(Path(tempfile.gettempdir(), f"ompi.{job.pid}"), ignore_errors=True)
 
 
 def _foreground() -> bool:

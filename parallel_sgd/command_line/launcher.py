@@ -26,6 +26,7 @@ from ..communication.launched import (
     SPARES,
     SURVIVE,
     TERMINAL,
+    WAIT_TIMEOUT_S,
     launched_rank,
     launched_size,
     launcher_name,
@@ -51,7 +52,10 @@ THREAD_VARIABLES = (
 )
 
 #: Variables of the user's that Open MPI shall give to ranks on other hosts.
-_PASSED_ON = (SERVERS, SURVIVE, SPARES, ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, "PYTHONPATH")
+_PASSED_ON = (
+    *(SERVERS, SURVIVE, SPARES, ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, WAIT_TIMEOUT_S),
+    "PYTHONPATH",
+)
 
 #: Open MPI's options with which ranks outlive another, by what shows that the user has set one.
 #: Some of its collectives give wrong sums after a failure: those are left out. To name one that is

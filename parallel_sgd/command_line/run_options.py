@@ -18,6 +18,7 @@ from ..communication.launched import (
     LOG_DIR,
     SERVERS,
     SPARES,
+    WAIT_TIMEOUT_S,
     launched_size,
     launcher_name,
 )
@@ -45,6 +46,7 @@ class Request:
     gpus_per_rank: int | None = None
     interface: str | None = None  #: as `checked_interface` returns it
     log_dir: str | None = None
+    wait_timeout_s: float | None = None
 
     @property
     def for_ranks(self) -> dict[str, str]:
@@ -54,6 +56,7 @@ class Request:
             SPARES: self.spares,
             GPUS_PER_RANK: self.gpus_per_rank,
             INTERFACE: self.interface,
+            WAIT_TIMEOUT_S: self.wait_timeout_s,
             LOG_DIR: None if self.log_dir is None else os.path.abspath(self.log_dir),
         }
         return {name: str(value) for name, value in asked.items() if value is not None}
@@ -106,6 +109,7 @@ def parse(argv: Sequence[str]) -> Request:
         gpus_per_rank=given.gpus_per_rank,
         interface=None if given.interface is None else checked_interface(given.interface),
         log_dir=given.log_dir,
+        wait_timeout_s=given.wait_timeout_s,
     )
 
 
@@ -179,6 +183,13 @@ def _parser() -> argparse.ArgumentParser:
         "on the terminal are rank 0 and all errors",
     )
     add("--timeout-s", type=seconds, metavar="S", help="end the job after S seconds")
+    add(
+        "--wait-timeout-s",
+        type=seconds,
+        metavar="S",
+        help="end the job where a rank has waited for others for more than S seconds, unless its "
+        "program says another time (default: 600)",
+    )
     add(
         "--mpiexec",
         metavar="PATH",

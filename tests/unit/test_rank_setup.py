@@ -27,7 +27,13 @@ from parallel_sgd.command_line.interfaces import (
 from parallel_sgd.command_line.launcher import plan
 from parallel_sgd.command_line.mpi_runtime import Mpiexec
 from parallel_sgd.command_line.run_options import Request, parse
-from parallel_sgd.communication.launched import GPUS_PER_RANK, INTERFACE, LOG_DIR, without_launcher
+from parallel_sgd.communication.launched import (
+    GPUS_PER_RANK,
+    INTERFACE,
+    LOG_DIR,
+    WAIT_TIMEOUT_S,
+    without_launcher,
+)
 from parallel_sgd.errors import UserError
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_PROCID": "2"}
@@ -144,10 +150,13 @@ def test_options_for_ranks_reach_them(tmp_path: Path, monkeypatch: pytest.Monkey
             "10.0.0.5/24",
             "--log-dir",
             "logs",
+            "--wait-timeout-s",
+            "7.5",
             "a.py",
         ]
     )
     told = {GPUS_PER_RANK: "2", INTERFACE: "10.0.0.0/24", LOG_DIR: str(tmp_path / "logs")}
+    told |= {WAIT_TIMEOUT_S: "7.5"}
     assert asked.for_ranks == told
     assert without_launcher(told | {"PATH": "/bin"}) == {"PATH": "/bin"}
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3"}

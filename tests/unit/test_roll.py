@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,5 +120,33 @@ def test_nobody_is_named_where_one_is_not_there(ranks, coming):
 
 def test_more_ranks_than_descriptors_are_not_watched():
     with Roll(1_000_000) as roll:
-        assert os.listdir(roll.environ[FOLDER]) == []
+        assert os.listdir(roll.environ[FOLDER]) == ["lock"]
         assert roll.gone_without_a_word() is None
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from parallel_sgd.command_line.roll import Roll
+with Roll(2) as roll:
+    folder = Path(*roll.environ.values())
+    (folder / "memory").touch()
+    (folder / "0.memory").write_text(f"{folder}-memory")
+    Path(f"{folder}-memory").touch()
+    print(folder, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_launcher_has_left_is_removed_by_the_next(tmp_path, monkeypatch):
+    """And nothing of one that lives."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    with Roll(1) as living:
+        killed = subprocess.run([sys.executable, "-c", KILLED], env=environ, capture_output=True)
+        folder = Path(killed.stdout.decode().strip())
+        assert folder.is_dir() and Path(f"{folder}-memory").exists(), killed.stderr
+        with Roll(1):
+            assert not folder.exists() and not Path(f"{folder}-memory").exists()
+            assert Path(living.environ[FOLDER], "board").exists()
+    assert list(tmp_path.iterdir()) == []

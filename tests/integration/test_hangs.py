@@ -1,0 +1,113 @@
+"""A rank that lets the others wait ends the job in time, and every rank says where it is."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from jobs import alive, finished
+from limits import patience
+
+#: What each rank does while rank 0 waits: its stack holds the name of a function.
+STUCK = """
+import os, re, signal
+import numpy as np
+import parallel_sgd as psgd
+
+comm = psgd.Communicator.world()
+comm.sum_integers(np.array([1]))
+open(f"{comm.rank}.pid", "w").write(str(os.getpid()))
+
+
+def in_c_with_pythons_lock():
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def in_python():
+    while True:
+        pass
+
+
+def is_stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def waits():
+    comm.sum_integers(np.array([1]))
+
+
+[waits, in_c_with_pythons_lock, is_stopped, in_python][comm.rank]()
+"""
+
+
+def test_every_rank_says_where_it_is(folder: Path) -> None:
+    (folder / "stuck.py").write_text(STUCK)
+    began = time.monotonic()
+    code, output = finished(
+        *("run", "-n", "4", "--wait-timeout-s", "3", "--log-dir", "logs", "stuck.py")
+    )
+    assert code not in (0, 124), output
+    assert time.monotonic() - began < 20 * patience()
+    errors = [(folder / "logs" / f"rank-{rank}.err").read_text() for rank in range(4)]
+    assert "waited more than timeout_s=3 s for the other ranks in sum_integers" in errors[0]
+    pids = [int((folder / f"{rank}.pid").read_text()) for rank in range(4)]
+    assert f"rank 1 (pid {pids[1]}) does not answer: it holds Python's lock" in errors[0]
+    assert f"rank 2 (pid {pids[2]}) is stopped, by a signal" in errors[0]
+    assert re.search(r"rank 3 has not come: it computes, .* \(stuck.py:1[56]\)", errors[0])
+    assert "in waits\n" in errors[0]
+    assert "in in_c_with_pythons_lock\n" in errors[1]
+    assert "in in_python\n" in errors[3]
+    assert not any(map(alive, pids))
+
+
+ENDED = """
+import os, signal
+import parallel_sgd as psgd
+
+comm = psgd.Communicator.world()
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.any_mpi
+def test_a_rank_that_is_stopped_while_the_others_end(folder: Path) -> None:
+    (folder / "ended.py").write_text(ENDED)
+    code, output = finished("run", "-n", "3", "--wait-timeout-s", "2", "ended.py")
+    assert code not in (0, 124), output
+    line = "this rank is at its end, and waits for rank 1, which has not answered for timeout_s=2 s"
+    assert f"[rank 0] parallel_sgd: {line}" in output
+    assert "is stopped, by a signal or a debugger" in output
+
+
+SURVIVING = """
+import os, signal
+import numpy as np
+import parallel_sgd as psgd
+
+comm = psgd.Communicator.world()
+first = comm.rank
+parameters = psgd.Parameters({"w": np.zeros(3, np.float32)})
+learner = psgd.Learner(parameters, psgd.SGD(lr=0.1), psgd.DataParallelSGD(), comm)
+for step in range(20):
+    if step == 10 and first == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if step == 10 and first == 2:
+        while True:
+            pass
+    learner.gradient["w"][:] = 1
+    learner.step(samples=1)
+learner.finish()
+print(f"rank {first} is done, one of {comm.size}", flush=True)
+"""
+
+
+@pytest.mark.open_mpi
+def test_ranks_that_survive_go_on_without_one_that_does_not_move(folder: Path) -> None:
+    (folder / "surviving.py").write_text(SURVIVING)
+    run = ("run", "-n", "4", "--survive", "--wait-timeout-s", "3", "surviving.py")
+    _, output = finished(*run)
+    assert all(f"rank {rank} is done, one of 2" in output for rank in (0, 3)), output
+    assert re.search(r"in sum_integers for ranks 1, 2: killed, and the others go on", output)

@@ -1,0 +1,106 @@
+"""What a board shows of ranks that do not move, and who is killed for that."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from parallel_sgd.command_line.roll import Roll
+from parallel_sgd.communication.board import Board, Conduct, Line, _birth, make_board
+from parallel_sgd.communication.launched import FOLDER
+from parallel_sgd.communication.unresponsive import kill_unresponsive, unresponsive
+
+RANKS = 6
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started = [subprocess.Popen(["sleep", "60"]) for _ in range(RANKS)]
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def board(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> Board:
+    """Ranks that wait, compute, hold Python's lock, are stopped; one has moved, and one is gone."""
+    made, now = make_board(tmp_path / "board", RANKS + 1), time.monotonic()
+    for rank, process in enumerate(processes):
+        line = Line(rank, process.pid, _birth(process.pid), now, now - 9, 0.0, 60.0, "")
+        made.write(line)
+    made.write(vary(made, 0, waits_since=now - 8, name="alltoall"))
+    made.write(vary(made, 2, written=now - 7))
+    processes[3].send_signal(signal.SIGSTOP)
+    made.write(vary(made, 3, written=now - 6))
+    made.write(vary(made, 4, moved=now - 1))
+    processes[5].kill()
+    processes[5].wait()
+    return made
+
+
+def vary(board: Board, rank: int, **changed: object) -> Line:
+    (line,) = (line for line in board.lines() if line.rank == rank)
+    return Line(**{**vars(line), **changed})  # type: ignore[arg-type]
+
+
+def test_who_does_not_move(board: Board, processes: list[subprocess.Popen[bytes]]) -> None:
+    found = unresponsive(board, 5.0)
+    assert {one.rank: (one.conduct, round(one.seconds)) for one in found} == {
+        0: (Conduct.WAITS, 8),
+        1: (Conduct.COMPUTES, 9),
+        2: (Conduct.SILENT, 7),
+        3: (Conduct.STOPPED, 6),
+    }
+    said = [line.in_words(time.monotonic()) for line in board.lines()]
+    assert said[0] == f"rank 0 (pid {processes[0].pid}) waits in alltoall, for 8 s"
+    assert said[3].endswith("is stopped, by a signal or a debugger, for 6 s")
+    assert said[5] == f"rank 5 (pid {processes[5].pid}) is gone"
+
+
+@pytest.mark.parametrize("one_waits", [True, False])
+def test_who_is_killed(
+    board: Board, processes: list[subprocess.Popen[bytes]], one_waits: bool
+) -> None:
+    """Who computes only where another waits for it."""
+    if not one_waits:
+        board.write(vary(board, 0, waits_since=0.0, moved=time.monotonic()))
+    killed = [1, 2, 3] if one_waits else [2, 3]
+    assert kill_unresponsive(board, 5.0) == killed
+    assert all(processes[rank].wait(5) == -signal.SIGKILL for rank in killed)
+    assert processes[0].poll() is None and processes[4].poll() is None
+
+
+def test_a_process_with_a_number_that_has_gone_round_is_left_in_peace(
+    board: Board, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    board.write(vary(board, 1, birth=1))
+    assert 1 not in kill_unresponsive(board, 5.0)
+    assert processes[1].poll() is None
+
+
+def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
+    processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And kills what is left of it."""
+    monkeypatch.setattr("parallel_sgd.command_line.roll._LOOKS_EVERY_S", 0.05)
+    with Roll(2) as roll:
+        board = make_board(Path(roll.environ[FOLDER], "board"), 2)
+        for rank in range(2):
+            pid, now = processes[rank].pid, time.monotonic()
+            board.write(Line(rank, pid, _birth(pid), now, now, 0.0, 0.1, ""))
+        processes[0].send_signal(signal.SIGSTOP)
+        for _ in range(5):
+            time.sleep(0.06)
+            assert roll.does_not_end() is None
+        processes[1].send_signal(signal.SIGSTOP)
+        until, said = time.monotonic() + 10, None
+        while said is None and time.monotonic() < until:
+            said = roll.does_not_end()
+        assert said == "all ranks have been stopped, for more than timeout_s=0.1 s"
+    assert processes[0].wait(5) == processes[1].wait(5) == -signal.SIGKILL
