@@ -190,7 +190,8 @@ class OwnLine:
         self._met = True
         memory = Path("/dev/shm")
         folder = memory if memory.is_dir() else Path(tempfile.gettempdir())
-        path = folder / f"parallel_sgd-board-{world.bcast(secrets.token_hex(16))}"
+        world.Bcast(token := bytearray(secrets.token_bytes(16)))
+        path = folder / f"parallel_sgd-board-{token.hex()}"
         if self.board is None:
             with contextlib.suppress(OSError):  # no room: then this rank is not seen
                 self.join(make_board(path, world.size), world.rank)

@@ -22,9 +22,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from . import mail
 from .attendance import LEFT, limit_the_end, sign_off
 from .backoff import Backoff
-from .objects import packed, unpacked
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -107,8 +107,7 @@ class Departures:
         with self._using:
             if self._over:
                 return
-            while (data := _received(self._comm)) is not None:
-                news = unpacked(data)
+            for news in mail.received(self._comm, _TAG):
                 self._released |= news is None
                 self._left |= news or {}
             if self._rank == 0 and time.monotonic() - self._forwarded_s > _FORWARDED_EVERY_S:
@@ -126,8 +125,7 @@ class Departures:
                 self._send(rank, new)
 
     def _send(self, rank: int, news: Mapping[int, Entered] | None) -> None:
-        data = packed(news)
-        self._sending.append((self._comm.Isend(data, rank, _TAG), data))
+        self._sending.append(mail.send(self._comm, news, rank, _TAG))
 
     def has_left(self, rank: int) -> bool:
         """Whether a rank of the world is known to have left."""
@@ -162,19 +160,6 @@ class Departures:
                 self._send(rank, None)
             MPI.Request.Waitall([request for request, _ in self._sending])
             self._over = True
-
-
-def _received(comm: MPI.Intracomm) -> bytearray | None:
-    """A message that has come; None where none has."""
-    from mpi4py import MPI
-
-    status = MPI.Status()
-    message = comm.Improbe(tag=_TAG, status=status)
-    if message is None:
-        return None
-    data = bytearray(status.Get_count(MPI.BYTE))
-    message.Recv(data)
-    return data
 
 
 _of_the_world: Departures | None = None

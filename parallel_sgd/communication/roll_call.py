@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from . import board
+from . import board, mail
 from .abort import SCAFFOLD, users_line
 from .board import ANSWERING, Conduct, Line
 from .phrases import in_words
@@ -78,22 +78,21 @@ class RollCall:
         self._shown_s = float("-inf")  # when this rank has last shown, or asked for, stacks
         self._answers: dict[int, Answer] = {}
         self._heard: dict[int, float] = {}
-        self._sending: list[MPI.Request] = []
+        self._sending: list[mail.Sent] = []
 
     def look(self) -> None:
         """Take in what others answer and ask."""
         self._departures.beside(self._take_in)
 
     def _take_in(self, comm: MPI.Intracomm) -> None:
-        self._sending = [request for request in self._sending if not request.Test()]
-        while comm.iprobe(tag=_ANSWER):
-            answer: Answer = comm.recv(tag=_ANSWER)
+        self._sending = [sent for sent in self._sending if not sent[0].Test()]
+        for values in mail.received(comm, _ANSWER):
+            answer = Answer(**values)
             self._answers[answer.rank], self._heard[answer.rank] = answer, time.monotonic()
-        while comm.iprobe(tag=_QUESTION):
-            asker, name, why = comm.recv(tag=_QUESTION)
+        for asker, name, why in mail.received(comm, _QUESTION):
             if why:
                 self._show(f"rank {asker} {why}")
-            self._sending.append(comm.isend(self._own(name), asker, _ANSWER))
+            self._sending.append(mail.send(comm, vars(self._own(name)), asker, _ANSWER))
 
     def _own(self, name: str) -> Answer:
         wait, now = self._wait(), time.monotonic()
@@ -158,7 +157,7 @@ class RollCall:
         def ask(comm: MPI.Intracomm) -> None:
             for rank in ranks:
                 question = self._rank, name, why
-                self._sending.append(comm.isend(question, rank, _QUESTION))
+                self._sending.append(mail.send(comm, question, rank, _QUESTION))
 
         self._departures.beside(ask)
 
