@@ -125,7 +125,7 @@ class Departures:
                 self._send(rank, new)
 
     def _send(self, rank: int, news: Mapping[int, Entered] | None) -> None:
-        self._sending.append(mail.send(self._comm, news, rank, _TAG))
+        self._sending.append(mail.post(self._comm, news, rank, _TAG))
 
     def has_left(self, rank: int) -> bool:
         """Whether a rank of the world is known to have left."""

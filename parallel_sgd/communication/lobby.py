@@ -96,6 +96,8 @@ class Lobby:
                 try:
                     group = grouping(self._members(shrunk, grows), self.wanted)
                     made = self._split(shrunk, group)
+                    if shrunk.Get_failed().size:  # then what has come may be of nobody
+                        made = None
                 except MPI.Exception as error:
                     if not is_loss(error):
                         raise

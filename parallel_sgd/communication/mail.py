@@ -13,7 +13,7 @@ Sent = tuple["MPI.Request", bytes]
 """A message under way, with what it is sent from."""
 
 
-def send(comm: MPI.Intracomm, item: Any, rank: int, tag: int) -> Sent:
+def post(comm: MPI.Intracomm, item: Any, rank: int, tag: int) -> Sent:
     """Begin to send a value (see `objects`)."""
     data = packed(item)
     return comm.Isend(data, rank, tag), data

@@ -15,7 +15,7 @@ import mpi4py
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UserError
+from ..errors import RanksLost, UserError
 from ..kernels import array_module
 from .abort import install_excepthook
 from .attendance import note_memory
@@ -35,7 +35,7 @@ from .launched import (
 )
 from .messages import MOST_VALUES, Array, Messages, pieces_of
 from .staging import pinned_like
-from .watchdog import Watchdog, call_the_roll
+from .watchdog import Wait, Watchdog, call_the_roll
 
 PIECES = 1  #: tag of messages that stand for a collective: nothing else is then under way
 
@@ -206,7 +206,7 @@ class MpiCommunicator(Communicator):
         self._calls.enter()
         wait = self._wait
         wait.name, wait.problem = name, self._problem
-        return wait
+        return WholeOrLost(self._comm, wait) if self._watched.survives else wait
 
     def _of(self, comm: MPI.Intracomm, group: int) -> MpiCommunicator:
         """All or some of these ranks, with what else this communicator knows."""
@@ -268,6 +268,29 @@ def _end_job_from_another_thread() -> None:
     if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
         MPI.COMM_WORLD.Abort(1)
     os._exit(1)
+
+
+class WholeOrLost:
+    """Around a collective of ranks that survive each other: where one of them has died, it has
+    failed, whatever MPI says. (Open MPI's have ended well with bytes that nobody had sent.)
+
+    Cost: about a microsecond.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, wait: Wait) -> None:
+        self._comm, self._wait = comm, wait
+
+    def __enter__(self) -> None:
+        self._wait.__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._wait.__exit__(kind, error, traceback)
+        failed = self._comm.Get_failed()
+        try:
+            if failed.size or self._comm.Is_revoked():
+                raise RanksLost(f"a rank has died: found after {self._wait.name}") from error
+        finally:
+            failed.Free()
 
 
 def parts_of(array: Array, counts: Counts) -> list[Array]:

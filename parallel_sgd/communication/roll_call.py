@@ -92,7 +92,7 @@ class RollCall:
         for asker, name, why in mail.received(comm, _QUESTION):
             if why:
                 self._show(f"rank {asker} {why}")
-            self._sending.append(mail.send(comm, vars(self._own(name)), asker, _ANSWER))
+            self._sending.append(mail.post(comm, vars(self._own(name)), asker, _ANSWER))
 
     def _own(self, name: str) -> Answer:
         wait, now = self._wait(), time.monotonic()
@@ -157,7 +157,7 @@ class RollCall:
         def ask(comm: MPI.Intracomm) -> None:
             for rank in ranks:
                 question = self._rank, name, why
-                self._sending.append(mail.send(comm, question, rank, _QUESTION))
+                self._sending.append(mail.post(comm, question, rank, _QUESTION))
 
         self._departures.beside(ask)
 

@@ -131,8 +131,9 @@ from parallel_sgd.command_line.roll import Roll
 with Roll(2) as roll:
     folder = Path(*roll.environ.values())
     (folder / "memory").touch()
-    (folder / "0.memory").write_text(f"{folder}-memory")
-    Path(f"{folder}-memory").touch()
+    memory = Path("/dev/shm", f"mpich_shm_test_{folder.name}")
+    (folder / "0.memory").write_text(str(memory))
+    memory.touch()
     print(folder, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -145,8 +146,9 @@ def test_what_a_killed_launcher_has_left_is_removed_by_the_next(tmp_path, monkey
     with Roll(1) as living:
         killed = subprocess.run([sys.executable, "-c", KILLED], env=environ, capture_output=True)
         folder = Path(killed.stdout.decode().strip())
-        assert folder.is_dir() and Path(f"{folder}-memory").exists(), killed.stderr
+        memory = Path("/dev/shm", f"mpich_shm_test_{folder.name}")
+        assert folder.is_dir() and memory.exists(), killed.stderr
         with Roll(1):
-            assert not folder.exists() and not Path(f"{folder}-memory").exists()
+            assert not folder.exists() and not memory.exists()
             assert Path(living.environ[FOLDER], "board").exists()
     assert list(tmp_path.iterdir()) == []
