@@ -24,11 +24,13 @@ NAMES = {
     "plan": "the cost model of `parallel-sgd plan` against exchanges on emulated hosts; needs root",
     "training": "whole steps beside PyTorch DDP and its hooks on emulated hosts; needs root",
     "speedup": "speed-up against accuracy, and samples/s against workers; needs root",
+    "faults": "kills, stops, cut links, full disks at random moments; and a soak",
     "gpu": "CUDA kernels, staging, exchanges of ranks that share a GPU; needs a GPU",
 }
 
 OF_THEIR_OWN = (
     "convergence",
+    "faults",
     "speedup",
     "training",
 )  #: whose JSON, tables and figures are of another form

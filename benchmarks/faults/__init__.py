@@ -1,0 +1,149 @@
+"""Faults at random moments: ranks killed and stopped, links cut, disks full; and a long soak.
+
+Every run is a short training of the digits on a few ranks, to which something happens. Counted are
+runs that come out as they must (the others go on; or the job ends, not 0, in seconds; or it goes
+on from its newest checkpoint), work lost, seconds from the fault to the first step after it, and
+what may never be: results that are wrong (ranks with different models, a model that is not bit for
+bit that of an undisturbed run where it must be, a loss that is worse), jobs that hang, and what is
+left behind (processes, shared memory, temporary folders, network namespaces).
+
+  python -m benchmarks faults --runs 100 --only survive     each of its families 100 times
+  python -m benchmarks faults --minutes 30                  all that can be done here, in turn
+  python -m benchmarks faults soak --minutes 60             memory, descriptors and threads
+
+The same seed has the same victims, and moments as far as a machine's pace repeats. The MPI is that
+of this Python: run it with both. As root each run has a /dev/shm of its own, so that what others
+leave there is not counted; emulated hosts, and full disks, need root. Options that this version's
+`parallel-sgd run` does not have, and `--survive` on another MPI than Open MPI 5, are left out, and
+said so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from parallel_sgd import UserError
+from parallel_sgd.command_line.hostfiles import OPEN_MPI
+from parallel_sgd.command_line.mpi_runtime import bound_mpi
+
+from ..report import Report, positive
+from .child import Settings
+from .families import FAMILIES
+from .job import adopt_orphans
+from .leftovers import namespaces_left, own_shared_memory
+from .runs import Bench
+from .scenarios import SCENARIOS, Scenario
+from .soak import Soaked, soak
+from .summary import Results, Summary, read
+
+__all__ = ["add_arguments", "main"]
+
+RUNS, RANKS, SOAK_MINUTES = 3, 4, 60
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("what", nargs="?", choices=("kills", "soak"), default="kills", help="(default: kills)")
+    add("--only", nargs="+", choices=SCENARIOS, metavar="SCENARIO", help=", ".join(SCENARIOS))
+    add("--families", nargs="+", choices=FAMILIES, metavar="NAME", help=", ".join(FAMILIES))
+    add("--runs", dest="times", type=positive, default=RUNS, metavar="N", help="(default: 3)")
+    add("--minutes", type=float, metavar="M", help="begin nothing after so many; soak: how long")
+    add("-n", "--ranks", type=positive, default=RANKS, help="of each job (default: 4)")
+    add("--seed", type=int, default=0, help="of victims and moments (default: 0)")
+    add("--keep", metavar="FOLDER", help="for the folders of runs that went wrong")
+    add("--table", metavar="FILE", help="measure nothing: read this JSON")
+
+
+def main(options: argparse.Namespace) -> Report:
+    if options.table:
+        return read(options.table)
+    if options.ranks < 3:
+        raise UserError(f"ranks={options.ranks} must be at least 3: one is lost, and two go on")
+    adopt_orphans()
+    alone = own_shared_memory()
+    if not alone:
+        _say("not as root: what others leave in /dev/shm is counted, too")
+    with _folder(options.keep) as folder:
+        if options.what == "soak":
+            return Soaked(soak(folder, options.ranks, 60 * (options.minutes or SOAK_MINUTES)))
+        return _kills(options, folder, alone)
+
+
+def _kills(options: argparse.Namespace, folder: Path, alone: bool) -> Summary:
+    mpi, rows = bound_mpi(), []
+    known = subprocess.run(
+        [sys.executable, "-m", "parallel_sgd", "run", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for key in options.only or SCENARIOS:
+        problem = _problem(SCENARIOS[key], known, str(mpi["vendor"]), alone)
+        if problem:
+            _say(f"{key} is left out: {problem}")
+            continue
+        names = options.families or FAMILIES
+        rows += [(key, name) for name in names if name in SCENARIOS[key].families]
+    asked = {"runs": options.times, "ranks": options.ranks, "seed": options.seed}
+    results = Results(asked | {"mpi": f"{mpi['vendor']} {mpi['version']}"})
+    deadline = time.monotonic() + 60 * (options.minutes or 1e9)
+    with Bench(
+        folder,
+        ranks=options.ranks,
+        seed=options.seed,
+        keep=options.keep is not None,
+        settings=Settings("", ""),
+    ) as bench:
+        try:
+            for number in range(options.times):
+                for key, name in rows:
+                    if time.monotonic() > deadline:
+                        break
+                    outcome = bench.disturbed(SCENARIOS[key], key, name, number)
+                    _say(outcome.line())
+                    results.outcomes.append(outcome)
+        except KeyboardInterrupt:
+            _say("ended by Ctrl-C: this is what there is")
+    results.namespaces = namespaces_left(os.getpid())
+    return Summary(results)
+
+
+def _problem(scenario: Scenario, known: str, vendor: str, root: bool) -> str | None:
+    """Why a scenario cannot be had here, in words.
+
+    Args:
+        known: what `parallel-sgd run --help` says.
+    """
+    for option in scenario.needs:
+        if option not in known:
+            return f"this `parallel-sgd run` has no {option}"
+    if "--survive" in scenario.needs and vendor != OPEN_MPI:
+        return f"--survive needs Open MPI 5, and this is {vendor}"
+    return "it needs root" if scenario.root and not root else None
+
+
+@contextmanager
+def _folder(keep: str | None) -> Iterator[Path]:
+    """For all runs: the user's, or one that is removed at the end."""
+    if keep is not None:
+        Path(keep).mkdir(parents=True, exist_ok=True)
+        yield Path(tempfile.mkdtemp(prefix="runs-", dir=keep)).resolve()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="faults-"))  # short: MPI's sockets have paths below it
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _say(what: str) -> None:
+    print(f"faults: {what}", file=sys.stderr, flush=True)

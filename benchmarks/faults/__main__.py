@@ -1,0 +1,16 @@
+"""What the ranks of a job run: `parallel-sgd run -n 4 -m benchmarks.faults PROGRAM SETTINGS`."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+from collections.abc import Callable
+
+from . import child, endless
+
+PROGRAMS: dict[str, Callable[..., None]] = {"child": child.main, "endless": endless.main}
+
+if __name__ == "__main__":
+    faulthandler.register(child.STACKS, all_threads=True)
+    PROGRAMS[sys.argv[1]](**json.loads(sys.argv[2]))

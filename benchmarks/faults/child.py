@@ -1,0 +1,167 @@
+"""What every rank runs under faults: a short training that is written down.
+
+    parallel-sgd run -n 4 -m benchmarks.faults child SETTINGS
+
+The settings are JSON: see `Settings`. A program that finds a checkpoint goes on from it. At its end
+each rank writes ``end-RANK-PID.json``: see `End`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import parallel_sgd as psgd
+from parallel_sgd.communication.launched import launched_rank
+
+from .diary import Diary, Place
+from .families import FAMILIES
+
+MINIBATCH, HIDDEN = 64, 64
+CHECKPOINTS = "checkpoints"
+OUTPUT_AT_MOST = 4000  #: characters of a job's output that are kept
+STACKS = signal.SIGUSR1  #: makes a rank print where all of its threads are
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    Attributes:
+        folder: of the run; checkpoints and all that is written goes there.
+        family: of `FAMILIES`.
+        epochs: of 1437 digits.
+        compute_s: that a local step takes at least.
+        save_every: samples between two checkpoints; 0: none.
+        timeout_s: of the communicator.
+        die: where a rank kills itself: ``rank``, ``place`` (of `Place`, by name), ``call`` (the
+            how-many-th time that it comes there) and ``after_s`` (seconds later).
+        clock_back: the how-many-th step before which the clock of the day is set back by a day; 0:
+            none.
+    """
+
+    folder: str
+    family: str
+    epochs: int = 15
+    compute_s: float = 0.003
+    save_every: int = 0
+    timeout_s: float = 60.0
+    die: dict[str, Any] = field(default_factory=dict)
+    clock_back: int = 0
+
+
+@dataclass(frozen=True)
+class End:
+    """What a rank has come to.
+
+    Attributes:
+        model: a checksum of its parameters.
+        loss: on the test digits, in nats.
+        samples: on the learner's clock.
+        ranks: that train, at the end.
+        serves: whether this one only served.
+        report: the learner's.
+    """
+
+    model: str
+    loss: float
+    samples: int
+    ranks: int
+    serves: bool
+    report: dict[str, Any] | None
+
+
+class Fate:
+    """Writes down where this rank is, and kills it where the settings say so."""
+
+    def __init__(self, diary: Diary, die: dict[str, Any]) -> None:
+        self.diary = diary
+        self._die = die if die.get("rank") == diary.rank else {}
+        self._calls = 0
+        self.enter(Place.START)
+
+    def enter(self, place: Place) -> None:
+        self.diary.enter(place)
+        if self._die and place == Place[self._die["place"]]:
+            self._calls += 1
+            if self._calls == self._die["call"]:
+                self._end(self._die["after_s"])
+
+    def _end(self, after_s: float) -> None:
+        spent = Path(self.diary.path.parent, "died")  # a program that is started again lives on
+        if spent.exists():
+            return
+        spent.write_text(str(time.monotonic() + after_s))
+        if after_s:
+            timer = threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL))
+            timer.daemon = True
+            timer.start()
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(**given: Any) -> None:
+    """Train, from the newest checkpoint on where there is one. Collective.
+
+    Args:
+        given: the settings.
+    """
+    settings = Settings(**given)
+    folder, family = Path(settings.folder), FAMILIES[settings.family]
+    rank = launched_rank() or 0
+    diary = Diary.begun(folder, rank)
+    fate = Fate(diary, settings.die)
+    comm = psgd.Communicator.world(timeout_s=settings.timeout_s)
+    training, test = psgd.data.digits()
+    model = psgd.models.MLP([64, HIDDEN, 10], seed=0)
+    learner = psgd.Learner(model.parameters, psgd.SGD(lr=family.lr), family.algorithm(), comm)
+    source = psgd.data.Source(training, minibatch_size=MINIBATCH, epochs=settings.epochs)
+    checkpoints = psgd.Checkpoints(folder / CHECKPOINTS, keep=3)
+    every = settings.save_every
+    if every and comm.allgather_object(checkpoints.latest() is not None)[0]:
+        psgd.load_checkpoint(learner, checkpoints.folder)
+    saved = learner.samples // max(every, 1)
+    fate.enter(Place.LOCAL_STEP)
+    for number, (x, y) in enumerate(source.minibatches(learner), 1):
+        if number == settings.clock_back:
+            set_clock_back()
+        model.gradient(x, y, out=learner.gradient, ready=learner.ready)
+        time.sleep(settings.compute_s)
+        fate.enter(Place.EXCHANGE)
+        total = learner.step(samples=len(x))
+        diary.stepped(learner.samples, total, learner.comm.size)
+        if every and total and learner.samples // every > saved:
+            saved = learner.samples // every
+            fate.enter(Place.CHECKPOINT)
+            checkpoints.save(learner)
+        fate.enter(Place.LOCAL_STEP)
+    fate.enter(Place.FINISH)
+    learner.finish()
+    checkpoints.close()
+    loss, _ = model.evaluate(*test.arrays())
+    digest = hashlib.sha256(model.parameters.flat.tobytes()).hexdigest()[:16]
+    end = End(digest, loss, learner.samples, learner.comm.size, learner.serves, learner.report())
+    written = json.dumps(asdict(end), default=repr)
+    aside = folder / f"end-{rank}-{os.getpid()}.part"
+    aside.write_text(written)
+    aside.rename(aside.with_suffix(".json"))
+    fate.enter(Place.END)
+
+
+def set_clock_back() -> None:
+    """From now on the clock of the day says yesterday, as far as Python programs see it."""
+    now, now_ns = time.time, time.time_ns
+    time.time = lambda: now() - 86_400  # type: ignore[method-assign, assignment, unused-ignore]
+    time.time_ns = lambda: now_ns() - 86_400 * 10**9  # type: ignore[method-assign, assignment, unused-ignore]
+
+
+def ends(folder: Path) -> dict[int, End]:
+    """What the ranks have come to that have come to an end, by rank."""
+    paths = folder.glob("end-*.json")
+    return {int(path.stem.split("-")[1]): End(**json.loads(path.read_text())) for path in paths}

@@ -1,0 +1,121 @@
+"""What each rank writes down as it trains, in a file that outlives it, however it ends.
+
+The file is mapped into memory: what the rank has written is there at once, also when it is killed
+in the next instant, and costs no system call.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+STEPS = 20_000  #: that a diary has room for
+SUFFIX = "diary"
+
+_ENTRY = np.dtype([("time_s", "f8"), ("samples", "i8"), ("total", "i4"), ("ranks", "i4")])
+"""One step: when it ended, on the clock of all processes of the machine; the learner's samples
+then; those of all ranks in its minibatch; how many ranks trained."""
+
+
+class Place(enum.IntEnum):
+    """Where a rank is."""
+
+    START = 0  #: before its learner is made
+    LOCAL_STEP = 1  #: it computes
+    EXCHANGE = 2  #: in `Learner.step`
+    CHECKPOINT = 3  #: in `Checkpoints.save`
+    FINISH = 4  #: in `Learner.finish`: a server is there all the time
+    END = 5  #: all is done and written down
+
+
+class Diary:
+    """
+    Args:
+        path: of the file, from which rank and process are known.
+        mode: "w+" makes it, "r" only reads it.
+    """
+
+    def __init__(self, path: Path, mode: Any = "r") -> None:
+        self.path = path
+        rank, pid = path.stem.split("-")
+        self.rank, self.pid = int(rank), int(pid)
+        file: npt.NDArray[Any] = np.memmap(path, _ENTRY, mode, shape=(STEPS + 1,))
+        self._head, self._entries = file[:1], file[1:]
+
+    @classmethod
+    def begun(cls, folder: Path, rank: int) -> Diary:
+        """One of this process."""
+        return cls(folder / f"{rank}-{os.getpid()}.{SUFFIX}", "w+")
+
+    @property
+    def place(self) -> Place:
+        """Where the rank is, or was as it ended."""
+        return Place(int(self._head["ranks"][0]))
+
+    def enter(self, place: Place) -> None:
+        self._head["ranks"][0] = place
+
+    @property
+    def steps(self) -> int:
+        return int(self._head["samples"][0])
+
+    def stepped(self, samples: int, total: int, ranks: int) -> None:
+        """A step has ended."""
+        steps = self.steps
+        if steps < STEPS:
+            self._entries[steps] = time.monotonic(), samples, total, ranks
+            self._head["samples"][0] = steps + 1
+
+    def entries(self) -> npt.NDArray[Any]:
+        """A copy of all steps so far, with the fields `time_s`, `samples`, `total`, `ranks`."""
+        return np.array(self._entries[: self.steps])
+
+
+def diaries(folder: Path) -> list[Diary]:
+    """All that are in a folder, by rank; where a rank was started again, the older one first."""
+    found = []
+    for path in folder.glob(f"*.{SUFFIX}"):
+        if path.stat().st_size >= (STEPS + 1) * _ENTRY.itemsize:  # else it is just being made
+            found.append((path.stat().st_ctime_ns, Diary(path)))
+    return [diary for _, diary in sorted(found, key=lambda pair: (pair[1].rank, pair[0]))]
+
+
+def recovery_s(books: Sequence[Diary], fault_s: float) -> float | None:
+    """Seconds from a fault to the end of the first step after it; None where there is none.
+
+    Where ranks have told of a loss by a step without samples, the first step after that counts:
+    others may have been on their way before.
+    """
+    ends: list[float] = []
+    told: list[float] = []
+    for book in books:
+        entries = book.entries()
+        after = entries[entries["time_s"] > fault_s]
+        (lost,) = np.nonzero(after["total"] == 0)
+        good = after[lost[0] + 1 :] if len(lost) else after
+        good = good[good["total"] > 0]
+        if len(good):
+            (told if len(lost) else ends).append(float(good["time_s"][0]) - fault_s)
+    return min(told or ends, default=None)
+
+
+def lost_samples(books: Sequence[Diary], fault_s: float) -> int:
+    """Samples that were trained on before a fault, and whose work was lost with it.
+
+    That is how far the learners' clock was, less where it stood before the first step after it.
+    """
+    before, after = [0], []
+    for book in books:
+        entries = book.entries()
+        early = entries[entries["time_s"] <= fault_s]
+        late = entries[(entries["time_s"] > fault_s) & (entries["total"] > 0)]
+        before += early["samples"][-1:].tolist()
+        after += (late["samples"] - late["total"]).tolist()
+    return max(0, max(before) - min(after)) if after else 0

@@ -1,0 +1,67 @@
+"""What is trained while ranks are lost: the algorithms, each as its own way to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import parallel_sgd as psgd
+
+Victims = Literal["any", "worker", "server"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """An algorithm under faults.
+
+    Attributes:
+        algorithm: makes it.
+        lr: of plain SGD.
+        servers: how many of the ranks serve.
+        repeats: whether the final model has the same bits in every undisturbed run.
+        saves: whether its ranks write checkpoints. Asynchronous workers would wait there for one
+            that is lost.
+        victims: which ranks are lost.
+    """
+
+    algorithm: Callable[[], psgd.Algorithm[Any]]
+    lr: float = 0.3
+    servers: int = 0
+    repeats: bool = True
+    saves: bool = True
+    victims: Victims = "any"
+
+    def ranks(self, ranks: int) -> range:
+        """Those of so many ranks that may be lost."""
+        first = {"any": 0, "worker": 0, "server": ranks - self.servers}[self.victims]
+        return range(first, ranks - self.servers if self.victims == "worker" else ranks)
+
+
+def _local(kind: Callable[..., psgd.Algorithm[Any]]) -> Callable[[], psgd.Algorithm[Any]]:
+    return lambda: kind(block_samples=640)
+
+
+def _served(mode: str, servers: int) -> Callable[[], psgd.Algorithm[Any]]:
+    return lambda: psgd.DataParallelASGD(mode=mode, servers=servers, sync_steps=2, merge="mean")
+
+
+FAMILIES = {
+    "32-bit": Family(lambda: psgd.DataParallelSGD()),
+    "1-bit": Family(lambda: psgd.DataParallelSGD(gradient_bits=1, code="sign")),
+    "one-of-eight": Family(lambda: psgd.DataParallelSGD(gradient_bits=1)),
+    "overlap": Family(lambda: psgd.DataParallelSGD(gradient_bits=4, overlap=True)),
+    "double-buffering": Family(
+        lambda: psgd.DataParallelSGD(gradient_bits=4, double_buffering=True), lr=0.1
+    ),
+    "model-averaging": Family(_local(psgd.ModelAveragingSGD)),
+    "block-momentum": Family(_local(psgd.BlockMomentumSGD)),
+    "async-worker": Family(
+        _served("async", 1), servers=1, repeats=False, saves=False, victims="worker"
+    ),
+    "async-server": Family(_served("async", 2), servers=2, repeats=False, victims="server"),
+    "sync-worker": Family(_served("sync", 1), servers=1, saves=False, victims="worker"),
+    "sync-server": Family(_served("sync", 2), servers=2, victims="server"),
+}
+SYNCHRONOUS = tuple(name for name, family in FAMILIES.items() if not family.servers)
+"""Those whose ranks are all alike."""

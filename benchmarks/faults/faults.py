@@ -1,0 +1,272 @@
+"""What happens to a job: each fault as an object that is prepared, strikes, and is undone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parallel_sgd.command_line.cluster import BURST
+from parallel_sgd.command_line.cluster.links import port
+
+from .child import CHECKPOINTS
+from .diary import Place
+from .job import signalled
+
+if TYPE_CHECKING:
+    from .runs import Run
+
+DISK_KIB = 4096
+BALLAST = "ballast"
+SLOW_BITS_PER_S = 5e6
+
+
+class Fault:
+    """Something that goes wrong once in a run. Each method gets the run that it concerns.
+
+    Attributes:
+        removes_nothing: whether nobody may be left who could remove what the job has made.
+    """
+
+    removes_nothing = False
+
+    def settings(self, run: Run) -> Mapping[str, Any]:
+        """Of the child program, for the first start."""
+        return {}
+
+    def prepare(self, run: Run) -> None:
+        """Before the job is started."""
+
+    def wait(self, run: Run) -> bool:
+        """Wait for the moment; whether the job is still there."""
+        return run.wait_for_moment()
+
+    def strike(self, run: Run) -> str:
+        """Let it happen; what has happened, in words."""
+        raise NotImplementedError
+
+    def undo(self, run: Run) -> None:
+        """Make good what a user would, before the job is started again."""
+
+    def clear(self, run: Run) -> None:
+        """After the run: nothing of the fault may stay."""
+
+
+@dataclass(frozen=True)
+class KillRank(Fault):
+    """SIGKILL to one rank, from outside at any moment, or by itself at a named place.
+
+    Attributes:
+        places: of which one is taken in `share` of the runs.
+    """
+
+    places: tuple[Place, ...] = (Place.EXCHANGE, Place.CHECKPOINT, Place.FINISH)
+    share: float = 0.3
+
+    def settings(self, run: Run) -> Mapping[str, Any]:
+        if run.random.random() >= self.share:
+            return {}
+        possible = [p for p in self.places if p != Place.CHECKPOINT or run.saves]
+        place = possible[run.random.integers(len(possible))]
+        if run.serves(run.victim):  # it is in no other place
+            place = Place.START if place == Place.START else Place.FINISH
+        last = {Place.EXCHANGE: 200, Place.CHECKPOINT: 8}.get(place, 1)
+        within_s = {Place.EXCHANGE: 0.002, Place.CHECKPOINT: 0.02, Place.FINISH: 0.01}
+        if run.serves(run.victim):
+            within_s[Place.FINISH] = run.reference.training_s
+        die = {
+            "rank": run.victim,
+            "place": place.name,
+            "call": int(run.random.integers(1, last + 1)),
+            "after_s": float(run.random.uniform(0, within_s.get(place, 0.05))),
+        }
+        return {"die": die}
+
+    def wait(self, run: Run) -> bool:
+        if not run.settings.die:
+            return run.wait_for_moment()
+        return run.wait_until(lambda: (run.folder / "died").exists())
+
+    def strike(self, run: Run) -> str:
+        if run.settings.die:
+            run.struck_s = float((run.folder / "died").read_text() or time.monotonic())
+            time.sleep(max(0.0, run.struck_s - time.monotonic()))
+            die = run.settings.die
+            return f"rank {run.victim} killed itself in {die['place']}, time {die['call']}"
+        signalled(run.pid(run.victim), signal.SIGKILL)
+        return f"SIGKILL to rank {run.victim} in {run.place(run.victim)}"
+
+
+@dataclass(frozen=True)
+class Stop(Fault):
+    """SIGSTOP to one rank; with `resumed`, SIGCONT after a while."""
+
+    resumed: bool = False
+    longest_s: float = 2.0
+
+    def strike(self, run: Run) -> str:
+        pid, place = run.pid(run.victim), run.place(run.victim)
+        signalled(pid, signal.SIGSTOP)
+        if not self.resumed:
+            return f"SIGSTOP to rank {run.victim} in {place}"
+        seconds = run.random.uniform(0.05, self.longest_s)
+        time.sleep(seconds)
+        run.struck_s = time.monotonic()
+        signalled(pid, signal.SIGCONT)
+        return f"SIGSTOP to rank {run.victim} in {place}, SIGCONT after {seconds:.2f} s"
+
+
+@dataclass(frozen=True)
+class KillJob(Fault):
+    """The whole job is killed, in one of the ways in which that happens."""
+
+    removes_nothing = True
+    ways: tuple[str, ...] = ("everything", "ranks", "launcher", "mpiexec", "SIGTERM")
+
+    def strike(self, run: Run) -> str:
+        way = self.ways[run.random.integers(len(self.ways))]
+        launcher, *below = run.job.members() or [run.job.process.pid]
+        ranks = [pid for pid in run.pids() if pid in below]
+        targets = {
+            "everything": [launcher, *below],
+            "ranks": ranks or below[-1:],
+            "launcher": [launcher],
+            "mpiexec": below[:1] or [launcher],
+            "SIGTERM": [launcher],
+        }[way]
+        for pid in targets:
+            signalled(pid, signal.SIGTERM if way == "SIGTERM" else signal.SIGKILL)
+        return f"the job was killed: {way}"
+
+
+@dataclass(frozen=True)
+class Cut(Fault):
+    """A host's link is cut; with `mended`, it comes back after a while."""
+
+    mended: bool = False
+    longest_s: float = 3.0
+
+    def strike(self, run: Run) -> str:
+        assert run.hosts
+        host = int(run.random.integers(len(run.hosts.names)))
+        run.hosts.cut(host)
+        if not self.mended:
+            return f"the link of host {host} was cut"
+        seconds = run.random.uniform(0.05, self.longest_s)
+        time.sleep(seconds)
+        run.struck_s = time.monotonic()
+        run.hosts.mend(host)
+        return f"the link of host {host} was cut for {seconds:.2f} s"
+
+    def clear(self, run: Run) -> None:
+        assert run.hosts
+        for host in range(len(run.hosts.names)):
+            run.hosts.mend(host)
+
+
+@dataclass(frozen=True)
+class Slow(Fault):
+    """A host's link becomes slow, for a while."""
+
+    longest_s: float = 2.0
+
+    def strike(self, run: Run) -> str:
+        assert run.hosts
+        host = int(run.random.integers(len(run.hosts.names)))
+        seconds = run.random.uniform(0.2, self.longest_s)
+        self._limit(run, host, SLOW_BITS_PER_S)
+        time.sleep(seconds)
+        self._limit(run, host, run.rate)
+        return f"the link of host {host} was slow for {seconds:.2f} s"
+
+    def _limit(self, run: Run, host: int, rate: float) -> None:
+        assert run.hosts
+        limit = f"root tbf rate {rate / 1e3:.0f}kbit burst {BURST}b latency 50ms"
+        for name, device in ((run.hosts.switch, port(host)), (run.hosts.names[host], "eth0")):
+            line = f"tc -n {name} qdisc change dev {device} {limit}"
+            subprocess.run(line.split(), check=True)
+
+
+class FullDisk(Fault):
+    """The disk with the checkpoints has no room left, until somebody makes some."""
+
+    def prepare(self, run: Run) -> None:
+        folder = run.folder / CHECKPOINTS
+        folder.mkdir()
+        line = f"mount -t tmpfs -o size={DISK_KIB}k none {folder}"
+        subprocess.run(line.split(), check=True)
+
+    def strike(self, run: Run) -> str:
+        with suppress(OSError), (run.folder / CHECKPOINTS / BALLAST).open("wb", 0) as ballast:
+            for size in (1 << 16, 1 << 12, 1):
+                with suppress(OSError):
+                    while True:
+                        ballast.write(bytes(size))
+                        os.fsync(ballast.fileno())
+        return "the disk of the checkpoints became full"
+
+    def undo(self, run: Run) -> None:
+        (run.folder / CHECKPOINTS / BALLAST).unlink(missing_ok=True)
+
+    def clear(self, run: Run) -> None:
+        subprocess.run(["umount", str(run.folder / CHECKPOINTS)], check=True)
+
+
+class Truncated(KillJob):
+    """The job is killed, and a file of the newest checkpoint was not wholly on the disk."""
+
+    def strike(self, run: Run) -> str:
+        said = super().strike(run)
+        run.job.wait(run.limit_s)
+        newest = run.newest_checkpoint()
+        if newest is None:
+            return said
+        files = sorted(path for path in newest.rglob("*") if path.is_file())
+        path = files[run.random.integers(len(files))]
+        size = int(run.random.integers(path.stat().st_size))
+        os.truncate(path, size)
+        run.damaged = newest
+        return f"{said}; {path.name} of the newest checkpoint cut to {size} bytes"
+
+    def undo(self, run: Run) -> None:
+        if run.damaged:
+            shutil.rmtree(run.damaged)
+            run.damaged = None
+
+
+class RemovedFolder(Fault):
+    """Somebody removes the folder of checkpoints while the job writes there."""
+
+    def strike(self, run: Run) -> str:
+        shutil.rmtree(run.folder / CHECKPOINTS, ignore_errors=True)
+        return "the folder of checkpoints was removed"
+
+
+class ClockBack(KillJob):
+    """The clock of the day is set back in mid-run; the job is killed, and its files have times in
+    any order."""
+
+    def settings(self, run: Run) -> Mapping[str, Any]:
+        return {"clock_back": int(run.random.integers(1, 100))}
+
+    def strike(self, run: Run) -> str:
+        said = super().strike(run)
+        run.job.wait(run.limit_s)
+        folder = run.folder / CHECKPOINTS
+        for path in [folder, *folder.rglob("*")]:
+            then = time.time() - float(run.random.uniform(-1e6, 1e6))
+            os.utime(path, (then, then))
+        return f"the clock was set back; {said}; files have times in any order"
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """By its name, which is its samples."""
+    found = [path for path in folder.glob("*") if path.name.isdecimal()]
+    return max(found, key=lambda path: int(path.name), default=None)

@@ -1,0 +1,114 @@
+"""What has come of one run, and whether its result is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .child import End
+
+WORSE, MARGIN = 1.3, 0.03
+"""A final loss is wrong beyond so many times an undisturbed run's, and so many nats more."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An undisturbed run.
+
+    Attributes:
+        model: the checksum of the final one.
+        loss: of the final model on the test data, in nats.
+        start_s: from the launch to the end of the first step.
+        training_s: from there to the end of the last one.
+        steps: of a rank.
+    """
+
+    model: str
+    loss: float
+    start_s: float
+    training_s: float
+    steps: int
+
+    @property
+    def step_s(self) -> float:
+        return self.training_s / self.steps
+
+
+@dataclass
+class Outcome:
+    """
+    Attributes:
+        scenario, family, number: of the run.
+        faults: what has happened, in words.
+        met: whether what was expected has come of it.
+        missed: whether all was done before the fault could do anything.
+        hung: whether the job had to be killed.
+        code: the last job's exit code.
+        starts: of a job, in all.
+        seconds: from the fault to the job's end, the longest.
+        lost_samples: work lost, by fault.
+        recovery_s: seconds from a fault to the first step after it, by fault.
+        loss: of the final model, in nats.
+        wrong: what is wrong with the result, in words; empty: nothing.
+        processes, files: that were left behind.
+        said: the end of the job's output, where something went wrong.
+    """
+
+    scenario: str
+    family: str
+    number: int
+    faults: list[str] = field(default_factory=list)
+    met: bool = False
+    missed: bool = False
+    hung: bool = False
+    code: int | None = None
+    starts: int = 0
+    seconds: float = 0.0
+    lost_samples: list[int] = field(default_factory=list)
+    recovery_s: list[float] = field(default_factory=list)
+    loss: float | None = None
+    wrong: str = ""
+    processes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    said: str = ""
+
+    @property
+    def bad(self) -> bool:
+        """Whether anything is not as it must be."""
+        return bool(not self.met or self.hung or self.wrong or self.processes or self.files)
+
+    def line(self) -> str:
+        """What has come of it, in a line."""
+        words = ["as it must be" if self.met else f"NOT as it must be (exit code {self.code})"]
+        words += ["too late to do anything"] * self.missed + ["HANG"] * self.hung
+        words += [f"WRONG: {self.wrong}"] * bool(self.wrong)
+        words += [f"LEFT: {', '.join(self.processes + self.files)}"] * bool(
+            self.processes or self.files
+        )
+        faults = "; ".join(self.faults) or "nothing has happened"
+        return f"{self.scenario} {self.family} {self.number}: {faults}: {', '.join(words)}"
+
+
+def wrong_result(
+    ends: Mapping[int, End], ranks: int, model: str | None, loss: float = math.inf
+) -> str:
+    """What is wrong with how the ranks have ended, in words; nothing: it is right.
+
+    Args:
+        ends: by rank.
+        ranks: how many must have come to an end.
+        model: the checksum that must come out; None: any.
+        loss: of an undisturbed run, in nats.
+    """
+    if len(ends) < ranks:
+        return f"{len(ends)} of {ranks} ranks have come to their end"
+    models = {end.model for end in ends.values()}
+    if len(models) > 1:
+        return f"the ranks hold {len(models)} different models"
+    if model is not None and models != {model}:
+        return "the model is not that of an undisturbed run"
+    found = next(iter(ends.values())).loss
+    if not math.isfinite(found) or found > WORSE * loss + MARGIN:
+        return f"the loss is {found:.3f} nats, and undisturbed {loss:.3f}"
+    return ""

@@ -1,0 +1,313 @@
+"""One run of a scenario: a job is started, something happens to it, and what comes is kept."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from parallel_sgd.command_line.cluster import EmulatedHosts, emulated_hosts
+
+from .child import CHECKPOINTS, OUTPUT_AT_MOST, Settings, ends
+from .diary import Diary, diaries, lost_samples, recovery_s
+from .families import FAMILIES, Family
+from .faults import newest_checkpoint
+from .job import OUTPUT, TEMPORARY, Job, processes_left
+from .leftovers import Belongings
+from .outcome import Outcome, Reference, wrong_result
+from .scenarios import Scenario
+
+RATE = 1e9  #: of emulated links, bits/s
+SAVE_EVERY = 1500  #: samples
+SECONDS = 30.0  #: that a job may take to end, beside those of a whole undisturbed one three times
+TRIES = 8  #: starts of one run, at most
+LOOK_S = 0.005
+
+
+class Bench:
+    """What the runs have in common: hosts, and how undisturbed jobs end. A `with` block.
+
+    Args:
+        folder: for all runs; those that went wrong are kept there if `keep` says so.
+        ranks: that train and serve, spares apart.
+        seed: of all moments and victims.
+        settings: of the child program, but for what a run gives.
+    """
+
+    def __init__(
+        self, folder: Path, *, ranks: int, seed: int, keep: bool, settings: Settings
+    ) -> None:
+        self.folder, self.ranks, self.seed, self.keep = folder, ranks, seed, keep
+        self.settings = settings
+        self._references: dict[tuple[object, ...], Reference] = {}
+        self._hosts: EmulatedHosts | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def hosts(self) -> EmulatedHosts:
+        """A host for each rank and one spare; made once."""
+        if self._hosts is None:
+            self._hosts = self._stack.enter_context(emulated_hosts(self.ranks + 1, RATE))
+        return self._hosts
+
+    def reference(self, name: str, scenario: Scenario) -> Reference:
+        """How undisturbed jobs end, as they were run once for all."""
+        key = name, scenario.hosts, scenario.saves
+        if key not in self._references:
+            calm = replace(scenario, options=(), spares=0, timeout_s=300.0)
+            run = Run(self, calm, name, None, 0)
+            try:
+                self._references[key] = run.undisturbed()
+            finally:
+                run.remove()
+        return self._references[key]
+
+    def disturbed(self, scenario: Scenario, key: str, name: str, number: int) -> Outcome:
+        """One run of a scenario, of which so many have been before."""
+        reference = self.reference(name, scenario)
+        run = Run(self, scenario, name, reference, number, key)
+        try:
+            outcome = run.disturbed()
+        finally:
+            run.clear()
+        if not (self.keep and outcome.bad):
+            run.remove()
+        return outcome
+
+
+class Run:
+    """
+    Attributes:
+        random: draws all that is left to chance.
+        victim: a rank of the family's.
+        job: that runs, or was the last to run.
+        struck_s: when the latest fault has happened, on the monotonic clock.
+        reference: an undisturbed run of as many ranks.
+        rate: of the links, bits/s.
+        damaged: a checkpoint that the fault has damaged.
+    """
+
+    job: Job
+    rate = RATE
+
+    def __init__(
+        self,
+        bench: Bench,
+        scenario: Scenario,
+        name: str,
+        reference: Reference | None,
+        number: int,
+        key: str = "",
+    ) -> None:
+        self.bench, self.scenario, self.number = bench, scenario, number
+        self.key, self.name = key, name
+        self.family: Family = FAMILIES[name]
+        self.ranks = bench.ranks
+        self.reference = reference or Reference("", math.nan, 1.0, 1.0, 1)
+        self.saves = scenario.saves and self.family.saves
+        row = zlib.crc32(f"{key}/{name}".encode())
+        self.random = np.random.default_rng([bench.seed, row, number])
+        self.victim = int(self.random.choice(self.family.ranks(self.ranks)))
+        self.folder = bench.folder / f"{key or 'calm'}-{name}-{number}"
+        self.folder.mkdir()
+        self.hosts = bench.hosts() if scenario.hosts else None
+        self.settings = replace(
+            bench.settings,
+            folder=str(self.folder),
+            family=name,
+            save_every=SAVE_EVERY if self.saves else 0,
+            timeout_s=scenario.timeout_s,
+        )
+        self.struck_s = 0.0
+        self._books: list[Diary] = []
+        self.damaged: Path | None = None
+        self.limit_s = SECONDS + scenario.timeout_s * (scenario.timeout_s < 60)
+        self.limit_s += 3 * (self.reference.start_s + self.reference.training_s)
+
+    # What faults ask.
+
+    def serves(self, rank: int) -> bool:
+        return rank >= self.ranks - self.family.servers
+
+    def pid(self, rank: int) -> int:
+        """Of a rank that was there a moment ago."""
+        return [book.pid for book in diaries(self.folder) if book.rank == rank][-1]
+
+    def pids(self) -> list[int]:
+        return [book.pid for book in diaries(self.folder)]
+
+    def place(self, rank: int) -> str:
+        return [book.place.name for book in diaries(self.folder) if book.rank == rank][-1]
+
+    def newest_checkpoint(self) -> Path | None:
+        return newest_checkpoint(self.folder / CHECKPOINTS)
+
+    def wait_until(self, condition: Callable[[], object]) -> bool:
+        """Whether it comes while the job runs."""
+        deadline = time.monotonic() + self.limit_s
+        while not condition():
+            if self.job.ended or time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_S)
+        return not self.job.ended
+
+    def wait_for_moment(self) -> bool:
+        """Wait for any moment of the run, or of its training alone; whether the job still runs.
+
+        Moments of training are counted in steps, whose pace on a busy machine nobody knows.
+        """
+        reference, random = self.reference, self.random
+        whole_s = reference.start_s + reference.training_s
+        if not self.scenario.training and random.uniform(0, whole_s) < reference.start_s:
+            moment_s = self.job.began_s + random.uniform(0, reference.start_s)
+            return self.wait_until(lambda: time.monotonic() >= moment_s) and self.wait_until(
+                lambda: self.victim in {book.rank for book in self._books_of_job()}
+            )
+        steps, step_s = random.integers(1, reference.steps + 1), reference.step_s
+        if not self.wait_until(lambda: self._steps() >= steps):
+            return False
+        moment_s = time.monotonic() + random.uniform(0, 2 * step_s)
+        return self.wait_until(lambda: time.monotonic() >= moment_s)
+
+    def _steps(self) -> int:
+        """That the slowest rank has taken since the job was started; 0 while one is missing."""
+        books = self._books_of_job()
+        if len(books) < self.ranks:
+            return 0
+        return min(book.steps for book in books if not self.serves(book.rank))
+
+    def _books_of_job(self) -> list[Diary]:
+        """Of the ranks that the job in progress has started, without spares."""
+        if len(self._books) < self.ranks:
+            living = set(self.job.members())
+            books = diaries(self.folder)
+            self._books = [b for b in books if b.pid in living and b.rank < self.ranks]
+        return self._books
+
+    # A run.
+
+    def undisturbed(self) -> Reference:
+        """What comes of it where nothing happens.
+
+        Raises:
+            RuntimeError: it fails even so.
+        """
+        self._start()
+        if not self.job.wait(600) or self.job.process.returncode != 0:
+            self.job.kill()
+            raise RuntimeError(f"{self.name} fails without any fault: {self._said()}")
+        books, found = diaries(self.folder), ends(self.folder)
+        entries = [book.entries()["time_s"] for book in books if book.steps]
+        first_s, last_s = min(map(min, entries)), max(map(max, entries))
+        wrong = wrong_result(found, self.ranks, None)
+        if wrong:
+            raise RuntimeError(f"{self.name} is wrong without any fault: {wrong}")
+        end = next(iter(found.values()))
+        start_s, steps = first_s - self.job.began_s, max(map(len, entries))
+        return Reference(end.model, end.loss, start_s, last_s - first_s, steps)
+
+    def disturbed(self) -> Outcome:
+        """One in which the fault happens."""
+        fault = self.scenario.fault
+        self.settings = replace(self.settings, **fault.settings(self))
+        fault.prepare(self)
+        places = [self.hosts.folder] if self.hosts else []
+        before = Belongings(self.folder / TEMPORARY, *places)
+        again = self.scenario.expected == "resumes"
+        times = int(self.random.integers(1, self.scenario.most + 1))
+        outcome = Outcome(self.key, self.name, self.number)
+        struck: list[float] = []
+        for start in range(TRIES):
+            self._start()
+            hits = start < times and fault.wait(self)
+            if hits:
+                self.struck_s = time.monotonic()
+                outcome.faults.append(fault.strike(self))
+            since = time.monotonic()
+            if not self.job.wait(self.limit_s):
+                outcome.hung = True
+                self.job.show_stacks()
+                self.job.kill()
+            outcome.code = self.job.process.returncode
+            if hits:
+                outcome.seconds = max(outcome.seconds, time.monotonic() - since)
+                struck.append(self.struck_s)
+            outcome.processes += processes_left()
+            left = before.left()
+            if not (hits and fault.removes_nothing):
+                outcome.files += left
+            if outcome.hung or not again or outcome.code == 0:
+                break
+            fault.undo(self)
+        outcome.starts = start + 1
+        outcome.missed = not outcome.faults
+        books = diaries(self.folder)
+        outcome.lost_samples = [lost_samples(books, struck_s) for struck_s in struck]
+        recovered = (recovery_s(books, struck_s) for struck_s in struck)
+        outcome.recovery_s = [seconds for seconds in recovered if seconds is not None]
+        if not outcome.hung:
+            self._judge(outcome)
+        if outcome.bad:
+            outcome.said = self._said()
+        return outcome
+
+    def _start(self) -> None:
+        self._books = []
+        scenario, extra = self.scenario, self.scenario.spares
+        inside, options, environ = [], list(scenario.options), {}
+        if self.hosts:
+            inside, environ = self.hosts.inside, self.hosts.environment
+            options += self.hosts.run_options
+        if self.family.servers:
+            options += ["--servers", str(self.family.servers)]
+        self.job = Job(
+            *("child", asdict(self.settings), self.folder, self.ranks + extra, options),
+            inside=inside,
+            environ=environ,
+        )
+
+    def _judge(self, outcome: Outcome) -> None:
+        """Whether it is what was expected, and the result right."""
+        found, left, expected = ends(self.folder), self.ranks, self.scenario.expected
+        same, loss = self._same(), self.reference.loss
+        if expected == "ends" and not outcome.missed:
+            if outcome.code != 0:
+                outcome.met = True
+                return
+            outcome.missed = len(found) == left  # else it has ended as if all were well
+        elif expected == "survives" and not outcome.missed:
+            found.pop(self.victim, None)
+            same, left = None, left - (not self.scenario.spares)
+            outcome.code = 0  # mpiexec's says nothing where a rank has died
+        outcome.met = outcome.code == 0 and len(found) >= left
+        if outcome.met:
+            outcome.wrong = wrong_result(found, left, same, loss)
+            outcome.loss = next(iter(found.values())).loss
+
+    def _same(self) -> str | None:
+        """The model that must come out, bit for bit; None where it need not."""
+        return self.reference.model if self.family.repeats else None
+
+    def _said(self) -> str:
+        return (self.folder / OUTPUT).read_text(errors="replace")[-OUTPUT_AT_MOST:]
+
+    def clear(self) -> None:
+        """Undo what the fault has done to the machine."""
+        if hasattr(self, "job"):
+            self.job.kill()
+        self.scenario.fault.clear(self)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)

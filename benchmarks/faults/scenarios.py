@@ -1,0 +1,137 @@
+"""The scenarios: what happens, to which families, with which options, and what must come of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from .diary import Place
+from .families import FAMILIES, SYNCHRONOUS
+from .faults import (
+    ClockBack,
+    Cut,
+    Fault,
+    FullDisk,
+    KillJob,
+    KillRank,
+    RemovedFolder,
+    Slow,
+    Stop,
+    Truncated,
+)
+
+Expected = Literal["survives", "ends", "goes on", "resumes"]
+"""survives: the other ranks go on without the lost one, to a model as good as any; ends: not 0, in
+seconds; goes on: as if nothing had been, bit for bit; resumes: started again, it goes on from its
+newest checkpoint, bit for bit."""
+
+ALL = tuple(FAMILIES)
+SAVING = (*SYNCHRONOUS, "sync-server")
+EVERYWHERE = (Place.START, *KillRank().places)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """
+    Attributes:
+        what: happens, in words.
+        fault: which one.
+        expected: what must come of it.
+        families: to which it happens.
+        options: of `parallel-sgd run`.
+        spares: ranks that wait to take a lost one's place.
+        hosts: whether each rank is on an emulated host of its own.
+        training: whether it happens in training, and never while the job starts.
+        saves: whether checkpoints are written, by families that do.
+        most: how many times it happens in a run, at most.
+        timeout_s: of the ranks' communicator.
+        root: whether only root can let it happen.
+    """
+
+    what: str
+    fault: Fault
+    expected: Expected
+    families: tuple[str, ...] = ALL
+    options: tuple[str, ...] = ()
+    spares: int = 0
+    hosts: bool = False
+    training: bool = True
+    saves: bool = True
+    most: int = 1
+    timeout_s: float = 300.0
+    root: bool = False
+    needs: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        flags = {word for word in self.options if word.startswith("--")}
+        object.__setattr__(self, "needs", tuple(sorted(flags)))
+
+
+_survive = Scenario("a rank killed, with --survive", KillRank(), "survives", options=("--survive",))
+_spares = replace(
+    _survive,
+    what="a rank killed, with --survive and a spare",
+    options=("--survive", "--spares", "1"),
+    spares=1,
+    families=SYNCHRONOUS,
+)
+_ends = Scenario("a rank killed", KillRank(EVERYWHERE), "ends", training=False)
+_stop = Scenario("a rank stopped for good", Stop(), "ends", timeout_s=6.0)
+_pause = Scenario("a rank stopped, and continued", Stop(resumed=True), "goes on", timeout_s=60.0)
+_resume = Scenario(
+    "the whole job killed, and started again by hand",
+    KillJob(),
+    "resumes",
+    families=SAVING,
+    training=False,
+    most=3,
+)
+
+
+def _over_hosts(scenario: Scenario) -> Scenario:
+    what = f"{scenario.what}; over emulated hosts"
+    return replace(scenario, what=what, hosts=True, root=True)
+
+
+_over_links = _over_hosts(replace(_ends, what="", training=True))
+
+
+SCENARIOS = {
+    "survive": _survive,
+    "survive-hosts": _over_hosts(_survive),
+    "spares": _spares,
+    "spares-hosts": _over_hosts(_spares),
+    "ends": _ends,
+    "ends-hosts": _over_hosts(_ends),
+    "stop": _stop,
+    "pause": _pause,
+    "resume": _resume,
+    "restarts": replace(
+        _resume,
+        what="all ranks, or one, killed, with --restarts",
+        fault=KillJob(("ranks",)),
+        options=("--restarts", "5"),
+    ),
+    "cut": replace(_over_links, what="a host's link cut for good", fault=Cut(), timeout_s=10.0),
+    "mended": replace(
+        _over_links,
+        what="a host's link cut, and restored",
+        fault=Cut(mended=True),
+        expected="goes on",
+    ),
+    "slow": replace(
+        _over_links, what="a host's link slow for a while", fault=Slow(), expected="goes on"
+    ),
+    "disk": replace(
+        _resume, what="the checkpoints' disk full", fault=FullDisk(), most=1, root=True
+    ),
+    "truncated": replace(
+        _resume, what="a file of the newest checkpoint truncated", fault=Truncated(), most=1
+    ),
+    "removed": replace(
+        _resume, what="the folder of checkpoints removed", fault=RemovedFolder(), most=1
+    ),
+    "clock": replace(
+        _resume, what="the clock set back, and the job killed", fault=ClockBack(), most=1
+    ),
+}

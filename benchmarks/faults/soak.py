@@ -1,0 +1,210 @@
+"""A soak: a long training, and learners without end; memory, files and threads must be flat."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from parallel_sgd import UserError
+from parallel_sgd.files import write_whole
+
+from ..report import Report, machine, print_table
+from .diary import diaries
+from .endless import LEARNERS, STOP, TRAINING
+from .figures import QUANTITIES, draw_soak
+from .job import OUTPUT, Job, processes_left
+
+SAMPLES = 120  #: of a part, about
+WARM = 0.3  #: of a part: what is taken once, is taken then
+STOPS_S = 60.0
+
+LIMITS = {"memory_mib": 4.0, "descriptors": 2.0, "threads": 1.0}
+"""How much more of each may be there at the end of a part than after its warm-up, by the slope; of
+memory at least 3 % of it."""
+SHARE = 0.03
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one process uses at one time, in seconds since its part has begun."""
+
+    part: str
+    rank: int
+    time_s: float
+    memory_mib: float
+    descriptors: float
+    threads: float
+
+
+@dataclass
+class Soak:
+    """
+    Attributes:
+        ranks: of each part.
+        minutes: of both parts together.
+        samples: of all processes.
+        problems: jobs that failed, and what was left behind, in words.
+        machine: on which it was measured.
+    """
+
+    ranks: int
+    minutes: float
+    samples: list[Sample] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=machine)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Of one quantity in one process.
+
+    Attributes:
+        first, last: medians after the warm-up, and at the end.
+        growth: from the end of the warm-up to the end, by the slope.
+        limit: that it may have.
+    """
+
+    part: str
+    rank: int
+    quantity: str
+    first: float
+    last: float
+    growth: float
+    limit: float
+
+    @property
+    def flat(self) -> bool:
+        return self.growth <= self.limit
+
+
+def soak(folder: Path, ranks: int, seconds: float) -> Soak:
+    """Both parts, one after the other, for half of the time each."""
+    result = Soak(ranks, seconds / 60)
+    for number, part in enumerate((TRAINING, LEARNERS)):
+        own = folder / f"soak-{number}"
+        own.mkdir()
+        job = Job("endless", {"folder": str(own), "part": part}, own, ranks)
+        began_s = time.monotonic()
+        every_s = seconds / 2 / SAMPLES
+        while not job.wait(every_s) and time.monotonic() - began_s < seconds / 2:
+            result.samples += samples(part, own, time.monotonic() - began_s)
+        early = job.ended
+        (own / STOP).touch()
+        if not job.wait(STOPS_S):
+            result.problems.append(f"{part}: it did not stop within {STOPS_S:g} s")
+            job.show_stacks()
+            job.kill()
+        if early or job.process.returncode != 0:
+            said = (own / OUTPUT).read_text(errors="replace")[-2000:]
+            result.problems.append(f"{part}: exit code {job.process.returncode}: {said}")
+        result.problems += [f"{part}: left {line}" for line in processes_left()]
+    return result
+
+
+def samples(part: str, folder: Path, time_s: float) -> list[Sample]:
+    """Of all ranks that are there."""
+    found = []
+    for book in diaries(folder):
+        try:
+            found.append(Sample(part, book.rank, time_s, *used(book.pid)))
+        except (FileNotFoundError, ProcessLookupError):  # it is just ending
+            continue
+    return found
+
+
+def used(pid: int) -> tuple[float, float, float]:
+    """Resident memory in MiB that is the process's own, open files, threads."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    values = dict(line.split(":", 1) for line in status.splitlines())
+    memory = float(values["RssAnon"].split()[0]) / 1024
+    return memory, float(len(os.listdir(f"/proc/{pid}/fd"))), float(values["Threads"])
+
+
+def slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """Of a line through most of the points: the median of the slopes between any two (Theil, Sen).
+
+    >>> slope([0, 1, 2, 3], [1, 2, 90, 4])
+    1.0
+    """
+    pairs = combinations(zip(times, values, strict=True), 2)
+    return statistics.median((y - v) / (x - u) for (u, v), (x, y) in pairs if x > u)
+
+
+def growths(samples: Sequence[Sample]) -> list[Growth]:
+    """Of every quantity in every process that was there for long enough."""
+    found = []
+    for part, rank in sorted({(sample.part, sample.rank) for sample in samples}):
+        own = [s for s in samples if (s.part, s.rank) == (part, rank)]
+        warm = own[int(WARM * len(own)) :]
+        if len(warm) < 4:
+            continue
+        span_s, times = warm[-1].time_s - warm[0].time_s, [s.time_s for s in warm]
+        for quantity in QUANTITIES:
+            values = [float(getattr(sample, quantity)) for sample in warm]
+            few = max(1, len(values) // 5)
+            first, last = (statistics.median(v) for v in (values[:few], values[-few:]))
+            limit = LIMITS[quantity]
+            if quantity == "memory_mib":
+                limit = max(limit, SHARE * first)
+            growth = slope(times, values) * span_s
+            found.append(Growth(part, rank, quantity, first, last, growth, limit))
+    return found
+
+
+class Soaked(Report):
+    """A table, a JSON file and a figure of a soak."""
+
+    def __init__(self, result: Soak) -> None:
+        super().__init__(f"A soak of {result.minutes:g} minutes on {result.ranks} ranks")
+        self.result, self.machine = result, result.machine
+
+    def print(self) -> None:
+        rows: list[tuple[str, ...]]
+        rows = [("", "rank", "", "warm", "end", "growth", "limit", "")]
+        for one in growths(self.result.samples):
+            numbers = (f"{v:.1f}" for v in (one.first, one.last, one.growth, one.limit))
+            flat = "flat" if one.flat else "GROWS"
+            rows.append((one.part, str(one.rank), QUANTITIES[one.quantity], *numbers, flat))
+        print(f"\n{self.title}")
+        print_table(rows, (1, 3, 4, 5, 6))
+        for line in self.notes():
+            print(line)
+
+    def notes(self) -> list[str]:
+        """What grows, and what went wrong."""
+        found = growths(self.result.samples)
+        grows = sum(not one.flat for one in found)
+        return [f"{len(found)} quantities, of which {grows} grow.", *self.result.problems]
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        content = {
+            "title": self.title,
+            **asdict(self.result),
+            "growths": [asdict(one) | {"flat": one.flat} for one in growths(self.result.samples)],
+        }
+        text = json.dumps(content, indent=2) + "\n"
+        write_whole("--json", path, lambda aside: aside.write_text(text))
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        draw_soak(self.result.samples, self.title, self.notes()[:1], Path(path))
+
+
+def of_json(content: dict[str, Any]) -> Soak:
+    """What `Soaked` has written."""
+    try:
+        return Soak(
+            ranks=content["ranks"],
+            minutes=content["minutes"],
+            samples=[Sample(**sample) for sample in content["samples"]],
+            problems=content["problems"],
+            machine=content["machine"],
+        )
+    except (KeyError, TypeError) as error:
+        raise UserError(f"this is not the JSON of a soak: {error}") from None

@@ -1,0 +1,194 @@
+"""The table of all runs, their JSON, and its figure."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parallel_sgd import UserError
+from parallel_sgd.files import write_whole
+
+from ..report import Report, machine, print_table
+from .outcome import Outcome
+from .scenarios import SCENARIOS
+from .soak import Soaked, of_json
+
+TITLE = "Faults at random moments"
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The runs of one scenario and one family.
+
+    Attributes:
+        runs: to which something has happened.
+        faults: in all of them.
+        met: runs that came out as expected.
+        missed: runs that were at their end before anything could happen; not among `runs`.
+        lost_samples, recovery_s, seconds: of each fault, or run (from the fault to the job's end).
+        losses: of the final models.
+        wrong, hangs: runs with a wrong result, and without an end.
+        left: processes and files that were left behind.
+    """
+
+    scenario: str
+    family: str
+    runs: int
+    faults: int
+    met: int
+    missed: int
+    lost_samples: list[int]
+    recovery_s: list[float]
+    seconds: list[float]
+    losses: list[float]
+    wrong: int
+    hangs: int
+    left: int
+
+    @classmethod
+    def of(cls, scenario: str, family: str, outcomes: Sequence[Outcome]) -> Tally:
+        hit = [outcome for outcome in outcomes if not outcome.missed]
+        return cls(
+            scenario=scenario,
+            family=family,
+            runs=len(hit),
+            faults=sum(len(outcome.faults) for outcome in hit),
+            met=sum(outcome.met for outcome in hit),
+            missed=len(outcomes) - len(hit),
+            lost_samples=[samples for outcome in hit for samples in outcome.lost_samples],
+            recovery_s=[seconds for outcome in hit for seconds in outcome.recovery_s],
+            seconds=[outcome.seconds for outcome in hit],
+            losses=[outcome.loss for outcome in hit if outcome.loss is not None],
+            wrong=sum(bool(outcome.wrong) for outcome in outcomes),
+            hangs=sum(outcome.hung for outcome in outcomes),
+            left=sum(len(outcome.processes) + len(outcome.files) for outcome in outcomes),
+        )
+
+
+@dataclass
+class Results:
+    """
+    Attributes:
+        options: of the benchmark, and the MPI.
+        outcomes: of all runs.
+        namespaces: of emulated hosts, that were left at the end.
+        machine: on which they were.
+    """
+
+    options: dict[str, Any]
+    outcomes: list[Outcome] = field(default_factory=list)
+    namespaces: list[str] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=machine)
+
+    def tallies(self) -> list[Tally]:
+        """One for each scenario and family, in the order of their first runs."""
+        rows: dict[tuple[str, str], list[Outcome]] = {}
+        for outcome in self.outcomes:
+            rows.setdefault((outcome.scenario, outcome.family), []).append(outcome)
+        order = list(SCENARIOS)
+        keys = sorted(rows, key=lambda key: order.index(key[0]))
+        return [Tally.of(*key, rows[key]) for key in keys]
+
+
+class Summary(Report):
+    """A table, a JSON file and a figure of the results."""
+
+    def __init__(self, results: Results) -> None:
+        mpi, ranks = results.options["mpi"], results.options["ranks"]
+        super().__init__(f"{TITLE}: {ranks} ranks, {mpi}")
+        self.results, self.machine = results, results.machine
+
+    def print(self) -> None:
+        """The table: medians, and in parentheses the largest."""
+        rows: list[tuple[str, ...]] = [
+            ("", "family", "expected", "runs", "met", "faults", "too late", "lost samples",
+             "s to recover", "s to the end", "wrong", "hangs", "left behind")
+        ]  # fmt: skip
+        tallies, said = self.results.tallies(), ""
+        for tally in tallies:
+            scenario = SCENARIOS[tally.scenario]
+            rows.append(
+                (
+                    tally.scenario if tally.scenario != said else "",
+                    tally.family,
+                    scenario.expected,
+                    *map(str, (tally.runs, tally.met, tally.faults, tally.missed)),
+                    _spread(tally.lost_samples, ",.0f"),
+                    _spread(tally.recovery_s, ".2f"),
+                    _spread(tally.seconds, ".1f"),
+                    *map(str, (tally.wrong, tally.hangs, tally.left)),
+                )
+            )
+            said = tally.scenario
+        print(f"\n{self.title}")
+        print_table(rows, range(3, 13))
+        for line in (*self.notes(), *self.faults()):
+            print(line)
+
+    def notes(self) -> list[str]:
+        """What happens in each scenario, and the sums, in words."""
+        tallies = self.results.tallies()
+        happens = [f"{k}: {SCENARIOS[k].what}." for k in dict.fromkeys(t.scenario for t in tallies)]
+        runs, met = sum(t.runs for t in tallies), sum(t.met for t in tallies)
+        wrong, hangs = sum(t.wrong for t in tallies), sum(t.hangs for t in tallies)
+        left = sum(t.left for t in tallies) + len(self.results.namespaces)
+        return [
+            *happens,
+            f"{sum(t.faults for t in tallies)} faults in {runs} runs: {met} as they must be, "
+            f"{wrong} wrong results, {hangs} hangs, {left} things left behind.",
+        ]
+
+    def faults(self) -> list[str]:
+        """A line for each run that is not as it must be, and for what is left at the end."""
+        return [
+            *(outcome.line() for outcome in self.results.outcomes if outcome.bad),
+            *(f"LEFT: network namespace {name}" for name in self.results.namespaces),
+        ]
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """The JSON file: every run, and the tallies that follow."""
+        content = {
+            "title": self.title,
+            **asdict(self.results),
+            "tallies": [asdict(tally) for tally in self.results.tallies()],
+        }
+        text = json.dumps(content, indent=2) + "\n"
+        write_whole("--json", path, lambda aside: aside.write_text(text))
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        from .figures import draw
+
+        draw(self.results.tallies(), self.title, self.notes(), Path(path))
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    if not values:
+        return ""
+    return f"{statistics.median(values):{form}} ({max(values):{form}})"
+
+
+def read(path: str | os.PathLike[str]) -> Report:
+    """What this benchmark has written.
+
+    Raises:
+        UserError: it is not such a file.
+    """
+    try:
+        content = json.loads(Path(path).read_text())
+        if "samples" in content:
+            return Soaked(of_json(content))
+        return Summary(
+            Results(
+                options=content["options"],
+                outcomes=[Outcome(**outcome) for outcome in content["outcomes"]],
+                namespaces=content["namespaces"],
+                machine=content["machine"],
+            )
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: this is not the JSON of this benchmark: {error}") from None
