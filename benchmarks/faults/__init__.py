@@ -42,7 +42,7 @@ from .job import adopt_orphans
 from .leftovers import namespaces_left, own_shared_memory
 from .runs import Bench
 from .scenarios import SCENARIOS, Scenario
-from .soak import Soaked, soak
+from .soak import Soaked, measure
 from .summary import Results, Summary, read
 
 __all__ = ["add_arguments", "main"]
@@ -74,7 +74,7 @@ def main(options: argparse.Namespace) -> Report:
         _say("not as root: what others leave in /dev/shm is counted, too")
     with _folder(options.keep) as folder:
         if options.what == "soak":
-            return Soaked(soak(folder, options.ranks, 60 * (options.minutes or SOAK_MINUTES)))
+            return Soaked(measure(folder, options.ranks, 60 * (options.minutes or SOAK_MINUTES)))
         return _kills(options, folder, alone)
 
 

@@ -84,7 +84,7 @@ class Growth:
         return self.growth <= self.limit
 
 
-def soak(folder: Path, ranks: int, seconds: float) -> Soak:
+def measure(folder: Path, ranks: int, seconds: float) -> Soak:
     """Both parts, one after the other, for half of the time each."""
     result = Soak(ranks, seconds / 60)
     for number, part in enumerate((TRAINING, LEARNERS)):

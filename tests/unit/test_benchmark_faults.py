@@ -1,0 +1,282 @@
+"""The fault bench: what it sees of a job that was killed, what it takes for wrong, its reports."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import faults
+from benchmarks.__main__ import main as benchmarks_main
+from benchmarks.faults import child, leftovers, scenarios, soak, summary
+from benchmarks.faults.child import End, Fate
+from benchmarks.faults.diary import STEPS, Diary, Place, diaries, lost_samples, recovery_s
+from benchmarks.faults.families import FAMILIES
+from benchmarks.faults.outcome import Outcome, Reference, wrong_result
+from benchmarks.faults.runs import Bench, Run
+from parallel_sgd import UserError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_diary_outlives_its_rank(tmp_path):
+    """Up to the place where it killed itself; a program that is started again does not."""
+    for _ in range(2):
+        pid = os.fork()
+        if pid == 0:
+            fate = Fate(Diary.begun(tmp_path, 2), {"rank": 2, "place": "EXCHANGE", "call": 3,
+                                                   "after_s": 0})  # fmt: skip
+            for step in range(5):
+                fate.enter(Place.LOCAL_STEP)
+                fate.enter(Place.EXCHANGE)
+                fate.diary.stepped(64 * (step + 1), 64, 4)
+            os._exit(0)
+        status = os.waitpid(pid, 0)[1]
+    assert status == 0
+    killed, again = diaries(tmp_path)
+    assert (killed.rank, killed.place, killed.steps) == (2, Place.EXCHANGE, 2)
+    assert killed.entries()["samples"].tolist() == [64, 128]
+    assert (again.pid, again.steps) == (pid, 5)
+
+
+def test_a_diary_that_is_full_takes_no_more(tmp_path):
+    diary = Diary.begun(tmp_path, 0)
+    for step in range(STEPS + 1):
+        diary.stepped(step, 1, 1)
+    assert len(diary.entries()) == STEPS
+
+
+def written(folder, rank, entries):
+    diary = Diary(folder / f"{rank}-{rank + 100}.diary", "w+")
+    for number, entry in enumerate(entries):
+        diary._entries[number] = (*entry, 4)
+        diary._head["samples"][0] = number + 1
+    return diary
+
+
+def test_what_a_fault_has_cost(tmp_path):
+    """Rank 1 is lost at 2.5 s; another had ended its step just then, and all rolled back."""
+    books = [
+        written(tmp_path, 0, [(1, 64, 64), (2, 128, 64), (2.6, 192, 64), (4, 64, 0), (5, 128, 64)]),
+        written(tmp_path, 1, [(1, 64, 64), (2, 128, 64)]),
+        written(tmp_path, 2, [(1, 64, 64), (2, 128, 64), (4.1, 64, 0), (4.9, 128, 64)]),
+    ]
+    assert recovery_s(books, 2.5) == pytest.approx(2.4)
+    assert lost_samples(books, 2.5) == 64
+    assert recovery_s(books[1:2], 2.5) is None and lost_samples(books[1:2], 2.5) == 0
+    started_again = [*books[1:2], written(tmp_path, 3, [(9, 128, 64)])]
+    assert recovery_s(started_again, 2.5) == pytest.approx(6.5)
+    assert lost_samples(started_again, 2.5) == 64
+
+
+END = End(model="a", loss=0.2, samples=640, ranks=3, serves=False, report=None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "ranks", "model", "loss", "wrong"),
+    [
+        ({}, 3, "a", 0.2, ""),
+        ({}, 4, "a", 0.2, "3 of 4 ranks"),
+        ({"model": "b"}, 3, None, 0.2, "2 different models"),
+        ({}, 3, "c", 0.2, "not that of an undisturbed run"),
+        ({}, 3, None, 0.1, "the loss is 0.200 nats"),
+        ({}, 3, None, 0.15, ""),
+    ],
+)
+def test_wrong_results(changed, ranks, model, loss, wrong):
+    ends = {0: END, 2: END, 3: replace(END, **changed)}
+    found = wrong_result(ends, ranks, model, loss)
+    assert (wrong in found) if wrong else not found
+
+
+def test_a_loss_that_is_no_number_is_wrong():
+    assert "nan" in wrong_result({0: replace(END, loss=float("nan"))}, 1, None)
+
+
+ORPHANS = """
+import subprocess
+from benchmarks.faults.job import adopt_orphans, processes_left
+adopt_orphans()
+subprocess.run(["sh", "-c", "setsid sleep 98 & sleep 0.01 &"])
+print(processes_left(0.5), processes_left(0))
+"""
+
+
+def test_processes_that_a_job_has_left_are_found_and_ended():
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHANS], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "['sleep 98'] []\n"
+
+
+def test_files_that_a_job_has_left_are_found_and_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path / "none")
+    (tmp_path / "before").touch()
+    before = leftovers.Belongings(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "segment").touch()
+    assert before.left() == [str(tmp_path / "folder"), str(tmp_path / "segment")]
+    assert before.left() == [] and os.listdir(tmp_path) == ["before"]
+
+
+def run_of(folder, number, seed=0, key="survive", name="32-bit"):
+    folder.mkdir()
+    settings = child.Settings("", "")
+    bench = Bench(folder, ranks=4, seed=seed, keep=False, settings=settings)
+    reference = Reference("a", 0.2, 1.0, 1.0, 100)
+    return Run(bench, scenarios.SCENARIOS[key], name, reference, number, key)
+
+
+def test_a_seed_has_the_same_victims_and_moments(tmp_path):
+    def drawn(folder, seed):
+        runs = [run_of(tmp_path / f"{folder}-{number}", number, seed) for number in range(8)]
+        return [(run.victim, run.scenario.fault.settings(run)) for run in runs]
+
+    first = drawn("first", 0)
+    assert first == drawn("again", 0) != drawn("other", 1)
+    assert len({victim for victim, _ in first}) > 1 and {} in [die for _, die in first]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_victims_are_those_of_the_family(tmp_path, name):
+    run = run_of(tmp_path / "run", 0, name=name)
+    serves = {"any": {False}, "worker": {False}, "server": {True}}[run.family.victims]
+    victims = run.family.ranks(4)
+    assert {run.serves(rank) for rank in victims} == serves and len(victims) >= 2 - run.serves(3)
+
+
+def judged(folder, key, found, code, name="32-bit"):
+    """What is said of a run that has ended so."""
+    run = run_of(folder, 0, key=key, name=name)
+    for rank, end in found.items():
+        text = json.dumps(end.__dict__)
+        (run.folder / f"end-{rank}-{100 + rank}.json").write_text(text)
+    outcome = Outcome(key, name, 0, faults=["it"], code=code)
+    run.victim = 1
+    run._judge(outcome)
+    return outcome
+
+
+ALL, LEFT = dict.fromkeys(range(4), END), dict.fromkeys((0, 2, 3), END)
+
+
+@pytest.mark.parametrize(
+    ("key", "found", "code", "met", "wrong"),
+    [
+        ("survive", LEFT, 137, True, False),  # mpiexec's code says nothing
+        ("survive", {0: END, 2: END}, 0, False, False),
+        ("survive", {**LEFT, 3: replace(END, model="b")}, 0, True, True),
+        ("spares", {**LEFT, 4: END}, 0, True, False),
+        ("spares", LEFT, 0, False, False),
+        ("ends", {}, 137, True, False),
+        ("ends", LEFT, 0, False, False),  # as if nothing had been
+        ("resume", ALL, 0, True, False),
+        ("resume", LEFT, 1, False, False),
+        ("resume", dict.fromkeys(range(4), replace(END, model="b")), 0, True, True),
+        ("pause", ALL, 1, False, False),
+    ],
+)
+def test_what_is_expected_of_a_scenario(tmp_path, key, found, code, met, wrong):
+    outcome = judged(tmp_path / "run", key, found, code)
+    assert (outcome.met, bool(outcome.wrong)) == (met, wrong)
+    assert outcome.bad == (wrong or not met)
+
+
+def test_a_run_that_was_done_before_the_fault_is_not_counted(tmp_path):
+    outcome = judged(tmp_path / "run", "ends", ALL, 0)
+    assert outcome.missed and not outcome.bad
+
+
+OUTCOMES = [
+    Outcome("survive", "32-bit", 0, ["SIGKILL"], True, code=0, starts=1, seconds=3.0,
+            lost_samples=[64], recovery_s=[0.5], loss=0.2),
+    Outcome("survive", "32-bit", 1, ["SIGKILL"], True, code=0, wrong="the model is another"),
+    Outcome("survive", "32-bit", 2, [], True, missed=True, code=0),
+    Outcome("ends", "1-bit", 0, ["SIGKILL"], hung=True, processes=["python"]),
+]  # fmt: skip
+RESULTS = summary.Results({"mpi": "MPI 5", "ranks": 4}, OUTCOMES, machine={"cores": 2})
+
+
+def test_reports_count_and_are_read_again(tmp_path, capsys):
+    survived, ended = RESULTS.tallies()
+    assert (survived.runs, survived.met, survived.missed, survived.wrong) == (2, 2, 1, 1)
+    assert (ended.runs, ended.met, ended.hangs, ended.left) == (1, 0, 1, 1)
+    path = tmp_path / "faults.json"
+    summary.Summary(RESULTS).write(path)
+    pytest.importorskip("matplotlib")
+    figure = tmp_path / "faults.png"
+    assert benchmarks_main(["faults", "--table", str(path), "--figure", str(figure)]) == 0
+    printed = capsys.readouterr().out
+    assert "3 faults in 3 runs: 2 as they must be, 1 wrong results, 1 hangs, 1 things" in printed
+    assert "survive 32-bit 1: SIGKILL: as it must be, WRONG: the model is another" in printed
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    path.write_text("{}")
+    with pytest.raises(UserError, match="not the JSON of this benchmark"):
+        summary.read(path)
+
+
+def sampled(memory, descriptors):
+    return [
+        soak.Sample("one training", 0, float(i), memory(i), descriptors(i), 3.0) for i in range(100)
+    ]
+
+
+def test_what_grows_in_a_soak(tmp_path, capsys):
+    """A cache that fills in the beginning does not, nor does noise; a leak does."""
+    flat = sampled(lambda i: 100 + min(i, 20) + i % 3, lambda i: 20 + i % 2)
+    assert all(one.flat for one in soak.growths(flat))
+    leaks = sampled(lambda i: 100 + 0.2 * i, lambda i: 20 + i // 10)
+    assert [one.quantity for one in soak.growths(leaks) if not one.flat] == [
+        *("memory_mib", "descriptors"),
+    ]
+    result = soak.Soak(4, 60, leaks, ["learners: exit code 1"], machine={"cores": 2})
+    soak.Soaked(result).write(tmp_path / "soak.json")
+    again = summary.read(tmp_path / "soak.json")
+    again.print()
+    printed = capsys.readouterr().out
+    assert "3 quantities, of which 2 grow." in printed and "exit code 1" in printed
+    pytest.importorskip("matplotlib")
+    again.draw(tmp_path / "soak.png")
+    assert (tmp_path / "soak.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_a_process_uses():
+    process = subprocess.Popen(["sleep", "98"], stdin=subprocess.DEVNULL)
+    try:
+        time.sleep(0.1)
+        memory, descriptors, threads = soak.used(process.pid)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert 0 < memory < 10 and descriptors >= 3 and threads == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "known", "vendor", "root", "problem"),
+    [
+        ("survive", "--survive", "Open MPI", False, None),
+        ("survive", "--survive", "MPICH", False, "this is MPICH"),
+        ("spares", "--survive", "Open MPI", True, "no --spares"),
+        ("cut", "", "MPICH", False, "needs root"),
+        ("ends", "", "MPICH", False, None),
+    ],
+)
+def test_scenarios_that_cannot_be_had_are_left_out(key, known, vendor, root, problem):
+    found = faults._problem(scenarios.SCENARIOS[key], known, vendor, root)
+    assert found is None if problem is None else problem in str(found)
+
+
+def test_too_few_ranks_are_refused():
+    parser = argparse.ArgumentParser()
+    faults.add_arguments(parser)
+    with pytest.raises(UserError, match="at least 3"):
+        faults.main(parser.parse_args(shlex.split("-n 2")))
