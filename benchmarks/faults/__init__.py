@@ -36,11 +36,11 @@ from parallel_sgd.command_line.hostfiles import OPEN_MPI
 from parallel_sgd.command_line.mpi_runtime import bound_mpi
 
 from ..report import Report, positive
+from .bench import Bench
 from .child import Settings
 from .families import FAMILIES
 from .job import adopt_orphans
 from .leftovers import namespaces_left, own_shared_memory
-from .runs import Bench
 from .scenarios import SCENARIOS, Scenario
 from .soak import Soaked, measure
 from .summary import Results, Summary, read

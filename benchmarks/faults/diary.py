@@ -52,7 +52,14 @@ class Diary:
     @classmethod
     def begun(cls, folder: Path, rank: int) -> Diary:
         """One of this process."""
-        return cls(folder / f"{rank}-{os.getpid()}.{SUFFIX}", "w+")
+        diary = cls(folder / f"{rank}-{os.getpid()}.{SUFFIX}", "w+")
+        diary._head["time_s"] = time.monotonic()
+        return diary
+
+    @property
+    def begun_s(self) -> float:
+        """When its process has begun it."""
+        return float(self._head["time_s"][0])
 
     @property
     def place(self) -> Place:
@@ -83,15 +90,20 @@ def diaries(folder: Path) -> list[Diary]:
     found = []
     for path in folder.glob(f"*.{SUFFIX}"):
         if path.stat().st_size >= (STEPS + 1) * _ENTRY.itemsize:  # else it is just being made
-            found.append((path.stat().st_ctime_ns, Diary(path)))
-    return [diary for _, diary in sorted(found, key=lambda pair: (pair[1].rank, pair[0]))]
+            found.append(Diary(path))
+    return sorted(found, key=lambda diary: (diary.rank, diary.begun_s))
 
 
-def recovery_s(books: Sequence[Diary], fault_s: float) -> float | None:
+def recovery_s(
+    books: Sequence[Diary], fault_s: float, *, started_again: bool = False
+) -> float | None:
     """Seconds from a fault to the end of the first step after it; None where there is none.
 
     Where ranks have told of a loss by a step without samples, the first step after that counts:
     others may have been on their way before.
+
+    Args:
+        started_again: only steps of processes that began after the fault count.
     """
     ends: list[float] = []
     told: list[float] = []
@@ -101,21 +113,22 @@ def recovery_s(books: Sequence[Diary], fault_s: float) -> float | None:
         (lost,) = np.nonzero(after["total"] == 0)
         good = after[lost[0] + 1 :] if len(lost) else after
         good = good[good["total"] > 0]
-        if len(good):
+        if len(good) and (book.begun_s > fault_s or not started_again):
             (told if len(lost) else ends).append(float(good["time_s"][0]) - fault_s)
     return min(told or ends, default=None)
 
 
-def lost_samples(books: Sequence[Diary], fault_s: float) -> int:
-    """Samples that were trained on before a fault, and whose work was lost with it.
+def lost_samples(books: Sequence[Diary], since_s: float, until_s: float) -> int:
+    """Samples that a rank was set back by in a span of time: their work was done, and lost.
 
-    That is how far the learners' clock was, less where it stood before the first step after it.
+    Over all processes that a rank has been, in the order of `diaries`; of the ranks the largest.
     """
-    before, after = [0], []
-    for book in books:
-        entries = book.entries()
-        early = entries[entries["time_s"] <= fault_s]
-        late = entries[(entries["time_s"] > fault_s) & (entries["total"] > 0)]
-        before += early["samples"][-1:].tolist()
-        after += (late["samples"] - late["total"]).tolist()
-    return max(0, max(before) - min(after)) if after else 0
+    lost = [0]
+    for rank in {book.rank for book in books}:
+        entries = np.concatenate([book.entries() for book in books if book.rank == rank])
+        entries = entries[entries["total"] > 0]
+        before, after = entries["samples"][:-1], entries[1:]
+        back = (after["samples"] <= before) & (since_s < after["time_s"])
+        back &= after["time_s"] <= until_s
+        lost.append(int((before - after["samples"] + after["total"])[back].sum()))
+    return max(lost)

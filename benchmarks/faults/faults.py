@@ -137,6 +137,7 @@ class KillJob(Fault):
         targets = {
             "everything": [launcher, *below],
             "ranks": ranks or below[-1:],
+            "rank": [pid for pid in ranks if pid == run.pid(run.victim)] or below[-1:],
             "launcher": [launcher],
             "mpiexec": below[:1] or [launcher],
             "SIGTERM": [launcher],
@@ -222,6 +223,9 @@ class FullDisk(Fault):
 class Truncated(KillJob):
     """The job is killed, and a file of the newest checkpoint was not wholly on the disk."""
 
+    def wait(self, run: Run) -> bool:
+        return super().wait(run) and run.wait_until(run.newest_checkpoint)
+
     def strike(self, run: Run) -> str:
         said = super().strike(run)
         run.job.wait(run.limit_s)
@@ -243,6 +247,9 @@ class Truncated(KillJob):
 
 class RemovedFolder(Fault):
     """Somebody removes the folder of checkpoints while the job writes there."""
+
+    def wait(self, run: Run) -> bool:
+        return super().wait(run) and run.wait_until(run.newest_checkpoint)
 
     def strike(self, run: Run) -> str:
         shutil.rmtree(run.folder / CHECKPOINTS, ignore_errors=True)

@@ -6,16 +6,15 @@ import math
 import shutil
 import time
 import zlib
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parallel_sgd.command_line.cluster import EmulatedHosts, emulated_hosts
-
-from .child import CHECKPOINTS, OUTPUT_AT_MOST, Settings, ends
+from .child import CHECKPOINTS, OUTPUT_AT_MOST, ends
 from .diary import Diary, diaries, lost_samples, recovery_s
 from .families import FAMILIES, Family
 from .faults import newest_checkpoint
@@ -24,67 +23,14 @@ from .leftovers import Belongings
 from .outcome import Outcome, Reference, wrong_result
 from .scenarios import Scenario
 
+if TYPE_CHECKING:
+    from .bench import Bench
+
 RATE = 1e9  #: of emulated links, bits/s
 SAVE_EVERY = 1500  #: samples
 SECONDS = 30.0  #: that a job may take to end, beside those of a whole undisturbed one three times
 TRIES = 8  #: starts of one run, at most
 LOOK_S = 0.005
-
-
-class Bench:
-    """What the runs have in common: hosts, and how undisturbed jobs end. A `with` block.
-
-    Args:
-        folder: for all runs; those that went wrong are kept there if `keep` says so.
-        ranks: that train and serve, spares apart.
-        seed: of all moments and victims.
-        settings: of the child program, but for what a run gives.
-    """
-
-    def __init__(
-        self, folder: Path, *, ranks: int, seed: int, keep: bool, settings: Settings
-    ) -> None:
-        self.folder, self.ranks, self.seed, self.keep = folder, ranks, seed, keep
-        self.settings = settings
-        self._references: dict[tuple[object, ...], Reference] = {}
-        self._hosts: EmulatedHosts | None = None
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Bench:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def hosts(self) -> EmulatedHosts:
-        """A host for each rank and one spare; made once."""
-        if self._hosts is None:
-            self._hosts = self._stack.enter_context(emulated_hosts(self.ranks + 1, RATE))
-        return self._hosts
-
-    def reference(self, name: str, scenario: Scenario) -> Reference:
-        """How undisturbed jobs end, as they were run once for all."""
-        key = name, scenario.hosts, scenario.saves
-        if key not in self._references:
-            calm = replace(scenario, options=(), spares=0, timeout_s=300.0)
-            run = Run(self, calm, name, None, 0)
-            try:
-                self._references[key] = run.undisturbed()
-            finally:
-                run.remove()
-        return self._references[key]
-
-    def disturbed(self, scenario: Scenario, key: str, name: str, number: int) -> Outcome:
-        """One run of a scenario, of which so many have been before."""
-        reference = self.reference(name, scenario)
-        run = Run(self, scenario, name, reference, number, key)
-        try:
-            outcome = run.disturbed()
-        finally:
-            run.clear()
-        if not (self.keep and outcome.bad):
-            run.remove()
-        return outcome
 
 
 class Run:
@@ -232,17 +178,16 @@ class Run:
         for start in range(TRIES):
             self._start()
             hits = start < times and fault.wait(self)
+            since_s = self.struck_s = time.monotonic()
             if hits:
-                self.struck_s = time.monotonic()
                 outcome.faults.append(fault.strike(self))
-            since = time.monotonic()
             if not self.job.wait(self.limit_s):
                 outcome.hung = True
                 self.job.show_stacks()
                 self.job.kill()
             outcome.code = self.job.process.returncode
             if hits:
-                outcome.seconds = max(outcome.seconds, time.monotonic() - since)
+                outcome.seconds = max(outcome.seconds, time.monotonic() - since_s)
                 struck.append(self.struck_s)
             outcome.processes += processes_left()
             left = before.left()
@@ -253,10 +198,8 @@ class Run:
             fault.undo(self)
         outcome.starts = start + 1
         outcome.missed = not outcome.faults
-        books = diaries(self.folder)
-        outcome.lost_samples = [lost_samples(books, struck_s) for struck_s in struck]
-        recovered = (recovery_s(books, struck_s) for struck_s in struck)
-        outcome.recovery_s = [seconds for seconds in recovered if seconds is not None]
+        if self.scenario.expected != "ends":
+            self._measure(outcome, struck)
         if not outcome.hung:
             self._judge(outcome)
         if outcome.bad:
@@ -277,6 +220,16 @@ class Run:
             inside=inside,
             environ=environ,
         )
+
+    def _measure(self, outcome: Outcome, struck: Sequence[float]) -> None:
+        """What each fault has cost."""
+        books = diaries(self.folder)
+        for since_s, until_s in pairwise([*struck, math.inf]):
+            outcome.lost_samples.append(lost_samples(books, since_s, until_s))
+            again = self.scenario.expected == "resumes"
+            seconds = recovery_s(books, since_s, started_again=again)
+            if seconds is not None:
+                outcome.recovery_s.append(seconds)
 
     def _judge(self, outcome: Outcome) -> None:
         """Whether it is what was expected, and the result right."""

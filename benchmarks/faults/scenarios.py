@@ -109,7 +109,7 @@ SCENARIOS = {
     "restarts": replace(
         _resume,
         what="all ranks, or one, killed, with --restarts",
-        fault=KillJob(("ranks",)),
+        fault=KillJob(("ranks", "rank")),
         options=("--restarts", "5"),
     ),
     "cut": replace(_over_links, what="a host's link cut for good", fault=Cut(), timeout_s=10.0),

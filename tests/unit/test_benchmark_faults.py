@@ -18,11 +18,12 @@ import pytest
 from benchmarks import faults
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.faults import child, leftovers, scenarios, soak, summary
+from benchmarks.faults.bench import Bench
 from benchmarks.faults.child import End, Fate
 from benchmarks.faults.diary import STEPS, Diary, Place, diaries, lost_samples, recovery_s
 from benchmarks.faults.families import FAMILIES
 from benchmarks.faults.outcome import Outcome, Reference, wrong_result
-from benchmarks.faults.runs import Bench, Run
+from benchmarks.faults.runs import Run
 from parallel_sgd import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -55,8 +56,9 @@ def test_a_diary_that_is_full_takes_no_more(tmp_path):
     assert len(diary.entries()) == STEPS
 
 
-def written(folder, rank, entries):
-    diary = Diary(folder / f"{rank}-{rank + 100}.diary", "w+")
+def written(folder, rank, entries, begun_s=0.0):
+    diary = Diary(folder / f"{rank}-{int(100 + begun_s)}.diary", "w+")
+    diary._head["time_s"] = begun_s
     for number, entry in enumerate(entries):
         diary._entries[number] = (*entry, 4)
         diary._head["samples"][0] = number + 1
@@ -64,18 +66,26 @@ def written(folder, rank, entries):
 
 
 def test_what_a_fault_has_cost(tmp_path):
-    """Rank 1 is lost at 2.5 s; another had ended its step just then, and all rolled back."""
+    """Rank 1 is lost at 2.5 s; rank 0 had ended its step just then, and both rolled back."""
+    back = [(4, 64, 0), (5, 128, 64), (6, 192, 64)]
     books = [
-        written(tmp_path, 0, [(1, 64, 64), (2, 128, 64), (2.6, 192, 64), (4, 64, 0), (5, 128, 64)]),
+        written(tmp_path, 0, [(1, 64, 64), (2, 128, 64), (2.6, 192, 64), *back]),
         written(tmp_path, 1, [(1, 64, 64), (2, 128, 64)]),
         written(tmp_path, 2, [(1, 64, 64), (2, 128, 64), (4.1, 64, 0), (4.9, 128, 64)]),
     ]
     assert recovery_s(books, 2.5) == pytest.approx(2.4)
-    assert lost_samples(books, 2.5) == 64
-    assert recovery_s(books[1:2], 2.5) is None and lost_samples(books[1:2], 2.5) == 0
-    started_again = [*books[1:2], written(tmp_path, 3, [(9, 128, 64)])]
-    assert recovery_s(started_again, 2.5) == pytest.approx(6.5)
-    assert lost_samples(started_again, 2.5) == 64
+    assert [lost_samples(books, *span) for span in ((2.5, 9), (0, 2.5), (5, 9))] == [128, 0, 0]
+    assert recovery_s(books[1:2], 2.5) is None
+
+
+def test_what_a_fault_has_cost_where_the_job_is_started_again(tmp_path):
+    """At 2.5 s it is lost, of which the ranks hear later; it goes on from 64 samples."""
+    written(tmp_path, 0, [(8, 128, 64), (9, 192, 64)], begun_s=7)
+    written(tmp_path, 0, [(1, 64, 64), (2, 128, 64), (2.6, 192, 64)])
+    books = diaries(tmp_path)
+    assert recovery_s(books, 2.5, started_again=True) == pytest.approx(5.5)
+    assert recovery_s(books[:1], 2.5, started_again=True) is None
+    assert lost_samples(books, 2.5, 9) == 128 and lost_samples(books, 0, 2.5) == 0
 
 
 END = End(model="a", loss=0.2, samples=640, ranks=3, serves=False, report=None)

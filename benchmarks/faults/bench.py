@@ -1,0 +1,70 @@
+"""What all runs have in common: the hosts, and how jobs end to which nothing happens."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from parallel_sgd.command_line.cluster import EmulatedHosts, emulated_hosts
+
+from .child import Settings
+from .outcome import Outcome, Reference
+from .runs import RATE, Run
+from .scenarios import Scenario
+
+
+class Bench:
+    """What the runs have in common: hosts, and how undisturbed jobs end. A `with` block.
+
+    Args:
+        folder: for all runs; those that went wrong are kept there if `keep` says so.
+        ranks: that train and serve, spares apart.
+        seed: of all moments and victims.
+        settings: of the child program, but for what a run gives.
+    """
+
+    def __init__(
+        self, folder: Path, *, ranks: int, seed: int, keep: bool, settings: Settings
+    ) -> None:
+        self.folder, self.ranks, self.seed, self.keep = folder, ranks, seed, keep
+        self.settings = settings
+        self._references: dict[tuple[object, ...], Reference] = {}
+        self._hosts: EmulatedHosts | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def hosts(self) -> EmulatedHosts:
+        """A host for each rank and one spare; made once."""
+        if self._hosts is None:
+            self._hosts = self._stack.enter_context(emulated_hosts(self.ranks + 1, RATE))
+        return self._hosts
+
+    def reference(self, name: str, scenario: Scenario) -> Reference:
+        """How undisturbed jobs end, as they were run once for all."""
+        key = name, scenario.hosts, scenario.saves
+        if key not in self._references:
+            calm = replace(scenario, options=(), spares=0, timeout_s=300.0)
+            run = Run(self, calm, name, None, 0)
+            try:
+                self._references[key] = run.undisturbed()
+            finally:
+                run.remove()
+        return self._references[key]
+
+    def disturbed(self, scenario: Scenario, key: str, name: str, number: int) -> Outcome:
+        """One run of a scenario, of which so many have been before."""
+        reference = self.reference(name, scenario)
+        run = Run(self, scenario, name, reference, number, key)
+        try:
+            outcome = run.disturbed()
+        finally:
+            run.clear()
+        if not (self.keep and outcome.bad):
+            run.remove()
+        return outcome
