@@ -62,7 +62,8 @@ class Run:
         self.family: Family = FAMILIES[name]
         self.ranks = bench.ranks
         self.reference = reference or Reference("", math.nan, 1.0, 1.0, 1)
-        self.saves = scenario.saves and self.family.saves
+        needed = self.family.victims == "server"  # it comes back from the newest checkpoint
+        self.saves = self.family.saves and (scenario.saves or needed)
         row = zlib.crc32(f"{key}/{name}".encode())
         self.random = np.random.default_rng([bench.seed, row, number])
         self.victim = int(self.random.choice(self.family.ranks(self.ranks)))

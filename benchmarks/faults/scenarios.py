@@ -42,7 +42,8 @@ class Scenario:
         spares: ranks that wait to take a lost one's place.
         hosts: whether each rank is on an emulated host of its own.
         training: whether it happens in training, and never while the job starts.
-        saves: whether checkpoints are written, by families that do.
+        saves: whether checkpoints are written, by families that do. Where a server is lost they
+            always are.
         most: how many times it happens in a run, at most.
         timeout_s: of the ranks' communicator.
         root: whether only root can let it happen.
@@ -67,7 +68,15 @@ class Scenario:
         object.__setattr__(self, "needs", tuple(sorted(flags)))
 
 
-_survive = Scenario("a rank killed, with --survive", KillRank(), "survives", options=("--survive",))
+_survive = Scenario(
+    "a rank killed, with --survive", KillRank(), "survives", options=("--survive",), saves=False
+)
+_saving = replace(
+    _survive,
+    what="a rank killed, with --survive, while checkpoints are written",
+    families=SYNCHRONOUS,
+    saves=True,
+)
 _spares = replace(
     _survive,
     what="a rank killed, with --survive and a spare",
@@ -99,6 +108,7 @@ _over_links = _over_hosts(replace(_ends, what="", training=True))
 SCENARIOS = {
     "survive": _survive,
     "survive-hosts": _over_hosts(_survive),
+    "survive-saving": _saving,
     "spares": _spares,
     "spares-hosts": _over_hosts(_spares),
     "ends": _ends,
