@@ -156,7 +156,7 @@ class Cut(Fault):
 
     def strike(self, run: Run) -> str:
         assert run.hosts
-        host = int(run.random.integers(len(run.hosts.names)))
+        host = int(run.random.integers(run.ranks))
         run.hosts.cut(host)
         if not self.mended:
             return f"the link of host {host} was cut"
@@ -180,7 +180,7 @@ class Slow(Fault):
 
     def strike(self, run: Run) -> str:
         assert run.hosts
-        host = int(run.random.integers(len(run.hosts.names)))
+        host = int(run.random.integers(run.ranks))
         seconds = run.random.uniform(0.2, self.longest_s)
         self._limit(run, host, SLOW_BITS_PER_S)
         time.sleep(seconds)
