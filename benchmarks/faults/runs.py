@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .child import CHECKPOINTS, OUTPUT_AT_MOST, ends
-from .diary import Diary, diaries, lost_samples, recovery_s
+from .diary import Diary, Place, diaries, lost_samples, recovery_s
 from .families import FAMILIES, Family
 from .faults import newest_checkpoint
 from .job import OUTPUT, TEMPORARY, Job, processes_left
@@ -242,13 +242,20 @@ class Run:
                 return
             outcome.missed = len(found) == left  # else it has ended as if all were well
         elif expected == "survives" and not outcome.missed:
-            found.pop(self.victim, None)
-            same, left = None, left - (not self.scenario.spares)
             any_code = True  # mpiexec's says nothing where a rank has died
+            if self.victim in found:
+                outcome.missed = True  # it had written its end
+            else:
+                same, left = None, left - (not self._replaced())
         outcome.met = (outcome.code == 0 or any_code) and len(found) >= left
         if outcome.met:
             outcome.wrong = wrong_result(found, left, same, loss)
             outcome.loss = next(iter(found.values())).loss
+
+    def _replaced(self) -> bool:
+        """Whether a spare must have taken the victim's place: with nothing left to do none does."""
+        last = [book.place for book in diaries(self.folder) if book.rank == self.victim]
+        return self.scenario.spares > 0 and Place.FINISH not in last[-1:]
 
     def _same(self) -> str | None:
         """The model that must come out, bit for bit; None where it need not."""

@@ -186,7 +186,7 @@ ALL, LEFT = dict.fromkeys(range(4), END), dict.fromkeys((0, 2, 3), END)
         ("survive", {0: END, 2: END}, 0, False, False),
         ("survive", {**LEFT, 3: replace(END, model="b")}, 0, True, True),
         ("spares", {**LEFT, 4: END}, 0, True, False),
-        ("spares", LEFT, 0, False, False),
+        ("spares", LEFT, 0, False, False),  # where is the spare?
         ("ends", {}, 137, True, False),
         ("ends", LEFT, 0, False, False),  # as if nothing had been
         ("resume", ALL, 0, True, False),
@@ -201,9 +201,17 @@ def test_what_is_expected_of_a_scenario(tmp_path, key, found, code, met, wrong):
     assert outcome.bad == (wrong or not met)
 
 
-def test_a_run_that_was_done_before_the_fault_is_not_counted(tmp_path):
-    outcome = judged(tmp_path / "run", "ends", ALL, 0)
+@pytest.mark.parametrize(("key", "code"), [("ends", 0), ("survive", 137), ("spares", 1)])
+def test_a_run_that_was_done_before_the_fault_is_not_counted(tmp_path, key, code):
+    outcome = judged(tmp_path / "run", key, ALL, code)
     assert outcome.missed and not outcome.bad
+
+
+def test_no_spare_is_asked_for_where_nothing_is_left_to_do(tmp_path):
+    run = run_of(tmp_path / "run", 0, key="spares")
+    assert run._replaced()
+    Diary(run.folder / f"{run.victim}-1.diary", "w+").enter(Place.FINISH)
+    assert not run._replaced()
 
 
 OUTCOMES = [
