@@ -41,6 +41,7 @@ from .child import Settings
 from .families import FAMILIES
 from .job import adopt_orphans
 from .leftovers import namespaces_left, own_shared_memory
+from .outcome import Outcome
 from .scenarios import SCENARIOS, Scenario
 from .soak import Soaked, measure
 from .summary import Results, Summary, read
@@ -108,7 +109,11 @@ def _kills(options: argparse.Namespace, folder: Path, alone: bool) -> Summary:
                 for key, name in rows:
                     if time.monotonic() > deadline:
                         break
-                    outcome = bench.disturbed(SCENARIOS[key], key, name, number)
+                    try:
+                        outcome = bench.disturbed(SCENARIOS[key], key, name, number)
+                    except (OSError, RuntimeError) as error:  # hours of others are kept
+                        failed = f"no run: {type(error).__name__}: {error}"
+                        outcome = Outcome(key, name, number, [failed])
                     _say(outcome.line())
                     results.outcomes.append(outcome)
         except KeyboardInterrupt:

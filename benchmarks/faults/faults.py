@@ -18,7 +18,7 @@ from parallel_sgd.command_line.cluster.links import port
 
 from .child import CHECKPOINTS
 from .diary import Place
-from .job import signalled
+from .job import signalled, wait_for_end
 
 if TYPE_CHECKING:
     from .runs import Run
@@ -229,6 +229,7 @@ class Truncated(KillJob):
     def strike(self, run: Run) -> str:
         said = super().strike(run)
         run.job.wait(run.limit_s)
+        wait_for_end()  # of ranks, too: they write
         newest = run.newest_checkpoint()
         if newest is None:
             return said
@@ -263,9 +264,13 @@ class ClockBack(KillJob):
     def settings(self, run: Run) -> Mapping[str, Any]:
         return {"clock_back": int(run.random.integers(1, 100))}
 
+    def wait(self, run: Run) -> bool:
+        return super().wait(run) and run.wait_until(run.newest_checkpoint)
+
     def strike(self, run: Run) -> str:
         said = super().strike(run)
         run.job.wait(run.limit_s)
+        wait_for_end()  # of ranks, too: they write
         folder = run.folder / CHECKPOINTS
         for path in [folder, *folder.rglob("*")]:
             then = time.time() - float(run.random.uniform(-1e6, 1e6))

@@ -116,9 +116,7 @@ def processes_left(wait_s: float = GONE_S) -> list[str]:
     Returns:
         The command line of each.
     """
-    deadline = time.monotonic() + wait_s
-    while (left := _below()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    left = wait_for_end(wait_s)
     lines = [_command_line(pid) for pid in left]
     while left:
         for pid in left:
@@ -126,6 +124,14 @@ def processes_left(wait_s: float = GONE_S) -> list[str]:
         time.sleep(0.02)
         left = _below()
     return lines
+
+
+def wait_for_end(wait_s: float = GONE_S) -> list[int]:
+    """Wait until nothing runs below this process; what still does after some seconds."""
+    deadline = time.monotonic() + wait_s
+    while (left := _below()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -293,6 +293,23 @@ def test_scenarios_that_cannot_be_had_are_left_out(key, known, vendor, root, pro
     assert found is None if problem is None else problem in str(found)
 
 
+def test_a_run_that_could_not_be_keeps_the_others(tmp_path, monkeypatch, capsys):
+    def disturbed(bench, scenario, key, name, number):
+        if number == 0:
+            raise FileNotFoundError(2, "No such file")
+        return Outcome(key, name, number, ["SIGKILL"], met=True)
+
+    monkeypatch.setattr(faults, "bound_mpi", lambda: {"vendor": "MPICH", "version": "5"})
+    monkeypatch.setattr(Bench, "disturbed", disturbed)
+    parser = argparse.ArgumentParser()
+    faults.add_arguments(parser)
+    options = parser.parse_args(shlex.split("--only ends survive --families 1-bit --runs 2"))
+    found = faults._kills(options, tmp_path, alone=True)
+    assert [outcome.met for outcome in found.results.outcomes] == [False, True]
+    assert "no run: FileNotFoundError" in found.faults()[0]
+    assert "survive is left out: --survive needs Open MPI 5" in capsys.readouterr().err
+
+
 def test_too_few_ranks_are_refused():
     parser = argparse.ArgumentParser()
     faults.add_arguments(parser)
