@@ -132,6 +132,8 @@ PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], No
     ("docs/training.md", 3): (for_session, left_out),
     ("docs/training.md", 4): (for_session, kept),
     ("docs/training.md", 5): (with_torch, makes),
+    ("docs/ranks_that_die.md", 0): (with_learner, trained),
+    ("docs/ranks_that_die.md", 1): (with_learner, trained),
     ("docs/migration/cntk.md", 0): (for_session, lambda names: None),
     ("docs/migration/cntk.md", 1): (with_learner, trained),
     ("docs/migration/deepspeed.md", 0): (digits, lambda names: names["learner"].close()),
