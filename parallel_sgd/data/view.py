@@ -49,6 +49,17 @@ class FeedView(Protocol):
     def complete(self) -> None:
         """All has been given. May raise `Rewound`."""
 
+    @property
+    def trained(self) -> bool:
+        """Whether steps have been taken with all that was given. May raise `Rewound`."""
+
+    def begin_again(self) -> None:
+        """After a `Rewound`: go on from where the learner stands. What was given before, and is yet
+        to come to a step, is not trained on."""
+
+    def announce_void(self, samples: int) -> None:
+        """Announce something of so many samples that no step trains on."""
+
 
 class LearnerView(Protocol):
     """The learner as a source sees it; anything with these attributes will do.

@@ -21,6 +21,7 @@ from ..options import values_of
 from ..validation import kind_of, shown
 from .buckets import require_dtype
 from .ddp import HookState, require_size_of
+from .refusals import require_mortal
 
 
 def hook(
@@ -75,7 +76,7 @@ def hook_state(
             (``{0: 32, 1000: 1}``) goes by steps here, those in which DDP has called the hook.
     Raises:
         SharedError: an option is not possible, differs between ranks, or does not fit the module;
-            or the process group has another size.
+            or the process group has another size; or ranks survive each other (`run --survive`).
 
     What a parameter's residual sends in a step in which no rank has used the parameter (with
     find_unused_parameters) DDP drops.
@@ -91,6 +92,7 @@ def hook_state(
     def checked() -> tuple[ExchangeOptions, dict[str, torch.Tensor] | None]:
         if scaler is not None and not hasattr(scaler, "get_scale"):
             raise UserError(f"scaler={shown(scaler)} must be a torch.amp.GradScaler, or None")
+        require_mortal(comm, "hook_state")
         chosen = ExchangeOptions(**options)
         require_size_of(process_group, comm.size)
         return chosen, checked_parameters(module, chosen)

@@ -19,6 +19,7 @@ from ..training.arguments import require_communicator
 from ..training.evaluation import weighted_means
 from ..training.in_common import EVERY
 from ..training.leaving_out import MOST_SKIPPED, NotFinite
+from ..training.survival import COMMIT_EVERY
 from ..validation import choice, integer, number
 from .arrays import on_one_stream
 from .evaluation import Score, sums_over
@@ -26,7 +27,7 @@ from .gradients import LATE, Gradients
 from .kept_buffers import KeptBuffers
 from .model_state import BUFFERS, Buffers, ModelState, broadcast
 from .module import FlatModule, buffers_of, device_of, layout_of
-from .optimizer import TorchOptimizer, TorchStep, rule_of
+from .optimizer import TorchStep, rule_of
 from .optimizer_state import remembered
 from .overlap import Overlap
 from .scaling import Scaling
@@ -61,9 +62,9 @@ class Learner(ArrayLearner):
         buffers: what becomes of BatchNorm's statistics and the like in `evaluation` and `finish`:
             all ranks have the "mean" of them, or those of the "first" rank, or each its own,
             "local". In training every rank goes on with its own.
-        sync_perf_stats, minibatch_size, not_finite, most_skipped, compare_every: as of
-            `parallel_sgd.Learner`. What `not_finite` leaves out takes BatchNorm's statistics along:
-            they are what they were before.
+        sync_perf_stats, minibatch_size, commit_every: as of `parallel_sgd.Learner`.
+        not_finite, most_skipped, compare_every: likewise. What `not_finite` leaves out takes
+            BatchNorm's statistics along: they are what they were before.
     Raises:
         UserError: on all ranks, naming what of the model, the optimizer or the options cannot be
             trained with, or differs between the ranks.
@@ -110,13 +111,14 @@ class Learner(ArrayLearner):
         buffers: Buffers = "mean",
         sync_perf_stats: int = 0,
         minibatch_size: int | None = None,
+        commit_every: int = COMMIT_EVERY,
         not_finite: NotFinite = "stop",
         most_skipped: int = MOST_SKIPPED,
         compare_every: int = EVERY,
     ) -> None:
         require_communicator(comm)
         self.model, self._buffers = model, buffers
-        self.reduction, self._mean = reduction, reduction == "mean"
+        self.reduction, self._mean, self._clip_norm = reduction, reduction == "mean", clip_norm
         made: list[FlatModule] = []
 
         def prepare() -> UpdateRule:
@@ -132,28 +134,37 @@ class Learner(ArrayLearner):
                 )
             return rule_of(optimizer, made[0], algorithm, mean=self._mean)
 
+        self._problem: str | None = None
+        self._facts: dict[str, Any] = {}  # as they are now: ranks that join begin like this
+        self._scaling: Scaling | None = None
+        self._overlap: Overlap | None = None
+        self._holds_model = False  # what is not trained of it, as all ranks have it
         with on_one_stream(device_of(model)):
             try:
-                rule = comm.together(prepare)
-                self._module = made[0]
-                together = getattr(algorithm, "synchronizes_every_step", False)
-                comm.require_agreement(
-                    {
+                rule = None
+                try:
+                    rule = prepare()
+                    self._module = made[0]
+                    together = getattr(algorithm, "synchronizes_every_step", False)
+                    self._facts = {
                         "reduction": reduction,
                         "clip_norm": clip_norm,
                         "buffers": buffers,
                         "loss scale": scaler and scaler.state_dict(),
+                        **layout_of(model),
+                        **(remembered(optimizer, self._module) if together else {}),
                     }
-                    | layout_of(model)
-                    | (remembered(optimizer, self._module) if together else {})
-                )
+                    self._scaling = None if scaler is None else Scaling(scaler, self._module.device)
+                except UserError as error:
+                    self._problem = str(error)
                 super().__init__(
-                    self._module.parameters,
-                    rule,
+                    made[0].parameters if made else None,  # type: ignore[arg-type]
+                    rule,  # type: ignore[arg-type]
                     algorithm,
                     comm,
                     sync_perf_stats=sync_perf_stats,
                     minibatch_size=minibatch_size,
+                    commit_every=commit_every,
                     not_finite=not_finite,
                     most_skipped=most_skipped,
                     compare_every=compare_every,
@@ -162,37 +173,87 @@ class Learner(ArrayLearner):
                 for module in made:  # another learner may have it
                     module.release()
                 raise
-            self._module.collect(self.gradient)
-            for tensor in (p for p in model.parameters() if not p.requires_grad):
-                broadcast(tensor, comm)
-            for _, tensor in buffers_of(model):
-                broadcast(tensor, comm)
-            self._scaling = None if scaler is None else Scaling(scaler, self._module.device)
-            self._overlap: Overlap | None = None
-            if algorithm.overlap:
-                self._overlap = Overlap(self._module, self.ready, self._expected_weight)
-            self._gradients = Gradients(
-                self._module,
-                self.comm,
-                mean=self._mean,
-                divides=self._mean and isinstance(rule, TorchOptimizer),
-                clip_norm=clip_norm,
-                scaling=self._scaling,
-                overlap=self._overlap,
-                together=algorithm.synchronizes_every_step,
-                notes=lambda: self.in_common.notes,
-                sum_late=lambda vector: algorithm.sum_late(self.state, self.at_work.work, vector),
-            )
-            self.model_state = ModelState(
-                module=self._module, scaler=scaler, gradients=self._gradients
-            )
-            self._own_samples: int | None = None  # in the latest step that had some
-            self.left_out.kept["buffers"] = KeptBuffers(model)
-            self.left_out.keep(self.samples)
-            self.local_step.prepare = self._gradients.prepare
-            if isinstance(self.local_step, TorchStep):
-                self.local_step.used = self._gradients.used_by_any
-                self.local_step.unit = lambda: self._gradients.unit
+
+    def _begin(self) -> None:
+        self._agree()
+        if isinstance(getattr(self, "local_step", None), TorchStep):  # ranks died in a beginning
+            self._release_hooks()
+        super()._begin()
+
+    def form_again(self) -> None:
+        self._agree()
+        super().form_again()
+
+    def _agree(self) -> None:
+        """See that all ranks can train the same model in the same way. Collective."""
+        self.world.raise_together(self._problem)
+        self.world.require_agreement(self._facts)
+
+    def _form(self) -> None:
+        super()._form()
+        root = 0
+        if self.world.survives:  # the first rank may be one that joins
+            holders = self.world.allgather_object(self._holds_model)
+            root = holders.index(True) if any(holders) else 0
+        for tensor in (p for p in self.model.parameters() if not p.requires_grad):
+            broadcast(tensor, self.world, root)
+        for _, tensor in buffers_of(self.model):
+            broadcast(tensor, self.world, root)
+        self._holds_model = True
+        if self._module.gradient is not self.gradient:
+            self._work_with_gradients()
+
+    def _work_with_gradients(self) -> None:
+        """Make what stands between the model's gradients and the algorithm. Local."""
+        algorithm = self.algorithm
+        self._module.collect(self.gradient)
+        self._overlap = None
+        if algorithm.overlap:
+            self._overlap = Overlap(self._module, self.ready, self._expected_weight)
+        self._gradients = Gradients(
+            self._module,
+            self.comm,
+            mean=self._mean,
+            divides=self._mean and isinstance(self.local_step, TorchStep),
+            clip_norm=self._clip_norm,
+            scaling=self._scaling,
+            overlap=self._overlap,
+            together=algorithm.synchronizes_every_step,
+            notes=lambda: self.in_common.notes,
+            sum_late=lambda vector: algorithm.sum_late(self.state, self.at_work.work, vector),
+        )
+        self.model_state = ModelState(
+            module=self._module,
+            scaler=self._scaling and self._scaling.scaler,
+            gradients=self._gradients,
+        )
+        self._own_samples: int | None = None  # in the latest step that had some
+        self.left_out.kept["buffers"] = KeptBuffers(self.model)
+        self.left_out.keep(self.samples)
+        self.local_step.prepare = self._gradients.prepare
+        if isinstance(self.local_step, TorchStep):
+            self.local_step.used = self._gradients.used_by_any
+            self.local_step.unit = lambda: self._gradients.unit
+
+    def restarted(self) -> None:
+        super().restarted()
+        self._gradients.forget()
+        self._forget_gradients()
+        if self._scaling is not None:
+            self._scaling.begin_again()
+        self._own_samples = None
+        self.left_out.keep(self.samples)
+
+    def _forget_minibatch(self) -> None:
+        super()._forget_minibatch()
+        self._forget_gradients()
+        assert self.survival is not None
+        self.survival.set_back("model")  # its forward pass has changed buffers, and drawn numbers
+
+    def _forget_gradients(self) -> None:
+        self._module.give_up_gradients()
+        if self._overlap is not None:
+            self._overlap.forget()
 
     @property
     def states(self) -> dict[str, Any]:
@@ -217,7 +278,8 @@ class Learner(ArrayLearner):
                 backwards together. 0 where it has none: then gradients are not looked at.
             loss: as of `parallel_sgd.Learner.step`; also a tensor of one value.
         Returns:
-            The samples of all ranks in this minibatch.
+            The samples of all ranks in this minibatch; 0 where ranks have died, and it is dealt out
+            anew: see `parallel_sgd.Learner.step`.
         Raises:
             UserError: on all ranks, as `parallel_sgd.Learner.step`, and if the model has other
                 parameters than when the learner was made.
@@ -229,16 +291,17 @@ class Learner(ArrayLearner):
         if self.serves:
             return super().step(samples)
         with on_one_stream(self._module.device):
-            return self._train(samples, loss)
-
-    def _train(self, samples: int, loss: float | None) -> int:
-        """See `step`."""
-        gradients = self._gradients
-        loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        try:
-            samples = integer("samples", samples, 0)
             if self._announced.next_own() == 0:  # what a sampler gives a rank that has none
                 samples = 0
+            loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
+            return super().step(samples, loss)
+
+    def _timed_step(self, samples: int) -> int:
+        if self.serves:
+            return super()._timed_step(samples)
+        gradients = self._gradients
+        try:
+            samples = integer("samples", samples, 0)
             self._module.require_unchanged()
             if isinstance(self.local_step, TorchStep):
                 self.local_step.require_ready(self._scaling)
@@ -256,7 +319,7 @@ class Learner(ArrayLearner):
             gradients.begin(used)
         self.in_common.note = gradients.note(used)
         try:
-            total = super().step(samples, loss)
+            total = super()._timed_step(samples)
         except BaseException:
             gradients.forget()
             raise
@@ -341,26 +404,39 @@ class Learner(ArrayLearner):
 
         Collective; not for ranks that only serve. Training goes on as if it had not been there.
         """
-        with self.evaluation():
-            problem, sums, samples = None, dict[str, float](), 0
-            try:
-                sums, samples = sums_over(batches, self.model, score)
-            except UserError as error:
-                problem = str(error)
-            self.comm.raise_together(problem)
-            return weighted_means(self.comm, sums, samples)
+        if self.survival is not None and iter(batches) is batches:
+            batches = list(batches)  # they may be needed again
+
+        def means() -> dict[str, float]:
+            with self.evaluation():
+                problem, sums, samples = None, dict[str, float](), 0
+                try:
+                    sums, samples = sums_over(batches, self.model, score)
+                except UserError as error:
+                    problem = str(error)
+                self.comm.raise_together(problem)
+                return weighted_means(self.comm, sums, samples)
+
+        with on_one_stream(self._module.device):
+            return self.between_steps(means)
 
     def finish(self) -> None:
         """Complete what is under way, so that all ranks hold the final model, with the buffers that
         the learner's `buffers` says. Collective."""
         with on_one_stream(self._module.device):
             super().finish()
-            if not self.serves:
-                self.model_state.unite(self._buffers, self.comm)
+
+    def _complete(self) -> None:
+        super()._complete()
+        if not self.serves:
+            self.model_state.unite(self._buffers, self.comm)
 
     def _close(self, *, failed: bool) -> None:
         super()._close(failed=failed)
         self._module.release()
+        self._release_hooks()
+
+    def _release_hooks(self) -> None:
         if self._overlap is not None:
             self._overlap.release()
         if isinstance(self.local_step, TorchStep):

@@ -129,13 +129,13 @@ class ModelState(Component):
             torch.cuda.set_rng_state(state.cpu(), self.module.device)
 
 
-def broadcast(tensor: torch.Tensor, comm: Communicator) -> None:
-    """Make a tensor of any dtype and device on all ranks what it is on rank 0. Collective."""
+def broadcast(tensor: torch.Tensor, comm: Communicator, root: int = 0) -> None:
+    """Make a tensor of any dtype and device on all ranks what it is on `root`. Collective."""
     if not tensor.numel():
         return
     flat = tensor.detach().flatten().contiguous()
     host = flat.view(torch.uint8).cpu().numpy().copy()
-    comm.broadcast(host)
+    comm.broadcast(host, root)
     with torch.no_grad():
         tensor.copy_(torch.from_numpy(host).view(tensor.dtype).view(tensor.shape))
 

@@ -86,10 +86,14 @@ class FlatModule:
 
     def release(self) -> None:
         """Let another learner have the module; its parameters stay where they are. Local."""
-        for hook in self._hooks:
-            hook.remove()
+        self._remove_hooks()
         for tensor in self.tensors.values():
             _wrapped.pop(id(tensor), None)
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def collect(self, gradient: Parameters) -> None:
         """From now on backward leaves gradients in a vector. Local.
@@ -98,6 +102,7 @@ class FlatModule:
             gradient: of the parameters' layout.
         """
         self.gradient = gradient
+        self._remove_hooks()
         views = self.views_of(gradient.flat)
         self._hooks = [
             p.register_post_accumulate_grad_hook(_mover(view))

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from ..communication import Communicator, checked_timeout
 from ..errors import UserError
 from ..validation import line_of
+from .refusals import require_mortal
 
 INTERFACE = "GLOO_SOCKET_IFNAME"  #: the variable that gloo reads
 LOOPBACK = "127.0.0.1"
@@ -42,8 +43,8 @@ def init_process_group(
         timeout_s: longest wait in a collective of the process group, in seconds; `comm.timeout_s`
             if not given.
     Raises:
-        SharedError: on all ranks, with one line: there is a process group, or ranks do not reach
-            each other.
+        SharedError: on all ranks, with one line: there is a process group, ranks do not reach
+            each other, or they survive each other (`run --survive`).
 
     Sets GLOO_SOCKET_IFNAME in this process's environment, unless the user has set it: then it says
     which interface counts. Only IPv4. `torch.distributed.destroy_process_group()` is the user's to
@@ -84,6 +85,7 @@ def init_process_group(
 
 
 def _checked(comm: Communicator, timeout_s: float | None) -> float:
+    require_mortal(comm, "init_process_group")
     if dist.is_initialized():
         raise UserError("init_process_group: torch.distributed has a process group already")
     return checked_timeout(comm.timeout_s if timeout_s is None else timeout_s)

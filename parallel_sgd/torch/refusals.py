@@ -9,10 +9,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..communication import Communicator
 from ..errors import UserError
 from ..validation import kind_of
 
 DTYPES = (torch.float32, torch.float64)
+
+
+def require_mortal(comm: Communicator, what: str) -> None:
+    """Refuse ranks that go on where some have died: PyTorch's process group cannot. Local.
+
+    Raises:
+        UserError: they do.
+    """
+    if comm.survives:
+        raise UserError(
+            f"{what}: PyTorch's process group cannot go on without a rank that has died: run "
+            "without --survive, or train with psgd.torch.Learner"
+        )
 
 
 def require_plain(module: Any) -> None:

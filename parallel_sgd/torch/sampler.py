@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
-from typing import Any
+from collections.abc import Generator, Iterator, Sized
+from typing import Any, Self, cast
 
 from torch.utils.data import Sampler
 
@@ -16,6 +16,7 @@ from ..data.minibatches import (
     told_size,
 )
 from ..data.order import IndexArray, epoch_order, rank_slice
+from ..data.view import FeedView, Rewound
 from ..errors import UserError
 from ..validation import checked_seed, choice, integer, kind_of
 
@@ -93,7 +94,22 @@ class MinibatchSampler(Sampler[list[int]]):
             problem = str(error)
         if getattr(learner, "serves", False):
             return
-        learner.comm.raise_together(problem)
+        self._problem, self._met = problem, -1
+        if self._survival is None:
+            self._meet()
+
+    @property
+    def _survival(self) -> Any:
+        return getattr(self.learner, "survival", None)
+
+    def _meet(self) -> None:
+        """See that the ranks agree. Collective, once for each group of ranks: one that joins comes
+        here as it begins, and the others as they go on."""
+        comm = self.learner.comm
+        generation = getattr(comm, "generation", 0)
+        if generation == self._met:
+            return
+        comm.raise_together(self._problem)
         facts = {
             "length of the dataset": self.samples,
             "minibatch_size": told_size(self.minibatch_size),
@@ -104,19 +120,39 @@ class MinibatchSampler(Sampler[list[int]]):
         }
         if self._grouped is not None:
             facts[GROUPS_IN_USE] = self._grouped.open_groups
-        learner.comm.require_agreement(facts)
+        comm.require_agreement(facts)
+        self._met = generation
 
     def epochs(self, count: int) -> Iterator[int]:
         """The numbers of the epochs that the learner has not finished, up to `count`: one pass over
-        the DataLoader for each. Local."""
+        the DataLoader for each.
+
+        Collective where ranks survive each other, else local. An epoch into which training has gone
+        back after its pass had ended is given again.
+        """
         integer("epochs", count, 1)
         if getattr(self.learner, "serves", False):
             return
         number = -1
         while number < count - 1:
             number = max(number + 1, self._epoch_at(self.learner.samples))
-            if number < count:
-                yield number
+            if number == count:
+                return
+            yield from self._whole_epoch(number)
+
+    def _whole_epoch(self, number: int) -> Iterator[int]:
+        """An epoch's number; again, where ranks have died and some of it is left."""
+        while True:
+            before = self._lost()
+            yield number
+            if self._survival is not None:
+                self._survival.complete_pass()
+            if self._lost() == before or self._epoch_at(self.learner.samples) > number:
+                return
+
+    def _lost(self) -> int:
+        """How often training has gone back."""
+        return 0 if self._survival is None else int(self._survival.times)
 
     def __len__(self) -> int:
         """Minibatches of the epoch that the learner stands in."""
@@ -130,29 +166,71 @@ class MinibatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's samples of each minibatch, to the end of the epoch that the learner stands
         in."""
+        if getattr(self.learner, "serves", False):
+            return iter(())
+        return AskedAgain(self._pass())
+
+    def _pass(self) -> Iterator[list[int] | None]:
+        """The minibatches of a pass; None where there is nothing more at present."""
         learner = self.learner
-        if getattr(learner, "serves", False):
-            return
+        self._meet_those_left()
         with learner.feed() as feed:
             if feed.samples < self.start:
                 learner.fail(
                     f"start={self.start} must be at most the {feed.samples} samples that the "
                     "learner has seen"
                 )
-            number = self._epoch_at(feed.samples)
-            order = self._order(number)
-            seen = feed.samples - self.start - number * self.samples_per_epoch
-            while seen < self.samples_per_epoch:
-                end = min(
-                    seen + size_after(self.minibatch_size, feed.samples), self.samples_per_epoch
-                )
-                minibatch, seen = order[seen:end], end
-                own = minibatch
-                if feed.distributed:
-                    part = rank_slice(len(minibatch), learner.comm.rank, learner.comm.size)
-                    own = minibatch[part]
-                feed.announce(len(own), len(minibatch))
-                yield (own if len(own) else minibatch[-1:]).tolist()
+            end = (self._epoch_at(feed.samples) + 1) * self.samples_per_epoch
+            while True:
+                try:
+                    last = yield from self._minibatches(feed, end)
+                    if self._survival is not None:
+                        yield from self._until_trained(feed, last)
+                        feed.complete()
+                    return
+                except Rewound:
+                    self._meet_those_left()
+                    feed.begin_again()
+
+    def _minibatches(self, feed: FeedView, end: int) -> Generator[list[int], None, list[int]]:
+        """From where the learner stands to `end`; the last one, once more, is what it returns."""
+        position, number, indexes = feed.samples - self.start, -1, list[int]()
+        while position < end:
+            if number != position // self.samples_per_epoch:
+                number = position // self.samples_per_epoch
+                order, begin = self._order(number), number * self.samples_per_epoch
+            seen = position - begin
+            stop = min(seen + size_after(self.minibatch_size, feed.samples), self.samples_per_epoch)
+            minibatch, position = order[seen:stop], begin + stop
+            own = minibatch
+            if feed.distributed:
+                comm = self.learner.comm
+                own = minibatch[rank_slice(len(minibatch), comm.rank, comm.size)]
+            feed.announce(len(own), len(minibatch))
+            indexes = (own if len(own) else minibatch[-1:]).tolist()
+            yield indexes
+        return indexes
+
+    def _until_trained(self, feed: FeedView, last: list[int]) -> Iterator[list[int] | None]:
+        """Where minibatches are fetched ahead: one more, of which no step takes notice, so that the
+        next one is asked for when all steps have been taken, and ranks may have died in them."""
+        one_more = False
+        while not feed.trained:
+            if one_more or self._has_gradients():  # several minibatches are added up for a step
+                yield None
+            else:
+                feed.announce_void(len(last))
+                one_more = True
+                yield last
+
+    def _has_gradients(self) -> bool:
+        model = getattr(self.learner, "model", None)
+        return model is not None and any(p.grad is not None for p in model.parameters())
+
+    def _meet_those_left(self) -> None:
+        """`_meet`, again where ranks have died in it, for a learner that can go on."""
+        if self._survival is not None:
+            cast(Any, self.learner).surviving(self._meet)
 
     def _order(self, number: int) -> IndexArray | GroupedOrder:
         if self._grouped is None:
@@ -161,6 +239,27 @@ class MinibatchSampler(Sampler[list[int]]):
 
     def _epoch_at(self, samples: int) -> int:
         return max(0, samples - self.start) // self.samples_per_epoch
+
+
+class AskedAgain:
+    """An iterator that goes on after its end, where there is more by then: a DataLoader with
+    workers asks at each minibatch for one further ahead.
+
+    Args:
+        given: None where there is nothing at present.
+    """
+
+    def __init__(self, given: Iterator[list[int] | None]) -> None:
+        self._given = given
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> list[int]:
+        minibatch = next(self._given)
+        if minibatch is None:
+            raise StopIteration
+        return minibatch
 
 
 def _length(dataset: Any) -> Any:

@@ -57,6 +57,12 @@ class Scaling:
             for p, gradient in zip(parameters, gradients, strict=True):
                 p.grad = gradient
 
+    def begin_again(self) -> None:
+        """The minibatch has not come to an end: forget that its gradients were looked at."""
+        if self.scaler.is_enabled():
+            self.scaler.scale(self._told.detach())
+            self.scaler.update(self.scale)
+
     def update(self, *, overflow: bool) -> None:
         """The minibatch is over: a new scale, by the scaler's own rule."""
         if not self.scaler.is_enabled():

@@ -60,6 +60,7 @@ class Announced:
         self._in_step = self._in_step_here = 0  # what that has taken: in all, given in its thread
         self._left_out = 0  # of all ranks, given in the thread that steps
         self._some_forgotten = False
+        self._rewound = False  # since then ranks may have fetched ahead by other numbers
         self._steps_in: int | None = None  # the thread that has taken a minibatch last
         self.feed: Feed | None = None  #: of the source that gives minibatches at present
         self._fed = False  # by a source that was not left in the midst of it
@@ -83,7 +84,7 @@ class Announced:
         """Samples of all ranks up to the last minibatch that was given in this thread, the one that
         steps. The same on all ranks, whichever of the minibatches this rank has trained on."""
         waiting = 0
-        if self._totals:
+        if self._totals and not self._rewound:
             with self._lock:
                 self._remove_forgotten()
                 waiting = self._totals.get(get_ident(), 0)
@@ -94,6 +95,10 @@ class Announced:
         total = integer("total", total, samples)
         with self._lock:
             self._append(AnnouncedMinibatch(samples, total, feed, get_ident()))
+
+    def add_void(self, samples: int, feed: Feed) -> None:
+        with self._lock:
+            self._append(AnnouncedMinibatch(samples, samples, feed, get_ident(), void=True))
 
     def take(self, samples: int) -> int | None:
         """Begin a step with the next minibatch, or the next ones that have so many samples of this
@@ -184,16 +189,28 @@ class Announced:
     def take_void(self, samples: int) -> bool:
         """Take what was given before training went back, and has so many samples of this rank;
         whether there was any. No step trains on that."""
+        if not self.next_is_void:
+            return False
+        with self._lock:
+            taken = self._waiting.popleft().own
+            while taken < samples and self._waiting and self._waiting[0].void:
+                taken += self._waiting.popleft().own
+        if taken != samples:
+            raise UserError(
+                f"samples={samples}: ranks have died, and minibatches that were fetched ahead, of "
+                f"{taken} samples, are dealt out anew; here they are added up with others, which "
+                "must not be (a step for each minibatch, or a DataLoader with num_workers=0)"
+            )
+        return True
+
+    @property
+    def next_is_void(self) -> bool:
+        """Whether no step trains on the next minibatch."""
         if not (self._waiting and self._waiting[0].void):
             return False
         with self._lock:
             self._remove_forgotten()
-            taken = 0
-            while self._waiting and self._waiting[0].void:
-                taken += self._waiting.popleft().own
-                if taken >= samples:
-                    break
-        return True
+            return bool(self._waiting) and self._waiting[0].void
 
     def rewind(self) -> None:
         """Training has gone back: what is left is dealt out anew from there."""
@@ -202,7 +219,7 @@ class Announced:
             self._waiting = deque(given)
             self._totals.clear()
             self._left_out = self._in_step = self._in_step_here = 0
-            self._step_began = None
+            self._step_began, self._rewound = None, True
             if self.feed is not None:
                 self.feed.rewound = True
 
@@ -226,7 +243,8 @@ class Announced:
         """Whether steps have been taken with all that was given, in the thread that asks."""
         with self._lock:
             self._remove_forgotten()
-            return not self._waiting and self._steps_in == get_ident()
+            waits = any(not minibatch.void for minibatch in self._waiting)
+            return not waits and self._steps_in == get_ident()
 
     def require_none_left_out(self) -> None:
         """See that no step is missing, where other ranks cannot be asked how many they miss.
@@ -246,9 +264,9 @@ class Announced:
     def _find(self, samples: int) -> tuple[int, int]:
         """Which minibatches have so many samples of this rank: how many there are before them, and
         how many they are. As few as possible are left out."""
-        waiting = self._waiting
-        if waiting[0].own == samples:
+        if self._waiting[0].own == samples:
             return 0, 1
+        waiting = [minibatch for minibatch in self._waiting if not minibatch.void]
         count = added = first = 0
         for before, minibatch in enumerate(waiting):
             while count == 0 or (added < samples and before + count < len(waiting)):
@@ -352,6 +370,21 @@ class Feed:
         if self._announced.complete:
             self._complete()
         self._require_going_on()
+
+    @property
+    def trained(self) -> bool:
+        """Whether steps have been taken with all that was given. May raise `Rewound`. Local."""
+        self._require_going_on()
+        return self._announced.complete
+
+    def begin_again(self) -> None:
+        """Go on from where training has gone back to. What was given before, and is yet to come to
+        a step, stays void. Local."""
+        self.rewound = False
+
+    def announce_void(self, samples: int) -> None:
+        """Announce something of so many samples that no step trains on. Local."""
+        self._announced.add_void(samples, self)
 
     def _require_going_on(self) -> None:
         if self.rewound:

@@ -81,6 +81,7 @@ class Sharing:
     def __init__(self, learner: Stateful, own: Copy | None) -> None:
         comm = self._comm = learner.comm
         self._own = own
+        learner.wait()  # dictionaries of a rank without a copy may lack what they will have
         self._rules = {
             where: rule
             for name, state in learner.states.items()
@@ -119,17 +120,19 @@ class Sharing:
         restore(learner, self._whole_tree(sizes))
 
     def _whole_tree(self, sizes: Sequence[Mapping[str, int]]) -> Tree:
-        arrays = {name: self._array(name, sizes) for name in self._kinds}
+        arrays: dict[str, Any] = {name: self._array(name, sizes) for name in self._kinds}
         tree: Tree = unflatten(self._tree, arrays)
         return tree if self._own else self._without_shares(tree, "")
 
-    def _array(self, name: str, sizes: Sequence[Mapping[str, int]]) -> HostArray:
+    def _array(self, name: str, sizes: Sequence[Mapping[str, int]]) -> HostArray | None:
         shape, dtype = self._kinds[name]
         if self._rules.get(name) == "stripe":
             return self._stripe(name, np.dtype(dtype), sizes)
         own = self._own.arrays[name] if self._own else None
         if self._rules.get(name) in ZERO_WHERE_MISSING:
             return np.zeros(shape, dtype) if own is None else own
+        if self._rules.get(name) == "drop":
+            return own
         if not self._all_hold:
             told = np.empty(shape, dtype)
             if own is not None and self._comm.rank == self._root:
@@ -163,4 +166,5 @@ class Sharing:
                 name: self._without_shares(entry, f"{where}.{name}")
                 for name, entry in value.items()
             }
-        return 0 if self._rules.get(where[1:]) == "share" else value
+        rule = self._rules.get(where[1:])
+        return 0 if rule == "share" else None if rule == "drop" else value

@@ -199,6 +199,17 @@ class Learner:
         """
         return function() if self.survival is None else self.survival.surviving(function)
 
+    def between_steps(self, function: Callable[[], Result]) -> Result:
+        """Call a function of all ranks that takes no step, such as an evaluation of your own; again
+        where a rank has died in it. Collective.
+
+        Args:
+            function: called with nothing. Training may have gone back when it is called again.
+        Returns:
+            What it returned, when all ranks that are left had come to its end.
+        """
+        return function() if self.survival is None else self.survival.between_steps(function)
+
     @property
     def states(self) -> dict[str, Any]:
         """What a checkpoint holds beside the parameters, by name: dataclasses as
@@ -311,6 +322,8 @@ class Learner:
         self.require_open()
         if name not in self.gradient:
             raise UserError(f"name={name!r} must be a parameter: {', '.join(self.gradient)}")
+        if self._announced.next_is_void:
+            return
         self.at_work.ready(name)
 
     def step(self, samples: int, loss: float | None = None) -> int:
@@ -338,15 +351,25 @@ class Learner:
         if self.survival is None:
             return self._timed_step(samples)
         announced = self._announced
-        if not announced.take_void(samples):
+        if not self._take_void(samples):
             before = announced.steps
             if self.survival.survives(lambda: self._surviving_step(samples)):
                 return self.last_samples
             if announced.steps == before:  # the step had not come so far
-                announced.take_void(samples)
-        self.left_out.problem(None)  # of a minibatch that is dealt out anew
+                self._take_void(samples)
+        self._forget_minibatch()
         self.last_samples = 0
         return 0
+
+    def _take_void(self, samples: int) -> bool:
+        try:
+            return self._announced.take_void(samples)
+        except UserError as error:
+            self.fail(str(error))
+
+    def _forget_minibatch(self) -> None:
+        """What the program has computed is of a minibatch that is dealt out anew. Local."""
+        self.left_out.problem(None)
 
     def _surviving_step(self, samples: int) -> None:
         assert self.survival is not None

@@ -69,6 +69,14 @@ def restore(learner: Stateful, saved: Tree, room: Tree | None = None) -> None:
         component.restored()
 
 
+def put_back(learner: Stateful, name: str, saved: Tree) -> None:
+    """Put one of a learner's states back, a component as a whole. Local."""
+    live = learner.states[name]
+    learner.wait()
+    _restored(live, saved, _room(live, saved, learner.parameters.flat))
+    live.restored()
+
+
 def _live(learner: Stateful) -> dict[str, Any]:
     return {"parameters": learner.parameters.flat, **learner.states}
 

@@ -22,6 +22,7 @@ from ..communication import Communicator, is_loss
 from ..errors import RanksLost
 from .copies import Copy, Sharing
 from .reshard import stripe_sizes
+from .state_tree import put_back, unflatten
 from .stateful import Stateful
 
 Result = TypeVar("Result")
@@ -54,6 +55,7 @@ class Survival:
 
     Attributes:
         losses: so far.
+        times: that training has gone back.
         sizes: of all ranks' stripes.
         has_joined: whether this rank had no copy when training went back last.
         by_itself: whether each step of the learner is told by itself to `stepped`.
@@ -73,6 +75,7 @@ class Survival:
         self.has_joined = False
         self._kept: Any = None  #: beside the copy that training has gone back to
         self.losses = Losses()
+        self.times = 0
 
     def begin(self) -> None:
         """Take the first copy, or where others have gone on already, get what they have.
@@ -154,6 +157,23 @@ class Survival:
                 raise
             self.recover(grows=False)
 
+    def between_steps(self, function: Callable[[], Result]) -> Result:
+        """See `Learner.between_steps`. Collective."""
+        while True:
+            number = None
+            try:
+                result = function()
+                self.commit()
+                number = self._taken - 1
+                self._learner.meet()  # whoever comes through it knows that all have the copy
+                return result
+            except Exception as error:
+                if not is_loss(error) or self._in_vain > MOST_IN_VAIN:
+                    raise
+                self.recover(grows=False)  # a rank that joins would not come here
+                if number is not None and self._taken > number + 1:  # back to that very copy
+                    return result
+
     def finish(self, complete: Callable[[], object]) -> None:
         """Complete the model, again if need be, until all ranks that are left have the same.
         Collective."""
@@ -185,6 +205,11 @@ class Survival:
         copy.take(self._learner, self.sizes)
         copy.finished, copy.companion = finished, companion
         copy.number, self._taken, self._steps = self._taken, self._taken + 1, 0
+
+    def set_back(self, name: str) -> None:
+        """Make one of the learner's states again what it is in the latest copy. Local."""
+        copy = max(self._copies, key=lambda copy: copy.number)
+        put_back(self._learner, name, unflatten(copy.tree[name], copy.arrays))
 
     def recover(self, *, grows: bool = True) -> None:
         """Go on from the newest copy that all ranks have, on those that are left.
@@ -242,6 +267,7 @@ class Survival:
         work = learner.at_work
         work.algorithm.regrouped(work.state, work.work)
         learner.restarted()
+        self.times += 1
         for copy in self._copies:
             copy.number = copy.number if copy is own else -1
         clock = max(samples for numbers, samples, _ in everybody if numbers)
