@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpi4py import MPI
 
 from .board import own
+from .children import end_with_this_process
 from .departures import Calls, call_last
 from .launched import requested_spares
 from .lobby import Lobby
@@ -26,6 +27,7 @@ def surviving_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
         return _world.duplicate()
     watched = begin(timeout_s)
     watched.survives = True
+    end_with_this_process()
     with watched("Communicator.world()"):
         lobby = Lobby(MPI.COMM_WORLD, requested_spares(), watched)
         own.meet(MPI.COMM_WORLD, timeout_s)
