@@ -59,6 +59,8 @@ REASONS = {
     "command_line/train_model.py: spec_from_file_location": "--model FILE.py:FUNCTION is a program",
     "command_line/train_model.py: exec_module": "the same",
     "command_line/job.py: import ctypes": "prctl of the C library that Python itself runs on",
+    "communication/children.py: import ctypes": "the same",
+    "communication/children.py: CDLL": "the same",
     "command_line/job.py: CDLL": "the same",
     "kernels/emitter.py: exec": "a text of this file's, with the name of a function of ours",
     "kernels/compiled.py: njit(cache=True)": "Numba keeps its machine code beside Python's .pyc "
