@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
 from typing import Any, Generic, TypeVar
 from weakref import ref
@@ -104,16 +104,11 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         """
         if getattr(learner, "serves", False):  # this rank has no part in the data
             return
-        while True:
-            self._meet(learner)
-            try:
-                with learner.feed() as feed:
-                    for number in self._epochs_left(self._samples_of_epoch(learner), feed, learner):
-                        yield from self._epoch(number, feed, learner)
-                    feed.complete()
-                return
-            except Rewound:
-                continue
+
+        def left(feed: FeedView) -> Iterable[int]:
+            return self._epochs_left(self._samples_of_epoch(learner), feed, learner)
+
+        yield from self._pass(learner, left)
 
     def epoch(self, number: int, learner: LearnerView) -> Iterator[Minibatch]:
         """Yield what `minibatches` does, of one epoch: all that the learner has not seen of it.
@@ -124,15 +119,23 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         """
         if getattr(learner, "serves", False):
             return
-        while True:
-            self._meet(learner)
-            try:
-                with learner.feed() as feed:
-                    yield from self._epoch(number, feed, learner)
+        yield from self._pass(learner, lambda feed: [number])
+
+    def _pass(
+        self, learner: LearnerView, epochs: Callable[[FeedView], Iterable[int]]
+    ) -> Iterator[Minibatch]:
+        """The minibatches of some epochs; again from where the learner has gone back to."""
+        self._meet(learner)
+        with learner.feed() as feed:
+            while True:
+                try:
+                    for number in epochs(feed):
+                        yield from self._epoch(number, feed, learner)
                     feed.complete()
-                return
-            except Rewound:
-                continue
+                    return
+                except Rewound:
+                    feed.begin_again()
+                    self._meet(learner)
 
     @abstractmethod
     def _epoch(self, number: int, feed: FeedView, learner: LearnerView) -> Iterator[Minibatch]:

@@ -15,14 +15,21 @@ import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
 from parallel_sgd.communication.surviving_threads import simulate_survival
 from parallel_sgd.communication.threads import Dies, ThreadWorld
+from parallel_sgd.data.ahead import with_next
 
 N, MINIBATCH, EPOCHS = 23, 6, 3
 TOTAL = N * EPOCHS
 RANKS = 4
 
 
-def train(algorithm: Any, optimizer: Any, dtype: str = "float32") -> Callable[..., Any]:
-    """What every rank does: pull the model towards the samples, each its part of them."""
+def train(
+    algorithm: Any, optimizer: Any, dtype: str = "float32", *, ahead: bool = False
+) -> Callable[..., Any]:
+    """What every rank does: pull the model towards the samples, each its part of them.
+
+    Args:
+        ahead: whether the next minibatch is there before a step is taken with this one.
+    """
     random = np.random.default_rng(0)
     x, y = random.standard_normal((N, 300)), np.arange(N) % 2
 
@@ -34,7 +41,10 @@ def train(algorithm: Any, optimizer: Any, dtype: str = "float32") -> Callable[..
         parameters = psgd.Parameters({"W": np.zeros((20, 10), dtype), "b": np.zeros(100, dtype)})
         source = psgd.data.Source(x, y, minibatch_size=MINIBATCH, epochs=EPOCHS, dtype=dtype)
         with psgd.Learner(parameters, optimizer, algorithm, comm, commit_every=3) as learner:
-            for inputs, _ in source.minibatches(learner):
+            minibatches = source.minibatches(learner)
+            if ahead:
+                minibatches = (minibatch for minibatch, _ in with_next(minibatches))
+            for inputs, _ in minibatches:
                 learner.gradient.flat[...] = (parameters.flat - inputs).sum(0)
                 if algorithm.overlap and len(inputs):
                     learner.ready("b")
@@ -89,11 +99,11 @@ def after_a_kill(
     return left if kill.killed else None
 
 
-@pytest.mark.parametrize("spares", [0, 1])
-def test_full_precision_trains_on_every_sample_once(monkeypatch, spares: int) -> None:
+@pytest.mark.parametrize(("spares", "ahead"), [(0, False), (1, False), (0, True)])
+def test_full_precision_trains_on_every_sample_once(monkeypatch, spares: int, ahead: bool) -> None:
     """With one less to rounding, and where another takes the place bit for bit, all is as if
     nobody had died."""
-    body = train(psgd.DataParallelSGD(), psgd.MomentumSGD(lr=0.01), "float64")
+    body = train(psgd.DataParallelSGD(), psgd.MomentumSGD(lr=0.01), "float64", ahead=ahead)
     expected, grown = undisturbed(body), 0
     for number in range(8, 200, 7):
         left = after_a_kill(monkeypatch, body, number % RANKS, number, spares)
