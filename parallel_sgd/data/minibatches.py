@@ -131,7 +131,9 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
                 try:
                     for number in epochs(feed):
                         yield from self._epoch(number, feed, learner)
-                    if getattr(learner, "survival", None) is not None and not feed.trained:
+                    if getattr(learner, "survival", None) is None:
+                        return
+                    if not feed.trained:
                         # Fetched ahead: one more, so that the next one is asked for when all steps
                         # have been taken, and ranks may have died in them.
                         feed.announce_void(0)
