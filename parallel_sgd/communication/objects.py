@@ -32,6 +32,10 @@ _LIKE: dict[type, type] = {np.memmap: np.ndarray, type(Path()): Path}
 _COMPLEX = struct.Struct("<dd")
 
 
+BEGINS_WITH = 1 << 10
+"""Bytes of room; more is taken as it is needed. The library's own are 256 KiB for every call."""
+
+
 def packed(item: Any) -> bytes:
     """A value as bytes.
 
@@ -73,7 +77,11 @@ def _packed(item: Any, depth: int) -> bytes:
         )
     tagged = partial(_tagged, depth=depth + 1)
     data: bytes = msgpack.packb(
-        item, default=tagged, strict_types=True, unicode_errors="surrogatepass"
+        item,
+        default=tagged,
+        strict_types=True,
+        unicode_errors="surrogatepass",
+        buf_size=BEGINS_WITH,
     )
     return data
 
