@@ -34,7 +34,7 @@ MODULES = (
 CONTENTS = {
     "Begin": (
         *("tutorial", "choosing", "using", "training", "data", "launching"),
-        *("ranks_that_die", "hangs", "pytorch", "parameter_servers"),
+        *("surviving", "ranks_that_die", "hangs", "pytorch", "parameter_servers"),
     ),
     "Coming from": ("migration", "migration/*"),
     "Programming": ("api/*", "new_algorithm"),

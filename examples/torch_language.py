@@ -83,8 +83,7 @@ def main():
     if options.checkpoints:
         facts = {"data": options.data, "minibatch": options.minibatch}
         checkpoints = psgd.Checkpoints(options.checkpoints, facts=facts)
-        if checkpoints.latest():
-            loaded = psgd.load_checkpoint(learner, options.checkpoints, facts=facts)
+        if loaded := psgd.resume(learner, options.checkpoints, facts=facts):
             comm.print(f"goes on after step {steps_done()} from {loaded.path}")
 
     def evaluated():

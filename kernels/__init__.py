@@ -30,6 +30,7 @@ __all__ = [
     "empty_like",
     "finish_on_device",
     "on_device",
+    "on_host",
     "one_of_offsets",
     "payload_offsets",
     "row_kernels",
@@ -42,6 +43,11 @@ def array_module(array: Array) -> Any:
     """The module whose functions work on `array`: numpy, or cupy for a CuPy array."""
     cupy = sys.modules.get("cupy")
     return cupy if cupy is not None and isinstance(array, cupy.ndarray) else np
+
+
+def on_host(array: Array) -> Any:
+    """The array itself, or a NumPy copy of a CuPy array."""
+    return array if array_module(array) is np else array.get()
 
 
 def empty_like(array: Array, size: int, dtype: Any = None) -> Array:

@@ -38,7 +38,7 @@ from .algorithms import (
 from .communication import Communicator, simulate
 from .communication.abort import install_excepthook_if_launched
 from .embedding import ArrayTable, Embedding
-from .errors import RanksLost, UserError
+from .errors import Preempted, RanksLost, UserError
 from .optimizers import SGD, Adagrad, Adam, MomentumSGD, NesterovSGD, Optimizer
 from .parameters import Parameters
 from .trace import Trace
@@ -55,6 +55,7 @@ from .training import (
     RunFolder,
     TrainingSession,
     load_checkpoint,
+    resume,
     traced,
 )
 from .version import __version__
@@ -86,6 +87,7 @@ __all__ = [
     "Optimizer",
     "Parameters",
     "PowerSGD",
+    "Preempted",
     "Progress",
     "RanksLost",
     "RunFolder",
@@ -97,6 +99,7 @@ __all__ = [
     "data",
     "load_checkpoint",
     "models",
+    "resume",
     "schedules",
     "simulate",
     "traced",

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["DivergedError", "NotFinite", "RanksLost", "SharedError", "SharedProblem", "UserError"]
+import os
+
+__all__ = [
+    "DivergedError",
+    "NotFinite",
+    "Preempted",
+    "RanksLost",
+    "SharedError",
+    "SharedProblem",
+    "UserError",
+    "WaitedInVain",
+]
 
 
 class UserError(ValueError):
@@ -28,6 +39,18 @@ class RanksLost(RuntimeError):
     Raised where a rank waits for others, on every rank that is left, where the ranks survive each
     other (`parallel-sgd run --survive`). A learner recovers by itself in its own calls.
     """
+
+
+class WaitedInVain(UserError):
+    """A UserError of which nothing in the program is the cause, but a rank that is silent or dead:
+    started again it may go on."""
+
+
+class Preempted(SystemExit):
+    """All ranks leave, since they were asked to, and their state is saved: exit code 75."""
+
+    def __init__(self) -> None:
+        super().__init__(os.EX_TEMPFAIL)
 
 
 class NotFinite(str):

@@ -84,7 +84,7 @@ def write_whole(
             if path.exists() and not path.is_file():
                 write(path)
                 return
-        aside = _aside(path)
+        aside = aside_of(path)
         try:
             make_new(aside)
             write(aside)
@@ -102,7 +102,7 @@ def require_writable(name: str, path: Path) -> None:
         UserError: it cannot.
     """
     with writing(name, path):
-        aside = _aside(Path(os.path.realpath(path)))
+        aside = aside_of(Path(os.path.realpath(path)))
         make_new(aside)
         aside.unlink()
 
@@ -180,5 +180,6 @@ def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or line_of(error)
 
 
-def _aside(path: Path) -> Path:
+def aside_of(path: Path) -> Path:
+    """Where a file is while `write_whole` writes it."""
     return path.with_name(f".{path.name}.part")

@@ -152,6 +152,10 @@ class Algorithm(Options, ABC, Generic[StateT]):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot leave out what it has begun")
 
+    def resume(self, state: StateT, work: Work) -> None:
+        """Ranks have died, and this one goes on from the state that it has: complete what it was in
+        the midst of. For algorithms with servers. Local."""
+
     def ready(self, state: StateT, work: Work, name: str) -> None:
         """A parameter's gradient is complete on this rank, while others are still being computed.
 

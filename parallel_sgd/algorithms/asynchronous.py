@@ -14,6 +14,7 @@ from ..kernels import array_module, empty_like, finish_on_device
 from ..options import Folder, Whole, group, option, options, values_of
 from ..parameter_server import (
     Connection,
+    Kind,
     ParameterServers,
     PlacementOptions,
     RemoteTable,
@@ -107,14 +108,16 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         placement = world.together(lambda: self.places.place(x, servers))
         world.require_agreement({"placement": placement.servers})
         bits, measured = None, None
-        if AUTO in rules.usual_bits:
+        begins = world.generation == 0  # else ranks have died, and all goes on from those left
+        if begins and AUTO in rules.usual_bits:
             largest, block_size = placement.largest, rules.compression.block_size
             bits, measured = choose_push_bits(
                 world, x, largest, len(ranks.workers), block_size, rules.possible_bits
             )
         connection = Connection(ranks, x, placement, rules, self.tables)
         try:
-            world.together(lambda: connection.open_order(self.record, self.replay, self._facts()))
+            record, replay = (self.record, self.replay) if begins else (None, None)
+            world.together(lambda: connection.open_order(record, replay, self._facts()))
         except SharedError:  # of another server: the next start is to find no recording of this one
             connection.order.discard()
             raise
@@ -128,6 +131,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             measured=measured,
             connection=connection,
             tables=connection.remote_tables(),
+            began=self.distributed_after == 0,
         )
         if not ranks.serves:
             for table in state.tables.values():
@@ -171,6 +175,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
     def step(self, state: DataParallelASGDState, work: Work, minibatch: Minibatch) -> None:
         if state.connection.finished:
             raise UserError("step() after finish(): this worker has left its servers")
+        state.minibatch = minibatch
         (samples, total), gradient = minibatch, work.gradient.flat
         factor, clock = self.ramp_up.factor(state.minibatches), work.samples
         if state.period_steps == 0:
@@ -191,9 +196,32 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         if ends:
             with work.comm.trace.span("exchange"):
                 self._exchange(state, work, gradient, factor, clock)
+        self._end_step(state)
+
+    @staticmethod
+    def _end_step(state: DataParallelASGDState) -> None:
+        minibatch, state.minibatch = state.minibatch, None
         for table in state.tables.values():
             table.step_taken()
-        state.minibatches += samples > 0
+        state.minibatches += minibatch is not None and minibatch.samples > 0
+
+    def resume(self, state: DataParallelASGDState, work: Work) -> None:
+        """Ranks have died, and servers are formed anew: complete what this worker was in the midst
+        of. Local."""
+        client, models = state.client, state.next_models()
+        if models:
+            client.in_turn(lambda: client.push_parts(Kind.PUSH_BACKUP, models))
+        pushing = client.pushing
+        if pushing is not None:
+            client.in_turn(lambda: client.push_again(pushing))
+        exchanging = state.exchanging
+        if exchanging is not None:
+            if pushing is not None and not self.rules.pipeline:
+                self._end_exchange(state, work)
+            else:
+                self._exchange(state, work, *exchanging)
+        if state.minibatch is not None:
+            self._end_step(state)
 
     def end_warm_start(self, state: DataParallelASGDState, work: Work) -> None:
         super().end_warm_start(state, work)
@@ -212,6 +240,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         Args:
             clock: by which the bits of the push go.
         """
+        state.exchanging = gathered, factor, clock
         client, samples, x = state.client, state.gathered_samples, work.parameters.flat
         bits = state.bits_after(clock)
         blocked = client.blocked_s - state.blocked
@@ -226,8 +255,6 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         if not self.rules.pipeline:
             lost = state.residual
             client.in_turn(lambda: client.push(vector, lost, samples, factor, x, bits))
-            if state.base is not None:
-                state.base[...] = x
         else:
             self._merge_arrived(state, x, vector)
             if state.base is None:
@@ -240,6 +267,12 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
             state.sending = client.begin(
                 lambda: client.push(sent, residual, samples, factor, arrived, bits)
             )
+        self._end_exchange(state, work)
+
+    def _end_exchange(self, state: DataParallelASGDState, work: Work) -> None:
+        client, state.exchanging = state.client, None
+        if state.base is not None and not self.rules.pipeline:
+            state.base[...] = work.parameters.flat
         state.gathered_samples = state.period_samples = state.period_steps = 0
         if state.gathered is not None:
             state.gathered.fill(0)

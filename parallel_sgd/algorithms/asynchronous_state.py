@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -24,7 +23,7 @@ from ..parameter_server import (
 )
 from ..state import External, across, workspace
 from ..validation import shown
-from .algorithm import Array, Work
+from .algorithm import Array, Minibatch, Work
 from .ramp import Ramp
 
 
@@ -52,6 +51,9 @@ class DataParallelASGDState(External):
         since, blocked: when this worker's last exchange ended, and how long it had been in
             exchanges by then, in seconds.
         table: once this worker has left, the statistics of all workers.
+        minibatch: of the step that is under way.
+        exchanging: what the exchange that is under way was called with.
+        began: whether servers go on from what the warm start has come to.
     """
 
     base: Array | None = across("mean", default=None)
@@ -78,6 +80,9 @@ class DataParallelASGDState(External):
     since: float = workspace(default=0.0)
     blocked: float = workspace(default=0.0)
     table: list[WorkerStatistics] | None = workspace(default=None)
+    minibatch: Minibatch | None = workspace(default=None)
+    exchanging: tuple[Array, float, int] | None = workspace(default=None)
+    began: bool = workspace(default=True)
 
     @property
     def client(self) -> Client:
@@ -99,6 +104,7 @@ class DataParallelASGDState(External):
         same on all workers. Collective."""
         self._hold_own()
         self._put_back()
+        self.began = True
 
     def _hold_own(self) -> None:
         """Servers hold, or are to, what worker 0 has come to without them."""
@@ -106,7 +112,7 @@ class DataParallelASGDState(External):
         if self.base is not None:
             self.base[...] = work.parameters.flat
         x, own = work.parameters.flat, work.optimizer.state
-        self.served.begin_with(x, own, self._buffers, client.servers, work.comm)
+        self.served.begin_with(x, own, self.buffers, client.servers, work.comm)
 
     def bits_after(self, samples: int) -> float:
         """Of a push after so many samples, as this worker counts them."""
@@ -124,16 +130,8 @@ class DataParallelASGDState(External):
     def leave(self) -> None:
         """Say that no push will come, wait until all workers have said so, take the last model."""
         self.wait()
-        x, client, comm = self.work.parameters.flat, self.client, self.work.comm
+        x, client = self.work.parameters.flat, self.client
         self.table = client.in_turn(lambda: client.leave(out=x))
-        living = [worker for worker, its in enumerate(self.table) if not its.lost]
-        if living[0] == comm.rank != 0:
-            print(
-                "parallel_sgd: the first worker is lost: what it alone does, such as to write "
-                "results, is not done",
-                file=sys.stderr,
-                flush=True,
-            )
         self.connection.end()
         if self.base is not None:
             self.base[...] = x
@@ -168,6 +166,49 @@ class DataParallelASGDState(External):
             with self.work.comm.trace.span("wait"):
                 sending.result()
 
+    def abandon(self) -> None:
+        sending, self.sending = self.sending, None
+        if sending is not None:
+            sending.exception()
+        self.connection.abandon()
+
+    @property
+    def pulled(self) -> Array:
+        """[n], the newest model that this worker has pulled."""
+        if self.arrived is not None and self.client.pushing is None:
+            return self.arrived
+        return self.work.parameters.flat if self.base is None else self.base
+
+    @property
+    def buffers(self) -> int:
+        """How many the servers' optimizer has."""
+        pushes_updates = self.rules.pushes_updates
+        return 0 if pushes_updates else len(self.work.optimizer.state.buffers)
+
+    def go_on(self, other: DataParallelASGDState) -> None:
+        """Take the place of the state that begins on the ranks that are left, with its work and its
+        connection, and this one's values."""
+        if not self.connection.group.serves:
+            old, new = self.client, other.client
+            new.pushing, new.statistics, new.clock = old.pushing, old.statistics, old.clock
+            new.versions, new.samples, new.factor = old.versions, old.samples, old.factor
+            new.blocked_s, new.row_clock = old.blocked_s, old.row_clock
+        self.work, self.connection = other.work, other.connection
+        self.served.forget()
+
+    def ask_again(self, recover: Callable[[], object]) -> None:
+        """See `RemoteTable.go_on`, for all tables."""
+        serves = self.connection.group.serves
+        for table in self.tables.values():
+            table.go_on(None if serves else lambda: self.client, recover)
+
+    def end_without_servers(self, statistics: list[WorkerStatistics] | None) -> None:
+        """The model is the final one, which others have got of servers, with all statistics."""
+        self.table, self.arrived = statistics, None
+        self.minibatch = self.exchanging = None
+        if self.base is not None:
+            self.base[...] = self.work.parameters.flat
+
     def close(self, *, failed: bool = False) -> None:
         if not failed:
             self.wait()
@@ -182,12 +223,7 @@ class DataParallelASGDState(External):
         if saved["bits"] not in (None, *registered_bits()):
             raise UserError(f"has bits={shown(saved['bits'])}, which no push can have")
         first = self.work.comm.rank == 0
-        ServedState.check(saved["served"], x, self._buffers, ranks, first=first)
-
-    @property
-    def _buffers(self) -> int:
-        """How many the servers' optimizer has."""
-        return len(self.work.optimizer.state.buffers) if self.base is None else 0
+        ServedState.check(saved["served"], x, self.buffers, ranks, first=first)
 
     def collect(self) -> None:
         self.wait()
@@ -197,11 +233,12 @@ class DataParallelASGDState(External):
             self._hold_own()
             return
         client, x, comm = self.client, self.work.parameters.flat, self.work.comm
-        client.in_turn(lambda: self.served.collect(client, x, self._buffers, comm))
+        client.in_turn(lambda: self.served.collect(client, x, self.buffers, comm))
 
     def restored(self) -> None:
         comm, x = self.work.comm, self.work.parameters.flat
-        self.measured = None
+        self.minibatch = self.exchanging = self.measured = None
+        self.began = not self.is_warm
         self.client.factor = self.ramp.factor(self.minibatches)
         for table in self.tables.values():
             table.forget_prefetched()
@@ -220,12 +257,16 @@ class DataParallelASGDState(External):
 
     def _put_back(self) -> None:
         """Give servers what they are to hold, and go on from there."""
-        client, x = self.client, self.work.parameters.flat
-        models: list[Array] = []
-        if self.rules.delay_compensation:
-            latest = x if self.arrived is None else self.arrived
-            models = [x, latest] if self.rules.pipeline else [latest]
+        client, models = self.client, self.next_models()
         client.in_turn(lambda: self.served.put_back(client, models, self.work.comm))
+
+    def next_models(self) -> list[Array]:
+        """What this worker's next pushes are of, where servers must know."""
+        if not self.rules.delay_compensation:
+            return []
+        x = self.work.parameters.flat
+        latest = x if self.arrived is None else self.arrived
+        return [x, latest] if self.rules.pipeline else [latest]
 
     def write(self, folder: str) -> dict[str, Any]:
         return write_tables(self.client, folder) if self.tables else {}

@@ -16,7 +16,8 @@ its cores.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import UserError
@@ -71,6 +72,28 @@ class Hostfile:
         slots = self._slots(bare_slots)
         fullest, total = max(slots.values()), sum(slots.values())
         return min(ranks, fullest) if ranks <= total else -(-ranks * fullest // total)
+
+    def room(self, bare_slots: int = 1) -> int:
+        """The slots of all hosts.
+
+        Args:
+            bare_slots: the slots of a host that is named alone.
+        """
+        return sum(self._slots(bare_slots).values())
+
+    def without(self, names: Collection[str], bare_slots: int = 1) -> Hostfile:
+        """The same without some of its hosts, as a list.
+
+        Args:
+            names: of those.
+            bare_slots: the slots of a host that is named alone.
+        """
+        left = tuple(
+            replace(host, slots=host.slots or bare_slots)
+            for host in self.hosts
+            if host.name not in names
+        )
+        return replace(self, hosts=left, plain=False)
 
     def mpiexec_options(self, dialect: str) -> list[str]:
         """The options that give these hosts to an mpiexec of this dialect.

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import FrameType
 
 from ..errors import UserError
+from .leftovers import remove_session
 from .roll import Roll
 
 #: Exit code of a job that outran its time, as of timeout(1).
@@ -24,14 +23,63 @@ TIMED_OUT = 124
 #: After a signal was passed on: how long until mpiexec gets the next, harder one.
 _PATIENCE_S = {signal.SIGINT: 1.5, signal.SIGTERM: 3.0}
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+#: What mpiexec passes on to the ranks, that of Open MPI and that of MPICH.
+CARRIER = signal.SIGUSR1
+
 _PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class Signals:
+    """Those that this process has got while it was in `caught`.
+
+    Args:
+        chosen: those that are notices: that the job is to leave by itself.
+
+    Attributes:
+        ending: that end the job.
+        notices: as they came.
+    """
+
+    chosen: Sequence[signal.Signals] = ()
+    ending: list[signal.Signals] = field(default_factory=list)
+    notices: list[signal.Signals] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """When a job has to be at its end, with all its starts.
+
+    Attributes:
+        timeout_s: that it was given.
+        at_s: on the monotonic clock.
+    """
+
+    timeout_s: float
+    at_s: float
+
+    @classmethod
+    def after(cls, timeout_s: float | None) -> Deadline | None:
+        """From now on so many seconds; none without a limit."""
+        return None if timeout_s is None else cls(timeout_s, time.monotonic() + timeout_s)
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() > self.at_s
+
+    @property
+    def told(self) -> str:
+        return f"the job ran longer than {self.timeout_s:g} s"
 
 
 def run_job(
     command: Sequence[str],
     environ: Mapping[str, str],
-    timeout_s: float | None = None,
+    deadline: Deadline | None = None,
     roll: Roll | None = None,
+    signals: Signals | None = None,
 ) -> int:
     """Run an mpiexec to its end.
 
@@ -41,55 +89,60 @@ def run_job(
     Args:
         command: mpiexec and its arguments.
         environ: the whole environment.
-        timeout_s: end the job after so many seconds.
-        roll: of the ranks: one that is gone without a word is named, and then the job has failed,
-            whatever mpiexec says.
+        deadline: end the job then.
+        roll: of the ranks, to be looked at.
+        signals: as they come, where the caller catches them (`caught`). A notice is passed on to
+            the ranks.
 
     Returns:
         mpiexec's exit code, 128 + the signal that ended it or that this process got, or
-        `TIMED_OUT`: 0 only if mpiexec says that all went well.
+        `TIMED_OUT`.
     """
-    received: list[signal.Signals] = []
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    with _catch(received):
-        try:
-            job = subprocess.Popen(command, env=environ, preexec_fn=_die_with_parent())
-        except OSError as error:
-            raise UserError(
-                f"mpiexec must be a program that runs: {command[0]!r} ({error})"
-            ) from None
-        while job.poll() is None:
-            if received:
-                _end(job, received[0])
-                break
-            if deadline is not None and time.monotonic() > deadline:
-                print(
-                    f"parallel-sgd: error: the job ran longer than {timeout_s:g} s", file=sys.stderr
-                )
-                if roll is not None:
-                    roll.show_stacks()
-                _end(job, signal.SIGTERM)
-                _remove_session(job)
-                return TIMED_OUT
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                job.wait(0.05)
+    if signals is None:
+        with caught() as signals:
+            return run_job(command, environ, deadline, roll, signals)
+    passed_on = 0
+    try:
+        job = subprocess.Popen(command, env=environ, preexec_fn=_before_exec(signals.chosen))
+    except OSError as error:
+        raise UserError(f"mpiexec must be a program that runs: {command[0]!r} ({error})") from None
+    if roll is not None:
+        roll.note_mpiexec(job.pid)
+    while job.poll() is None:
+        if signals.ending:
+            _end(job, signals.ending[0])
+            break
+        if deadline is not None and deadline.is_over:
+            print(f"parallel-sgd: error: {deadline.told}", file=sys.stderr)
             if roll is not None:
-                roll.look()
-                why = roll.does_not_end()
-                if why is not None:
-                    print(f"parallel-sgd: error: {why}; ending it", file=sys.stderr)
-                    _end(job, signal.SIGTERM)
-                    _remove_session(job)
-                    return 1
-    _remove_session(job)
-    if received:  # also where mpiexec was quicker: a terminal sends its Ctrl-C to both
-        print(f"parallel-sgd: {received[0].name}: the job was ended", file=sys.stderr)
-        return 128 + received[0]
-    code = job.returncode if job.returncode >= 0 else 128 - job.returncode
-    gone = None if roll is None else roll.gone_without_a_word()
-    if gone is not None:
-        print(f"parallel-sgd: error: {gone}", file=sys.stderr)
-    return code or int(gone is not None)
+                roll.show_stacks()
+            _end(job, signal.SIGTERM)
+            return TIMED_OUT
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            job.wait(0.05)
+        if roll is not None:
+            roll.look()
+            why = roll.does_not_end()
+            if why is not None:
+                print(f"parallel-sgd: error: {why}; ending it", file=sys.stderr)
+                _end(job, signal.SIGTERM)
+                return 1
+        if len(signals.notices) > passed_on:
+            _pass_on(signals.notices[passed_on], job, roll)
+            passed_on += 1
+    remove_session(job.pid)
+    if signals.ending:  # also where mpiexec was quicker: a terminal sends its Ctrl-C to both
+        print(f"parallel-sgd: {signals.ending[0].name}: the job was ended", file=sys.stderr)
+        return 128 + signals.ending[0]
+    return job.returncode if job.returncode >= 0 else 128 - job.returncode
+
+
+def _pass_on(notice: signal.Signals, job: subprocess.Popen[bytes], roll: Roll | None) -> None:
+    """Tell ranks that they are to leave: those on this host, and by mpiexec where there are others.
+    (One that only serves could not speak for the others.)"""
+    print(f"parallel-sgd: {notice.name}: the ranks are asked to leave", file=sys.stderr, flush=True)
+    if roll is None or not (roll.pass_on(notice) and roll.all_here):
+        job.send_signal(CARRIER)
 
 
 def _end(job: subprocess.Popen[bytes], first: signal.Signals) -> None:
@@ -104,12 +157,7 @@ def _end(job: subprocess.Popen[bytes], first: signal.Signals) -> None:
             return
     job.kill()
     job.wait()
-
-
-def _remove_session(job: subprocess.Popen[bytes]) -> None:
-    """Remove the folder that Open MPI's mpiexec leaves behind where it was killed."""
-    if job.returncode == -signal.SIGKILL:
-        shutil.rmtree(Path(tempfile.gettempdir(), f"ompi.{job.pid}"), ignore_errors=True)
+    remove_session(job.pid)
 
 
 def _foreground() -> bool:
@@ -121,29 +169,41 @@ def _foreground() -> bool:
 
 
 @contextlib.contextmanager
-def _catch(received: list[signal.Signals]) -> Iterator[None]:
-    """Collect the signals that end a program, instead of ending by them."""
+def caught(chosen: Sequence[signal.Signals] = ()) -> Iterator[Signals]:
+    """Collect the signals that end a program, instead of ending by them, and notices.
+
+    Args:
+        chosen: as notices. One that would end a program otherwise does so when it comes again.
+    """
+    signals = Signals(chosen)
 
     def collect(number: int, frame: FrameType | None) -> None:
-        received.append(signal.Signals(number))
+        got = signal.Signals(number)
+        ends = got not in chosen or (got in ENDING and got in signals.notices)
+        (signals.ending if ends else signals.notices).append(got)
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # One that is ignored (nohup, a shell's background job) stays so, here and in the job.
     previous = {
         number: signal.signal(number, collect)
-        for number in numbers
-        if signal.getsignal(number) is not signal.SIG_IGN
+        for number in (*ENDING, *chosen)
+        if number in chosen or signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
-        yield
+        yield signals
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """For the child, between fork and exec: have the kernel end it with this process."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+def _before_exec(chosen: Sequence[signal.Signals]) -> Callable[[], None]:
+    """For the child, between fork and exec: have the kernel end it with this process (Linux); and
+    a notice that a batch system sends to all processes must not end mpiexec."""
+    prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
+
+    def prepare() -> None:
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        for number in chosen:
+            signal.signal(number, signal.SIG_IGN)
+
+    return prepare

@@ -17,10 +17,13 @@ from dataclasses import dataclass, field
 
 from ..communication.entry_point import abort_on_error
 from ..communication.launched import (
+    FOLDER,
     GPUS_PER_RANK,
     INTERFACE,
     LOG_DIR,
+    PREEMPT_ON,
     REQUESTED_RANKS,
+    REQUEUE,
     ROLE,
     SERVERS,
     SPARES,
@@ -33,14 +36,15 @@ from ..communication.launched import (
     terminals,
 )
 from ..errors import UserError
+from .answering import Hosts
 from .batch import Allocation, allocation
 from .cores import usable_cores
 from .hostfiles import MPICH, OPEN_MPI, Hostfile
 from .interfaces import interfaces, on_this_host
-from .job import run_job
+from .job import CARRIER
 from .mpi_runtime import Mpiexec, bound_mpi, choose_mpiexec
 from .rank import main as run_as_rank
-from .roll import Roll
+from .restarts import Restarts, job_variables
 from .run_options import Request, parse
 
 #: Each says how many threads one library starts in a rank, unless the user has set it.
@@ -54,6 +58,7 @@ THREAD_VARIABLES = (
 #: Variables of the user's that Open MPI shall give to ranks on other hosts.
 _PASSED_ON = (
     *(SERVERS, SURVIVE, SPARES, ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, WAIT_TIMEOUT_S),
+    *(PREEMPT_ON, REQUEUE),
     "PYTHONPATH",
 )
 
@@ -85,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     with contextlib.nullcontext() if name is None else abort_on_error():
         request = parse(argv)
     if request.ranks is None:
-        os.environ.update(request.for_ranks)
+        os.environ.update({**request.for_ranks, **job_variables(request, os.environ)})
         run_as_rank(request.command)
         return 0
     if name is not None:
@@ -96,14 +101,16 @@ def main(argv: Sequence[str]) -> int:
         )
     vendor = bound_mpi()["vendor"]
     mpiexec = choose_mpiexec(vendor, request.mpiexec)
-    launch = plan(request, mpiexec, os.environ, cores=usable_cores(), root=os.geteuid() == 0)
-    print(f"parallel-sgd: {launch.line()}", file=sys.stderr, flush=True)
-    with Roll(request.ranks) as roll:
-        seen = {TERMINAL: "1"} if terminals() and request.log_dir is None else {}
-        environ = {**os.environ, **seen, **launch.environ, **roll.environ}
-        return run_job(
-            launch.command, environ, request.timeout_s, None if request.survive else roll
-        )
+    seen = {TERMINAL: "1"} if terminals() and request.log_dir is None else {}
+    environ = {**os.environ, **seen, **job_variables(request, os.environ)}
+    batch = None if request.hostfile else allocation(environ)
+    hosts = Hosts(request.hostfile, batch, vendor, request.mpiexec_options, environ)
+    cores, root = usable_cores(), os.geteuid() == 0
+
+    def launch(asked: Request) -> Launch:
+        return plan(asked, mpiexec, environ, cores=cores, root=root)
+
+    return Restarts(request, launch, hosts, environ).run()
 
 
 def plan(
@@ -127,7 +134,9 @@ def plan(
     here = _most_ranks_on_a_host(request.ranks, request.hostfile, batch, open_mpi, cores)
     added = _threads(environ, max(1, cores // here))
     added[REQUESTED_RANKS] = str(request.ranks)
-    added |= request.for_ranks
+    added |= request.for_ranks | job_variables(request, environ)
+    if request.preempt_on:  # what mpiexec passes on, too
+        added[PREEMPT_ON] = f"{request.preempt_on},{CARRIER.name}"
     if request.survive:
         _require_survival(mpiexec)
         added[SURVIVE] = "1"
@@ -149,7 +158,7 @@ def plan(
             for shows, words in _SURVIVE_OPTIONS.items():
                 options += words if shows not in given else ()
         if request.hostfile or batch:  # MPICH's passes on the whole environment
-            own = [name for name in _PASSED_ON if name in environ]
+            own = [FOLDER, *(name for name in _PASSED_ON if name in environ)]
             options += [word for name in dict.fromkeys([*added, *own]) for word in ("-x", name)]
     if request.interface is not None:
         options += _interface_options(request.interface, mpiexec)

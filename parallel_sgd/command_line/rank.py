@@ -26,6 +26,7 @@ from ..communication.launched import (
     launcher_name,
     send_without_asking,
 )
+from ..communication.preemption import listen
 from ..errors import UserError
 from ..validation import shown
 from .gpus import VISIBLE, visible_gpus
@@ -46,7 +47,7 @@ def prepare() -> None:
     """Do what the environment asks of this rank, before MPI, CUDA or gloo are up.
 
     `LOG_DIR`: its output goes to files there. `GPUS_PER_RANK`: it sees only its own GPUs.
-    `INTERFACE`: it talks to other hosts by that network.
+    `INTERFACE`: it talks to other hosts by that network. `PREEMPT_ON`: it catches those signals.
 
     Raises:
         UserError: what is asked cannot be done on this host.
@@ -56,6 +57,7 @@ def prepare() -> None:
     folder, gpus, interface = (os.environ.get(name) for name in (LOG_DIR, GPUS_PER_RANK, INTERFACE))
     if folder:
         to_log(folder, launched_rank() or 0)
+    listen()
     sign_on()
     if gpus is not None:
         per_rank = decimal(gpus)

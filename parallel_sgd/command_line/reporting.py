@@ -146,6 +146,11 @@ def ranks_in_words(size: int, workers: int) -> str:
     return f"{_counted(workers, 'worker')} and {_counted(size - workers, 'server')}"
 
 
+def deaths_in_words(lost: int) -> str:
+    """ ", of which 1 has died", or nothing."""
+    return f", of which {lost} {'has' if lost == 1 else 'have'} died" if lost else ""
+
+
 def _counted(number: int, name: str) -> str:
     return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
@@ -163,5 +168,4 @@ def _print_workers(workers: list[dict[str, Any]]) -> None:
             f"{worker['largest_staleness']:5d} {seconds['compute']:19.2f} {seconds['wait']:8.2f} "
             f"{seconds['wire']:8.2f} {seconds['apply']:8.2f} "
             f"{worker['bytes_sent'] / 1e6:13.2f}, {worker['bytes_received'] / 1e6:.2f}"
-            f"{'   lost' if worker['lost'] else ''}"
         )

@@ -1,27 +1,30 @@
-"""Which rank of a job is gone first, and what it leaves behind, as `parallel-sgd run` sees it."""
+"""What the ranks of a job tell of themselves, and which is gone first, as `parallel-sgd run` sees
+it."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import re
 import select
-import shutil
 import signal
-import tempfile
 import time
 from pathlib import Path
 
-from ..communication.attendance import END, FAILED, MEMORY, PROCESS
-from ..communication.board import FILE, SHOW_STACKS, Board, Conduct, make_board
+from ..communication.abort import GRACE_S
+from ..communication.attendance import (
+    BEGUN,
+    CHECKPOINT,
+    END,
+    FAILED,
+    LOST,
+    ON,
+    OVER,
+    PROCESS,
+)
+from ..communication.board import FILE, SHOW_STACKS, SHOWN_S, Board, Conduct, make_board
 from ..communication.communicator import TIMEOUT_S
 from ..communication.launched import FOLDER
-
-#: What MPICH may leave behind, and nothing else is removed.
-_SHARED_MEMORY = re.compile(r"/dev/shm/mpich_shm[^/]*")
-
-_PREFIX, _LOCK = "parallel_sgd-", "lock"  #: of the folder; in it
+from .leftovers import MPIEXEC, locked_folder, remove, remove_leftovers
 
 #: How many descriptors the launcher needs besides one for each rank.
 _SPARE = 64
@@ -29,15 +32,15 @@ _SPARE = 64
 #: A job of which a rank has said that it fails ends within so many seconds, or is ended.
 _ENDS_S = 20.0
 
-#: How long ranks may take to write their stacks.
-_SHOWN_S = 0.5
-
 #: How often the launcher looks what the ranks do. Where it was stopped itself that does not count.
 _LOOKS_EVERY_S = 1.0
 
+#: How long the kernel may take to end killed ranks.
+_ENDING_S = 10.0
+
 
 class Roll:
-    """The folder in which the ranks on this host sign on and off. A `with` block of one job.
+    """The folder in which the ranks sign on and off. A `with` block of one job.
 
     Each rank holds the writing end of a pipe for as long as it lives, and the kernel keeps the
     order in which those ends are closed. That comes before mpiexec hears of a rank's end and kills
@@ -45,130 +48,211 @@ class Roll:
 
     Args:
         ranks: how many the job has, here and elsewhere.
+        shared: where to make the folder so that ranks on other hosts find it, too; None: those
+            cannot tell anything.
 
     Where some of them are on other hosts nobody is named: a rank there may have ended the job.
     """
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: int, shared: Path | None = None) -> None:
+        self.ranks, self._shared = ranks, shared
         self._pipes: dict[int, int] = {}  # ranks, by the descriptor of their pipe
+        self._processes: dict[int, str] = {}  # their numbers, by the rank
         self._gone: list[int] = []  # in that order
         self._board: Board | None = None
         self._looked = time.monotonic()
-        self._failed_s = self._stopped_s = 0.0  # for how long a rank has, or all are
+        self._failed_s = self._stopped_s = self._gone_s = 0.0  # for how long a rank has, or all are
+        self._killed: int | None = None  # who was gone before any rank had said what is wrong
+        self.all_stopped: str | None = None  #: that the job is ended for that, in a line
 
     def __enter__(self) -> Roll:
-        remove_leftovers()
-        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        new = self._folder / f"{_LOCK}.new"
-        self._lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which nobody else knows yet
-        new.rename(self._folder / _LOCK)
+        remove_leftovers(self._shared)
+        self._make_folder()
         self.environ = {FOLDER: str(self._folder)}  #: for the ranks
         self._ends = select.epoll()
-        if self._ranks + _SPARE <= os.sysconf("SC_OPEN_MAX"):
+        if self.ranks + _SPARE <= os.sysconf("SC_OPEN_MAX"):
             self._watch()
         return self
+
+    def _make_folder(self) -> None:
+        if self._shared is not None:
+            with contextlib.suppress(OSError):  # it cannot be written to, or has no locks
+                self._folder, self._lock = locked_folder(self._shared.resolve())
+                return
+        self._shared = None
+        self._folder, self._lock = locked_folder()
 
     def _watch(self) -> None:
         """Make a pipe for each rank; none where there cannot be one for each."""
         try:
-            for rank in range(self._ranks):
+            for rank in range(self.ranks):
                 path = self._folder / f"{rank}.{PROCESS}"
                 os.mkfifo(path)
                 pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 self._pipes[pipe] = rank
                 self._ends.register(pipe, select.EPOLLHUP | select.EPOLLONESHOT)
-            self._board = make_board(self._folder / FILE, self._ranks)
+            if self._shared is None:  # a board is of one host, and its ranks make one themselves
+                self._board = make_board(self._folder / FILE, self.ranks)
         except OSError:
             self._close_pipes()
 
     def look(self) -> None:
         """Take in who is gone since the last look, in that order. To be called every now and then:
         the kernel puts a pipe that is opened in line, too, until it has been looked at."""
-        if self._pipes:
-            self._gone += [self._pipes[pipe] for pipe, _ in self._ends.poll(0, self._ranks)]
+        if not self._pipes:
+            return
+        gone = [self._pipes[pipe] for pipe, _ in self._ends.poll(0, self.ranks)]
+        self._gone += gone
+        silent = [rank for rank in gone if self._path(rank, END) is None]
+        if silent and self._killed is None and not self._may_be_a_consequence():
+            self._killed = silent[0]
+
+    def note_mpiexec(self, pid: int) -> None:
+        """It has started: the next launcher removes what it leaves, if this one is killed."""
+        (self._folder / MPIEXEC).write_text(str(pid))
+
+    @property
+    def all_here(self) -> bool:
+        """Whether all ranks have signed on on this host, as far as can be told. Local."""
+        return bool(self._pipes) and all(map(self._process, self._pipes.values()))
+
+    def _may_be_a_consequence(self) -> bool:
+        """Whether a rank has said what is wrong, and by now may have ended the others for it. It
+        waits for `GRACE_S` before: what is gone until then had no time to. What ranks elsewhere
+        say may be late, or never come here."""
+        now = time.time()
+        return not self.all_here or any(
+            self._read(path) in (FAILED, LOST) and not 0 <= now - path.stat().st_mtime < GRACE_S
+            for path in self._folder.glob(f"*.{END}")
+        )
+
+    def said(self) -> dict[int, str]:
+        """Why ranks have ended, by rank, of those that have said it."""
+        paths = self._folder.glob(f"*.{END}")
+        return {int(path.stem): self._read(path) for path in paths}
+
+    def seen(self) -> bool:
+        """Whether any rank has signed on, as far as can be told."""
+        return any(self._folder.glob(f"*.{ON}"))
+
+    def unfinished(self) -> bool:
+        """Whether some work of all ranks was begun, and nobody is left who brought it to its
+        end."""
+        begun, over = (
+            {path.name.split(".")[1] for path in self._folder.glob(f"*.{what}")}
+            for what in (BEGUN, OVER)
+        )
+        return not begun <= over
+
+    def newest_checkpoint(self) -> str | None:
+        """That was written in this job; None where there is none, or it cannot be told."""
+        paths = [*self._folder.glob(f"*.{CHECKPOINT}")]
+        newest = max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
+        return self._read(newest) or None if newest else None
+
+    def killed(self) -> str | None:
+        """Which rank was gone without a word before any had said what is wrong, in a few words."""
+        self.look()
+        if self._killed is None:
+            return None
+        return f"rank {self._killed} (pid {self._process(self._killed)}) was gone without a word"
 
     def does_not_end(self) -> str | None:
         """Why the job has to be ended, in a line, where no rank can do that; None where it goes on.
         To be asked every now and then."""
         now = time.monotonic()
-        if self._board is None or now - self._looked < _LOOKS_EVERY_S:
+        if now - self._looked < _LOOKS_EVERY_S:
             return None
         self._looked = now
-        failed = any(path.read_text().strip() == FAILED for path in self._folder.glob(f"*.{END}"))
+        failed = {FAILED, LOST} & {*self.said().values()}
         self._failed_s = self._failed_s + _LOOKS_EVERY_S if failed else 0.0
         if self._failed_s > _ENDS_S:
             return f"a rank has failed, and mpiexec has not ended the job within {_ENDS_S:g} s"
-        lines = self._board.lines()
+        gone = self.all_here and len(self._gone) == self.ranks
+        self._gone_s = self._gone_s + _LOOKS_EVERY_S if gone else 0.0
+        if self._gone_s > _ENDS_S:
+            return f"all ranks have ended, and mpiexec has not within {_ENDS_S:g} s"
+        lines = [] if self._board is None else self._board.lines()
         conducts = {line.conduct(now) for line in lines}
-        stopped = len(lines) == self._ranks and conducts == {Conduct.STOPPED}
+        stopped = len(lines) == self.ranks and conducts == {Conduct.STOPPED}
         self._stopped_s = self._stopped_s + _LOOKS_EVERY_S if stopped else 0.0
         timeout_s = max((line.timeout_s for line in lines), default=0.0) or TIMEOUT_S
         if self._stopped_s > timeout_s:
-            return f"all ranks have been stopped, for more than timeout_s={timeout_s:g} s"
-        return None
+            self.all_stopped = (
+                f"all ranks have been stopped, for more than timeout_s={timeout_s:g} s"
+            )
+        return self.all_stopped
 
     def show_stacks(self) -> None:
         """Have the ranks on this host write where they are, into their logs."""
-        if self._signal(SHOW_STACKS):
-            time.sleep(_SHOWN_S)
-
-    def _signal(self, number: int) -> bool:
-        """Send it to all ranks on this host; whether any of them still is there."""
         lines = [] if self._board is None else self._board.lines()
-        reached = [line.signal(number) for line in lines]
-        return any(reached)
+        reached = [line.signal(SHOW_STACKS) for line in lines]
+        if any(reached):
+            time.sleep(SHOWN_S)
 
     def gone_without_a_word(self) -> str | None:
         """Which rank that is, in a line; None where all have signed off, or it cannot be told. To
-        be asked once, when the job has ended."""
+        be asked when the job has ended."""
         self.look()
-        processes = {rank: _told_by(pipe) for pipe, rank in self._pipes.items()}
-        said = {int(path.stem): path.read_text().strip() for path in self._folder.glob(f"*.{END}")}
+        if self.all_stopped is not None:
+            return None
+        said = self.said()
         silent = [rank for rank in self._gone if rank not in said]
-        if FAILED in said.values() or not silent or not all(processes.values()):
+        if {FAILED, LOST} & {*said.values()} or not silent or not self.all_here:
             return None
         return (
-            f"rank {silent[0]} (pid {processes[silent[0]]}) was gone first, without a "
+            f"rank {silent[0]} (pid {self._process(silent[0])}) was gone first, without a "
             "word: it was killed (for its memory, say), has crashed, or has called os._exit or "
             "MPI_Abort"
         )
 
+    def pass_on(self, number: signal.Signals) -> bool:
+        """Send a signal to the ranks on this host; whether there is one."""
+        self.look()
+        there = False
+        for rank in self._pipes.values():
+            process = self._process(rank)
+            if process and rank not in self._gone:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(int(process), number)
+                    there = True
+        return there
+
+    def _end_the_rest(self) -> None:
+        """See that no rank on this host is left, when mpiexec has ended: it may have been killed
+        itself, and a rank be stopped. Waits `_ENDING_S` at most."""
+        deadline = time.monotonic() + _ENDING_S
+        while self.pass_on(signal.SIGKILL) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self._signal(signal.SIGKILL)  # what mpiexec has left, where it was killed itself
+        self._end_the_rest()
         self._ends.close()
         self._close_pipes()
-        _remove(self._folder)
+        remove(self._folder)
         os.close(self._lock)
+
+    def _path(self, rank: int, suffix: str) -> Path | None:
+        path = self._folder / f"{rank}.{suffix}"
+        return path if path.exists() else None
+
+    @staticmethod
+    def _read(path: Path) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return path.read_text().strip()
+        return ""
+
+    def _process(self, rank: int) -> str:
+        """The number of a rank's process on this host; nothing where none has said it yet."""
+        if not self._processes.get(rank):
+            pipe = next((pipe for pipe, theirs in self._pipes.items() if theirs == rank), None)
+            self._processes[rank] = "" if pipe is None else _told_by(pipe)
+        return self._processes[rank]
 
     def _close_pipes(self) -> None:
         for pipe in self._pipes:
             os.close(pipe)
         self._pipes.clear()
-
-
-def remove_leftovers() -> None:
-    """Remove what launchers that were killed have left behind on this host: their folders, and the
-    shared memory of their ranks. A launcher that lives holds a lock."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
-        with contextlib.suppress(OSError):  # another user's; or another launcher is quicker
-            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                if {os.fstat(descriptor).st_uid, lock.parent.lstat().st_uid} == {os.geteuid()}:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove(lock.parent)
-            finally:
-                os.close(descriptor)
-
-
-def _remove(folder: Path) -> None:
-    """A launcher's folder, and what its ranks have said that they leave behind."""
-    for path in folder.glob(f"*.{MEMORY}"):
-        for name in filter(_SHARED_MEMORY.fullmatch, path.read_text().splitlines()):
-            with contextlib.suppress(OSError):  # the job has removed it itself
-                os.unlink(name)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _told_by(pipe: int) -> str:

@@ -16,18 +16,27 @@ from ..communication.launched import (
     GPUS_PER_RANK,
     INTERFACE,
     LOG_DIR,
+    PREEMPT_ON,
+    REQUEUE,
     SERVERS,
     SPARES,
     WAIT_TIMEOUT_S,
     launched_size,
     launcher_name,
 )
+from ..communication.preemption import SIGNALS, chosen_signals, preempt_on, requeues
 from ..errors import UserError
 from ..validation import shown
 from .batch import allocation
 from .hostfiles import MOST_RANKS, Hostfile, decimal, read_hostfile
 from .interfaces import checked_interface
 from .parser import Parser
+
+#: Options of whoever starts the ranks.
+NEED_N = (
+    *("hostfile", "timeout_s", "survive", "mpiexec", "mpiexec_options"),
+    *("restarts", "min_ranks"),
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,11 @@ class Request:
     interface: str | None = None  #: as `checked_interface` returns it
     log_dir: str | None = None
     wait_timeout_s: float | None = None
+    restarts: int = 0  #: how often the job may be started again
+    restart: int = 0  #: how often it was
+    min_ranks: int | None = None  #: None: as many as `ranks`
+    preempt_on: str | None = None  #: names of signals
+    requeue: bool = False
 
     @property
     def for_ranks(self) -> dict[str, str]:
@@ -58,6 +72,8 @@ class Request:
             INTERFACE: self.interface,
             WAIT_TIMEOUT_S: self.wait_timeout_s,
             LOG_DIR: None if self.log_dir is None else os.path.abspath(self.log_dir),
+            PREEMPT_ON: self.preempt_on,
+            REQUEUE: int(self.requeue) or None,
         }
         return {name: str(value) for name, value in asked.items() if value is not None}
 
@@ -69,7 +85,7 @@ def parse(argv: Sequence[str]) -> Request:
     ranks = given.ranks
     launched, allocated = launched_size(), allocation(os.environ)
     if ranks is None and launched is not None:
-        for flag in ("hostfile", "timeout_s", "survive", "mpiexec", "mpiexec_options"):
+        for flag in NEED_N:
             if getattr(given, flag):
                 raise UserError(
                     f"--{flag.replace('_', '-')} needs -n and ranks to be started, but this is "
@@ -96,6 +112,18 @@ def parse(argv: Sequence[str]) -> Request:
             "the others train"
         )
     _check_spares(given, size)
+    if given.min_ranks is not None and not given.restarts:
+        raise UserError(f"min_ranks={given.min_ranks} has no effect without --restarts")
+    if given.min_ranks is not None and given.hostfile is None:
+        raise UserError(
+            f"min_ranks={given.min_ranks} has no effect without --hostfile: its hosts are left out"
+        )
+    least, most = (given.servers or 0) + (given.spares or 0) + 1, size
+    if given.min_ranks is not None and not least <= given.min_ranks <= most:
+        raise UserError(f"min_ranks={given.min_ranks} must be from {least} to {most}, that of -n")
+    signals = given.preempt_on or [number.name for number in preempt_on()]
+    if given.requeue and not signals:
+        raise UserError("requeue=True needs --preempt-on: at which signal the job is to leave")
     return Request(
         ranks=ranks,
         command=command,
@@ -110,6 +138,10 @@ def parse(argv: Sequence[str]) -> Request:
         interface=None if given.interface is None else checked_interface(given.interface),
         log_dir=given.log_dir,
         wait_timeout_s=given.wait_timeout_s,
+        restarts=given.restarts,
+        min_ranks=given.min_ranks,
+        preempt_on=",".join(signals) or None,
+        requeue=given.requeue or requeues(),
     )
 
 
@@ -129,9 +161,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="parallel-sgd run",
         usage="parallel-sgd run -n N [option ...] (script.py | -m module) [argument ...]",
         description="Start a Python script on N ranks with the mpiexec that fits mpi4py, and print "
-        "the command. An error on one rank ends the job. The exit code is the job's; 2 where it "
-        "could not be started, 124 where it outran --timeout-s. Started by srun or mpiexec, "
-        "without -n: be one of their ranks, and run the script.",
+        "the command. An error on one rank ends the job. The exit code is 0 only where the program "
+        "has come to its end on all ranks (those that are left, with --survive), else the job's or "
+        "1; 2 where it could not be started, 75 where it has left as --preempt-on says, 124 where "
+        "it outran --timeout-s, 128 + the number of a signal that has ended it. Started by srun or "
+        "mpiexec, without -n: be one of their ranks, and run the script.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -154,7 +188,8 @@ def _parser() -> argparse.ArgumentParser:
         "--survive",
         action="store_true",
         help="a rank that is killed does not end the job: the others go back by some steps, deal "
-        "out its data among themselves, and train on. Needs Open MPI 5",
+        "out its data among themselves, and train on. It is complete where those that are left "
+        "come to the end of the program, and their training sessions to it. Needs Open MPI 5",
     )
     add(
         "--spares",
@@ -162,6 +197,36 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="with --survive: the last N of the ranks wait in reserve, and take the places of "
         "those that are killed",
+    )
+    add(
+        "--restarts",
+        type=partial(rank_count, least=0),
+        default=0,
+        metavar="N",
+        help="start the job again, N times at most, where ranks were killed, have crashed, or were "
+        "silent (not where the program has failed by an error): a training session with "
+        "checkpoints goes on from the newest that is whole",
+    )
+    add(
+        "--min-ranks",
+        type=rank_count,
+        metavar="N",
+        help="with --restarts: leave out hosts of the hostfile that do not answer any more, and "
+        "start as many ranks as the others have slots for, at least N (default: as many as -n)",
+    )
+    add(
+        "--preempt-on",
+        type=_signals,
+        metavar="SIGNAL",
+        help="at SIGUSR1, SIGUSR2 or SIGTERM (or several, with commas) to this command or to any "
+        "rank, training sessions with checkpoints save all state, and the job ends with exit code "
+        "75",
+    )
+    add(
+        "--requeue",
+        action="store_true",
+        help="with --preempt-on: then have Slurm start the batch job again (scontrol requeue), "
+        "which goes on from there",
     )
     add(
         "--gpus-per-rank",
@@ -237,6 +302,15 @@ def seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number of seconds above 0: {text!r}")
     return seconds
+
+
+def _signals(text: str) -> list[str]:
+    try:
+        return [number.name for number in chosen_signals(text)]
+    except UserError:
+        raise argparse.ArgumentTypeError(
+            f"must be of {', '.join(SIGNALS)}: {shown(text)}"
+        ) from None
 
 
 def _words(text: str) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 from ..algorithms import ALGORITHMS, Algorithm, BlockPeriod
 from ..communication import Communicator
 from ..communication.entry_point import abort_on_error
-from ..communication.launched import requested_servers
+from ..communication.launched import job_name, requested_servers
 from ..data.minibatches import size_after
 from ..errors import UserError
 from ..models import use_gpu
@@ -39,7 +39,14 @@ from ..training.run_folder import require_tensorboard
 from ..validation import shown
 from ..version import __version__
 from .options import describe
-from .reporting import blocks, finish, print_choices, print_progress, ranks_in_words
+from .reporting import (
+    blocks,
+    deaths_in_words,
+    finish,
+    print_choices,
+    print_progress,
+    ranks_in_words,
+)
 from .train_arguments import ADJUSTING, adjusting, described_as_config, read
 from .train_data import TrainingData, read_data
 from .train_model import TrainingModel, make_model
@@ -89,7 +96,7 @@ def train_on(
             lambda: _after_epochs(algorithm, options.distributed_after_epochs, len(data.train))
         )
     resumed = comm.together(lambda: _resumed_run(options))
-    output = options.output or resumed or time.strftime("runs/%Y-%m-%d-%H%M%S")
+    output = options.output or resumed or f"runs/{job_name() or time.strftime('%Y-%m-%d-%H%M%S')}"
     output = comm.allgather_object(output)[workers[0]]  # one time for all
     options.output = output
     ranks = ranks_in_words(comm.size, len(workers))
@@ -121,6 +128,8 @@ def train_on(
     with tracing, model.learner(optimizer, algorithm, comm, options) as learner:
         parallel = _session(options, data, model, learner, folder, checkpoints)
         history = parallel.run()
+        first = comm.rank == learner.group.workers[0]  # another one, where the first has died
+    ranks += deaths_in_words(len(comm.lost_ranks))
     serial = None
     if first and options.compare_serial:
         print("serial SGD, same seed:", flush=True)

@@ -2,8 +2,8 @@
 
 from .background import InBackground, ProgramEnds, program_ends
 from .communicator import SIGN_FACTOR, TIMEOUT_S, Communicator, checked_timeout, default_timeout
-from .endpoint import Endpoint, PeerLost
-from .loss import is_loss
+from .endpoint import Endpoint
+from .loss import is_loss, meet_again
 from .phrases import CHECKSUM
 from .roles import WHOLE_MINIBATCH, Everybody, Group, Roles, Together
 from .thread_endpoint import RankFailed
@@ -20,7 +20,6 @@ __all__ = [
     "Everybody",
     "Group",
     "InBackground",
-    "PeerLost",
     "ProgramEnds",
     "RankFailed",
     "Roles",
@@ -28,6 +27,7 @@ __all__ = [
     "checked_timeout",
     "default_timeout",
     "is_loss",
+    "meet_again",
     "program_ends",
     "simulate",
 ]

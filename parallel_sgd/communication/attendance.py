@@ -18,12 +18,18 @@ from pathlib import Path
 from .board import FILE, own
 from .launched import FOLDER, launched_rank
 
-PROCESS, END, MEMORY = "process", "end", "memory"
-"""Suffixes of a rank's files: the pipe that it holds, which tells the number of its process; why it
-ended; its shared memory."""
+PROCESS, ON, END, CHECKPOINT = "process", "on", "end", "checkpoint"
+"""Suffixes of a rank's files: the pipe that it holds, which tells the number of its process; that
+it has signed on, which is seen from other hosts, too, where they share the folder; why it ended;
+the newest checkpoint that it knows to be written."""
 
-LEFT, FAILED = "left", "failed"
-"""Why a rank has ended: its program is at its end, or it has said what is wrong."""
+BEGUN, OVER = "begun", "over"
+"""Suffixes for a piece of work of all ranks that one of them brings to its end, a training session:
+with its number, that it has begun, and that it is over (well, or by an error that was told)."""
+
+LEFT, FAILED, LOST, PREEMPTED = "left", "failed", "lost", "preempted"
+"""Why a rank has ended: its program is at its end; it has said what is wrong; it waits in vain for
+another rank, which is silent or dead; all ranks have saved their state, as they were asked to."""
 
 #: A process that ends closes its highest descriptors first. mpiexec, which ends the other ranks as
 #: soon as one has closed its connection, has a lower one.
@@ -45,6 +51,7 @@ def sign_on() -> None:
     place = place_of(PROCESS)
     if place is None:
         return
+    _write(ON, "")
     with contextlib.suppress(OSError):  # no launcher on this host: then this rank is not named
         opened = os.open(place, os.O_WRONLY | os.O_NONBLOCK)
         try:
@@ -70,12 +77,18 @@ def limit_the_end() -> None:
         signal.setitimer(signal.ITIMER_REAL, max(own.timeout_s, _LEAST_S))
 
 
-def note_memory() -> None:
-    """MPI is up: MPICH leaves its shared memory behind where a job is aborted."""
-    with contextlib.suppress(OSError):  # not Linux
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        names = {line.split(None, 5)[-1] for line in lines if "/dev/shm/mpich_shm" in line}
-        _write(MEMORY, "".join(f"{name}\n" for name in sorted(names)))
+def note_checkpoint(path: Path) -> None:
+    """A checkpoint is whole and on the disk."""
+    _write(CHECKPOINT, f"{path.resolve()}\n")
+
+
+def note_work(number: int, what: str) -> None:
+    """A piece of work of all ranks has `BEGUN`, or is `OVER`.
+
+    Args:
+        number: of it, the same on all ranks. Who ends it may be another rank than has begun it.
+    """
+    _write(f"{number}.{what}", "")
 
 
 def place_of(suffix: str, *, of_rank: bool = True) -> Path | None:

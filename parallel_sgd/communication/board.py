@@ -30,6 +30,7 @@ LINE_BYTES = 128
 NAME_BYTES = 64
 
 #: process, birth, written, moved, waits since (0: it does not), timeout_s (0: MPI is not up), name
+#: of what it waits in, or stands by for
 LINE_FORMAT = f"=qqdddd{NAME_BYTES}s"
 _LINE = struct.Struct(LINE_FORMAT)
 assert _LINE.size <= LINE_BYTES
@@ -42,6 +43,10 @@ FRESH_S = 2.0
 SHOW_STACKS = signal.SIGRTMIN + 9 if sys.platform.startswith("linux") else 0
 
 
+#: How long a process may take to write its stacks.
+SHOWN_S = 0.5
+
+
 class Conduct(Enum):
     """What a rank does, as its host sees it."""
 
@@ -50,11 +55,12 @@ class Conduct(Enum):
     SILENT = "does not answer: it holds Python's lock, or gets no core"
     STARTS = "has not come to Communicator.world()"
     WAITS = "waits for others"
+    STANDS_BY = "stands by"
     COMPUTES = "computes, reads or sleeps"
 
 
 SILENCES = {Conduct.STOPPED, Conduct.SILENT, Conduct.STARTS}
-ANSWERING = {Conduct.WAITS, Conduct.COMPUTES}
+ANSWERING = {Conduct.WAITS, Conduct.STANDS_BY, Conduct.COMPUTES}
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class Line:
         moved: when it has last begun or ended a wait for others.
         waits_since: since when it waits; 0.0: it does not.
         timeout_s: of its communicator; 0.0 before MPI is up.
-        name: of what it waits in.
+        name: of what it waits in, or stands by for.
     """
 
     rank: int
@@ -93,12 +99,18 @@ class Line:
             return Conduct.STARTS
         if now - self.written > FRESH_S:
             return Conduct.SILENT
-        return Conduct.WAITS if self.waits_since else Conduct.COMPUTES
+        if self.waits_since:
+            return Conduct.WAITS
+        return Conduct.STANDS_BY if self.name else Conduct.COMPUTES
 
     def in_words(self, now: float) -> str:
         """Which process it is and what it does, for a message."""
         conduct = self.conduct(now)
-        words = f"waits in {self.name}" if conduct is Conduct.WAITS else conduct.value
+        words = conduct.value
+        if conduct is Conduct.WAITS:
+            words = f"waits in {self.name}"
+        elif conduct is Conduct.STANDS_BY:
+            words += f" for {self.name}"
         if conduct is not Conduct.GONE:
             words += f", for {now - self.since(conduct):.0f} s"
         return f"rank {self.rank} (pid {self.process}) {words}"

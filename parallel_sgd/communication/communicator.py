@@ -222,6 +222,14 @@ class Communicator(ABC):
     def end_prologue(self) -> None:  # noqa: B027
         """The ranks begin to train: those that join later know what was done together so far."""
 
+    def become(self, other: Communicator) -> None:
+        """Go on as another one, whose ranks have taken the place of this one's, for all who hold
+        this one. Local."""
+        trace = self.trace
+        self._hosts = None
+        self.__dict__.update(other.__dict__)
+        self.trace = trace
+
     @property
     def lost_ranks(self) -> Sequence[int]:
         """Those of the world that are known to have died. Local."""

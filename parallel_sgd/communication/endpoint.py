@@ -36,21 +36,9 @@ class Transfer(Protocol):
         """Whether it has ended; moves it on.
 
         Raises:
-            PeerLost: it never will.
+            RanksLost: it never will.
             OtherLength: it has, and what was received is something else.
         """
-
-
-class PeerLost(Exception):
-    """A rank has died, in an MPI whose other ranks survive that.
-
-    Attributes:
-        peer: its number.
-    """
-
-    def __init__(self, peer: int) -> None:
-        super().__init__(f"rank {peer} is lost")
-        self.peer = peer
 
 
 class OtherLength(Exception):
@@ -83,7 +71,7 @@ class Endpoint(ABC):
         """Headers that have come since the last call, with their senders; does not wait.
 
         Raises:
-            PeerLost: a peer has died; from then on it is not listened to.
+            RanksLost: a rank has died, where the others survive that.
         """
 
     @abstractmethod
@@ -121,12 +109,14 @@ class Endpoint(ABC):
         """Peers whose program has ended, as far as is known: of them comes nothing but what is on
         its way already."""
 
-    def leave_lost(self, *, silent: bool = False) -> None:  # noqa: B027
-        """Peers are missing: see that the program can end without them all the same.
+    def abandon(self) -> None:  # noqa: B027
+        """Ranks have died, and the communicator is revoked: wait until nothing that was begun here
+        reads or writes an array any more. There are no messages after it."""
 
-        Args:
-            silent: some of them are not dead, and this rank has to end the job for them.
-        """
+    def goes_on_without(self, peer: int) -> bool:
+        """Whether the others go on without a peer that has been silent for `timeout_s`: then it is
+        gone, or soon is. Else the job is to end. Local."""
+        return False
 
     def show_stacks(self, peer: int, why: str) -> None:  # noqa: B027
         """A peer lets this rank wait, which is to end the job: say what the peer does, and have all

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from ..errors import SharedError, UserError
+from ..errors import Preempted, SharedError, UserError
 from ..starting import started
 from .abort import end_job, has_others, mpi_is_down, mpi_that_is_up, print_labelled, report
+from .attendance import PREEMPTED, sign_off
 from .communicator import LONGEST_S
 
 
@@ -17,6 +18,8 @@ def abort_on_error() -> Iterator[None]:
 
     What the user can mend (a UserError, a full disk) prints one line, any other exception its
     traceback, each line led by ``[rank k]``; `sys.exit` with a code other than 0 keeps its code.
+    `Preempted`, which all ranks raise, ends each of them as its program's end would; a program that
+    catches it, and goes on, has not left.
     The rank then waits until the others have printed a SharedError, or else `abort.GRACE_S`, in
     case they have the same error, and calls MPI_Abort. With one rank there is no one to stop: it
     prints the same and exits.
@@ -31,7 +34,9 @@ def abort_on_error() -> Iterator[None]:
         yield
     except SystemExit as error:
         code = _exit_code(error)
-        if code == 0:
+        if isinstance(error, Preempted):
+            sign_off(PREEMPTED)
+        if code == 0 or isinstance(error, Preempted):
             _join_others()
             raise
         if isinstance(error.code, str):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from .abort import end_job, print_labelled
-from .attendance import FAILED, sign_off
+from .attendance import LOST, sign_off
 from .phrases import in_words
 from .roll_call import Answer, RollCall, missing_in_words
 
@@ -56,7 +56,7 @@ class LastWait:
             self._tell(ranks, self._roll_call.latest(ranks))
 
     def _end(self, fallen: Sequence[int]) -> None:
-        sign_off(FAILED)
+        sign_off(LOST)
         timeout_s = self._roll_call.timeout_s
         print_labelled(
             f"parallel_sgd: this rank is at its end, and waits for {in_words(fallen)}, which "

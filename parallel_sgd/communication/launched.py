@@ -52,6 +52,13 @@ SPARES = "PARALLEL_SGD_SPARES"
 #: Set by `parallel-sgd run`: where ranks on its host sign on and off.
 FOLDER = "PARALLEL_SGD_FOLDER"
 
+#: Set by `parallel-sgd run --restarts` and `--requeue`: a name of this job, the same each time that
+#: it is started, and how often it has been started again.
+JOB, RESTART = "PARALLEL_SGD_JOB", "PARALLEL_SGD_RESTART"
+
+#: Set by `parallel-sgd run` for the options of the same names: see `preemption`.
+PREEMPT_ON, REQUEUE = "PARALLEL_SGD_PREEMPT_ON", "PARALLEL_SGD_REQUEUE"
+
 EAGER_BYTES = 320 << 10
 """More than a piece of an exchange. Of longer messages over TCP Open MPI sends one at a time, in
 one direction at a time: between two hosts at half the rate of the link (docs/experiments.md)."""
@@ -108,6 +115,7 @@ _LAUNCHER_PREFIXES = (
 _LAUNCHER_NAMES = (
     *("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE, SPARES, FOLDER),
     *(ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, TERMINAL, WAIT_TIMEOUT_S),
+    *(JOB, RESTART, PREEMPT_ON, REQUEUE),
 )
 
 
@@ -165,6 +173,16 @@ def launcher_name(environ: Mapping[str, str] | None = None) -> str | None:
 def is_hydra(environ: Mapping[str, str]) -> bool:
     """Whether MPICH's mpiexec started this process: srun too may set PMI_SIZE, but not the rest."""
     return "PMI_SIZE" in environ and "MPI_LOCALNRANKS" in environ
+
+
+def job_name(environ: Mapping[str, str] | None = None) -> str | None:
+    """Of a job that is started again where it is lost: the same each time; None: it is not."""
+    return (os.environ if environ is None else environ).get(JOB) or None
+
+
+def restarts(environ: Mapping[str, str] | None = None) -> int:
+    """How often this job has been started again; 0 where nobody says."""
+    return _number(os.environ if environ is None else environ, RESTART) or 0
 
 
 def requested_servers(environ: Mapping[str, str] | None = None) -> int | None:

@@ -24,12 +24,14 @@ from typing import NoReturn, cast
 import numpy as np
 from mpi4py import MPI
 
-from .attendance import FAILED, LEFT, sign_off
+from .abort import print_labelled
+from .attendance import LEFT, LOST, sign_off
 from .backoff import Backoff
 from .loss import is_loss
+from .phrases import in_words
 from .regroup import Grouping, Member, Role, grouping
 from .unresponsive import Killing
-from .watchdog import Watchdog
+from .watchdog import Watchdog, standing_by
 
 _ENDED = 2  #: tag: the sender's program has come to its end
 
@@ -46,15 +48,16 @@ class Lobby:
 
     Attributes:
         wanted: ranks of a whole group.
+        has_reserve: whether there were more at the start.
         generation: groups so far, but the first.
         group: the present one.
-        joined: places in it of ranks that were not in the one before.
         lost: ranks of the world that are known to have died.
     """
 
     def __init__(self, world: MPI.Intracomm, spares: int, watched: Watchdog) -> None:
         self._comm, self._watched = world.Dup(), watched
         self._rank, self.wanted = world.rank, world.size - spares
+        self.has_reserve = spares > 0
         self.role = Role.TRAINS if self._rank < self.wanted else Role.IN_RESERVE
         self._place = self._rank if self.role == Role.TRAINS else -1
         self._abandoned: list[MPI.Intracomm] = []  # what is under way may yet use them
@@ -154,11 +157,20 @@ class Lobby:
 
     def _wait(self) -> MPI.Intracomm | None:
         """Until this rank joins, or all that train have come to their end (None)."""
+        with standing_by("those that train"):
+            return self._stand_by()
+
+    def _stand_by(self) -> MPI.Intracomm | None:
         backoff = Backoff(time.sleep, first_s=1e-3, growth=1.5, longest_s=_LONGEST_SLEEP_S)
-        stopped = Killing(self._watched.timeout_s)
+        timeout_s = self._watched.timeout_s
+        stopped = Killing(timeout_s)
         while not self._all_ended():
             backoff.pause()
-            stopped.look()
+            if killed := stopped.look():
+                print_labelled(
+                    f"parallel_sgd: waited more than timeout_s={timeout_s:g} s for "
+                    f"{in_words(killed)}: killed, and the others go on"
+                )
             try:
                 while self._comm.Iprobe(MPI.ANY_SOURCE, _ENDED):
                     told = np.empty(1, np.int64)
@@ -200,7 +212,7 @@ def _all_agree(comm: MPI.Intracomm, ready: bool) -> bool:
 
 def end_without_mpi(*, well: bool = True) -> NoReturn:
     """End the process, without MPI_Finalize."""
-    sign_off(LEFT if well else FAILED)
+    sign_off(LEFT if well else LOST)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(int(not well))

@@ -1,13 +1,16 @@
-"""Whether an error says that ranks have died, where the others go on."""
+"""Whether an error says that ranks have died, where the others go on; and how they meet again."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RanksLost
 from .abort import dead_rank_errors
 from .launched import survives
+
+if TYPE_CHECKING:
+    from .communicator import Communicator
 
 
 def is_loss(error: BaseException | None) -> bool:
@@ -23,3 +26,16 @@ def is_loss(error: BaseException | None) -> bool:
         # collectives at times that something has: "known error not in list".
         kinds |= {mpi.ERR_IN_STATUS, mpi.ERR_PENDING, mpi.ERR_OTHER, mpi.ERR_INTERN}
     return error.Get_error_class() in kinds
+
+
+def meet_again(comm: Communicator) -> None:
+    """Go on with the ranks that are left, and those that join; again, where more die meanwhile.
+    Collective."""
+    while True:
+        try:
+            comm.revoke()
+            comm.regroup(grows=True)
+            return
+        except Exception as error:
+            if not is_loss(error):
+                raise

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from ..errors import RanksLost, UserError
 from ..kernels import array_module
 from .abort import install_excepthook
-from .attendance import note_memory
 from .board import own as own_line
 from .communicator import Closed, Communicator, Counts
 from .departures import Calls, departures
@@ -71,7 +70,6 @@ def begin(timeout_s: float) -> Watchdog:
         limit = ended_if_longer_than(timeout_s, launched_rank() or 0, "Communicator.world()")
         with limit if launcher is not None else contextlib.nullcontext():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        note_memory()
     problem = world_mismatch(MPI.COMM_WORLD.size if fits else 1, vendor)
     if problem:
         raise UserError(problem)
@@ -194,6 +192,10 @@ class MpiCommunicator(Communicator):
     def split(self, group: int) -> MpiCommunicator:
         with self._waits("Communicator.split()"):
             return self._of(cast(MPI.Intracomm, self._comm.Split(group, self.rank)), group)
+
+    def become(self, other: Communicator) -> None:
+        super().become(other)
+        self._family.add(self)
 
     def close(self) -> None:
         comm, self._comm = self._comm, cast(MPI.Intracomm, Closed())

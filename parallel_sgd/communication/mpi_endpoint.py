@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,26 +11,23 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from .abort import dead_rank_errors
-from .attendance import FAILED, LEFT, sign_off
+from ..errors import RanksLost
 from .endpoint import (
     HEADER_LENGTH,
     Bytes,
     Endpoint,
     Header,
     OtherLength,
-    PeerLost,
     Transfer,
     tags_of,
 )
+from .loss import is_loss
 from .messages import pieces_of
 from .watchdog import Watchdog
 
-LOST = dead_rank_errors(MPI)
-
 PIECE = 1 << 30  #: bytes: some MPIs count no further than twice this
-SILENT_GRACE_S = 10.0
-"""How long ranks may take after a server's end, where silent ones keep the job from ending."""
+ABANDONED_S = 5.0
+"""How long what was begun on a communicator may take to fail, after that is revoked."""
 
 
 class MpiEndpoint(Endpoint):
@@ -60,8 +54,8 @@ class MpiEndpoint(Endpoint):
         self._comm, self.rank = comm, comm.rank
         self._out, self._in = tags_of(serving)
         self._listening: set[int] = set()
-        self._lost: set[int] = set()
-        self._failed: list[int] = []  # those of them that nobody has been told of
+        self._lost = False  # ranks have died
+        self._under_way: list[MpiTransfer] = []  # where ranks survive each other
         # Room for longer ones, of another version say: they are refused like any other nonsense.
         self._headers = np.zeros((len(self.peers), 4 * HEADER_LENGTH), np.int64)
         self._places = {peer: i for i, peer in enumerate(self.peers)}
@@ -73,8 +67,6 @@ class MpiEndpoint(Endpoint):
             self.listen(peer)
 
     def listen(self, peer: int) -> None:
-        if peer in self._lost:
-            return
         request = self._requests[self._places[peer]]
         assert isinstance(request, MPI.Prequest)
         request.Start()
@@ -92,27 +84,26 @@ class MpiEndpoint(Endpoint):
                 arrived.append((self.peers[place], self._headers[place, :length].copy()))
                 self._listening.discard(self.peers[place])
         except MPI.Exception as error:
-            self._note_failed(error)
-        if not arrived and self._failed:
-            raise PeerLost(self._failed.pop())
+            raise self._meant(error) from error
         return arrived
 
-    def _note_failed(self, error: MPI.Exception) -> None:
-        """Find out who has died, and stop listening to them."""
-        if error.Get_error_class() not in LOST:
-            raise error
-        failed = self._comm.Get_failed()
-        self._comm.Ack_failed(failed.size)
-        ranks = failed.Translate_ranks(None, self._comm.group)
-        for peer in self._places.keys() & set(ranks) - self._lost:
-            self._lost.add(peer)
-            self._failed.append(peer)
-            self._requests[self._places[peer]] = MPI.REQUEST_NULL
+    def _meant(self, error: MPI.Exception) -> Exception:
+        """What to raise for an error of MPI's."""
+        if not (self._watched.survives and is_loss(error)):
+            return error
+        self._lost = True
+        return RanksLost("a rank has died: found in messages")
 
     def receive(self, peer: int, body: Bytes) -> Transfer:
         pieces = _pieces_of(body)
         requests = [self._comm.Irecv(piece, peer, self._in + 1) for piece in pieces]
-        return MpiTransfer(peer, requests, pieces, received=True)
+        return self._begun(MpiTransfer(peer, requests, pieces, self._meant, received=True))
+
+    def _begun(self, transfer: MpiTransfer) -> MpiTransfer:
+        if self._watched.survives:
+            self._under_way = [begun for begun in self._under_way if begun.rest]
+            self._under_way.append(transfer)
+        return transfer
 
     def body_here(self, peer: int) -> int:
         here = self._next_piece(peer) or 0
@@ -129,9 +120,7 @@ class MpiEndpoint(Endpoint):
         try:
             here = self._comm.Iprobe(peer, self._in + 1, status)
         except MPI.Exception as error:
-            if error.Get_error_class() not in LOST:
-                raise
-            return None
+            raise self._meant(error) from error
         return status.Get_count(MPI.BYTE) if here else None
 
     def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
@@ -139,9 +128,11 @@ class MpiEndpoint(Endpoint):
         pieces = _pieces_of(body)
         requests = [self._comm.Isend(piece, peer, self._out + 1) for piece in pieces]
         requests.append(self._comm.Isend(header, peer, self._out))
-        return MpiTransfer(peer, requests, [*pieces, header])
+        return self._begun(MpiTransfer(peer, requests, [*pieces, header], self._meant))
 
     def close(self) -> None:
+        if self._lost:  # what is left of it has been abandoned, or is to be
+            return
         for peer, place in self._places.items():
             request = self._requests[place]
             if request == MPI.REQUEST_NULL:
@@ -152,11 +143,20 @@ class MpiEndpoint(Endpoint):
             request.Free()
             self._requests[place] = MPI.REQUEST_NULL
 
-    def leave_lost(self, *, silent: bool = False) -> None:
-        atexit.register(_end_silent if silent else _end_now)
+    def abandon(self) -> None:
+        self._lost, latest = True, time.monotonic() + ABANDONED_S
+        headers = [self._requests[self._places[peer]] for peer in self._listening]
+        bodies = [request for begun in self._under_way for request, _ in begun.rest]
+        self._listening.clear()
+        for request in [*headers, *bodies]:
+            while not _has_ended(request) and time.monotonic() < latest:
+                time.sleep(1e-4)
 
     def watched(self, name: str, peer: int) -> AbstractContextManager[object]:
         return self._watched(name, peer=self._in_world[peer])
+
+    def goes_on_without(self, peer: int) -> bool:
+        return self._watched.goes_on_without(self._in_world[peer])
 
     def show_stacks(self, peer: int, why: str) -> None:
         self._watched.show_stacks(self._in_world[peer], why)
@@ -173,31 +173,25 @@ def _pieces_of(body: Bytes | None) -> list[Bytes]:
     return pieces_of(body, PIECE) if body is not None and body.size else []
 
 
-def _end_now() -> None:
-    """End the process without MPI_Finalize, which hangs where ranks are missing."""
-    sign_off(LEFT)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _end_silent() -> None:
-    """End the whole job, a while after this rank: mpiexec would wait for silent ranks forever."""
-    time.sleep(SILENT_GRACE_S)
-    print(
-        "parallel_sgd: all is done but for ranks that were silent: ending the job",
-        file=sys.stderr,
-        flush=True,
-    )
-    sign_off(FAILED)
-    MPI.COMM_WORLD.Abort(1)
+def _has_ended(request: MPI.Request) -> bool:
+    """Whether a request is over, well or not."""
+    try:
+        return bool(request.Test())
+    except MPI.Exception as error:
+        if not is_loss(error):
+            raise
+        return True
 
 
 class MpiTransfer:
     """Requests of one message, each with its array.
 
     Args:
+        meant: what to raise for an error of MPI's.
         received: whether the arrays are to be filled to their ends.
+
+    Attributes:
+        rest: those that have not ended.
 
     Each request is asked for by itself: of several at once an MPI may not tell what went wrong.
     """
@@ -207,30 +201,26 @@ class MpiTransfer:
         peer: int,
         requests: Sequence[MPI.Request],
         arrays: Sequence[npt.NDArray[Any]],
+        meant: Callable[[MPI.Exception], Exception],
         *,
         received: bool = False,
     ) -> None:
-        self.peer, self._received = peer, received
-        self._rest = list(zip(requests, arrays, strict=True))
+        self.peer, self._meant, self._received = peer, meant, received
+        self.rest = list(zip(requests, arrays, strict=True))
 
     def done(self) -> bool:
         status = MPI.Status()
-        while self._rest:
-            request, array = self._rest[-1]
+        while self.rest:
+            request, array = self.rest[-1]
             try:
                 if not request.Test(status):
                     return False
             except MPI.Exception as error:
+                if error.Get_error_class() == MPI.ERR_TRUNCATE:
+                    self.rest.pop()
+                    raise OtherLength from error
                 raise self._meant(error) from error
-            self._rest.pop()
+            self.rest.pop()
             if self._received and status.Get_count(MPI.BYTE) != array.nbytes:
                 raise OtherLength
         return True
-
-    def _meant(self, error: MPI.Exception) -> Exception:
-        if error.Get_error_class() in LOST:
-            return PeerLost(self.peer)
-        if error.Get_error_class() == MPI.ERR_TRUNCATE:
-            self._rest.pop()
-            return OtherLength()
-        return error

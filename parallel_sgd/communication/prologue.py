@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UserError
-from ..kernels import array_module
+from ..kernels import array_module, on_host
 from .communicator import Communicator, Counts
-from .loss import is_loss
+from .loss import is_loss, meet_again
 from .messages import Array
 from .objects import packed, unpacked
 
@@ -29,11 +29,18 @@ MOST_BYTES = 16 << 20
 
 
 class WithPrologue(Communicator):
-    """Before a communicator whose ranks survive each other, and some are in reserve."""
+    """Before a communicator whose ranks survive each other.
 
-    def __init__(self) -> None:
-        self._written: list[tuple[str, Any]] | None = []  #: None: the ranks train, and nothing is
-        self._known: list[tuple[str, Any]] | None = self._written  #: for ranks that join
+    Args:
+        reserve: whether the job has begun with ranks in reserve; without, nothing is written down.
+        joins: whether this rank was one of them.
+    """
+
+    def __init__(self, *, reserve: bool, joins: bool) -> None:
+        self._reserve = reserve
+        self._written: list[tuple[str, Any]] | None  #: None: the ranks train, and nothing is
+        self._written = [] if reserve and not joins else None
+        self._known = self._written  #: for ranks that join; None: this one has yet to hear it
         self._told: deque[tuple[str, Any]] | None = None  #: to a rank that has joined
         self._bytes = 0
 
@@ -50,20 +57,24 @@ class WithPrologue(Communicator):
     def join(self) -> None:
         """Hear what the others have told each other: on a rank that was in reserve. Collective."""
         try:
-            self._known, self._written = None, None
             self._share_prologue()
         except Exception as error:
             if not is_loss(error):
                 raise
-            self.revoke()
-            self.regroup(grows=True)
+            meet_again(self)
 
     def _share_prologue(self) -> None:
-        """Tell ranks that have just joined. Collective."""
+        """Tell ranks that have joined and do not know it, also where one that has told it has died
+        since. To be called after each `regroup`. Collective."""
+        if not self._reserve:
+            return
+        knows = self._inner.sum_integers(np.array([self._known is not None], np.int64))
+        if knows[0] == self.size:
+            return
         told = [unpacked(known) for known in self._inner._allgather_bytes(packed(self._known))]
-        first = next(known for known in told if known is not None)
         if self._known is None:
-            self._known, self._written, self._told = first, None, deque(first)
+            self._known = next((known for known in told if known is not None), [])
+            self._told = deque(self._known)
 
     def _once(self, name: str, call: Callable[[], Result], array: Array = None) -> Result:
         """Call it, and write down what it gives; or give what is written down.
@@ -80,7 +91,7 @@ class WithPrologue(Communicator):
             )
         result = call()
         if self._written is not None:
-            self._write(name, result if array is None else np.array(_on_host(array)))
+            self._write(name, result if array is None else np.array(on_host(array)))
         return result
 
     def _write(self, name: str, result: Any) -> None:
@@ -99,7 +110,7 @@ class WithPrologue(Communicator):
                 f"{known}, or more than {MOST_BYTES >> 20} MiB were communicated"
             )
         if array is not None:
-            array[...] = result if array_module(array) is np else array_module(array).array(result)
+            array[...] = array_module(array).asarray(result)
             return None
         return result
 
@@ -131,7 +142,3 @@ class WithPrologue(Communicator):
     ) -> None:
         call, rest = self._inner.alltoall, (send_counts, receive, receive_counts)
         self._once("alltoall", lambda: call(send, *rest, most=most), receive)
-
-
-def _on_host(array: Array) -> Any:
-    return array if array_module(array) is np else array.get()

@@ -85,8 +85,12 @@ class Roles(ABC):
         """The ranks that train. Collective."""
 
     @abstractmethod
-    def form(self, comm: Communicator) -> Group:
-        """Give every rank its role. Collective."""
+    def form(self, comm: Communicator, before: Group | None = None) -> Group:
+        """Give every rank its role. Collective.
+
+        Args:
+            before: this rank's group, where some of its ranks have died: it keeps its role.
+        """
 
 
 class Together(Roles):
@@ -95,7 +99,7 @@ class Together(Roles):
     def workers(self, comm: Communicator) -> list[int]:
         return list(range(comm.size))
 
-    def form(self, comm: Communicator) -> Group:
+    def form(self, comm: Communicator, before: Group | None = None) -> Group:
         return Everybody(comm)
 
 

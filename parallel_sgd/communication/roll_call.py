@@ -37,7 +37,6 @@ _QUESTION, _ANSWER = 2, 3  #: tags, beside those of `departures`
 _LEFT_OUT = {*SCAFFOLD, __file__}
 
 ANSWERED_S = 1.5  #: a rank whose watchdog's thread runs has answered by then
-_SHOWN_S = 0.3  #: so long a process may take to write its stacks
 _SAME_S = 5.0  #: what ranks ask within so many seconds they ask for the same reason
 
 
@@ -123,7 +122,7 @@ class RollCall:
             return
         shows = [line.signal(board.SHOW_STACKS) for line in silent(now)]
         if any(shows):  # but one that is stopped does so when it goes on
-            time.sleep(_SHOWN_S)
+            time.sleep(board.SHOWN_S)
 
     def ask_all(self, name: str, why: str) -> dict[int, Answer] | None:
         """What the other ranks say of themselves, as far as they do so soon; None, after as long,
@@ -134,7 +133,7 @@ class RollCall:
             why: this rank asks, after "rank 3".
         """
         if self.has_shown:  # what that one hears it tells
-            until = time.monotonic() + ANSWERED_S + _SHOWN_S
+            until = time.monotonic() + ANSWERED_S + board.SHOWN_S
             while time.monotonic() < until:
                 time.sleep(0.02)
                 self.look()

@@ -55,7 +55,7 @@ class SurvivingCommunicator(WithPrologue, MpiCommunicator):
         self, comm: MPI.Intracomm, watched: Watchdog, lobby: Lobby, *, cuda_aware: bool = False
     ) -> None:
         MpiCommunicator.__init__(self, comm, watched, _calls(lobby), cuda_aware=cuda_aware)
-        WithPrologue.__init__(self)
+        WithPrologue.__init__(self, reserve=lobby.has_reserve, joins=lobby.generation > 0)
         self._lobby, self.generation = lobby, lobby.generation
         self._abandoned: list[MPI.Intracomm] = []  # a message may yet come in
 
@@ -83,8 +83,7 @@ class SurvivingCommunicator(WithPrologue, MpiCommunicator):
         self._wait = self._watched("", self._calls)
         self._hosts, self.generation = None, self._lobby.generation
         self._family.clear()
-        if self._lobby.group.joined:
-            self._share_prologue()
+        self._share_prologue()
 
 
 def _calls(lobby: Lobby) -> Calls:

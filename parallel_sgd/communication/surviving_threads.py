@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..errors import UserError
+from .background import rank_ends
 from .communicator import TIMEOUT_S, Communicator
 from .prologue import WithPrologue
 from .regroup import Grouping, Member, Role, grouping
@@ -26,7 +27,7 @@ class Group:
     """
 
     def __init__(self, size: int, spares: int, timeout_s: float) -> None:
-        self.wanted, self.timeout_s = size, timeout_s
+        self.wanted, self.has_reserve, self.timeout_s = size, spares > 0, timeout_s
         self.generation = 0
         self.grouping = Grouping(tuple(range(size)), tuple(range(size)), spares)
         self.world = ThreadWorld(size, timeout_s)
@@ -105,7 +106,7 @@ class SurvivingThread(WithPrologue, ThreadCommunicator):
     def __init__(self, group: Group, number: int) -> None:
         place = group.grouping.ranks.index(number)
         ThreadCommunicator.__init__(self, group.world, place)
-        WithPrologue.__init__(self)
+        WithPrologue.__init__(self, reserve=group.has_reserve, joins=group.generation > 0)
         self._group, self._number, self.generation = group, number, group.generation
 
     @property
@@ -124,8 +125,7 @@ class SurvivingThread(WithPrologue, ThreadCommunicator):
         self._world, self.generation = self._group.world, self._group.generation
         self.rank = self._group.grouping.ranks.index(self._number)
         self.size, self._hosts, self._subworlds_made = self._world.size, None, 0
-        if self._group.grouping.joined:
-            self._share_prologue()
+        self._share_prologue()
 
 
 def simulate_survival(
@@ -158,7 +158,8 @@ def simulate_survival(
                 results[rank] = function(comm)
                 group.end(rank)
         except Dies:
-            group.die(rank)
+            group.world.revoke()  # so that what it does in the background ends with it
+            rank_ends(lambda: group.die(rank))
         except BaseException as error:
             errors.append(error)
             group.world.abort()

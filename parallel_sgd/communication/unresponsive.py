@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .board import FRESH_S, Board, Conduct, Line, own
+from .board import FRESH_S, SHOW_STACKS, SHOWN_S, Board, Conduct, Line, own
 
 _LOOKS_EVERY_S = 1.0
 
@@ -20,7 +21,7 @@ class Unresponsive:
 
     Attributes:
         line: its own, on the board.
-        conduct: whether it waits for others, computes, or cannot answer.
+        conduct: whether it waits for others, stands by, computes, or cannot answer.
         seconds: for how long.
     """
 
@@ -40,8 +41,8 @@ def unresponsive(board: Board, for_s: float) -> list[Unresponsive]:
         board: `board.own.board` on a rank.
         for_s: seconds in which a rank that moves begins or ends a wait for others.
 
-    Those that wait for others are victims as a rule, and those that do anything else are waited
-    for. Who is gone is not named.
+    Those that wait for others, or stand by for them, are victims as a rule, and those that do
+    anything else are waited for. Who is gone is not named.
     """
     now, found = time.monotonic(), []
     for line in board.lines():
@@ -56,13 +57,33 @@ def kill_unresponsive(board: Board, for_s: float) -> list[int]:
     """Kill the ranks of this host that others wait for in vain; which those are.
 
     They have been stopped or hold Python's lock for so long, or compute for so long while another
-    rank of this host waits as long.
+    rank of this host waits as long. Those that are not stopped write their stacks before.
     """
     found = unresponsive(board, for_s)
-    guilty = {Conduct.STOPPED, Conduct.SILENT}
+    conducts = {Conduct.STOPPED, Conduct.SILENT}
     if any(one.conduct is Conduct.WAITS for one in found):
-        guilty.add(Conduct.COMPUTES)
-    return [one.rank for one in found if one.conduct in guilty and one.line.signal(signal.SIGKILL)]
+        conducts.add(Conduct.COMPUTES)
+    guilty = [one for one in found if one.conduct in conducts]
+    victims = {one.rank for one in found} - {one.rank for one in guilty}
+    first = own.rank == min(
+        victims, default=own.rank
+    )  # they all come to this, and one of them asks
+    return kill([one.line for one in guilty], show=first)
+
+
+def kill(lines: Sequence[Line], *, show: bool) -> list[int]:
+    """Kill ranks of this host when they have written their stacks; which those are.
+
+    Args:
+        show: whether this rank asks them to write; those that are stopped cannot.
+    """
+    now = time.monotonic()
+    writing = [line for line in lines if line.conduct(now) is not Conduct.STOPPED]
+    if show:
+        writing = [line for line in writing if line.signal(SHOW_STACKS)]
+    if writing:
+        time.sleep(SHOWN_S)
+    return [line.rank for line in lines if line.signal(signal.SIGKILL)]
 
 
 class Killing:

@@ -8,21 +8,21 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import RanksLost
 from .abort import GRACE_S, users_line
-from .attendance import FAILED, sign_off
+from .attendance import FAILED, LOST, sign_off
 from .board import Conduct, own
 from .departures import ON_ITS_WAY_S, Calls, Departures, look
 from .last_wait import LastWait
 from .loss import is_loss
 from .phrases import in_words, left_in_vain
 from .roll_call import RollCall, missing_in_words, silent, stack_lines
-from .unresponsive import kill_unresponsive
+from .unresponsive import kill, kill_unresponsive
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -120,13 +120,13 @@ class Watchdog:
             wait.since = now
         elif now - wait.since > self.timeout_s:
             why = message(self.timeout_s, self._rank, wait.name)
-            self._end(wait, [why, *self._where(wait)], partial(self._missed, wait))
+            self._end(wait, [why, *self._where(wait)], LOST, partial(self._missed, wait))
         elif now - wait.since < LOOKS_EVERY_S:
             return
         elif gone := self._gone(wait, now):
             why = left_in_vain(gone, f"parallel_sgd: this rank waits in {wait.name}")
             place = users_line(_stack(wait))
-            self._end(wait, [f"[rank {self._rank}] {why}; ending the job{place}"])
+            self._end(wait, [f"[rank {self._rank}] {why}; ending the job{place}"], FAILED)
         elif now - wait.since > TELLS_AFTER_S:
             self._tell_problem(wait)
 
@@ -143,10 +143,35 @@ class Watchdog:
                 f"[rank {self._rank}] parallel_sgd: waited more than timeout_s={self.timeout_s:g} "
                 f"s in {wait.name} for {in_words(killed)}: killed, and the others go on"
             )
-        there = set(wait.calls.ranks) if wait.calls else set()
-        gone = {line.rank for line in own.mates() if line.conduct(now) is Conduct.GONE} & there
-        told = [now - self._gone_since.setdefault(rank, now) < _TOLD_S for rank in gone]
+        gone = [line.rank for line in own.mates() if line.conduct(now) is Conduct.GONE]
+        if wait.calls is not None:  # else who is waited for may wait for others
+            gone = [rank for rank in gone if rank in wait.calls.ranks]
+        told = [self._gone_just_now(rank, now) for rank in gone]
         return bool(killed) or any(told)
+
+    def _gone_just_now(self, rank: int, now: float) -> bool:
+        """Whether MPI may not have told yet that a rank of the world is gone."""
+        return now - self._gone_since.setdefault(rank, now) < _TOLD_S
+
+    def goes_on_without(self, rank: int) -> bool:
+        """Whether the others go on without a rank of the world that has let one wait too long for a
+        word: it is killed, or has just been. One that waits itself is left to those that look after
+        its wait. Local; only on its own host.
+        """
+        now = time.monotonic()
+        line = next((line for line in own.mates() if line.rank == rank), None)
+        if not self.survives or line is None:
+            return False
+        conduct = line.conduct(now)
+        if conduct is Conduct.GONE:
+            return self._gone_just_now(rank, now)
+        if conduct in (Conduct.WAITS, Conduct.STANDS_BY):
+            return True
+        _print(
+            f"[rank {self._rank}] parallel_sgd: nothing was heard of rank {rank} for timeout_s="
+            f"{self.timeout_s:g} s: killed, and the others go on"
+        )
+        return bool(kill([line], show=True))
 
     def _gone(self, wait: Wait, now: float) -> list[int]:
         """The ranks for which this wait is in vain."""
@@ -196,11 +221,16 @@ class Watchdog:
         self,
         wait: Wait,
         lines: Sequence[str],
+        word: str,
         more: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """End the job, with these lines, and more that take a while."""
+        """End the job, with these lines, and more that take a while.
+
+        Args:
+            word: for `sign_off`.
+        """
         _ending.append(wait)
-        sign_off(FAILED)
+        sign_off(word)
         self._tell_problem(wait)
         threading.Timer(_ENDS_S, os._exit, args=(1,)).start()
         _print(*lines)
@@ -239,6 +269,7 @@ class Wait:
 _waits: set[Wait] = set()  # of all watchdogs
 _ending: list[Wait] = []  # for which the job ends
 _latest = [0.0]  # when the latest of them has begun
+_stands_by = [""]  # for what this rank does, if it does
 _roll_call: RollCall | None = None
 _starting = threading.Lock()
 _thread: threading.Thread | None = None
@@ -262,7 +293,7 @@ def _watch() -> None:
         if stood > _STOOD_STILL_S:
             for wait in waits:
                 wait.since = min(now, wait.since + stood)
-        name, since = _longest() or ("", 0.0)
+        name, since = _longest() or (_stands_by[0], 0.0)
         own.note(now, _latest[0], since, name)
         look()
         if _roll_call is not None:
@@ -275,6 +306,21 @@ def _longest() -> tuple[str, float] | None:
     """What this rank waits in, and since when; None: it waits for nobody."""
     wait = min(_waits.copy(), key=lambda wait: wait.since, default=None)
     return None if wait is None else (wait.name, wait.since)
+
+
+@contextlib.contextmanager
+def standing_by(what: str) -> Iterator[None]:
+    """For a `with` block in which this rank has nothing to do until others want something of it:
+    however long that takes, nobody waits for it in vain. For the main thread.
+
+    Args:
+        what: it stands by for.
+    """
+    before, _stands_by[0] = _stands_by[0], what
+    try:
+        yield
+    finally:
+        _stands_by[0] = before
 
 
 def call_the_roll(departures: Departures, world: MPI.Intracomm, timeout_s: float) -> None:

@@ -47,12 +47,13 @@ class RankSource(MinibatchSource):
         return self.minibatch_size
 
     def _samples_of_epoch(self, learner: LearnerView) -> int:
-        return int(sum(self._known(learner)))
+        totals, _ = self._known(learner)
+        return int(sum(totals))
 
     def _epoch(
         self, number: int, feed: FeedView, learner: LearnerView
     ) -> Iterator[tuple[Array, Array]]:
-        totals: IndexArray = self._known(learner)  # of all ranks in each minibatch of an epoch
+        totals, own = self._known(learner)
         begins = np.concatenate([[0], totals.cumsum()])
         samples = int(begins[-1])
         seen = self._seen_of_epoch(number, samples, feed, learner)
@@ -63,15 +64,13 @@ class RankSource(MinibatchSource):
                 f"{feed.samples} samples"
             )
         order = order_of(self.dataset, self.seed, number, self.shuffle)
-        positions = rank_slice(self._size, learner.comm.rank, learner.comm.size)
-        own = positions.stop - positions.start
         for step in range(first, len(totals)):
             minibatch = order[step * own : (step + 1) * own]
             feed.announce(len(minibatch), int(totals[step]))
             yield self._read(minibatch, learner)
 
-    def _get_to_know(self, learner: LearnerView) -> IndexArray:
-        """The samples of all ranks in each minibatch of an epoch."""
+    def _get_to_know(self, learner: LearnerView) -> tuple[IndexArray, int]:
+        """The samples of all ranks in each minibatch of an epoch, and this one's in a whole one."""
         lengths, size = learner.comm.allgather_object(len(self.dataset)), learner.comm.size
         slices = [rank_slice(self._size, rank, size) for rank in range(size)]
         counts = [positions.stop - positions.start for positions in slices]
@@ -79,7 +78,7 @@ class RankSource(MinibatchSource):
         totals = np.zeros_like(steps)
         for n, m in zip(lengths, counts, strict=True):
             totals += np.clip(n - steps * m, 0, m)
-        return totals
+        return totals, counts[learner.comm.rank]
 
     def _problem(self, learner: LearnerView) -> str | None:
         size, minibatch_size = learner.comm.size, self.minibatch_size
@@ -87,6 +86,11 @@ class RankSource(MinibatchSource):
             return (
                 f"minibatch_size={shown(minibatch_size)} must be one number, at least that of the "
                 f"ranks, {size}, where each has data of its own"
+            )
+        if learner.comm.survives:
+            return (
+                "each rank has data of its own, which nobody else could go on with where it has "
+                "died: leave out --survive, or train with parameter servers, whose workers need not"
             )
         if not learner.distributed:
             return (

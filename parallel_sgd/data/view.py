@@ -20,6 +20,9 @@ class CommunicatorView(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def survives(self) -> bool: ...
+
     def allgather_object(self, item: Any) -> list[Any]:
         """Every rank's `item`, in rank order. Collective."""
 

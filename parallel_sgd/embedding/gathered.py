@@ -59,6 +59,10 @@ class GatheredRows:
         kernels.sum_rows(inverse, np.concatenate(gradients), total)
         return distinct, total
 
+    def renumber(self, workers: Mapping[int, int]) -> None:
+        """Keep the pushes of these workers, by their new numbers."""
+        self._pushes = {new: self._pushes[k] for k, new in workers.items() if k in self._pushes}
+
     def contents(self) -> Contents:
         """Copies for a checkpoint.
 

@@ -48,6 +48,7 @@ class ServedTables:
         self._workers, self._synchronous = workers, synchronous
         self._tables = [RowTable(table) for table in options]
         self._gathered = [GatheredRows(table.width) for table in options]
+        self.row_clocks: dict[int, int] = {}  #: the latest push of rows of each worker
         self._copy: dict[str, Array] | None = None
         self._writing: InBackground[str] | None = None
 
@@ -107,6 +108,18 @@ class ServedTables:
         if not np.isfinite(values).all():
             raise UserError(f"values of rows of table {self.options[table].name!r} are not finite")
         self._tables[table].set(ids, values)
+
+    def renumber(self, workers: Mapping[int, int]) -> None:
+        """Go on with some of the workers: what others have pushed and no `step` has taken is
+        dropped.
+
+        Args:
+            workers: their numbers from now on, by those before.
+        """
+        self._workers, clocks = len(workers), self.row_clocks
+        self.row_clocks = {new: clocks[k] for k, new in workers.items() if k in clocks}
+        for gathered in self._gathered:
+            gathered.renumber(workers)
 
     def counts(self) -> Array:
         """int64 [tables, 4]: see `COUNTS`."""

@@ -2,6 +2,7 @@
 
 from .client import Client
 from .connection import Connection
+from .holdings import Assembled, Holding, Pulled, assemble
 from .placement import DISPATCH, Placement, PlacementOptions, Slice, place
 from .push_bits import choose_push_bits
 from .remote_table import RemoteTable, RemoteTables, load_tables, write_tables
@@ -18,14 +19,17 @@ __all__ = [
     "MODES",
     "PUSH_TYPES",
     "ROLES",
+    "Assembled",
     "Client",
     "Connection",
+    "Holding",
     "Kind",
     "Merge",
     "Mode",
     "ParameterServers",
     "Placement",
     "PlacementOptions",
+    "Pulled",
     "PushType",
     "RemoteTable",
     "RemoteTables",
@@ -37,6 +41,7 @@ __all__ = [
     "ServerGroup",
     "Slice",
     "WorkerStatistics",
+    "assemble",
     "choose_push_bits",
     "load_tables",
     "place",

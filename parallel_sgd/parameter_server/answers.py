@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..communication import Endpoint, PeerLost
+from ..communication import Endpoint
 from ..communication.endpoint import Transfer
 from ..kernels import empty_like
 from .wire import Message
@@ -28,7 +28,6 @@ class Answers:
         self._endpoint = endpoint
         self._sending: list[tuple[Transfer, Array | None]] = []  # and what each is sent from
         self._vectors: list[Array] = []  # that have been in use
-        self.unheard: list[int] = []  #: ranks that have died, as sending has told
 
     def send(
         self,
@@ -54,7 +53,7 @@ class Answers:
 
     def move(self) -> None:
         """Forget what has been sent by now."""
-        self._sending = [(t, of) for t, of in self._sending if not self._sent(t)]
+        self._sending = [(t, of) for t, of in self._sending if not t.done()]
 
     def unread(self, vector: Array) -> Array:
         """A vector that may be written to: this one where nothing is being sent from it, or else
@@ -74,16 +73,5 @@ class Answers:
     def finish(self) -> None:
         """Wait until everything has been sent."""
         for transfer, _ in self._sending:
-            try:
-                self._endpoint.finish([transfer], "answers to workers")
-            except PeerLost as error:
-                self.unheard.append(error.peer)
+            self._endpoint.finish([transfer], "answers to workers")
         self._sending.clear()
-
-    def _sent(self, transfer: Transfer) -> bool:
-        """Whether a message has been sent, or cannot be any more."""
-        try:
-            return transfer.done()
-        except PeerLost as error:
-            self.unheard.append(error.peer)
-            return True

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from ..communication import Endpoint
 from ..communication.endpoint import as_bytes
-from ..kernels import array_module, finish_on_device, on_device
+from ..kernels import array_module, finish_on_device, on_device, on_host
 from .conversation import Answer, Ask, Conversation
 from .parts import Part
 from .statistics import LENGTH, NANO, WorkerStatistics, unpacked_statistics
@@ -22,6 +23,26 @@ from .wire import Kind, Message, from_text
 Array = Any  #: a NumPy or CuPy array
 HostArray = npt.NDArray[Any]
 Result = TypeVar("Result")
+
+
+@dataclass
+class Pushing:
+    """A push that is under way: see `Client.push`.
+
+    Attributes:
+        residual_before: as it was.
+        clock: of the push.
+    """
+
+    vector: Array
+    residual: Array | None
+    residual_before: Array | None
+    samples: int
+    factor: float
+    out: Array
+    bits: float
+    clock: int
+    applied: npt.NDArray[np.bool_] | None
 
 
 class Client(Conversation):
@@ -47,10 +68,13 @@ class Client(Conversation):
         self._asking = threading.Lock()
         self._owner = threading.get_ident()
         self.clock = 0  #: pushes so far, also those without samples
+        self.row_clock = 0  #: pushes of rows so far
         self.versions = [0] * self.servers  #: of the model that this worker has, by server
         self.samples = 0  #: seen by all workers, as the servers last said
         self.factor = 1.0  #: of the learning rate, for pushes of rows
         self.blocked_s = 0.0  #: that `in_turn` has taken of this thread's time
+        self.survives = False  #: whether `pushing` is needed
+        self.pushing: Pushing | None = None  #: what is under way
 
     def begin(self, work: Callable[[], Result]) -> Future[Result]:
         """Do something in the background that asks servers; what is asked later waits for it."""
@@ -84,6 +108,7 @@ class Client(Conversation):
         factor: float,
         out: Array,
         bits: float = 32,
+        applied: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         """Push a vector, and pull the model that results.
 
@@ -94,18 +119,26 @@ class Client(Conversation):
             factor: of the learning rate.
             out: [n], written; may be the model itself, but not `vector`.
             bits: a value of it.
+            applied: [n], of what servers have already, and is 0 in `vector`; None: nothing.
         """
         begin = time.perf_counter()
         self.clock += 1
+        if self.survives:
+            kept = None if residual is None else residual.copy()
+            self.pushing = Pushing(
+                vector, residual, kept, samples, factor, out, bits, self.clock, applied
+            )
         asks = []
         with on_device(vector):
             for server, part in enumerate(self.parts):
-                body = part.encoded(vector, residual, bits) if samples else None
+                known = applied is not None and part.all_of(applied)
+                body = part.encoded(vector, residual, bits) if samples and not known else None
                 message = Message(
                     kind=Kind.PUSH,
                     clock=self.clock,
                     version=self.versions[server],
-                    samples=samples,
+                    samples=0 if known else samples,
+                    count=int(known),
                     body=0 if body is None else body.nbytes,
                     factor=factor,
                     bits=bits,
@@ -117,6 +150,26 @@ class Client(Conversation):
             self.statistics.pushes += 1
             self.statistics.samples += samples
             self.statistics.count(max(answer.message.staleness for answer in answers))
+        self.pushing = None
+
+    def push_again(self, pushing: Pushing) -> None:
+        """Push what was under way as ranks died, but for what servers have of it."""
+        vector, residual, applied = pushing.vector, pushing.residual, pushing.applied
+        if applied is not None and applied.any():
+            xp = array_module(vector)
+            vector = xp.where(xp.asarray(applied), vector.dtype.type(0), vector)
+        if residual is not None and pushing.residual_before is not None:
+            lacks = slice(None) if applied is None else array_module(residual).asarray(~applied)
+            residual[lacks] = pushing.residual_before[lacks]
+        self.push(
+            vector,
+            residual,
+            pushing.samples,
+            pushing.factor,
+            pushing.out,
+            pushing.bits,
+            applied,
+        )
 
     def pull(self, out: Array) -> None:
         """Pull the model into [n]."""
@@ -193,8 +246,6 @@ class Client(Conversation):
         self.samples = answers[0].message.samples
         self.versions = [answer.message.version for answer in answers]
         self.left = True
-        if any(answer.message.count for answer in answers):
-            self._endpoint.leave_lost()
         table = answers[0].body[self.parts[0].bytes :].copy().view(np.int64)
         return [unpacked_statistics(numbers) for numbers in table.reshape(-1, LENGTH)]
 
@@ -206,24 +257,36 @@ class Client(Conversation):
         """
         self.ask_all(Kind.FAIL, from_text(problem))
 
+    def next_row_clock(self) -> int:
+        """The number of the next push of rows, by which servers know one that is made again."""
+        self.row_clock += 1
+        return self.row_clock
+
     def push_parts(
         self, kind: Kind, vectors: Sequence[Array], counters: Sequence[HostArray] = ()
     ) -> None:
         """Tell every server its parts of vectors [n], and of `counters`, if any, its own."""
-        on_host = [vector if array_module(vector) is np else vector.get() for vector in vectors]
+        here = [on_host(vector) for vector in vectors]
         asks = []
         for server, part in enumerate(self.parts):
-            arrays = [*map(part.cut, on_host), *counters[server : server + 1]]
+            arrays = [*map(part.cut, here), *counters[server : server + 1]]
             body = np.concatenate([as_bytes(array) for array in arrays])
             asks.append(Ask(server, Message(kind=kind, body=body.nbytes), body))
         self.ask(asks)
 
+    def abandon(self) -> None:
+        self._end_thread()
+        super().abandon()
+
     def close(self) -> None:
         """Nothing more is asked."""
+        self._end_thread()
+        super().close()
+
+    def _end_thread(self) -> None:
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
-        super().close()
 
     def ask_all(self, kind: Kind, body: HostArray | None = None) -> list[Answer]:
         """Ask every server the same."""

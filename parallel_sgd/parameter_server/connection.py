@@ -8,13 +8,15 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..communication import InBackground
-from ..communication.launched import survives
+from ..communication.endpoint import as_bytes
+from ..communication.watchdog import standing_by
 from ..compression import Codec
 from ..embedding import ArrayTable, ServedTables, Table
 from ..errors import SharedError, UserError
-from ..kernels import array_module
+from ..kernels import on_host
 from ..optimizers import Optimizer
 from ..parameters import Parameters
 from .answers import Answers
@@ -30,6 +32,8 @@ from .served import ServedModel
 from .server import Server
 
 Array = Any  #: a NumPy or CuPy array
+HostArray = npt.NDArray[Any]
+Counters = npt.NDArray[np.int64]
 
 
 class Connection:
@@ -65,6 +69,7 @@ class Connection:
         self._optimizer: Optimizer | None = None
         self._thread: ServerThread | None = None
         self._client: Client | None = None
+        self._server: Server | None = None
         self.parts = [
             Part(
                 placement.runs(server),
@@ -100,12 +105,52 @@ class Connection:
             self.order = RecordedOrder(record, self.group.server, facts)
 
     def bind(self, optimizer: Optimizer) -> None:
-        """The optimizer of this rank's server; where every rank serves, its thread begins."""
+        """The optimizer of this rank's server; where every rank serves, its thread begins, unless
+        others have died, and servers are to go on from what those have had: `begin_from`."""
         self._optimizer = optimizer
+        if not self.group.world.generation:
+            self._begin()
+
+    def begin_from(
+        self, vectors: Sequence[HostArray], counters: Counters, tables: ServedTables | None
+    ) -> None:
+        """This rank's server, if it is one, goes on from here.
+
+        Args:
+            vectors: [n] each, the model, and the optimizer's buffers in the order of their names.
+            counters: int64 [3 + 4 workers]: see `ServedModel.state`.
+            tables: what it holds of the tables; None where these begin.
+        """
+        if self.serves:
+            own = self.parts[self.group.server]
+            arrays = [*map(own.cut, vectors), counters]
+            self.server.model.set_state(np.concatenate([as_bytes(array) for array in arrays]))
+            if tables is not None:
+                self.server.tables = tables
+        self._begin()
+
+    def _begin(self) -> None:
         if self.group.shared:
-            self._thread = ServerThread(self._server())
+            self._thread = ServerThread(self.server)
             forgotten = weakref.finalize(self, self._thread.stop)
             forgotten.atexit = False  # the program's end stops it in its turn
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank is a server, at least beside its training."""
+        return self.group.serves or self.group.shared
+
+    @property
+    def server(self) -> Server:
+        """This rank's, made at its first use."""
+        if self._server is None:
+            self._server = self._new_server()
+        return self._server
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """What this rank's server holds of the model, as (start, stop)."""
+        return self._placement.runs(self.group.server)
 
     @property
     def client(self) -> Client:
@@ -122,6 +167,7 @@ class Connection:
         if self._client is None:
             endpoint = self.group.messages.endpoint(self.group.servers, serving=False)
             self._client = Client(endpoint, self.parts, self._check)
+            self._client.survives = self.group.world.survives
         return self._client
 
     def remote_tables(self) -> RemoteTables:
@@ -141,14 +187,12 @@ class Connection:
         if self._thread is not None:
             self._thread.check(asked=rank == self.group.world.rank)
 
-    def _server(self) -> Server:
+    def _new_server(self) -> Server:
         assert self._optimizer is not None
         group = self.group
         server, servers, workers = group.server, len(group.servers), len(group.workers)
-        flat = self._parameters.flat
-        on_host = flat if array_module(flat) is np else flat.get()
         initial = layout(self._placement.shapes(server), self._parameters.dtype)
-        initial.flat = self.parts[server].cut(on_host)
+        initial.flat = self.parts[server].cut(on_host(self._parameters.flat))
         endpoint = group.messages.endpoint(group.workers, serving=True)
         answers = Answers(endpoint)
         return Server(
@@ -166,22 +210,22 @@ class Connection:
                 self._tables, server, servers, workers=workers, synchronous=self._synchronous
             ),
             self.order,
-            survives=survives(),
         )
 
     def serve(self) -> None:
         """Be a server, until all workers have left; then take the whole final model. Once.
 
         Raises:
-            UserError: as `Server.serve`.
+            UserError, RanksLost: as `Server.serve`.
 
         Collective over the servers at its end.
         """
         if self.finished:
             return
         self.finished = True
-        server = self._server()
-        server.serve()
+        server = self.server
+        with standing_by("requests of workers"):
+            server.serve()
         own, counts = self.group.own, [part.values for part in self.parts]
         everything = np.empty(sum(counts), self._parameters.dtype)
         own.allgather(server.model.x, everything, counts)
@@ -196,6 +240,22 @@ class Connection:
             self._thread.wait()
             self._thread.check(asked=False)
 
+    def end_without_servers(self) -> None:
+        """This rank has the final model by others; servers have ended."""
+        self.finished = True
+        if self._client is not None:
+            self._client.left = True
+
+    def abandon(self) -> None:
+        """Ranks have died, and the communicators are revoked: end what serves and asks. Local."""
+        if self._thread is not None:
+            self._thread.stop()
+            self._thread.wait()
+        if self._client is not None:
+            self._client.abandon()
+        if self._server is not None:
+            self._server.abandon()
+
     def close(self, *, failed: bool) -> None:
         """Give back the communicators, and end what serves and asks.
 
@@ -204,7 +264,7 @@ class Connection:
 
         Collective over all ranks. Nor is anything where ranks may be lost, who would not come.
         """
-        if failed or survives():
+        if failed or self.group.world.survives:
             return
         if not self.finished:
             if self._client is not None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..communication import Endpoint, PeerLost
+from ..communication import Endpoint
 from ..communication.endpoint import Header, OtherLength, Transfer
 from ..errors import SharedError, UserError
 from .statistics import WorkerStatistics
@@ -59,7 +59,6 @@ class Conversation:
         self._ranks = endpoint.peers
         self._came: dict[int, Header] = {}
         self._problem: str | None = None  # why training cannot go on
-        self._lost: str | None = None  # which server is
         self.left = False  #: whether servers have ended, and nothing may be asked any more
 
     def ask(self, asks: Iterable[Ask]) -> list[Answer]:
@@ -69,13 +68,12 @@ class Conversation:
 
         Raises:
             SharedError: a worker has failed, as all others are told too.
-            UserError: a server has refused a request, or is lost, or all have left.
+            UserError: a server has refused a request, or all have left.
+            RanksLost: a rank has died, where the others survive that.
         """
         asks = list(asks)
         if self._problem is not None:
             raise SharedError(self._problem)
-        if self._lost is not None:
-            raise UserError(self._lost)
         if self.left:
             raise UserError(
                 "the servers have left with learner.finish(): save, load, evaluate and ask for "
@@ -86,9 +84,6 @@ class Conversation:
         except SharedError as error:  # this rank's own server may say so before the others answer
             self._problem = str(error)
             raise
-        except PeerLost as error:
-            self._lost = f"the server on rank {error.peer} is lost"
-            raise UserError(self._lost) from None
 
     def _sound(self, asks: list[Ask], answers: list[Answer]) -> list[Answer]:
         """The answers, where they answer the requests."""
@@ -177,6 +172,10 @@ class Conversation:
             self._check(rank)
             return None
         return self._came.pop(rank)
+
+    def abandon(self) -> None:
+        """Ranks have died: see that nothing is under way any more."""
+        self._endpoint.abandon()
 
     def close(self) -> None:
         """Nothing more is asked."""

@@ -26,7 +26,9 @@ def _pull_rows(model: ServedModel, tables: ServedTables, request: Request) -> Ar
 def _push_rows(model: ServedModel, tables: ServedTables, request: Request) -> None:
     message, worker = request.message, request.worker
     ids, gradient = _ids_and_rows(tables, request)
-    tables.push(worker, message.table, ids, gradient, message.samples, message.factor)
+    if message.clock > tables.row_clocks.get(worker, 0):  # else it is made again: it had arrived
+        tables.push(worker, message.table, ids, gradient, message.samples, message.factor)
+        tables.row_clocks[worker] = message.clock
 
 
 def _set_rows(model: ServedModel, tables: ServedTables, request: Request) -> None:

@@ -106,6 +106,10 @@ class Part:
         pieces = [vector[start:stop] for start, stop in self._runs]
         return np.concatenate(pieces) if pieces else vector[:0].copy()
 
+    def all_of(self, marked: npt.NDArray[np.bool_]) -> bool:
+        """Whether all of the part is marked, in bool [n]."""
+        return all(bool(marked[start:stop].all()) for start, stop in self._runs)
+
     def _of(self, vector: Array, cut: Array | None) -> Array:
         if cut is None:
             ((start, stop),) = self._runs

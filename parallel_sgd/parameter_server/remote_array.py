@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..embedding import ArrayTable
 from ..errors import UserError
 from ..validation import kind_of
+from .client import Client
 from .remote_table import RemoteTable, Rows
 
 Numbers = npt.NDArray[np.int64]
@@ -88,6 +89,10 @@ class RemoteArray:
     def counts(self) -> dict[str, int]:
         """As `RemoteTable.counts`, of rows that have been changed (or blocks)."""
         return self._table.counts()
+
+    def go_on(self, client: Callable[[], Client] | None, recover: Callable[[], object]) -> None:
+        """See `RemoteTable.go_on`."""
+        self._table.go_on(client, recover)
 
     def step_taken(self) -> None:
         """As `RemoteTable.step_taken`."""

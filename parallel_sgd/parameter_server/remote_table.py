@@ -6,12 +6,14 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ..communication import is_loss
 from ..communication.endpoint import as_bytes
 from ..embedding import COUNTS, Table
 from ..errors import UserError
@@ -23,6 +25,7 @@ from .wire import LARGEST, Kind, Message, as_text, from_text
 
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
+Result = TypeVar("Result")
 
 ASKED_EVERY_S = 0.05  #: whether tables are written
 
@@ -69,6 +72,7 @@ class RemoteTable:
         self.options, self._number, self._client = options, number, client
         self._kernels, self._synchronous = row_kernels(), synchronous
         self.left_out: LeavesOut | None = None
+        self._recover: Callable[[], object] | None = None
         self._wanted: Ids | None = None
         self._coming: tuple[Ids, Future[Rows]] | None = None
 
@@ -76,6 +80,25 @@ class RemoteTable:
     def width(self) -> int:
         """Values in a row."""
         return self.options.width
+
+    def go_on(self, client: Callable[[], Client] | None, recover: Callable[[], object]) -> None:
+        """Ask another client from here on.
+
+        Args:
+            recover: called where ranks have died in a request, which is then made once more.
+        """
+        self._client, self._recover = client, recover
+
+    def _ask(self, work: Callable[[Client], Result]) -> Result:
+        """Ask servers for something; again, where ranks have died in it."""
+        while True:
+            client = self._asked()
+            try:
+                return client.in_turn(partial(work, client))
+            except Exception as error:
+                if self._recover is None or not is_loss(error):
+                    raise
+                self._recover()
 
     def rows(self, ids: Ids) -> Rows:
         """The rows of ids.
@@ -90,12 +113,12 @@ class RemoteTable:
         """
         flat, self._wanted = self._checked(ids), None
         coming, self._coming = self._coming, None
-        client = self._asked()
-        if coming is not None:
+        self._asked()
+        if coming is not None and not is_loss(coming[1].exception()):
             rows = coming[1].result()
             if np.array_equal(coming[0], flat):
                 return rows.reshape(*ids.shape, self.width)
-        return client.in_turn(lambda: self._pull(client, flat)).reshape(*ids.shape, self.width)
+        return self._ask(lambda client: self._pull(client, flat)).reshape(*ids.shape, self.width)
 
     def prefetch(self, ids: Ids) -> None:
         """Begin to pull, in the background, what the next `rows` will ask for: now, so that it does
@@ -124,7 +147,7 @@ class RemoteTable:
     def forget_prefetched(self) -> None:
         """The next `rows` are pulled anew: a checkpoint has taken the place of all."""
         coming, self._coming, self._wanted = self._coming, None, None
-        if coming is not None:
+        if coming is not None and not is_loss(coming[1].exception()):
             coming[1].result()
 
     def push(self, ids: Ids, gradient: Rows, samples: int) -> None:
@@ -137,7 +160,7 @@ class RemoteTable:
         Raises:
             UserError: ids that are not int64, or a gradient that is not possible, or not finite.
         """
-        flat, client = self._checked(ids), self._asked()
+        flat, _ = self._checked(ids), self._asked()
         samples, name = integer("samples", samples, 1, LARGEST - 1), self.options.name
         if not isinstance(gradient, np.ndarray):
             kind = type(gradient).__name__
@@ -152,7 +175,8 @@ class RemoteTable:
         if left_out is not None and left_out.skips and not np.isfinite(rows).all():
             left_out.tell(f"the gradient of rows of table {name!r} is not finite")
             return
-        client.in_turn(lambda: self._push(client, flat, rows, samples))
+        clock = self._asked().next_row_clock()
+        self._ask(lambda client: self._push(client, flat, rows, samples, clock))
 
     def set(self, ids: Ids, values: Rows) -> None:
         """Replace rows, now, whatever the mode.
@@ -171,13 +195,12 @@ class RemoteTable:
         for server, (first, end) in enumerate(pairwise(bounds.tolist())):
             own = order[first:end]
             asks += [self._to_server(Kind.SET_ROWS, server, ids[own], values[own])] * (first < end)
-        client.in_turn(lambda: client.ask(asks))
+        self._ask(lambda client: client.ask(asks))
 
     def counts(self) -> dict[str, int]:
         """How many rows the servers hold, the bytes of memory that they take, the ids that have
         been pushed but have no row yet, and the rows that were forgotten."""
-        client = self._asked()
-        answers = client.in_turn(lambda: client.ask_all(Kind.COUNT_TABLES))
+        answers = self._ask(lambda client: client.ask_all(Kind.COUNT_TABLES))
         tables = np.sum([answer.body.view(np.int64) for answer in answers], axis=0)
         return dict(zip(COUNTS, tables.reshape(-1, 4)[self._number].tolist(), strict=True))
 
@@ -235,7 +258,7 @@ class RemoteTable:
         client.spend(answers, time.perf_counter() - begin)
         return out
 
-    def _push(self, client: Client, ids: Ids, gradient: Rows, samples: int) -> None:
+    def _push(self, client: Client, ids: Ids, gradient: Rows, samples: int, clock: int) -> None:
         begin = time.perf_counter()
         distinct, held, inverse = self._by_server(client.servers, ids)
         total = np.empty((len(distinct), self.width), np.float32)
@@ -247,6 +270,7 @@ class RemoteTable:
         for server, own in held:
             ask = self._to_server(Kind.PUSH_ROWS, server, distinct[own], total[own])
             ask.message.samples, ask.message.factor = samples, client.factor
+            ask.message.clock = clock
             asks.append(ask)
         answers = client.ask(asks)
         client.statistics.rows_pushed += len(total)

@@ -53,7 +53,6 @@ class Requests:
         self._worker_of = {rank: worker for worker, rank in enumerate(endpoint.peers)}
         self._headers: deque[tuple[int, Header]] = deque()  # whose bodies are not
         self._coming: list[Request] = []  # whose bodies are under way
-        self._forgotten: list[Request] = []  # of workers of which nothing more is wanted
         self._free: list[Array] = []  # memory for bodies, the one used last at the end
         #: When each worker was last heard of.
         self.heard = [time.monotonic()] * len(endpoint.peers)
@@ -62,7 +61,7 @@ class Requests:
         """Those that are all here by now, and what is none; does not wait.
 
         Raises:
-            PeerLost: a worker has died. Nothing else is lost by that.
+            RanksLost: a rank has died, where the others survive that.
         """
         for rank, header in self._endpoint.arrivals():
             self.heard[self._worker_of[rank]] = time.monotonic()
@@ -84,14 +83,6 @@ class Requests:
         """Its body is not needed any more."""
         if len(request.memory):
             self._free.append(request.memory)
-
-    def forget(self, worker: int) -> None:
-        """Nothing more comes from a worker."""
-        # MPI may write yet to the bodies of one that is silent: their memory must stay.
-        self._forgotten += [request for request in self._coming if request.worker == worker]
-        self._coming = [request for request in self._coming if request.worker != worker]
-        rest = [(k, header) for k, header in self._headers if self._worker_of[k] != worker]
-        self._headers = deque(rest)
 
     def _begun(self, rank: int, header: Header) -> Request:
         """A header is here: check it, and receive the body."""

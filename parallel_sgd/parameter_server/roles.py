@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn, Protocol
 
@@ -51,9 +52,12 @@ class ServerGroup(Group):
     messages: Communicator
     connection: Connected = field(init=False)
 
+    def __post_init__(self) -> None:
+        self._rank = self.world.rank  # for good: that in the world changes where others die
+
     @property
     def serves(self) -> bool:
-        return self.world.rank not in self.workers
+        return self._rank not in self.workers
 
     @property
     def shared(self) -> bool:
@@ -63,7 +67,7 @@ class ServerGroup(Group):
     @property
     def server(self) -> int:
         """This server's number."""
-        return self.servers.index(self.world.rank)
+        return self.servers.index(self._rank)
 
     def agree(self, problem: str | None, samples: int) -> int:
         client = self.connection.client
@@ -125,16 +129,25 @@ class ParameterServers(Options, Roles):
     def workers(self, comm: Communicator) -> list[int]:
         return self.assign(comm)[0]
 
-    def form(self, comm: Communicator) -> ServerGroup:
-        workers, serving = self.assign(comm)
-        if comm.rank == 0 and comm.size > 1 and workers == serving:
+    def form(self, comm: Communicator, before: Group | None = None) -> ServerGroup:
+        serves = None if before is None else before.serves
+        workers, serving = self.assign(comm, serves)
+        if comm.rank == 0 and comm.size > 1 and workers == serving and before is None:
             warnings.warn(GIL, stacklevel=4)  # where the learner is made
         own = comm.split(int(comm.rank not in workers))
+        if before is not None:
+            before.own.become(own)
+            own = before.own
         return ServerGroup(comm, tuple(workers), tuple(serving), own, comm.duplicate())
 
-    def assign(self, world: Communicator) -> tuple[list[int], list[int]]:
+    def assign(
+        self, world: Communicator, served: bool | None = None
+    ) -> tuple[list[int], list[int]]:
         """The ranks of workers and of servers.
 
+        Args:
+            served: where others have died, whether this rank has only served so far; None where it
+                was not among them.
         Raises:
             SharedError: on all ranks, where that is not possible.
 
@@ -146,9 +159,11 @@ class ParameterServers(Options, Roles):
                 (requested_role() if self.role == "auto" else None) or self.role,
             )
         )
-        given = world.allgather_object((role, requested))
-        asked = [role for role, _ in given]
+        given = world.allgather_object((role, requested, served))
+        asked = [role for role, _, _ in given]
         size = world.size
+        if any(served is not None for *_, served in given):
+            return self._kept([served for *_, served in given])
         if set(asked) == {"auto"}:
             world.require_agreement({"servers": requested})
             count = min(1, size - 1) if requested is None else requested
@@ -166,9 +181,22 @@ class ParameterServers(Options, Roles):
         workers, serving = by_role["worker"], by_role["server"]
         if not workers or not serving:
             raise SharedError(f"role={asked[0]!r} on all ranks: there must be workers and servers")
-        wanted = {number for _, number in given} - {None, len(serving)}
+        wanted = {number for _, number, _ in given} - {None, len(serving)}
         if wanted:
             raise SharedError(
                 f"servers={wanted.pop()}, but {len(serving)} ranks have role='server'"
             )
         return workers, serving
+
+    @staticmethod
+    def _kept(served: Sequence[bool | None]) -> tuple[list[int], list[int]]:
+        """Those of ranks that are left: who has trained trains on, and who has served, or joins
+        them, serves; where there are none such, all that train do both.
+
+        Raises:
+            SharedError: nobody is left who has trained.
+        """
+        workers = [rank for rank, its in enumerate(served) if its is False]
+        if not workers:
+            raise SharedError("all ranks that have trained are lost, and only servers are left")
+        return workers, [rank for rank, its in enumerate(served) if its is not False] or workers

@@ -144,6 +144,10 @@ class ServedModel:
             self._apply(worker, push)
         return staleness
 
+    def skip(self, worker: int) -> None:
+        """Count a push that the model has already."""
+        self.clocks[worker] += 1
+
     def _apply(self, worker: int, push: Push) -> None:
         """Change the model by one worker's push."""
         mean = 1 / len(self.clocks) if self.rules.merge == "mean" else 1.0
@@ -243,7 +247,12 @@ class ServedModel:
         if self.rules.mode == "sync":
             self._end_round()
 
-    def _vectors(self) -> list[Array]:
+    def finished_clock(self, worker: int) -> int:
+        """A worker's pushes, without one that waits for its round."""
+        return self.clocks[worker] - (worker in self._round)
+
+    @property
+    def vectors(self) -> list[Array]:
         """The part, and the optimizer's buffers in the order of their names."""
         buffers = self.local_step.state.buffers
         return [self.x, *(buffers[name] for name in sorted(buffers))]
@@ -256,7 +265,7 @@ class ServedModel:
     def state_bytes(self) -> int:
         """Length of `state`."""
         counters = COUNTERS + OF_EACH_WORKER * len(self.clocks)
-        return sum(vector.nbytes for vector in self._vectors()) + 8 * counters
+        return sum(vector.nbytes for vector in self.vectors) + 8 * counters
 
     def state(self) -> Array:
         """The part, the optimizer's buffers in the order of their names, and the counters: uint8.
@@ -269,7 +278,7 @@ class ServedModel:
         counters = [self.version, optimizer.steps, optimizer.samples]
         for of_each_worker in (self.clocks, self.pushes, self.pulled, self.based):
             counters += of_each_worker
-        arrays = [*self._vectors(), np.array(counters, np.int64)]
+        arrays = [*self.vectors, np.array(counters, np.int64)]
         return np.concatenate([array.view(np.uint8) for array in arrays])
 
     def set_state(self, state: Array) -> None:
@@ -288,7 +297,7 @@ class ServedModel:
             raise UserError(f"the counters of a state must not be negative: {counters}")
         self.parameters.rebind(self._unread(self.x))  # all of it is written
         n = self.x.nbytes
-        for i, vector in enumerate(self._vectors()):
+        for i, vector in enumerate(self.vectors):
             vector[...] = state[i * n : (i + 1) * n].view(vector.dtype)
         self.version, optimizer.steps, optimizer.samples = counters[:COUNTERS]
         self.clocks, self.pushes, self.pulled, self.based = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,17 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..communication import Endpoint, PeerLost
+from ..communication import Endpoint
 from ..communication.departures import ON_ITS_WAY_S
 from ..communication.endpoint import as_bytes
 from ..embedding import ServedTables
-from ..errors import SharedError, UserError
+from ..errors import SharedError, UserError, WaitedInVain
 from .answers import Answers
 from .direct_requests import DIRECT_REQUESTS
 from .order import Order
 from .requests import Request, Requests
 from .served import ServedModel
-from .statistics import LENGTH, NANO, WAIT, WorkerStatistics
+from .statistics import LENGTH, NANO, WAIT
 from .waits import disagreement, of_kind, stalemate
 from .wire import ANSWERS, Kind, Malformed, Message, as_text, from_text
 
@@ -42,7 +41,6 @@ class Server:
         model: the part.
         tables: the parts of the tables.
         order: in which requests are handled.
-        survives: whether to go on without workers that die or hang.
 
     `serve` is all there is to do with one. Local.
     """
@@ -54,18 +52,14 @@ class Server:
         model: ServedModel,
         tables: ServedTables,
         order: Order,
-        *,
-        survives: bool = False,
     ) -> None:
-        self._endpoint, self.model, self._tables = endpoint, model, tables
-        self._order, self._survives = order, survives
+        self._endpoint, self.model, self.tables = endpoint, model, tables
+        self._order = order
         self._ranks: Sequence[int] = endpoint.peers
         self._requests, self._answers = Requests(endpoint), answers
         self._ready: list[Request] = []
         self._kept: dict[int, Request] = {}  # whose answers are kept back, by worker
         self._live = set(range(len(self._ranks)))
-        self.lost: list[int] = []  #: workers that have died or hung
-        self._silent = False  # whether one of them may be alive
         self._problem: str | None = None
         self._informed: set[int] = set()  # workers that know of it
         self._gone: set[int] = set()  # workers that have their last answer
@@ -90,8 +84,9 @@ class Server:
 
         Raises:
             SharedError: a worker has failed; all others know.
-            UserError: a worker has not been heard of for the endpoint's `timeout_s`, or all are
-                lost; or the order of the requests cannot be written.
+            UserError: a worker has not been heard of for the endpoint's `timeout_s`; or the order
+                of the requests cannot be written.
+            RanksLost: a rank has died, where the others survive that.
         """
         unwritable: UserError | None = None
         try:
@@ -105,33 +100,28 @@ class Server:
                 self._endpoint.close()
         if self._problem:
             raise SharedError(self._problem)
-        if not self._live:
-            raise UserError("all workers are lost")
         if unwritable:
             raise unwritable
 
     def _serve(self) -> None:
         idle, moving = self._endpoint.backoff(), self._endpoint.backoff(moving=True)
         while self._live - self._gone - self._informed and not self._is_over:
-            unheard = self._answers.unheard
-            try:
-                if self._move():
-                    idle.reset()
-                    moving.reset()
-                elif self._requests.coming or self._answers.going:
-                    moving.pause()
-                else:
-                    idle.pause()
-                self._look_after_workers()
-            except PeerLost as error:
-                unheard.append(error.peer)
-            while unheard:
-                self._lose(self._ranks.index(unheard.pop()), "has died")
+            if self._move():
+                idle.reset()
+                moving.reset()
+            elif self._requests.coming or self._answers.going:
+                moving.pause()
+            else:
+                idle.pause()
+            self._look_after_workers()
         if not self._is_over:
             self._answers.finish()
-        if self.lost:
-            self._endpoint.leave_lost(silent=self._silent)
-        self._tables.wait()
+        self.tables.wait()
+
+    def abandon(self) -> None:
+        """Ranks have died, and `serve` has ended: see that nothing is under way any more."""
+        self._endpoint.abandon()
+        self.tables.wait()
 
     def _move(self) -> bool:
         """Do what can be done without waiting; whether there was anything."""
@@ -162,8 +152,6 @@ class Server:
             self._tell_problem(request)
             return True
         try:
-            if request.worker in self.lost:
-                raise Malformed("the other workers go on without this one: it was silent too long")
             HANDLERS[request.message.kind](self, request)
         except UserError as error:
             self._answer(request, from_text(str(error)), Kind.REFUSED)
@@ -189,6 +177,11 @@ class Server:
                 raise Malformed(f"{name}={getattr(message, name)} of this push must be {number}")
         if worker not in model.live:
             raise Malformed("a worker that has left cannot push")
+        if message.count:
+            model.skip(worker)
+            self._give_model(request)
+            self._release()
+            return
         request.staleness = model.push(
             worker, request.body, message.samples, message.factor, message.bits
         )
@@ -202,7 +195,7 @@ class Server:
         if ended is None:
             return
         try:
-            self._tables.step(*ended, mean=self.model.rules.merge == "mean")
+            self.tables.step(*ended, mean=self.model.rules.merge == "mean")
         except (UserError, MemoryError) as error:
             rank = self._endpoint.rank
             self._end_training(f"the server on rank {rank} cannot train its tables: {error}")
@@ -282,7 +275,7 @@ class Server:
 
     def _answer_directly(self, request: Request) -> None:
         handle = DIRECT_REQUESTS[request.message.kind]
-        self._answer(request, handle(self.model, self._tables, request))
+        self._answer(request, handle(self.model, self.tables, request))
 
     def _answer(
         self,
@@ -307,7 +300,6 @@ class Server:
             samples=self.model.samples if samples is None else samples,
             body=0 if body is None else body.nbytes,
             staleness=request.staleness,
-            count=len(self.lost),
             queued_ns=request.begun_ns - request.came_ns,
             applied_ns=request.ended_ns - request.begun_ns,
             held_ns=now - request.ended_ns,
@@ -335,18 +327,16 @@ class Server:
         for worker in self._live - self._gone - self._informed:
             if now - heard[worker] <= timeout_s:
                 continue
-            if not self._survives:
-                rank = self._ranks[worker]
-                self._endpoint.show_stacks(
-                    rank, f"has not heard of rank {rank} for {timeout_s:g} s"
-                )
-                raise UserError(
-                    f"a server has not heard of the worker on rank {self._ranks[worker]} for "
-                    f"timeout_s={timeout_s:g} s: it has stopped, left without learner.finish(), or "
-                    "is busy with something else; ending the job"
-                )
-            self._silent = True
-            self._lose(worker, f"has been silent for {timeout_s:g} s")
+            rank = self._ranks[worker]
+            if self._endpoint.goes_on_without(rank):
+                heard[worker] = now
+                continue
+            self._endpoint.show_stacks(rank, f"has not heard of rank {rank} for {timeout_s:g} s")
+            raise WaitedInVain(
+                f"a server has not heard of the worker on rank {rank} for "
+                f"timeout_s={timeout_s:g} s: it has stopped, left without learner.finish(), or "
+                "is busy with something else; ending the job"
+            )
 
     def _require_presence(self, now: float) -> None:
         """See that no worker has left of which anything is yet to come."""
@@ -366,8 +356,6 @@ class Server:
         timeout_s = self._endpoint.timeout_s
         if turn in self._kept:
             why = "waits for the others itself"
-        elif turn not in self._live:
-            why = "is lost"
         elif time.monotonic() - self._handled_s > timeout_s:
             why = f"has asked for nothing for timeout_s={timeout_s:g} s, while others wait"
         else:
@@ -376,27 +364,6 @@ class Server:
             f"replay: the recorded order has the worker on rank {self._ranks[turn]} next, "
             f"which {why}: this is not the run that was recorded"
         )
-
-    def _lose(self, worker: int, why: str) -> None:
-        """Go on without a worker."""
-        if worker in self._gone or worker in self.lost:
-            return
-        self._live.discard(worker)
-        self.lost.append(worker)
-        pushes = self.model.pushes[worker]
-        self._statistics[worker] = WorkerStatistics(pushes=pushes, lost=1).packed()
-        self._kept.pop(worker, None)
-        self._requests.forget(worker)
-        self._ready = [r for r in self._ready if r.worker != worker]
-        print(
-            f"parallel_sgd: the worker on rank {self._ranks[worker]} {why}: "
-            f"{len(self._live)} of {len(self._ranks)} workers are left",
-            file=sys.stderr,
-            flush=True,
-        )
-        self.model.leave(worker)
-        self._step_tables()
-        self._release()
 
 
 HANDLERS: dict[Kind, Callable[[Server, Request], None]] = {

@@ -40,7 +40,6 @@ class WorkerStatistics:
     left_out: int = 0  #: pushes that were not made, since their numbers were not finite
     rows_pulled: int = 0  #: of tables, different ones in each minibatch
     rows_pushed: int = 0  #: likewise
-    lost: int = 0  #: 1 if it has died or hung; then nothing but its pushes is known
     summed_staleness: int = 0  #: over its pushes
     largest_staleness: int = 0
     #: How many of its pushes met a model that had been changed so often since the one that they are

@@ -81,7 +81,7 @@ class Message:
     version: int = 0  #: of the model; in a request, of the last one that was answered
     samples: int = 0  #: in a push, those of its gradient; in an answer, those seen by all workers
     body: int = 0  #: bytes that follow
-    count: int = 0  #: of ids; in an answer, of workers that are lost
+    count: int = 0  #: of ids; 1 in a push that has been applied before ranks died
     factor: float = 1.0  #: of the learning rate, for this push
     bits: float = 32  #: a value of a push
     staleness: int = 0  #: updates between this worker's pull and its push

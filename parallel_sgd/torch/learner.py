@@ -14,9 +14,9 @@ from ..communication import Communicator
 from ..errors import SharedError, UserError
 from ..optimizers import Optimizer, UpdateRule
 from ..training import Learner as ArrayLearner
-from ..training.announced import Feed
 from ..training.arguments import require_communicator
 from ..training.evaluation import weighted_means
+from ..training.feed import Feed
 from ..training.in_common import EVERY
 from ..training.leaving_out import MOST_SKIPPED, NotFinite
 from ..training.survival import COMMIT_EVERY

@@ -9,6 +9,7 @@ from .loading import LoadedCheckpoint, load_checkpoint
 from .not_finite_policy import NotFinitePolicy
 from .objective import ModelObjective, Objective
 from .progress import Progress
+from .resuming import resume
 from .run_folder import CHECKPOINTS, RunFolder, require_matplotlib
 from .session import TrainingSession
 from .trace_file import traced
@@ -30,5 +31,6 @@ __all__ = [
     "TrainingSession",
     "load_checkpoint",
     "require_matplotlib",
+    "resume",
     "traced",
 ]

@@ -39,7 +39,7 @@ class Adjusting:
     def can_roll_back(self) -> bool:
         """Whether a model that is not finite can be undone. Local."""
         rate = self._rate
-        return rate is not None and rate.load_best_model and self._best.taken
+        return rate is not None and rate.load_best_model and self._best.fits(self._learner)
 
     def keep(self) -> None:
         """Keep the model as the best one. Local, but where servers hold a part of it."""
@@ -57,7 +57,7 @@ class Adjusting:
     def finish(self) -> bool:
         """Before training ends: go back to the best model, where that is asked for; whether it
         was."""
-        goes_back = self.ends_with_best and self._best.taken
+        goes_back = self.ends_with_best and self._best.fits(self._learner)
         if goes_back:
             self._best.restore(self._learner)
         return goes_back
@@ -92,6 +92,9 @@ class Adjusting:
         if last or self.ended:
             self.ends_with_best = True
             return row, False
+        if not self._best.fits(self._learner):
+            standing.latest = criterion
+            return row.with_event("not back to the best model: a rank of it has died"), False
         self._best.restore(self._learner)
         standing.latest = standing.best
         return row.with_event(f"back to the model of {standing.best_samples} samples"), True

@@ -6,11 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from threading import Lock, get_ident
-from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from ..algorithms import Algorithm
-from ..data.view import Rewound
 from ..errors import UserError
 from ..optimizers import LocalStep
 from ..validation import integer
@@ -19,6 +17,18 @@ MOST_SAMPLES = 2**40
 """Of a rank in a minibatch: sums over ranks are 64-bit integers."""
 
 WAY_OUT = "; learner.forget_announced() leaves out what is left"
+
+
+class Pass:
+    """One pass of a source over its minibatches.
+
+    Attributes:
+        forgotten: it was left in the midst.
+        rewound: training has gone back, and what is left is dealt out anew.
+    """
+
+    def __init__(self) -> None:
+        self.forgotten = self.rewound = False
 
 
 class AnnouncedMinibatch(NamedTuple):
@@ -33,7 +43,7 @@ class AnnouncedMinibatch(NamedTuple):
 
     own: int
     total: int
-    feed: Feed | None
+    feed: Pass | None
     thread: int
     void: bool = False
 
@@ -62,7 +72,7 @@ class Announced:
         self._some_forgotten = False
         self._rewound = False  # since then ranks may have fetched ahead by other numbers
         self._steps_in: int | None = None  # the thread that has taken a minibatch last
-        self.feed: Feed | None = None  #: of the source that gives minibatches at present
+        self.feed: Pass | None = None  #: of the source that gives minibatches at present
         self._fed = False  # by a source that was not left in the midst of it
         self.steps = 0  #: that have begun
 
@@ -90,13 +100,13 @@ class Announced:
                 waiting = self._totals.get(get_ident(), 0)
         return self.clock + self._left_out + self._in_step_here + waiting
 
-    def add(self, samples: int, total: int, feed: Feed | None = None) -> None:
+    def add(self, samples: int, total: int, feed: Pass | None = None) -> None:
         samples = integer("samples", samples, 0, MOST_SAMPLES)
         total = integer("total", total, samples)
         with self._lock:
             self._append(AnnouncedMinibatch(samples, total, feed, get_ident()))
 
-    def add_void(self, samples: int, feed: Feed) -> None:
+    def add_void(self, samples: int, feed: Pass) -> None:
         with self._lock:
             self._append(AnnouncedMinibatch(samples, samples, feed, get_ident(), void=True))
 
@@ -166,13 +176,13 @@ class Announced:
                 self._step_began, self._in_step, self._in_step_here = None, 0, 0
         self._step_began = None
 
-    def begin(self, feed: Feed) -> None:
+    def begin(self, feed: Pass) -> None:
         """A source begins; one that was left in the midst has no part in training any more."""
         if self.feed is not None:
             self.forget(self.feed)
         self.feed, self._fed = feed, True
 
-    def forget(self, feed: Feed) -> None:
+    def forget(self, feed: Pass) -> None:
         """The source was left: what it has given and no step has taken is not trained on.
 
         Python may call it anywhere, where it finds that nobody holds a generator any more.
@@ -181,7 +191,7 @@ class Announced:
         if self.feed is feed:
             self.feed, self._fed = None, False
 
-    def ended(self, feed: Feed) -> None:
+    def ended(self, feed: Pass) -> None:
         """The source has given all that it has."""
         if self.feed is feed:
             self.feed = None
@@ -325,93 +335,3 @@ class Announced:
                 f"one step must not take minibatches from both sides of distributed_after: they "
                 f"begin at {clock} to {last} samples"
             )
-
-
-class Feed:
-    """One pass of a source over its minibatches, for one learner; a `with` block around it.
-
-    Args:
-        announced: the learner's.
-        algorithm: the learner's.
-        fail: the learner's.
-        complete: the learner's, at the end of a pass.
-    """
-
-    def __init__(
-        self,
-        announced: Announced,
-        algorithm: Algorithm[Any],
-        fail: Callable[[str], NoReturn],
-        complete: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._announced, self._algorithm, self._fail = announced, algorithm, fail
-        self._complete = complete
-        self.forgotten = False  #: left in the midst
-        self.rewound = False  #: training has gone back, and what is left is dealt out anew
-
-    @property
-    def samples(self) -> int:
-        """Of all ranks, up to where the next minibatch begins."""
-        return self._announced.end
-
-    @property
-    def distributed(self) -> bool:
-        """Whether each rank gets its part of the next minibatch; else it is in the warm start."""
-        return self._announced.end >= self._algorithm.distributed_after
-
-    def complete(self) -> None:
-        """All has been given: see that all ranks have trained on it. Collective where ranks survive
-        each other, else local.
-
-        Raises:
-            Rewound: they have gone back.
-        """
-        self._require_going_on()
-        if self._announced.complete:
-            self._complete()
-        self._require_going_on()
-
-    @property
-    def trained(self) -> bool:
-        """Whether steps have been taken with all that was given. May raise `Rewound`. Local."""
-        self._require_going_on()
-        return self._announced.complete
-
-    def begin_again(self) -> None:
-        """Go on from where training has gone back to. What was given before, and is yet to come to
-        a step, stays void. Local."""
-        self.rewound = False
-
-    def announce_void(self, samples: int) -> None:
-        """Announce something of so many samples that no step trains on. Local."""
-        self._announced.add_void(samples, self)
-
-    def _require_going_on(self) -> None:
-        if self.rewound:
-            raise Rewound
-
-    def announce(self, samples: int, total: int) -> None:
-        """Announce the minibatch that is given next: samples of this rank, and of all ranks.
-
-        Raises:
-            Rewound: training has gone back, and with it the place in the data.
-        """
-        self._require_going_on()
-        if self._announced.feed is not self:
-            self._fail(
-                "a source's minibatches must not be gone on with after another source has begun, "
-                "training has failed, or a checkpoint was loaded: take them anew from the source"
-            )
-        self._announced.add(samples, total, self)
-
-    def __enter__(self) -> Feed:
-        self._announced.begin(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self._announced.ended(self)
-        else:  # left in the midst of it
-            self._announced.forget(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,8 @@ class CheckpointConfig:
         keep: how many of the latest to keep, beside the best one.
         resume: a checkpoint to go on from, or the folder of checkpoints or of a run, whose newest
             is taken; True: the newest in `folder`, if there is one: for jobs that are started again
-            by the same command.
+            by the same command. One that `parallel-sgd run --restarts` starts again needs none: it
+            goes on from the newest whole checkpoint in `folder` that it has written.
     Raises:
         UserError: an argument is not as required.
 
@@ -78,10 +80,11 @@ class SharedClock:
 
     Args:
         seconds: between two times that it tells so.
+        meet: finds out, before they ask, whether a rank has failed: it would be waited for.
     """
 
-    def __init__(self, comm: Communicator, seconds: float) -> None:
-        self._comm, self._seconds = comm, seconds
+    def __init__(self, comm: Communicator, seconds: float, meet: Callable[[], object]) -> None:
+        self._comm, self._seconds, self._meet = comm, seconds, meet
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -92,6 +95,7 @@ class SharedClock:
         self._steps += 1
         if self._steps < self._ask_at:
             return False
+        self._meet()
         passed = max(self._comm.allgather_object(time.perf_counter() - self._since))
         if passed >= self._seconds:
             self._start_anew()

@@ -15,6 +15,8 @@ from typing import Any, Self, cast
 
 from ..array_files import require_safetensors
 from ..communication import Communicator, InBackground, is_loss
+from ..communication.attendance import note_checkpoint
+from ..communication.launched import job_name
 from ..errors import SharedError, SharedProblem, UserError
 from ..options import values_of
 from ..state import weight_of
@@ -73,7 +75,7 @@ class Checkpoints:
         self._copies = HostCopies()
         self._writing: InBackground[Path] | None = None
         self._written: Path | None = None
-        self._comms: tuple[Communicator, int, Communicator] | None = None
+        self._comms: tuple[Communicator, Communicator, int, Communicator] | None = None
         self._closed = False
 
     def save(
@@ -134,7 +136,7 @@ class Checkpoints:
         except MemoryError as error:
             problem = f"no memory for the copy of a checkpoint: {error}"
         manifest = self._manifest(learner, metric)
-        background_comm = self._communicator(learner.comm) if background else None
+        background_comm = self._communicator(learner) if background else None
         comm = background_comm or learner.comm
 
         def elsewhere(folder: Path) -> files.Facts:
@@ -213,20 +215,24 @@ class Checkpoints:
         checkpoints = files.checkpoints_in(self.folder)
         return checkpoints[-1] if checkpoints else None
 
-    def _communicator(self, comm: Communicator) -> Communicator | None:
+    def _communicator(self, learner: Learner) -> Communicator | None:
         """For the background; None where MPI does not allow it. Collective at the first call."""
-        if self._comms is None or self._comms[0] is not comm or self._comms[1] != comm.generation:
+        made_of = learner.comm, learner.world, learner.world.generation
+        if self._comms is None or self._comms[:3] != made_of:
             self._close_communicator()
             try:
-                self._comms = comm, comm.generation, comm.duplicate()
+                self._comms = *made_of, learner.comm.duplicate()
             except SharedError:
                 return None
-        return self._comms[2]
+        return self._comms[3]
 
     def _close_communicator(self) -> None:
         comms, self._comms = self._comms, None
-        if comms is not None and comms[1] == comms[0].generation:  # else it is revoked
-            comms[2].close()
+        if comms is None:
+            return
+        _, world, generation, duplicate = comms
+        if world.generation == generation:  # else it is revoked
+            duplicate.close()
 
     def _manifest(self, learner: Learner, metric: float | None) -> dict[str, Any]:
         return {
@@ -235,6 +241,7 @@ class Checkpoints:
             "ranks": learner.comm.size,
             "samples": learner.samples,
             "metric": metric,
+            **({"job": job} if (job := job_name()) else {}),
             **described(learner, self.facts),
         }
 
@@ -270,6 +277,8 @@ class Checkpoints:
             manifest["files"] = {k: v for theirs, _ in everyone for k, v in theirs.items()}
             if not any(problem for _, problem in everyone):
                 _, problem = self._attempt(lambda: files.publish(part, path, manifest))
+                if problem is None:
+                    note_checkpoint(path)
             if part.exists():
                 shutil.rmtree(part, ignore_errors=True)
             elif problem is None:
@@ -279,19 +288,25 @@ class Checkpoints:
         return path
 
     def _remove_others(self, path: Path) -> None:
-        """Of the checkpoints in the folder keep the latest, the best, and this new one."""
-        whole = {}
+        """Of the checkpoints in the folder keep the latest, the best, and this new one; and of
+        those of this job, too, which may be started again by itself."""
+        whole, own, job = {}, set(), job_name()
         for saved in files.checkpoints_in(self.folder):
             try:
-                whole[saved] = files.read_manifest(saved)["metric"]
+                manifest = files.read_manifest(saved)
             except UserError:  # another's affair: neither counted nor removed
                 continue
+            whole[saved] = manifest["metric"]
+            if manifest.get("job") == job:
+                own.add(saved)
         samples = {saved: files.sort_key(saved.name)[0] for saved in whole}
         replaced = {saved for saved in whole if samples[saved] == samples[path] and saved != path}
-        latest = [saved for saved in whole if saved not in replaced][-self.keep :]
-        rated = [saved for saved in whole if whole[saved] is not None and saved not in replaced]
-        best = min(rated, key=lambda saved: (whole[saved], -samples[saved]), default=None)
-        for saved in whole.keys() - {*latest, best, path}:
+        left, kept = [saved for saved in whole if saved not in replaced], {path}
+        for some in (left, [saved for saved in left if saved in own]):
+            rated = [saved for saved in some if whole[saved] is not None]
+            kept |= {*some[-self.keep :]}
+            kept |= {*sorted(rated, key=lambda saved: (whole[saved], -samples[saved]))[:1]}
+        for saved in whole.keys() - kept:
             files.remove(saved)
 
     def _attempt(

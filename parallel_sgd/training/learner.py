@@ -9,7 +9,7 @@ from typing import Any, NoReturn, Self, TypeVar
 
 from ..algorithms import Algorithm, Work
 from ..algorithms.left_out import LeftOut
-from ..communication import Communicator, InBackground
+from ..communication import Communicator, Group, InBackground
 from ..errors import SharedError, UserError
 from ..optimizers import UpdateRule
 from ..parameter_server import RemoteTables
@@ -17,14 +17,18 @@ from ..parameters import Parameters
 from ..state import Component, components
 from ..validation import integer
 from . import leaving_out
-from .announced import MOST_SAMPLES, Announced, Feed
+from .announced import MOST_SAMPLES, Announced
 from .arguments import agree_on_arguments
 from .at_work import AlgorithmAtWork
 from .beside import Beside
+from .feed import Feed
 from .in_common import EVERY, FAIL, FINISH, MEET, STEP, InCommon
 from .leaving_out import MOST_SKIPPED, NotFinite, agree_on_numbers
 from .performance import SyncPerformance
-from .survival import COMMIT_EVERY, Survival, begin_with_those_left
+from .regrouping import begin_with_those_left
+from .served_survival import ServedSurvival
+from .shared_model import SharedModel
+from .survival import COMMIT_EVERY, Survival
 
 Result = TypeVar("Result")
 
@@ -66,6 +70,7 @@ class Learner:
         at_work: the algorithm.
         state: the algorithm's.
         left_out: what was left out of training, since its numbers were not finite.
+        in_step: samples of this rank in the latest step, where ranks survive each other.
         last_samples: of all ranks in the latest step; 0 says that every rank has run dry.
         in_common: what the ranks compare where they wait for each other.
 
@@ -104,7 +109,8 @@ class Learner:
         self.parameters, self.algorithm, self.world = parameters, algorithm, comm
         self._minibatch_size, self.left_out = minibatch_size, LeftOut()
         self._performance: SyncPerformance | None = None
-        self.survival: Survival | None = None
+        self.survival: Survival | ServedSurvival | None = None
+        self._group: Group | None = None
         self._number = comm.learners if isinstance(comm, Communicator) else 0
         begin_with_those_left(comm, self._begin)
         comm.learners += 1
@@ -126,21 +132,24 @@ class Learner:
                 ranks=len(self.group.workers),
                 asynchronous=algorithm.asynchronous,
             )
-        self.last_samples = 0
+        self.last_samples = self.in_step = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
         self._announced = Announced(algorithm, self.local_step)
         self.in_common = self._compared()
         self._computes_since: float | None = None  # the user does, between two steps
         self._beside = Beside(self.fail)
-        self._closed = self._shows_shared_model = False
-        if comm.survives and algorithm.roles.together:
-            self.survival = Survival(self, commit_every)
+        self._closed, self._shared = False, SharedModel()
+        if comm.survives:
+            if algorithm.roles.together:
+                self.survival = Survival(self, commit_every)
+            elif self.survival is None:  # else it knows what this rank has served already
+                self.survival = ServedSurvival(self)
             self.survival.begin()
 
     def _form(self) -> None:
         """Give every rank its role, and make the state before the first minibatch. Collective."""
         x, step, size = self.parameters, self.local_step, self._minibatch_size
-        self.group = self.algorithm.roles.form(self.world)
+        self.group = self._group = self.algorithm.roles.form(self.world, self._group)
         self.comm = self.group.own
         self.world.broadcast(x.flat)
         work = Work(x, self.gradient, step, self.comm, self.group, size, self.left_out)
@@ -257,6 +266,11 @@ class Learner:
         return (report or {}) | {"survival": self.survival.report()}
 
     @property
+    def is_fed(self) -> bool:
+        """Whether a source gives minibatches at present. Local."""
+        return self._announced.feed is not None
+
+    @property
     def rate_is_per_sample(self) -> bool:
         """Whether a minibatch twice as large takes a step twice as long, at one rate. Local."""
         return getattr(self.local_step.optimizer, "lr_per_sample", None) is not None
@@ -304,7 +318,7 @@ class Learner:
         From then on `step` takes what was given, and is refused without. What no step has taken is
         kept where the pass has come to its end, and forgotten where it was left before.
         """
-        complete = self.survival.complete_pass if self.survival else lambda: None
+        complete = self.survival.complete_pass if self.survival else lambda: True
         return Feed(self._announced, self.algorithm, self.fail, complete)
 
     def ready(self, name: str) -> None:
@@ -350,10 +364,10 @@ class Learner:
             self.left_out.judge(float(loss))
         if self.survival is None:
             return self._timed_step(samples)
-        announced = self._announced
+        announced, self.in_step = self._announced, samples
         if not self._take_void(samples):
             before = announced.steps
-            if self.survival.survives(lambda: self._surviving_step(samples)):
+            if self.survival.survives_step(lambda: self._surviving_step(samples)):
                 return self.last_samples
             if announced.steps == before:  # the step had not come so far
                 self._take_void(samples)
@@ -447,6 +461,12 @@ class Learner:
                 common differs: the minibatches so far, the samples trained on, the model.
         """
         self.require_open()
+        if self.survival is None:
+            self._meet()
+        else:
+            self.survival.meets(self._meet)
+
+    def _meet(self) -> None:
         with self.in_common.during(MEET, self.comm):
             self.at_work.meet()
 
@@ -479,17 +499,8 @@ class Learner:
         if it had not been there. Local. Copies the model where it differs from `parameters`.
         """
         self.require_open()
-        x, shared = self.parameters.flat, self.at_work.common_model()
-        own = None if shared is x else x.copy()
-        if own is not None:
-            x[...] = shared
-        outer, self._shows_shared_model = self._shows_shared_model, True
-        try:
+        with self._shared.shown(self.parameters.flat, self.at_work.common_model()):
             yield
-        finally:
-            self._shows_shared_model = outer
-            if own is not None:
-                x[...] = own
 
     def finish(self) -> None:
         """Complete what is under way, so that all ranks hold the final model. Collective.
@@ -564,16 +575,8 @@ class Learner:
             raise UserError("this learner is closed: after close() it cannot train any more")
 
     def require_own_model(self, name: str) -> None:
-        """Refuse what goes on with training while `parameters` are the shared model. Local.
-
-        Args:
-            name: of what was called.
-        """
-        if self._shows_shared_model:
-            raise UserError(
-                f"{name} must come after the `with` block of evaluation() or shared_model(): in it "
-                "the model is the one that all ranks have in common, and not this rank's own"
-            )
+        """See `SharedModel.require_own`. Local."""
+        self._shared.require_own(name)
 
     def __enter__(self) -> Self:
         return self

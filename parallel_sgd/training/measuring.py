@@ -28,7 +28,6 @@ class Measuring:
     Attributes:
         meets: whether all ranks come together for each row. Else the first asynchronous worker
             makes them alone.
-        observes: whether this rank has rows.
     """
 
     def __init__(self, session: SessionOptions, learner: Learner, feeding: Feeding) -> None:
@@ -39,7 +38,11 @@ class Measuring:
         self._learner, self._comm, self._feeding = learner, learner.comm, feeding
         self._asynchronous = learner.algorithm.asynchronous
         self.meets = not self._asynchronous or session.may_end
-        self.observes = self.meets or self._comm.rank == 0
+
+    @property
+    def observes(self) -> bool:
+        """Whether this rank has rows: another one, where the first has died. Local."""
+        return self.meets or self._comm.rank == 0
 
     def meet(self) -> dict[str, Any]:
         """See that all ranks have the same data; what must be the same when a run is resumed.

@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from ..communication.launched import job_name, restarts
 from ..errors import UserError
-from ..files import append_line, reason, write_whole, writing
+from ..files import append_line, aside_of, reason, write_whole, writing
 from ..kernels import array_module
 from ..parameters import Parameters
 from ..validation import checked_path
 
 WHAT = "output"  #: what errors call the files here
+OPTIONS = "options.json"  #: the first file that is written
 CHECKPOINTS = "checkpoints"  #: the folder of checkpoints in a run's
 TENSORBOARD = "tensorboard"  #: that of TensorBoard's files
 
@@ -32,7 +34,8 @@ class RunFolder:
         path: made by `create`, with its parents; must not exist, or be empty.
         options: what was asked for, written as options.json.
         config: a file that gives the same run again, written as config.toml.
-        resumed: the folder is that of a run which goes on.
+        resumed: the folder is that of a run which goes on. That of this job itself, if it was
+            started again, is taken over without.
         plot: whether the session draws loss.png, by matplotlib.
         tensorboard: whether metrics are written for TensorBoard, too, to ``tensorboard/``.
 
@@ -70,23 +73,39 @@ class RunFolder:
             raise UserError(
                 f"output={str(self.path)!r} must be a folder: {reason(error)}"
             ) from error
-        if filled and not self.resumed:
+        if filled and not (self.resumed or self._is_of_this_job()):
             raise UserError(f"output={str(self.path)!r} must be a new or empty folder")
         for name in (CHECKPOINTS, TENSORBOARD):
             require_no_link(self.path / name)
         if self.plot:
             require_matplotlib()
+        job = job_name()
+        self.write_json(OPTIONS, {**(self.options or {}), **({"job": job} if job else {})})
         if self._tensorboard:
             writer = require_tensorboard()
             with writing(WHAT, self.path / TENSORBOARD):
                 self._events = writer(str(self.path / TENSORBOARD))
-        self.write_json("options.json", self.options or {})
         if self._config is not None:
             text = self._config
             self._write("config.toml", lambda path: path.write_text(text))
-        if metrics or self.resumed:
+        if metrics or filled or self.resumed:
             lines = [json.dumps(row, allow_nan=False) + "\n" for row in metrics]
             self._write("metrics.jsonl", lambda path: path.write_text("".join(lines)))
+
+    def _is_of_this_job(self) -> bool:
+        """Whether what the folder holds was written by this job, before it was started again."""
+        if not restarts():
+            return False
+        names = {path.name for path in self.path.iterdir()}
+        if names <= {
+            aside_of(self.path / OPTIONS).name
+        }:  # it was killed as it wrote its first file
+            return True
+        try:
+            written = json.loads((self.path / OPTIONS).read_text())
+        except (OSError, ValueError):
+            return False
+        return isinstance(written, dict) and written.get("job") == job_name()
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON object as file `name`."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
+from ..communication.attendance import BEGUN, OVER, note_work
 from ..errors import SharedError, SharedProblem, UserError
 from ..validation import kind_of
 from .learner import Learner
+from .preemption import Preemption
 from .progress import Progress
 from .session_options import SessionOptions
 from .snapshot import Snapshot
 from .training_run import TrainingRun
+
+_sessions = itertools.count()  #: of this process, and of every other rank's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,16 +90,25 @@ class TrainingSession(SessionOptions):
                 data are bad, a callback or a metric fails, or the run's folder or a checkpoint
                 cannot be written on any rank; if training diverges; or the checkpoint to be resumed
                 is damaged or of another run.
+            Preempted: on all ranks, a SystemExit: they were asked to leave, and all state is saved
+            (`parallel-sgd run --preempt-on`).
         """
         if not isinstance(self.learner, Learner):
             raise UserError(f"learner must be an open Learner: it is {kind_of(self.learner)}")
+        preemption = Preemption(self.learner, saves=self.checkpoints is not None)
         if self.learner.serves:
             self.learner.finish()
+            preemption.tell_servers()
             return []
-        rows, best = None, Snapshot()
+        rows, best, number = None, Snapshot(), next(_sessions)
+        if self.learner.comm.rank == 0:
+            note_work(number, BEGUN)
         try:
             while rows is None:  # with those that are left, where ranks have died
-                rows = self.learner.surviving(lambda: self._run(best))
+                rows = self.learner.surviving(lambda: self._run(best, preemption))
+                survival = self.learner.survival
+                if rows is not None and survival is not None and not survival.end_session():
+                    rows = None
         except SharedError as error:
             if not self.learner.algorithm.roles.together and not self.learner.at_work.failed:
                 self.learner.fail(SharedProblem(error))  # servers have not heard of it
@@ -102,8 +116,10 @@ class TrainingSession(SessionOptions):
         finally:
             if self.learner.survival is not None:
                 self.learner.survival.keep_nothing()
+            if self.learner.comm.rank == 0:  # which may be another one than before
+                note_work(number, OVER)
         return rows
 
-    def _run(self, best: Snapshot) -> list[Progress] | None:
+    def _run(self, best: Snapshot, preemption: Preemption) -> list[Progress] | None:
         checked = self.learner.comm.together(self.checked)
-        return TrainingRun(checked, self.learner, best).run()
+        return TrainingRun(checked, self.learner, best, preemption).run()

@@ -14,6 +14,7 @@ from .feeding import Feeding
 from .learner import Learner
 from .loading import load_checkpoint
 from .progress import Standing
+from .resuming import checkpoint_to_resume
 from .session_options import SessionOptions
 
 
@@ -39,7 +40,7 @@ class SessionCheckpoints:
             lambda: Checkpoints(config.folder, keep=config.keep, facts=facts)
         )
         every_s = config.every_s
-        self._clock = None if every_s is None else SharedClock(self._comm, every_s)
+        self._clock = None if every_s is None else SharedClock(self._comm, every_s, learner.meet)
 
     def __enter__(self) -> SessionCheckpoints:
         self._saver.__enter__()
@@ -52,7 +53,9 @@ class SessionCheckpoints:
         """Go on from a checkpoint where there is one to be resumed; where the session stands then,
         and the checkpoint. Collective."""
         config, learner, feeding = self._config, self._learner, self._feeding
-        path = self._comm.allgather_object(self._comm.together(lambda: config.to_resume))[0]
+        first = self._comm.rank == 0
+        path = self._comm.together(lambda: checkpoint_to_resume(config) if first else None)
+        path = self._comm.allgather_object(path)[0]
         if path is None:
             return Standing(), None
         loaded = load_checkpoint(learner, path, facts=self._facts)

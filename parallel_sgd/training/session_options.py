@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..communication.launched import launched_size
+from ..communication.preemption import preempt_on
 from ..data import Dataset, Sequences, SequenceSource, as_dataset
 from ..data.minibatches import MinibatchSize, checked_minibatch_size
 from ..errors import UserError
@@ -133,6 +135,12 @@ class SessionOptions:
             raise UserError(
                 f"minibatch_size={shown(self.minibatch_size)} must be one number where "
                 "auto_minibatch_size adjusts it"
+            )
+        all_ranks = self.learner.world.size == (launched_size() or 1)
+        if self.checkpoints is None and all_ranks and preempt_on():
+            raise UserError(
+                "checkpoints=None must be where to save all state, for a job that is to leave on "
+                "a signal (--preempt-on); train.py needs --checkpoint-every"
             )
         validation = self.validation
         if validation is not None and algorithm.asynchronous and validation.restore_best:

@@ -22,6 +22,12 @@ class Snapshot:
         """Whether there is anything to go back to. Local."""
         return self._copy.generation >= 0
 
+    def fits(self, learner: Learner) -> bool:
+        """Whether it can be gone back to. With servers its parts are those of the ranks that there
+        were: no more where one has died since. Local."""
+        same = self._copy.generation == learner.world.generation
+        return self.taken and (same or learner.algorithm.roles.together)
+
     def take(self, learner: Learner) -> None:
         """See `Copy.take`."""
         survival = learner.survival
@@ -31,7 +37,8 @@ class Snapshot:
         """See `Copy.put_back`. Collective also where other ranks took it."""
         survival, copy = learner.survival, self._copy
         learner.forget_announced()
-        if survival is None or copy.generation == learner.world.generation:
+        same = copy.generation == learner.world.generation
+        if survival is None or same or not survival.sizes:  # servers redistribute by themselves
             assert self.taken, "nothing was taken"
             copy.put_back(learner)
         else:

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..communication import Communicator, is_loss
 from ..errors import RanksLost
 from .copies import Copy, Sharing
+from .regrouping import Regrouping
 from .reshard import stripe_sizes
 from .state_tree import put_back, unflatten
 from .stateful import Stateful
@@ -28,9 +28,6 @@ from .stateful import Stateful
 Result = TypeVar("Result")
 
 COMMIT_EVERY = 10  #: steps
-
-MOST_IN_VAIN = 3
-"""Times that the ranks regroup, and nobody was missing, in a row: then something else is wrong."""
 
 
 @dataclass
@@ -46,7 +43,7 @@ class Losses:
     values: int = 0
 
 
-class Survival:
+class Survival(Regrouping):
     """Keeps a learner's copies, and takes it back to one.
 
     Args:
@@ -55,27 +52,21 @@ class Survival:
 
     Attributes:
         losses: so far.
-        times: that training has gone back.
-        sizes: of all ranks' stripes.
-        has_joined: whether this rank had no copy when training went back last.
         by_itself: whether each step of the learner is told by itself to `stepped`.
 
     Memory: two copies of the state. Cost: a pass over it for each copy.
     """
 
     def __init__(self, learner: Stateful, commit_every: int) -> None:
-        self._learner, self._every = learner, commit_every
+        super().__init__(learner)
+        self._learner: Stateful
+        self._every = commit_every
         self._copies = (Copy(), Copy())
         self._taken = self._steps = 0  # copies so far; steps since the latest
-        self._paused = False
-        self._generation, self._in_vain = learner.world.generation, 0
-        self.sizes: list[dict[str, int]] = []  # of all ranks' stripes
+        self._paused = self._at_end = False  # _at_end: the model is the final one, as it was kept
         self._companion: Callable[[], Any] = lambda: None
-        self.by_itself = True
-        self.has_joined = False
         self._kept: Any = None  #: beside the copy that training has gone back to
         self.losses = Losses()
-        self.times = 0
 
     def begin(self) -> None:
         """Take the first copy, or where others have gone on already, get what they have.
@@ -87,40 +78,21 @@ class Survival:
             self.commit()
 
     def keep(self, companion: Callable[[], Any]) -> Any:
-        """Keep something beside each copy, from now on; a step takes none by itself any more, but
-        whoever keeps it, when it has done what follows from a step (`stepped`). Local.
-
-        Args:
-            companion: gives it, as JSON can hold it.
-        Returns:
-            What was kept beside the copy that training has gone back to; None where it has not.
-        """
-        self._companion, self.by_itself = companion, False
+        super().keep(companion)
+        self._companion = companion
         return self._kept
 
     def keep_nothing(self) -> None:
-        """Nothing is kept beside copies any more. Local."""
-        self._companion, self._kept, self.by_itself = (lambda: None), None, True
+        super().keep_nothing()
+        self._companion, self._kept = (lambda: None), None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """For a `with` block no copies are taken: of what is only tried. Local."""
         self._paused = True
         try:
             yield
         finally:
             self._paused = False
-
-    def surviving(self, function: Callable[[], Result]) -> Result:
-        """What a function returns, which is called again wherever ranks have died in it. Collective
-        where that is."""
-        while True:
-            try:
-                return function()
-            except Exception as error:
-                if not is_loss(error) or self._in_vain > MOST_IN_VAIN:
-                    raise
-                self.recover()
 
     def survives(self, call: Callable[[], object]) -> bool:
         """Do what all ranks do together; False where ranks have died, or can join, and training has
@@ -131,64 +103,71 @@ class Survival:
                 raise RanksLost("the ranks have changed, or can")
             call()
         except Exception as error:
-            if not is_loss(error) or self._in_vain > MOST_IN_VAIN:
-                raise
+            self._require_loss(error)
             self.recover()
             return False
         return True
 
+    def meets(self, meet: Callable[[], object]) -> None:
+        """Call it; where a rank has died whoever meets has to know, since training goes back."""
+        meet()
+
+    def survives_step(self, step: Callable[[], object]) -> bool:
+        """As `survives`."""
+        return self.survives(step)
+
     def stepped(self) -> None:
-        """A step has been taken: take a copy where one is due. Local, but that what runs in the
-        background is waited for."""
-        self._steps += 1
+        """Take a copy where one is due. What runs in the background is waited for."""
+        self._steps, self._at_end = self._steps + 1, False
         work = self._learner.at_work
         if self._steps >= self._every and work.algorithm.replicated(work.state, work.work):
             self.commit()
             self._in_vain = 0
 
-    def complete_pass(self) -> None:
-        """All has been trained on that a source has given: see that none goes back behind it any
-        more. Collective."""
-        try:
-            self.commit()
-            self._learner.meet()  # whoever comes through it knows that all have the copy
-        except Exception as error:
-            if not is_loss(error):
-                raise
-            self.recover(grows=False)
+    def complete_pass(self) -> bool:
+        return self._all_come_through(lambda: None) is not None
 
     def between_steps(self, function: Callable[[], Result]) -> Result:
         """See `Learner.between_steps`. Collective."""
         while True:
-            number = None
-            try:
-                result = function()
-                self.commit()
-                number = self._taken - 1
-                self._learner.meet()  # whoever comes through it knows that all have the copy
-                return result
-            except Exception as error:
-                if not is_loss(error) or self._in_vain > MOST_IN_VAIN:
-                    raise
-                self.recover(grows=False)  # a rank that joins would not come here
-                if number is not None and self._taken > number + 1:  # back to that very copy
-                    return result
+            results = self._all_come_through(function)
+            if results is not None:
+                return results[0]
 
     def finish(self, complete: Callable[[], object]) -> None:
         """Complete the model, again if need be, until all ranks that are left have the same.
         Collective."""
-        while True:
-            try:
+
+        def completed() -> None:
+            if not self._at_end:
                 complete()
-                self.commit(finished=True)
-                self._learner.meet()
-                return
-            except Exception as error:
-                if not is_loss(error):
-                    raise
-                self.recover(grows=False)
-                if max(self._copies, key=lambda copy: copy.number).finished:
-                    return
+
+        while self._all_come_through(completed, finished=True) is None:
+            pass
+
+    def _all_come_through(
+        self, function: Callable[[], Result], *, finished: bool = False
+    ) -> tuple[Result] | None:
+        """What a function gives on this rank, when all that are left have a copy of what is then;
+        None where training has gone back to before. (A session is told of deaths itself.)
+
+        A death may come as some ranks have heard that all have the copy, and others have not. The
+        others see it by the copy that they have gone back to.
+        """
+        number = None
+        try:
+            result = function()
+            self.commit(finished=finished)
+            number = None if self._paused else self._taken - 1
+            self._learner.meet()  # whoever comes through it knows that all have the copy
+            return (result,)
+        except Exception as error:
+            self._require_loss(error)
+            if not self.by_itself:  # the session begins anew, on all ranks
+                raise
+            self.recover(grows=False)  # a rank that joins would not come here
+            is_there = number is not None and self._taken > number + 1
+            return (result,) if is_there else None
 
     def commit(self, *, finished: bool = False) -> None:
         """Take a copy, which training can go back to. All ranks do so after the same step. Local.
@@ -207,36 +186,18 @@ class Survival:
         copy.number, self._taken, self._steps = self._taken, self._taken + 1, 0
 
     def set_back(self, name: str) -> None:
-        """Make one of the learner's states again what it is in the latest copy. Local."""
         copy = max(self._copies, key=lambda copy: copy.number)
         put_back(self._learner, name, unflatten(copy.tree[name], copy.arrays))
 
     def recover(self, *, grows: bool = True) -> None:
-        """Go on from the newest copy that all ranks have, on those that are left.
-
-        Args:
-            grows: whether ranks in reserve may join.
-
-        Collective among them. Where more die meanwhile, it begins anew.
-        """
-        world = self._learner.world
+        """Go on from the newest copy that all ranks have, on those that are left."""
         while True:
             try:
-                regroups = world.generation == self._generation
-                if regroups:
-                    world.revoke()
-                self._learner.abandon()
-                if regroups:
-                    before = world.world_ranks
-                    world.regroup(grows=grows)
-                    self._in_vain += world.world_ranks == before
-                self._generation = world.generation
-                self._learner.form_again()
+                self._form_again(grows=grows)
                 self._take_part()
                 return
             except Exception as error:
-                if not is_loss(error) or self._in_vain > MOST_IN_VAIN:
-                    raise
+                self._require_loss(error)
 
     def report(self) -> dict[str, Any]:
         """What has been lost so far, as JSON can hold it. Local."""
@@ -275,32 +236,19 @@ class Survival:
         self.losses.samples += clock - shared.samples
         self.losses.values += shared.values_lost
         self._kept, self.has_joined = shared.companion, own is None
+        self._at_end = shared.finished
         self._taken = number + 1
         self._take_copy(shared.finished, self._kept)
-        self._tell(clock - shared.samples)
+        self._tell(clock - shared.samples, shared.values_lost)
 
-    def _tell(self, again: int) -> None:
+    def _tell(self, again: int, values: int) -> None:
         world = self._learner.world
         if world.rank == 0:
             lost = ", ".join(map(str, world.lost_ranks)) or "none"
+            residuals = f"; {values} values of residuals are lost" if values else ""
             print(
                 f"parallel_sgd: ranks that have died: {lost}; {world.size} go on from "
-                f"{self._learner.samples} samples, and train on {again} again",
+                f"{self._learner.samples} samples, and train on {again} again{residuals}",
                 file=sys.stderr,
                 flush=True,
             )
-
-
-def begin_with_those_left(comm: Any, begin: Callable[[], object]) -> None:
-    """Begin something; again, where ranks have died in it, with those that are left. Collective."""
-    if isinstance(comm, Communicator):
-        comm.end_prologue()
-    while True:
-        try:
-            begin()
-            return
-        except Exception as error:
-            if not (is_loss(error) and comm.survives):
-                raise
-            comm.revoke()
-            comm.regroup(grows=True)

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ..communication.preemption import preempt_on
 from ..data.minibatches import size_after, told_size
-from ..errors import DivergedError, UserError
-from ..validation import line_of
+from ..errors import DivergedError, Preempted
 from .adjusting import Adjusting
 from .feeding import Feeding
 from .learner import Learner
 from .measuring import Measuring
 from .not_finite import NotFiniteAtWork
 from .objective import Batch, pieces_of
-from .progress import Progress, Standing, loss_curves
-from .progress_bar import ProgressBar, require_tqdm
-from .rank_log import RankLog
-from .run_folder import RunFolder
+from .preemption import Preemption
+from .progress import Progress, Standing
+from .run_output import RunOutput, called
 from .session_checkpoints import SessionCheckpoints
 from .session_options import SessionOptions
 from .snapshot import Snapshot
@@ -43,11 +41,14 @@ class TrainingRun:
         session: whose values have been checked.
         learner: its learner.
         best: where the best model is kept.
+        preemption: of the session, on this rank.
 
     Creation is collective.
     """
 
-    def __init__(self, session: SessionOptions, learner: Learner, best: Snapshot) -> None:
+    def __init__(
+        self, session: SessionOptions, learner: Learner, best: Snapshot, preemption: Preemption
+    ) -> None:
         self.session, self.learner, self.comm = session, learner, learner.comm
         survival = learner.survival
         kept = None if survival is None else survival.keep(self._kept)
@@ -61,12 +62,13 @@ class TrainingRun:
         self.not_finite = self.comm.together(
             lambda: NotFiniteAtWork(session.not_finite, learner, self.feeding)
         )
+        self.preemption = preemption
+        preemption.begin()
         self.checkpoints: SessionCheckpoints | None = None
-        self.log: RankLog | None = None
-        self._bar: ProgressBar | None = None
+        self.output = RunOutput(session, learner, meets=self.measuring.meets)
         self._search_from = Snapshot()
         self._criterion: float | None = None  #: of the model as it is now
-        self._trained = self._finished = self._begun = False
+        self._begun = False
         self._generation = self.comm.generation
         if kept is not None:  # ranks have died in the midst of the run
             self._go_on_from(kept)
@@ -78,20 +80,20 @@ class TrainingRun:
             with self.checkpoints or nullcontext(), self.not_finite:
                 self._begin()
                 self.not_finite.keep(self.standing)
-                while self.learner.samples < self.feeding.total and self.adjusting.ended is None:
+                while self._goes_on():
                     self._train()
+                self.preemption.leave_if_agreed(self._leave)
                 self._end()
+                self.preemption.tell_servers()
         except OtherRanks:
             return None
+        except Preempted:
+            raise
         except BaseException as error:
-            if self.log:
-                self.log.write_error(error)
-            with suppress(UserError):  # the first error is the one to tell
-                self._close_folder()
+            self.output.fail(error)
             raise
         finally:
-            if self._bar:
-                self._bar.close()
+            self.output.close()
         return self.standing.history if self.measuring.observes else []
 
     # Where ranks die, or join.
@@ -102,7 +104,7 @@ class TrainingRun:
             "standing": self.standing.as_dict(),
             "criterion": self._criterion,
             "ended": self.adjusting.ended,
-            "trained": self._trained,
+            "trained": self.output.trained,
             "begun": self._begun,
             "start": self._start,
         }
@@ -116,7 +118,7 @@ class TrainingRun:
             standing.begin_row()  # the sum of the rank whose place it takes is lost
         self.standing, self._criterion = standing, kept["criterion"]
         self.adjusting.ended = kept["ended"]
-        self._trained, self._begun = kept["trained"], kept["begun"]
+        self.output.trained, self._begun = kept["trained"], kept["begun"]
 
     def _copy(self, *, new_row: bool) -> None:
         """What is to be done after a step has been: take a copy, where one is due. Local."""
@@ -148,6 +150,7 @@ class TrainingRun:
                 "test": session.test is not None,
                 "checkpoints": checkpoints and checkpoints.facts,
                 "folder": session.folder is not None,
+                "preempt_on": [number.name for number in preempt_on()],
             }
         )
         self.feeding.meet()
@@ -157,8 +160,8 @@ class TrainingRun:
 
     def _begin(self) -> None:
         """Go on from where a checkpoint has been, and begin to write, when all is known to be
-        right: what the folder held is replaced. Collective."""
-        folder, checkpoints, resumed = self.session.folder, self.checkpoints, None
+        right. Collective."""
+        session, checkpoints, resumed = self.session, self.checkpoints, None
         again, self._begun = self._begun, True
         if again:
             self.adjusting.share(self.standing)
@@ -168,30 +171,21 @@ class TrainingRun:
         if ended or self.learner.samples >= self.feeding.total:  # the last one is written anew
             rows = rows[:-1]
 
-        def create() -> None:
-            if self.session.progress_bar:
-                require_tqdm()
-            if folder:
-                folder.resumed = folder.resumed or self.comm.generation > 0
-                folder.create([row.as_dict() for row in rows])
+        def begun() -> None:
             if checkpoints:
                 checkpoints.begin_after(resumed)
-            if self.session.started and not again:
-                called(self.session.started, self.learner)
-            if self.session.progress_bar:
-                self._bar = ProgressBar(self.feeding.total, self.learner.samples)
+            if session.started and not again:
+                called(session.started, self.learner)
 
-        self._on_first(create)
-        if folder:
-            self.log = RankLog(folder.path, self.comm.world_ranks[self.comm.rank])
-            self.comm.together(self.log.create)
+        self.output.begin(rows, self.feeding.total, begun)
         if self.learner.algorithm.asynchronous:  # who is ready first would be far ahead
             self.learner.meet()
 
     def _end(self) -> None:
         """Complete the model, and what is written of it."""
-        learner, folder, history = self.learner, self.session.folder, self.standing.history
+        output, history = self.output, self.standing.history
         adjusting, standing = self.adjusting, self.standing
+        self._require_same_ranks()
         goes_back = adjusting.finish()
         if goes_back:
             self._criterion = standing.best
@@ -199,42 +193,40 @@ class TrainingRun:
         if adjusting.ended is not None and adjusting.ended != BY_CALLBACK:
             standing.ended, standing.total = adjusting.ended, self.feeding.total
         if self.checkpoints:
-            if self._trained:
+            if output.trained:
                 self._save(self.checkpoints)
-            self.checkpoints.wait()
-            self._require_same_ranks()
-        learner.finish()  # may change the model: the last row is of the final one
-        self._finished = True
+            self._wait(self.checkpoints)
+        self.learner.finish()  # may change the model: the last row is of the final one
+        output.finished = True
+        if self.measuring.observes and not history:  # which another rank has done, and has died
+            history.append(self.measuring.row(standing, validates=False))
         final = self.measuring.final()
         if history:
             row = replace(history[-1], **final).finite()
             event = f"back to the model of {standing.best_samples} samples"
             back = goes_back and standing.best_samples < row.samples
             history[-1] = row.with_event(event) if back else row
-        if folder:
-            self._on_first(lambda: self._complete(folder))
-        self._tell(history[-1:])
-        self._on_first(self._close_folder)
+        output.complete(history)
 
-    def _close_folder(self) -> None:
-        if self.session.folder:
-            self.session.folder.close()
-
-    def _complete(self, folder: RunFolder) -> None:
-        """Write what is there of a run when it has ended. Local."""
-        folder.write_model(self.learner.parameters)
-        curves = loss_curves(self.standing.history)
-        if folder.plot and curves:
-            folder.write_loss_curves(curves)
+    def _leave(self) -> None:
+        """Save what is needed to go on another time. Collective."""
+        if self.checkpoints:
+            self._save(self.checkpoints)
+            self._wait(self.checkpoints)
 
     # The loop.
+
+    def _goes_on(self) -> bool:
+        ended = self.adjusting.ended is not None or self.preemption.agreed
+        return self.learner.samples < self.feeding.total and not ended
 
     def _train(self) -> None:
         """Train until the end, or until the place in the data has changed."""
         for batch in self.feeding:
             before, rows = self.learner.samples, len(self.standing.history)
             try:
-                self._step(batch)
+                if not self._step(batch):
+                    continue
                 self.not_finite.keep(self.standing, before)
                 moved = self._between(before)
             except DivergedError as error:
@@ -247,11 +239,12 @@ class TrainingRun:
                 self._copy(new_row=True)
                 return
             self._copy(new_row=len(self.standing.history) > rows)
-            if moved:
+            if moved or self.preemption.stepped():
                 return
 
-    def _step(self, batch: Batch) -> None:
-        """Train on a minibatch, and count it."""
+    def _step(self, batch: Batch) -> int:
+        """Train on a minibatch, and count it; its samples, of all ranks, or 0 where it is dealt out
+        anew."""
         learner, standing, session = self.learner, self.standing, self.session
         begin = time.perf_counter()
         adjusts = session.auto_learning_rate is not None or self.not_finite.reduces
@@ -260,16 +253,19 @@ class TrainingRun:
             learner.local_step.state.lr_factor = factor
         samples = self.feeding.samples_of(batch)
         loss = session.objective.backward(learner, pieces_of(batch, session.microbatch_size))
-        counts = self.not_finite.counts(loss)
+        counts, counted = self.not_finite.counts(loss), (standing.loss, standing.count)
         if counts and (learner.distributed or self.comm.rank == 0):  # before, all have the same
             standing.loss += loss
             standing.count += samples
-        learner.step(samples, self.not_finite.to_judge(loss))
+        total = learner.step(samples, self.not_finite.to_judge(loss))
         self._require_same_ranks()
-        self._trained, self._criterion = True, None
+        if not total:
+            standing.loss, standing.count = counted
+            return 0
+        self.output.trained, self._criterion = True, None
         standing.seconds += time.perf_counter() - begin
-        if self._bar:
-            self._bar.show(learner.samples)
+        self.output.show(learner.samples)
+        return total
 
     def _between(self, before: int) -> bool:
         """Do what is due after a step; whether the place in the data has changed, or training ends.
@@ -318,7 +314,7 @@ class TrainingRun:
         if moved:
             self._forget_later_checkpoints()
         if not last and adjusting.ended is None:  # else it is told when the model is complete
-            self._tell(standing.history[-1:])
+            self.output.tell(standing.history[-1:])
         return moved
 
     def _undo(self, problem: str) -> None:
@@ -329,7 +325,7 @@ class TrainingRun:
         self._note(row)
         self._forget_later_checkpoints()
         if self.adjusting.ended is None:
-            self._tell(self.standing.history[-1:])
+            self.output.tell(self.standing.history[-1:])
 
     def _reduce(self, error: DivergedError) -> None:
         """Go on at a lower rate from the newest good state. Collective."""
@@ -337,7 +333,7 @@ class TrainingRun:
         did, samples = self.not_finite.go_back(error, self.standing)
         self._note(replace(row.with_event(did), **self.measuring.next_step(self.standing)))
         self._forget_later_checkpoints(samples)
-        self._tell(self.standing.history[-1:])
+        self.output.tell(self.standing.history[-1:])
 
     def _note(self, row: Progress) -> None:
         """Keep a row, which says why training ends, if it does."""
@@ -365,44 +361,6 @@ class TrainingRun:
             return True
         answers = self.comm.together(lambda: [called(callback, row) for callback in callbacks])
         return all(self.comm.allgather_object(not any(map(ends, answers))))
-
-    def _tell(self, rows: list[Progress]) -> None:
-        """Write rows, and report them."""
-        folder, report = self.session.folder, self.session.report
-
-        def tell() -> None:
-            for row in rows:
-                if folder:
-                    folder.append_metrics(row.as_dict())
-                if report:
-                    with self._bar.set_aside() if self._bar else nullcontext():
-                        called(report, row)
-
-        self._on_first(tell)
-        for row in rows:
-            self._log(f"{row.samples} samples, {row.seconds} s, train loss {row.train_loss}")
-
-    def _log(self, text: str) -> None:
-        """Write a line into this rank's log; where it cannot, all ranks end."""
-        if self.log is None:
-            return
-        try:
-            self.log.write(text)
-        except UserError as error:
-            if self._finished:
-                raise
-            self.learner.fail(str(error))
-
-    def _on_first(self, work: Callable[[], object]) -> None:
-        """Let the first rank write; where it cannot, all ranks end. Collective where they meet."""
-        first = self.comm.rank == 0
-        if self.measuring.meets or self._finished or not self._trained:
-            self.comm.together(lambda: work() if first else None)
-        elif first:
-            try:
-                work()
-            except UserError as error:
-                self.learner.fail(str(error))
 
     # The minibatch size.
 
@@ -453,27 +411,22 @@ class TrainingRun:
         """Save all state, and the session's. Collective."""
         checkpoints.save(self.standing, self._criterion if self.measuring.meets else None)
 
+    def _wait(self, checkpoints: SessionCheckpoints) -> None:
+        """Wait until all is on the disk. Collective."""
+        checkpoints.wait()
+        survival = self.learner.survival
+        if survival is not None:  # where a rank has died meanwhile, nothing may have been saved
+            survival.survives(self.learner.meet)
+            self._require_same_ranks()
+
     def _forget_later_checkpoints(self, samples: int = 0) -> None:
         """After training has gone back to the best model, or to so many samples. Collective."""
         checkpoints, samples = self.checkpoints, max(samples, self.standing.best_samples)
         if checkpoints:
             checkpoints.wait()
-            self._on_first(lambda: checkpoints.forget_after(samples))
+            self.output.on_first(lambda: checkpoints.forget_after(samples))
 
 
 def ends(answer: Any) -> bool:
     """Whether a callback's answer ends training: False does, also NumPy's. Local."""
     return isinstance(answer, bool | np.bool_) and not answer
-
-
-def called(callback: Callable[[Any], Any], row: Any) -> Any:
-    """What a callback gives; what it raises is told on all ranks. Local."""
-    try:
-        return callback(row)
-    except (UserError, BrokenPipeError):  # the latter: nobody reads what is printed
-        raise
-    except Exception as error:
-        name = getattr(callback, "__name__", type(callback).__name__)
-        raise UserError(
-            f"callback {name} failed: {type(error).__name__}: {line_of(error)}"
-        ) from error

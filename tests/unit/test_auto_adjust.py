@@ -97,7 +97,7 @@ def test_a_shared_clock_asks_seldom(monkeypatch):
     comm = Communicator.single()
     ask = comm.allgather_object
     monkeypatch.setattr(comm, "allgather_object", lambda item: asked.append(item) or ask(item))
-    clock = SharedClock(comm, 10.0)
+    clock = SharedClock(comm, 10.0, lambda: None)
     due = []
     for step in range(3500):
         now[0] += 0.01

@@ -69,8 +69,8 @@ REASONS = {
     "command_line/job.py: run_job: while": "the user's job, which --timeout-s, its ranks and the "
     "roll (does_not_end) end",
     "command_line/job.py: _end: wait": "it has been sent SIGKILL",
-    "command_line/roll.py: Roll.__enter__: flock": "LOCK_NB",
-    "command_line/roll.py: remove_leftovers: flock": "LOCK_NB",
+    "command_line/leftovers.py: locked_folder: flock": "LOCK_NB",
+    "command_line/leftovers.py: remove_leftovers: flock": "LOCK_NB",
     "communication/background.py: InBackground.wait: wait": "for work of this rank, whose own "
     "waits are looked at here",
     "communication/background.py: _wait_for_all: while": "likewise",
@@ -86,9 +86,9 @@ REASONS = {
     "communication/lobby.py: Lobby._split: Split": "first_group and regroup do so; in the first no "
     "rank has come far",
     "communication/lobby.py: Lobby._tell_end: Send": "so short that it needs nobody",
-    "communication/lobby.py: Lobby._wait: while": "for as long as others train; Killing ends those "
-    "that are stopped",
-    "communication/lobby.py: Lobby._wait: Recv": "it is here, and short",
+    "communication/lobby.py: Lobby._stand_by: while": "for as long as others train; Killing "
+    "ends those that are stopped",
+    "communication/lobby.py: Lobby._stand_by: Recv": "it is here, and short",
     "communication/lobby.py: _all_agree: Agree": "regroup calls it in _waits()",
     "communication/surviving_threads.py: Group.communicator: wait_for": "for threads whose own "
     "waits have timeout_s",
@@ -114,6 +114,8 @@ REASONS = {
     "exchange/pipeline.py: Pipelined.sum: while": "likewise; for others it is in watched()",
     "exchange/nccl.py: WithNccl.sum: while": "likewise",
     "parameter_server/server.py: Server._serve: while": "_look_after_workers, in every round",
+    "parameter_server/server.py: Server._serve: wait": "for this rank's writing of a file",
+    "parameter_server/server.py: Server.abandon: wait": "likewise",
     "parameter_server/remote_table.py: write_tables: while": "servers answer, each in watched(); "
     "those that wait for the checkpoint do so in watched(), too",
     "torch/ddp.py: HookState._begin: while": "for the thread in the background, whose waits are "

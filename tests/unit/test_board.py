@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -11,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from parallel_sgd.command_line.roll import Roll
+from parallel_sgd.command_line.verdict import End, Verdict, judge
+from parallel_sgd.communication.attendance import PROCESS
 from parallel_sgd.communication.board import Board, Conduct, Line, _birth, make_board
 from parallel_sgd.communication.launched import FOLDER
 from parallel_sgd.communication.unresponsive import kill_unresponsive, unresponsive
 
-RANKS = 6
+RANKS = 7
 
 
 @pytest.fixture
@@ -29,7 +32,8 @@ def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 @pytest.fixture
 def board(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> Board:
-    """Ranks that wait, compute, hold Python's lock, are stopped; one has moved, and one is gone."""
+    """Ranks that wait, compute, hold Python's lock, are stopped; one has moved, one is gone, and
+    one stands by."""
     made, now = make_board(tmp_path / "board", RANKS + 1), time.monotonic()
     for rank, process in enumerate(processes):
         line = Line(rank, process.pid, _birth(process.pid), now, now - 9, 0.0, 60.0, "")
@@ -41,6 +45,7 @@ def board(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> Board:
     made.write(vary(made, 4, moved=now - 1))
     processes[5].kill()
     processes[5].wait()
+    made.write(vary(made, 6, name="those that train"))
     return made
 
 
@@ -56,24 +61,26 @@ def test_who_does_not_move(board: Board, processes: list[subprocess.Popen[bytes]
         1: (Conduct.COMPUTES, 9),
         2: (Conduct.SILENT, 7),
         3: (Conduct.STOPPED, 6),
+        6: (Conduct.STANDS_BY, 9),
     }
     said = [line.in_words(time.monotonic()) for line in board.lines()]
     assert said[0] == f"rank 0 (pid {processes[0].pid}) waits in alltoall, for 8 s"
     assert said[3].endswith("is stopped, by a signal or a debugger, for 6 s")
     assert said[5] == f"rank 5 (pid {processes[5].pid}) is gone"
+    assert said[6].endswith("stands by for those that train, for 9 s")
 
 
 @pytest.mark.parametrize("one_waits", [True, False])
 def test_who_is_killed(
     board: Board, processes: list[subprocess.Popen[bytes]], one_waits: bool
 ) -> None:
-    """Who computes only where another waits for it."""
+    """Who computes only where another waits for it; never who stands by."""
     if not one_waits:
         board.write(vary(board, 0, waits_since=0.0, moved=time.monotonic()))
     killed = [1, 2, 3] if one_waits else [2, 3]
     assert kill_unresponsive(board, 5.0) == killed
     assert all(processes[rank].wait(5) == -signal.SIGKILL for rank in killed)
-    assert processes[0].poll() is None and processes[4].poll() is None
+    assert all(processes[rank].poll() is None for rank in (0, 4, 6))
 
 
 def test_a_process_with_a_number_that_has_gone_round_is_left_in_peace(
@@ -89,11 +96,14 @@ def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
 ) -> None:
     """And kills what is left of it."""
     monkeypatch.setattr("parallel_sgd.command_line.roll._LOOKS_EVERY_S", 0.05)
+    monkeypatch.setattr("parallel_sgd.command_line.roll._ENDING_S", 0.1)  # the pipes are held here
     with Roll(2) as roll:
         board = make_board(Path(roll.environ[FOLDER], "board"), 2)
         for rank in range(2):
             pid, now = processes[rank].pid, time.monotonic()
             board.write(Line(rank, pid, _birth(pid), now, now, 0.0, 0.1, ""))
+            pipe = os.open(Path(roll.environ[FOLDER], f"{rank}.{PROCESS}"), os.O_WRONLY)
+            os.write(pipe, f"{pid}\n".encode())
         processes[0].send_signal(signal.SIGSTOP)
         for _ in range(5):
             time.sleep(0.06)
@@ -103,4 +113,6 @@ def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
         while said is None and time.monotonic() < until:
             said = roll.does_not_end()
         assert said == "all ranks have been stopped, for more than timeout_s=0.1 s"
+        assert judge(1, roll, survive=False) == Verdict(End.LOST, said)
+        assert roll.gone_without_a_word() is None
     assert processes[0].wait(5) == processes[1].wait(5) == -signal.SIGKILL

@@ -99,7 +99,9 @@ def test_a_hostfile_reaches_each_mpiexec_in_its_dialect(hostfile: Any, tmp_path:
     assert mpich.environ["NUMBA_NUM_THREADS"] == "4"
     given = planned(OPEN_MPI, hostfile=hostfile, environ={"PYTHONPATH": "/p"})
     assert options(given)[:4] == ["-n", "4", "--hostfile", str(tmp_path / "hosts")]
-    assert passed_on(given) == [*THREAD_VARIABLES, "PARALLEL_SGD_RANKS", "PYTHONPATH"]
+    assert passed_on(given) == [
+        *(*THREAD_VARIABLES, "PARALLEL_SGD_RANKS", "PARALLEL_SGD_FOLDER", "PYTHONPATH")
+    ]
 
 
 def passed_on(launch: Launch) -> list[str]:

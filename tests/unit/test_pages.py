@@ -125,6 +125,7 @@ PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], No
     ("docs/parameter_servers.md", 2): (of_clicks, finished),
     ("docs/parameter_servers.md", 3): (for_array, finished),
     ("docs/parameter_servers.md", 4): (with_array, finished),
+    ("docs/surviving.md", 0): (with_learner, trained),
     ("docs/tracing.md", 0): (digits, trained),
     ("docs/training.md", 0): (with_torch, ran),
     ("docs/training.md", 1): (for_session, runs),

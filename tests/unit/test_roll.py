@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from parallel_sgd.command_line.roll import Roll
-from parallel_sgd.communication.attendance import END, FAILED, LEFT, PROCESS
+from parallel_sgd.communication.attendance import END, FAILED, LEFT, LOST, PROCESS
 from parallel_sgd.communication.launched import FOLDER
 
 RANKS = 4
@@ -79,7 +81,7 @@ def test_the_first_one_that_is_gone_is_named(ranks, looks):
     assert said is not None and said.startswith(f"rank 2 (pid {ranks[2].pid}) was gone first")
 
 
-@pytest.mark.parametrize("why", [LEFT, FAILED])
+@pytest.mark.parametrize("why", [LEFT, FAILED, LOST])
 def test_who_has_signed_off_is_not_named(ranks, why):
     with Roll(RANKS) as roll:
         sign_on(roll, ranks)
@@ -125,15 +127,19 @@ def test_more_ranks_than_descriptors_are_not_watched():
 
 
 KILLED = """
-import os, signal
+import mmap, os, signal
 from pathlib import Path
 from parallel_sgd.command_line.roll import Roll
+from parallel_sgd.communication.launched import FOLDER
 with Roll(2) as roll:
-    folder = Path(*roll.environ.values())
-    (folder / "memory").touch()
-    memory = Path("/dev/shm", f"mpich_shm_test_{folder.name}")
-    (folder / "0.memory").write_text(str(memory))
-    memory.touch()
+    folder = Path(roll.environ[FOLDER])
+    (folder / "more").touch()
+    roll.note_mpiexec(99_999_999)
+    Path(os.environ["TMPDIR"], "ompi.99999999").mkdir(exist_ok=True)
+    for name in ("mpich_shm_", "sm_segment."):
+        memory = Path("/dev/shm", f"{name}test_{folder.name}")
+        memory.write_bytes(bytes(9))
+        mapped = mmap.mmap(os.open(memory, os.O_RDWR), 9)
     print(folder, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -146,9 +152,60 @@ def test_what_a_killed_launcher_has_left_is_removed_by_the_next(tmp_path, monkey
     with Roll(1) as living:
         killed = subprocess.run([sys.executable, "-c", KILLED], env=environ, capture_output=True)
         folder = Path(killed.stdout.decode().strip())
-        memory = Path("/dev/shm", f"mpich_shm_test_{folder.name}")
-        assert folder.is_dir() and memory.exists(), killed.stderr
+        names = ("mpich_shm_", "sm_segment.")
+        left, used = (Path("/dev/shm", f"{name}test_{folder.name}") for name in names)
+        assert folder.is_dir() and left.exists(), killed.stderr
+        with used.open("r+b") as file, mmap.mmap(file.fileno(), 0), Roll(1):
+            assert folder.exists() and used.exists() and not left.exists()
         with Roll(1):
-            assert not folder.exists() and not memory.exists()
+            assert not folder.exists() and not used.exists()
             assert Path(living.environ[FOLDER], "board").exists()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_that_hosts_share_are_removed_by_a_launcher_of_the_same_host(tmp_path, monkeypatch):
+    """And hold no board, which is of one host."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    others = tmp_path / ".parallel_sgd-elsewhere"
+    others.mkdir()
+    (others / "lock").write_text("another-host")
+    code = KILLED.replace("Roll(2)", f"Roll(2, Path({str(tmp_path)!r}))")
+    with Roll(1, tmp_path) as living:
+        environ = {**os.environ, "TMPDIR": str(tmp_path)}
+        killed = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True)
+        folder = Path(killed.stdout.decode().strip())
+        assert folder.is_dir() and folder.parent == tmp_path, killed.stderr
+        with Roll(1, tmp_path):
+            assert not folder.exists()
+            there = Path(living.environ[FOLDER])
+            assert there.parent == tmp_path and not (there / "board").exists()
+    assert list(tmp_path.iterdir()) == [others]
+
+
+@pytest.mark.parametrize("seconds_ago", [0, 30], ids=["at once", "long before"])
+def test_who_is_gone_before_another_can_end_the_job_was_killed(ranks, seconds_ago):
+    """A rank that fails because another one is gone says so before mpiexec ends it."""
+    with Roll(RANKS) as roll:
+        sign_on(roll, ranks)
+        kill(ranks, 2)
+        said = Path(roll.environ[FOLDER], f"0.{END}")
+        said.write_text(f"{FAILED}\n")
+        now = time.time()
+        os.utime(said, (now - seconds_ago, now - seconds_ago))
+        roll.look()
+        assert (roll.killed() is not None) == (seconds_ago == 0)
+        assert roll.gone_without_a_word() is None
+        if seconds_ago == 0:
+            assert f"rank 2 (pid {ranks[2].pid})" in roll.killed()
+
+
+def test_signals_to_ranks_and_no_rank_outlives_its_job(ranks):
+    with Roll(RANKS) as roll:
+        assert not roll.pass_on(signal.SIGCONT)
+        sign_on(roll, ranks[:3])
+        kill(ranks, 0)
+        ranks[1].send_signal(signal.SIGSTOP)
+        assert roll.pass_on(signal.SIGCONT)
+        ranks[1].send_signal(signal.SIGSTOP)
+    assert [ranks[rank].wait() for rank in (1, 2)] == [-signal.SIGKILL] * 2
+    assert ranks[3].poll() is None

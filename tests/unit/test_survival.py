@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,18 @@ RANKS = 4
 
 
 def train(
-    algorithm: Any, optimizer: Any, dtype: str = "float32", *, ahead: bool = False
+    algorithm: Any,
+    optimizer: Any,
+    dtype: str = "float32",
+    *,
+    ahead: bool = False,
+    folder: Path | None = None,
 ) -> Callable[..., Any]:
     """What every rank does: pull the model towards the samples, each its part of them.
 
     Args:
         ahead: whether the next minibatch is there before a step is taken with this one.
+        folder: of a checkpoint to go on from, if there is one; else it is written.
     """
     random = np.random.default_rng(0)
     x, y = random.standard_normal((N, 300)), np.arange(N) % 2
@@ -41,6 +49,7 @@ def train(
         parameters = psgd.Parameters({"W": np.zeros((20, 10), dtype), "b": np.zeros(100, dtype)})
         source = psgd.data.Source(x, y, minibatch_size=MINIBATCH, epochs=EPOCHS, dtype=dtype)
         with psgd.Learner(parameters, optimizer, algorithm, comm, commit_every=3) as learner:
+            new = folder is not None and psgd.resume(learner, folder) is None
             minibatches = source.minibatches(learner)
             if ahead:
                 minibatches = (minibatch for minibatch, _ in with_next(minibatches))
@@ -49,6 +58,8 @@ def train(
                 if algorithm.overlap and len(inputs):
                     learner.ready("b")
                 learner.step(samples=len(inputs))
+                if new and folder is not None and learner.samples == 2 * MINIBATCH:
+                    psgd.Checkpoints(folder).save(learner, background=False)
             learner.finish()
             lost = (learner.report() or {})["survival"]
             return parameters.flat.copy(), learner.samples, lost, comm.size
@@ -75,6 +86,33 @@ class KilledAt:
         monkeypatch.setattr(ThreadWorld, "meet", counted)
 
 
+class KilledAfter:
+    """Kills a rank as all have come through its so many-th meeting with the others, of which one of
+    them hears that a rank has died in it. (MPI may tell some ranks so, and others not.)"""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int, number: int, other: int) -> None:
+        self.killed, left = False, number
+        meetings: Counter[tuple[ThreadWorld, str]] = Counter()
+        meet, at = ThreadWorld.meet, None
+
+        def counted(world: ThreadWorld, place: int, name: str, problem: str | None) -> None:
+            nonlocal left, at
+            thread = threading.current_thread().name
+            meetings[world, thread] += 1
+            here = world, meetings[world, thread]
+            if thread == f"rank {rank}":
+                left -= 1
+                at = here if left == 0 else at
+            meet(world, place, name, problem)
+            if at == here and thread == f"rank {rank}":
+                self.killed = True
+                raise Dies
+            if at == here and thread == f"rank {other}":
+                raise psgd.RanksLost("a rank has died")
+
+        monkeypatch.setattr(ThreadWorld, "meet", counted)
+
+
 def undisturbed(body: Callable[..., Any]) -> Any:
     results = simulate_survival(RANKS, body, timeout_s=100)
     assert [size for _, _, _, size in results] == [RANKS] * RANKS
@@ -82,18 +120,24 @@ def undisturbed(body: Callable[..., Any]) -> Any:
 
 
 def after_a_kill(
-    monkeypatch: pytest.MonkeyPatch, body: Callable[..., Any], rank: int, number: int, spares: int
+    monkeypatch: pytest.MonkeyPatch,
+    body: Callable[..., Any],
+    rank: int,
+    number: int,
+    spares: int,
+    kind: Any = KilledAt,
 ) -> list[Any] | None:
     """What those that are left have; None where the program was at its end before."""
     with monkeypatch.context() as patch:
-        kill = KilledAt(patch, rank, number)
+        kill = kind(patch, rank, number)
         results = simulate_survival(RANKS, body, spares=spares, timeout_s=100)
     assert (results[rank] is None) == kill.killed
     left = [result for result in results if result is not None]
     assert len(left) >= RANKS - 1
     for flat, samples, lost, size in left:
-        assert size == len(left) and samples == TOTAL
-        assert lost["ranks_lost"] == [rank] * kill.killed
+        assert samples == TOTAL
+        if kind is KilledAt:  # else others may have come to their end before
+            assert size == len(left) and lost["ranks_lost"] == [rank] * kill.killed
         assert lost["samples_trained_again"] <= 4 * MINIBATCH
         assert np.array_equal(flat, left[0][0]), "replicas differ"
     return left if kill.killed else None
@@ -114,6 +158,31 @@ def test_full_precision_trains_on_every_sample_once(monkeypatch, spares: int, ah
         assert np.allclose(flat, expected, rtol=1e-12, atol=1e-13)
         assert size < RANKS or np.array_equal(flat, expected)
     assert number > 60 and (grown > 5) == bool(spares)
+
+
+def test_a_rank_that_joins_takes_up_no_checkpoint(monkeypatch, tmp_path) -> None:
+    """Those whose training it joins have begun with one."""
+    body = train(psgd.DataParallelSGD(), psgd.MomentumSGD(lr=0.01), "float64", folder=tmp_path)
+    expected = undisturbed(body)
+    assert np.array_equal(undisturbed(body), expected)
+    for number in (75, 90):
+        left = after_a_kill(monkeypatch, body, 1, number, spares=1)
+        assert left and len(left) == RANKS and np.array_equal(left[0][0], expected)
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_some_come_through_a_meeting_in_which_a_rank_dies(monkeypatch, spares: int) -> None:
+    """Wherever that is, also where others have done what comes next."""
+    body = train(psgd.DataParallelSGD(), psgd.MomentumSGD(lr=0.01), "float64")
+    expected = undisturbed(body)
+    for number in range(8, 200, 1 + spares):
+        rank = number % RANKS
+        kind = partial(KilledAfter, other=(rank + 1 + number // RANKS % 3) % RANKS)
+        left = after_a_kill(monkeypatch, body, rank, number, spares, kind)
+        if left is None:
+            break
+        assert np.allclose(left[0][0], expected, rtol=1e-12, atol=1e-13)
+    assert number > 60
 
 
 def held(residuals: Any, owned: Any) -> Any:
@@ -187,16 +256,17 @@ LOSSY = [
 ]
 
 
-@pytest.mark.parametrize("spares", [0, 2])
+@pytest.mark.parametrize("spares", [0, 1, 2])
 def test_others_die_while_the_ranks_recover(monkeypatch, spares: int) -> None:
+    """Also while the others tell a rank that joins what they know, and no other one joins then."""
     body = train(psgd.DataParallelSGD(gradient_bits=4), psgd.SGD(lr=0.01))
-    for later in range(1, 60, 7):
+    for later in (*range(1, 15, 3 if spares == 1 else 7), *range(15, 60, 7)):
         with monkeypatch.context() as patch:
             kills = [KilledAt(patch, 1, 60), KilledAt(patch, 2, 60 + later)]
             results = simulate_survival(RANKS, body, spares=spares, timeout_s=100)
         assert all(kill.killed for kill in kills)
         left = [result for result in results if result is not None]
-        assert len(left) == (RANKS if spares else RANKS - 2)
+        assert len(left) == RANKS - 2 + spares
         for flat, samples, lost, size in left:
             assert size == len(left) and samples == TOTAL and lost["ranks_lost"] == [1, 2]
             assert np.array_equal(flat, left[0][0])
@@ -204,12 +274,18 @@ def test_others_die_while_the_ranks_recover(monkeypatch, spares: int) -> None:
 
 @pytest.mark.parametrize("algorithm", LOSSY, ids=lambda a: type(a).__name__)
 def test_every_algorithm_goes_on(monkeypatch, algorithm: Any) -> None:
+    """Of residuals those of the dead rank are lost: 300 values, and as many of the one stripe."""
     body = train(algorithm, psgd.SGD(lr=0.01))
     expected = undisturbed(body)
     for number in (40, 47, 56, 65, 71, 80, 86):
-        left = after_a_kill(monkeypatch, body, number % RANKS, number, number % 2)
+        rank = number % RANKS
+        left = after_a_kill(monkeypatch, body, rank, number, number % 2)
         if left is not None:
             assert np.linalg.norm(left[0][0] - expected) < 0.7 * np.linalg.norm(expected)
+            values = {lost["residual_values_lost"] for _, _, lost, _ in left}
+            if isinstance(algorithm, psgd.DataParallelSGD) and algorithm.gradient_bits == 1:
+                assert values == {300 + 300 * (rank == 0)}
+            assert len(values) == 1
 
 
 def session(folder: Path) -> Callable[..., Any]:
@@ -241,15 +317,18 @@ def session(folder: Path) -> Callable[..., Any]:
     return body
 
 
-@pytest.mark.parametrize("spares", [0, 1])
-def test_a_session_goes_on(monkeypatch, tmp_path: Path, spares: int) -> None:
+@pytest.mark.parametrize(("spares", "partly"), [(0, False), (1, False), (0, True)])
+def test_a_session_goes_on(monkeypatch, tmp_path: Path, spares: int, partly: bool) -> None:
     body = session(tmp_path / "undisturbed")
     expected, samples, _ = simulate_survival(3, body, timeout_s=100)[0]
     assert samples == [60, 120, 180, 240, 300, 360, 420, 480]
-    for number in range(40, 700, 83):
+    for number in range(40, 700, 11 if partly else 83):
         rank, folder = number % 3, tmp_path / str(number)
         with monkeypatch.context() as patch:
-            kill = KilledAt(patch, rank, number)
+            if partly:
+                kill: Any = KilledAfter(patch, rank, number, (rank + 1) % 3)
+            else:
+                kill = KilledAt(patch, rank, number)
             results = simulate_survival(3, session(folder), spares=spares, timeout_s=100)
         left = [result for result in results if result is not None]
         assert len(left) >= 2 and (results[rank] is None) == kill.killed

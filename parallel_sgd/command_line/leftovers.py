@@ -1,0 +1,134 @@
+"""The launcher's folder, and what jobs leave on a host where their launcher, mpiexec or ranks are
+killed: folders, and MPI's shared memory.
+
+All of it is removed by the launcher, or by the next one on that host. Local.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import socket
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+PREFIX, LOCK, MPIEXEC = "parallel_sgd-", "lock", "mpiexec"
+"""Of the folder; in it the lock, and the number of mpiexec's process."""
+
+#: Where MPI's libraries have shared memory, and their names; nothing else is removed there.
+_MEMORY, _NAMES = Path("/dev/shm"), re.compile(r"(mpich_shm|sm_segment\.)[^/]*")
+
+#: What is made in shared memory is mapped by its maker within so long.
+_MAPPED_S = 0.05
+
+
+def locked_folder(shared: Path | None = None) -> tuple[Path, int]:
+    """A new folder, and the descriptor of the lock in it, which this process holds.
+
+    Args:
+        shared: where to make it, hidden; None: among temporary files.
+    Raises:
+        OSError: it cannot be made, or locked; then nothing stays behind.
+    """
+    prefix = PREFIX if shared is None else f".{PREFIX}"
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=shared))
+    new, lock = folder / f"{LOCK}.new", -1
+    try:
+        lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which nobody else knows yet
+        os.write(lock, os.fsencode(socket.gethostname()))
+        new.rename(folder / LOCK)
+    except OSError:
+        if lock >= 0:
+            os.close(lock)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder, lock
+
+
+def remove(folder: Path) -> None:
+    """Remove a launcher's folder, and what ranks have left in shared memory since it was made."""
+    _remove_memory(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_session(mpiexec: int) -> None:
+    """Remove the folder that Open MPI's mpiexec leaves among temporary files where it was killed.
+
+    Args:
+        mpiexec: the number of its process, which has ended.
+    """
+    shutil.rmtree(Path(tempfile.gettempdir(), f"ompi.{mpiexec}"), ignore_errors=True)
+
+
+def remove_leftovers(shared: Path | None = None) -> None:
+    """Remove what launchers that were killed have left behind on this host. One that lives holds a
+    lock; and what is in shared memory may be in use: then the next one sees to it.
+
+    Args:
+        shared: where they may have made folders, too. Those of other hosts' launchers stay: not all
+            file systems tell one host of another's locks.
+    """
+    locks = [*Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}")]
+    if shared is not None:
+        locks += shared.glob(f".{PREFIX}*/{LOCK}")
+    host = os.fsencode(socket.gethostname())
+    for lock in locks:
+        with suppress(OSError):  # another user's; or another launcher is quicker
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                own = {os.fstat(descriptor).st_uid, lock.parent.lstat().st_uid} == {os.geteuid()}
+                if own and os.read(descriptor, len(host) + 1) in (host, b""):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if _remove_memory(lock.parent) and _remove_session_of(lock.parent):
+                        shutil.rmtree(lock.parent, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _remove_session_of(folder: Path) -> bool:
+    """Remove that of a launcher that was killed; whether its mpiexec has ended."""
+    with suppress(OSError, ValueError):  # it was not started
+        number = int((folder / MPIEXEC).read_text())
+        if Path(f"/proc/{number}").exists():
+            return False
+        remove_session(number)
+    return True
+
+
+def _remove_memory(folder: Path) -> bool:
+    """Remove what MPI has made in shared memory since a launcher has made its folder, and no
+    process has mapped; whether that is all."""
+    with suppress(OSError):
+        since_s = (folder / LOCK).stat().st_mtime
+        found = {path for path in _MEMORY.iterdir() if _is_left(path, since_s)}
+        free = found - _mapped() if found else found
+        if free:
+            time.sleep(_MAPPED_S)
+            free -= _mapped()
+        for path in free:
+            path.unlink()
+        return free == found
+    return True  # there is no such memory; or another launcher is quicker
+
+
+def _is_left(path: Path, since_s: float) -> bool:
+    with suppress(OSError):  # it is gone
+        stat = path.lstat()
+        of_mpi = _NAMES.fullmatch(path.name) is not None
+        return of_mpi and stat.st_uid == os.geteuid() and stat.st_ctime >= since_s
+    return False
+
+
+def _mapped() -> set[Path]:
+    """What processes have mapped of shared memory, as far as this one may know."""
+    mapped = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # another user's, or it is gone
+            lines = maps.read_text(errors="replace").splitlines()
+            mapped |= {Path(line.split(None, 5)[-1]) for line in lines if f" {_MEMORY}/" in line}
+    return mapped

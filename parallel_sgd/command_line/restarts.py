@@ -1,0 +1,241 @@
+"""Runs a job, and where it is lost starts it again: `parallel-sgd run --restarts N`.
+
+How a job has ended its ranks say themselves (`verdict`). What fails by its own word would fail
+again, and is not started again. A restarted job goes on from its newest whole checkpoint, which the
+ranks find by the name of the job (`training.resuming`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from ..communication.launched import JOB, RESTART, restarts
+from ..communication.preemption import chosen_signals, requeue
+from .answering import Hosts
+from .job import TIMED_OUT, Deadline, Signals, caught, run_job
+from .roll import Roll
+from .run_options import Request
+from .verdict import End, Verdict, judge
+
+PREEMPTED = os.EX_TEMPFAIL  #: exit code 75: all is saved, and the job can be started again
+
+#: A start is in vain if it brings no new checkpoint and is over so soon; of so many in a row the
+#: last one is the last.
+SOON_S, IN_VAIN = 60.0, 3
+
+#: Before a restart: so long, and twice as long for each start in vain since the last that was not.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+
+TOO_FEW = "too few hosts answer"
+
+_LOOKS_EVERY_S = 0.05
+
+
+class Launch(Protocol):
+    """A command, and what is added to the environment."""
+
+    @property
+    def command(self) -> tuple[str, ...]: ...
+
+    @property
+    def environ(self) -> Mapping[str, str]: ...
+
+    def line(self) -> str: ...
+
+
+@dataclass
+class Attempt:
+    """One start of a job, when it is over."""
+
+    code: int
+    verdict: Verdict
+    seconds: float
+    checkpoint: str | None  #: the newest that it has written
+    gone: str | None  #: a line on the rank that was gone first
+    stopped: bool  #: whether this process has ended it
+
+
+class Restarts:
+    """
+    Args:
+        request: what the user asked for.
+        plan: makes a launch of a request; raises a UserError.
+        hosts: those that may be left out.
+        environ: for the ranks, beside the launch's.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        plan: Callable[[Request], Launch],
+        hosts: Hosts,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._request, self._plan, self._hosts, self._environ = request, plan, hosts, environ
+        self._done = self._in_vain = self._waits = 0
+        self._checkpoint: str | None = None
+        self._deadline = Deadline.after(request.timeout_s)
+
+    def run(self) -> int:
+        """Run the job to its end, and return the exit code.
+
+        0: complete. 75: it has left, as it was asked to. 124: it outran its time. 128 + a signal
+        that this process got. Else its own, or 1 where that is 0 and the job is not complete.
+        """
+        notices = chosen_signals(self._request.preempt_on) if self._request.preempt_on else ()
+        with caught(notices) as signals:
+            request: Request | None = self._request
+            while True:
+                attempt = None if request is None else self._attempt(request, signals)
+                if attempt is not None and not self._may_go_on(attempt, signals):
+                    asked = bool(signals.notices) and not attempt.stopped
+                    lost = attempt.verdict.end is End.LOST
+                    return self._left() if asked and lost else self._exit_code(attempt)
+                why = attempt.verdict.why if attempt else TOO_FEW
+                if problem := self._why_not_again(attempt):
+                    print(f"parallel-sgd: error: {why}; {problem}", file=sys.stderr, flush=True)
+                    return self._exit_code(attempt)
+                pause = min(FIRST_PAUSE_S * 2**self._waits, LONGEST_PAUSE_S)
+                self._done, self._waits = self._done + 1, self._waits + 1
+                print(
+                    f"parallel-sgd: {why}: restart {self._done} of {self._request.restarts} in "
+                    f"{pause:g} s, from {self._from()}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                self._pause(pause, signals)
+                if not self._is_over(signals):
+                    request = self._hosts.possible(self._request)  # takes its time, too
+                if self._is_over(signals):
+                    return self._ended(signals)
+
+    def _attempt(self, request: Request, signals: Signals) -> Attempt:
+        """Start the job once."""
+        launch, began = self._plan(replace(request, restart=self._done)), time.monotonic()
+        print(f"parallel-sgd: {launch.line()}", file=sys.stderr, flush=True)
+        assert request.ranks is not None
+        judged = request.restarts or request.survive
+        shared = Path.cwd() if judged and self._hosts.elsewhere else None
+        with Roll(request.ranks, shared) as roll:
+            environ = {**self._environ, **launch.environ, **roll.environ}
+            code = run_job(launch.command, environ, self._deadline, roll, signals)
+            verdict = judge(code, roll, survive=request.survive)
+            if verdict.end is End.COMPLETE and judged and not verdict.told:
+                print(
+                    "parallel-sgd: no rank could say whether it is complete (do all hosts share "
+                    f"{str(Path.cwd())!r}?): that is mpiexec's word alone",
+                    file=sys.stderr,
+                )
+            gone = None if request.survive else roll.gone_without_a_word()
+            seconds = time.monotonic() - began
+            stopped = bool(signals.ending) or code == TIMED_OUT
+            return Attempt(code, verdict, seconds, roll.newest_checkpoint(), gone, stopped)
+
+    def _may_go_on(self, attempt: Attempt, signals: Signals) -> bool:
+        """Whether a job has been lost for which restarts were asked; tells what there is to tell of
+        its end."""
+        lost = attempt.verdict.end is End.LOST
+        if lost and attempt.gone and not attempt.stopped:
+            print(f"parallel-sgd: error: {attempt.gone}", file=sys.stderr)
+        if lost and self._request.survive and not attempt.stopped:
+            print(f"parallel-sgd: error: not complete: {attempt.verdict.why}", file=sys.stderr)
+        if attempt.verdict.end is End.FAILED and self._request.restarts:
+            print(
+                "parallel-sgd: the program has failed by itself, and would do so again: no restart",
+                file=sys.stderr,
+            )
+        may = not attempt.stopped and not signals.notices
+        return lost and may and self._request.restarts > 0
+
+    def _left(self) -> int:
+        """The end of a job that was asked to leave, and was lost before its ranks could do so."""
+        print(
+            "parallel-sgd: asked to leave: the job was lost before it had saved its state; the "
+            "newest checkpoint is what it can go on from",
+            file=sys.stderr,
+        )
+        if self._request.requeue:
+            requeue()
+        return PREEMPTED
+
+    def _exit_code(self, attempt: Attempt | None) -> int:
+        if attempt is None:
+            return os.EX_UNAVAILABLE
+        if attempt.verdict.end is End.PREEMPTED:
+            return PREEMPTED
+        if attempt.verdict.end is End.COMPLETE and not attempt.stopped:
+            return 0 if self._request.survive else attempt.code
+        return attempt.code or 1
+
+    def _why_not_again(self, attempt: Attempt | None) -> str | None:
+        """Why the job is not started again, after one more start."""
+        new = attempt is not None and attempt.checkpoint not in (None, self._checkpoint)
+        if attempt is not None and new:
+            self._checkpoint = attempt.checkpoint
+        if attempt is not None:  # else nothing was started
+            in_vain = not new and attempt.seconds < SOON_S
+            self._in_vain = self._in_vain + 1 if in_vain else 0
+            self._waits = self._waits if in_vain else 0
+        if self._done >= self._request.restarts:
+            return f"all {self._request.restarts} restarts are used up"
+        if self._in_vain >= IN_VAIN:
+            return (
+                f"the last {IN_VAIN} starts were over within {SOON_S:g} s each, without a new "
+                "checkpoint: no further restart"
+            )
+        return None
+
+    def _from(self) -> str:
+        """What a restart goes on from, as far as this process has heard."""
+        if self._checkpoint is None:
+            return "where this command has begun: it has written no checkpoint"
+        return f"checkpoint {self._checkpoint!r}"
+
+    def _pause(self, seconds: float, signals: Signals) -> None:
+        """Wait, unless all is over."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self._is_over(signals):
+            time.sleep(_LOOKS_EVERY_S)
+
+    def _is_over(self, signals: Signals) -> bool:
+        """Whether nothing may be started any more."""
+        late = self._deadline is not None and self._deadline.is_over
+        return bool(signals.ending or signals.notices) or late
+
+    def _ended(self, signals: Signals) -> int:
+        """The exit code where all is over between two starts."""
+        if signals.ending:
+            return 128 + signals.ending[0]
+        if signals.notices:
+            return self._left()
+        assert self._deadline is not None
+        print(f"parallel-sgd: error: {self._deadline.told}", file=sys.stderr)
+        return TIMED_OUT
+
+
+def job_variables(request: Request, environ: Mapping[str, str]) -> dict[str, str]:
+    """What tells the ranks that their job may be started again, by this launcher or by Slurm: its
+    name, and how often it was. Nothing where neither was asked for."""
+    if not (request.restarts or request.requeue):
+        return {}
+    requeued = environ.get("SLURM_RESTART_COUNT", "")
+    before = int(requeued) if requeued.isdecimal() else restarts(environ)
+    name = environ.get(JOB) or _new_name(request.command, environ)
+    return {JOB: name, RESTART: str(before + request.restart)}
+
+
+def _new_name(command: Sequence[str], environ: Mapping[str, str]) -> str:
+    """A job of Slurm's keeps its number when it is requeued; the commands of its script are told
+    apart by what they are, and where."""
+    slurm = environ.get("SLURM_JOB_ID")
+    if not slurm:
+        return time.strftime(f"%Y-%m-%d-%H%M%S-{os.getpid()}")
+    words = zlib.crc32("\0".join([os.getcwd(), *command]).encode(errors="surrogateescape"))
+    return f"slurm-{slurm}-{words:08x}"

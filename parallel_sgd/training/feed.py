@@ -1,0 +1,101 @@
+"""What a source and a learner tell each other over one pass of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+from ..algorithms import Algorithm
+from ..data.view import Rewound
+from .announced import Announced, Pass
+
+
+class Feed(Pass):
+    """One pass of a source over its minibatches, for one learner; a `with` block around it.
+
+    Args:
+        announced: the learner's.
+        algorithm: the learner's.
+        fail: the learner's.
+        complete: the learner's, at the end of a pass: whether it is one, and training has not gone
+            back into it.
+    """
+
+    def __init__(
+        self,
+        announced: Announced,
+        algorithm: Algorithm[Any],
+        fail: Callable[[str], NoReturn],
+        complete: Callable[[], bool] = lambda: True,
+    ) -> None:
+        super().__init__()
+        self._announced, self._algorithm, self._fail = announced, algorithm, fail
+        self._complete = complete
+
+    @property
+    def samples(self) -> int:
+        """Of all ranks, up to where the next minibatch begins."""
+        return self._announced.end
+
+    @property
+    def distributed(self) -> bool:
+        """Whether each rank gets its part of the next minibatch; else it is in the warm start."""
+        return self._announced.end >= self._algorithm.distributed_after
+
+    def complete(self) -> None:
+        """All has been given: see that all ranks have trained on it. Collective where ranks survive
+        each other, else local.
+
+        Raises:
+            Rewound: they have gone back.
+        """
+        self._require_going_on()
+        if self._announced.complete and self._complete():
+            self.rewound = False
+        self._require_going_on()
+
+    @property
+    def trained(self) -> bool:
+        """Whether steps have been taken with all that was given. May raise `Rewound`. Local."""
+        self._require_going_on()
+        return self._announced.complete
+
+    def begin_again(self) -> None:
+        """Go on from where training has gone back to. What was given before, and is yet to come to
+        a step, stays void. Local."""
+        self.rewound = False
+
+    def announce_void(self, samples: int) -> None:
+        """Announce something of so many samples that no step trains on. Local."""
+        self._announced.add_void(samples, self)
+
+    def _require_going_on(self) -> None:
+        if self.rewound:
+            raise Rewound
+
+    def announce(self, samples: int, total: int) -> None:
+        """Announce the minibatch that is given next: samples of this rank, and of all ranks.
+
+        Raises:
+            Rewound: training has gone back, and with it the place in the data.
+        """
+        self._require_going_on()
+        if self._announced.feed is not self:
+            self._fail(
+                "a source's minibatches must not be gone on with after another source has begun, "
+                "training has failed, or a checkpoint was loaded: take them anew from the source"
+            )
+        self._announced.add(samples, total, self)
+
+    def __enter__(self) -> Feed:
+        self._announced.begin(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._announced.ended(self)
+        else:  # left in the midst of it
+            self._announced.forget(self)

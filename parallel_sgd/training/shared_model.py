@@ -1,0 +1,47 @@
+"""The model that all ranks have in common, shown for a while in place of a rank's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..errors import UserError
+from ..kernels import Array
+
+
+class SharedModel:
+    """Knows which of the two a learner's parameters are at present."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    @contextmanager
+    def shown(self, x: Array, shared: Array) -> Iterator[None]:
+        """For a `with` block `x` holds what `shared` does; then again what it held. Local.
+
+        Args:
+            x: [n], a rank's own model.
+            shared: [n]; the same array where nothing has to be copied.
+        """
+        own = None if shared is x else x.copy()
+        if own is not None:
+            x[...] = shared
+        outer, self._shown = self._shown, True
+        try:
+            yield
+        finally:
+            self._shown = outer
+            if own is not None:
+                x[...] = own
+
+    def require_own(self, name: str) -> None:
+        """Refuse what goes on with training, while the shared model is shown. Local.
+
+        Args:
+            name: of what was called.
+        """
+        if self._shown:
+            raise UserError(
+                f"{name} must come after the `with` block of evaluation() or shared_model(): in it "
+                "the model is the one that all ranks have in common, and not this rank's own"
+            )

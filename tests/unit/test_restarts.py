@@ -1,0 +1,329 @@
+"""`parallel-sgd run --restarts`: how a job's end is judged, and when it is started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_launcher import MPICH, OPEN_MPI
+
+from parallel_sgd.command_line import restarts
+from parallel_sgd.command_line.answering import Hosts
+from parallel_sgd.command_line.hostfiles import read_hostfile
+from parallel_sgd.command_line.launcher import Launch, plan
+from parallel_sgd.command_line.restarts import Restarts, job_variables
+from parallel_sgd.command_line.roll import Roll
+from parallel_sgd.command_line.run_options import Request, parse
+from parallel_sgd.command_line.verdict import End, judge
+from parallel_sgd.communication.attendance import FAILED, LEFT, LOST, PREEMPTED
+from parallel_sgd.communication.launched import FOLDER, JOB, RESTART
+from parallel_sgd.errors import UserError
+
+RANKS = 3
+
+HOSTS = ["--restarts", "1", "--hostfile", "hosts"]
+
+#: Stands for mpiexec and its ranks: each start does what is next in a list.
+MPIEXEC = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+number, play = int(os.environ["PARALLEL_SGD_RESTART"]), json.loads(Path("play.json").read_text())
+with open("starts", "a") as file:
+    file.write(json.dumps([sys.argv[1:], os.environ["PARALLEL_SGD_JOB"], number]) + "\\n")
+step = play[min(number, len(play) - 1)]
+for name, text in step.get("files", {}).items():
+    Path(os.environ["PARALLEL_SGD_FOLDER"], name).write_text(text)
+time.sleep(step.get("seconds", 0))
+sys.exit(step.get("code", 0))
+"""
+
+
+def words(*said: str) -> dict[str, str]:
+    """The files in which ranks say why they end."""
+    return {f"{rank}.end": f"{word}\n" for rank, word in enumerate(said)}
+
+
+KILLED = {"code": 137}
+WELL = {"files": words(LEFT, LEFT, LEFT)}
+
+
+def saved(name: str) -> dict[str, Any]:
+    return {"code": 137, "files": {"0.checkpoint": f"/somewhere/{name}\n"}}
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[Any]]]:
+    """Runs a job of such starts; the exit code, and what each start was given."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 0.01)
+    Path("mpiexec.py").write_text(MPIEXEC)
+
+    def run(*steps: Mapping[str, Any], hosts: Any = None, **asked: Any) -> tuple[int, list[Any]]:
+        Path("play.json").write_text(json.dumps(steps))
+        Path("starts").unlink(missing_ok=True)
+        request = Request(RANKS, ("train.py",), **{"restarts": 5} | asked)
+        environ = {**os.environ, JOB: "this-job"}
+
+        def launch(wanted: Request) -> Launch:
+            command = (sys.executable, "mpiexec.py", str(wanted.ranks))
+            return Launch(command, job_variables(wanted, environ))
+
+        hosts = hosts or Hosts(None, None, "MPICH", (), environ)
+        code = Restarts(request, launch, hosts, environ).run()
+        return code, [json.loads(line) for line in Path("starts").read_text().splitlines()]
+
+    return run
+
+
+def test_a_lost_job_is_started_again_and_told_how_often(play, capsys):
+    code, starts = play(saved("1"), KILLED, WELL)
+    assert code == 0
+    assert starts == [[["3"], "this-job", number] for number in range(3)]
+    said = capsys.readouterr().err
+    assert "restart 1 of 5 in 0.01 s, from checkpoint '/somewhere/1'" in said
+    assert "restart 2 of 5" in said and "exit code 137" in said
+
+
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [
+        ({"code": 3, "files": words(FAILED)}, 3),
+        ({"code": 0, "files": words(LEFT, FAILED)}, 1),
+        ({"code": 75, "files": words(PREEMPTED, PREEMPTED)}, 75),
+        ({"code": 0, "files": words(PREEMPTED)}, 75),
+        (WELL, 0),
+        ({**WELL, "code": 5}, 5),
+        ({"code": 0}, 0),  # ranks on other hosts, that cannot say anything
+    ],
+)
+def test_what_is_not_started_again(play, step, code):
+    assert play(step) == (code, [[["3"], "this-job", 0]])
+
+
+def test_a_job_that_was_lost_has_no_exit_code_of_0(play):
+    code, starts = play({"code": 0, "files": words(LEFT, LOST)}, restarts=2)
+    assert (code, len(starts)) == (1, 3)
+
+
+def test_it_is_not_started_again_more_often_than_that(play, capsys):
+    steps = [saved(str(number)) for number in range(9)]
+    code, starts = play(*steps, restarts=4)
+    assert (code, len(starts)) == (137, 5)
+    assert "all 4 restarts are used up" in capsys.readouterr().err
+
+
+def test_starts_in_vain_end_early(play, capsys):
+    code, starts = play(KILLED, saved("1"), KILLED, saved("1"), KILLED, WELL, restarts=9)
+    assert (code, len(starts)) == (137, 5)
+    assert "the last 3 starts were over within 60 s each" in capsys.readouterr().err
+
+
+def test_the_whole_job_has_one_time_limit(play):
+    began = time.monotonic()
+    code, starts = play({"code": 137, "seconds": 0.4}, {"seconds": 60}, timeout_s=1.5)
+    assert (code, len(starts)) == (124, 2)
+    assert time.monotonic() - began < 20
+
+
+@pytest.fixture
+def sigint() -> Iterator[None]:
+    """Heeded, also where the tests run in the background of a shell, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("pause_s", [0.01, 60], ids=["at work", "before a restart"])
+def test_a_signal_ends_all(play, monkeypatch, name, pause_s):
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", pause_s)
+    number = signal.Signals[name]
+    later = f"import os, sys, time; time.sleep(1); os.kill({os.getpid()}, {int(number)})"
+    with subprocess.Popen([sys.executable, "-c", later]):
+        steps = [KILLED, {"seconds": 60}]
+        code, _ = play(*(steps if pause_s == 60 else steps[1:]), restarts=9)
+    assert code == 128 + number
+
+
+@pytest.mark.parametrize("pause_s", [0.01, 60], ids=["at work", "before a restart"])
+def test_a_lost_job_that_was_asked_to_leave_is_requeued(play, monkeypatch, capsys, pause_s):
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", pause_s)
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    Path("scontrol").write_text('#!/bin/sh\necho "$@" > asked\n')
+    Path("scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{os.getcwd()}:{os.environ['PATH']}")
+    later = f"import os, sys, time; time.sleep(1); os.kill({os.getpid()}, {int(signal.SIGUSR2)})"
+    with subprocess.Popen([sys.executable, "-c", later]):
+        steps = [KILLED, {"code": 137, "seconds": 4}]
+        steps = steps if pause_s == 60 else steps[1:]
+        code, starts = play(*steps, restarts=9, preempt_on="SIGUSR2", requeue=True)
+    assert (code, len(starts)) == (75, 1)
+    assert Path("asked").read_text() == "requeue 5\n"
+    assert "lost before it had saved its state" in capsys.readouterr().err
+
+
+JUDGED = [
+    # mpiexec's code, --survive, files, and what that is
+    (0, False, words(LEFT, LEFT, LEFT), End.COMPLETE),
+    (1, False, words(LEFT, LEFT, LEFT), End.COMPLETE),  # something has gone wrong after that
+    (1, False, words(LEFT, LEFT), End.LOST),
+    (0, False, {"0.on": "", "2.on": ""}, End.LOST),  # Open MPI, where a host is lost
+    (0, False, {"0.on": "", "2.on": "", **words(LEFT)}, End.COMPLETE),
+    (0, False, {}, End.COMPLETE),
+    (137, True, words(LEFT, LEFT), End.COMPLETE),
+    (0, True, words(LEFT), End.COMPLETE),
+    (0, True, {}, End.LOST),
+    (1, True, words(LEFT, FAILED), End.FAILED),
+    (0, True, {**words(LEFT), "2.0.begun": ""}, End.LOST),
+    (0, True, {**words(LEFT), "2.0.begun": "", "0.0.over": ""}, End.COMPLETE),
+    (0, True, {**words(LEFT), "2.0.begun": "", "2.1.begun": "", "0.0.over": ""}, End.LOST),
+    (1, False, words(FAILED, LOST), End.LOST),
+    (1, True, words(LEFT, LOST), End.LOST),
+    (1, False, words(PREEMPTED, LEFT), End.PREEMPTED),
+]
+
+
+@pytest.mark.parametrize(("code", "survive", "files", "end"), JUDGED)
+def test_the_ranks_say_how_it_has_ended(code, survive, files, end):
+    with Roll(RANKS) as roll:
+        for name, text in files.items():
+            Path(roll.environ[FOLDER], name).write_text(text)
+        verdict = judge(code, roll, survive=survive)
+    assert verdict.end is end
+    assert ("no final model" in verdict.why) == (end is End.LOST and "2.0.begun" in files)
+
+
+def test_the_newest_checkpoint_is_what_was_told_last():
+    with Roll(RANKS) as roll:
+        assert roll.newest_checkpoint() is None
+        for rank, name, seconds in ((0, "later", 2), (1, "earlier", 1)):
+            path = Path(roll.environ[FOLDER], f"{rank}.checkpoint")
+            path.write_text(f"{name}\n")
+            os.utime(path, (seconds, seconds))
+        assert roll.newest_checkpoint() == "later"
+
+
+AGENT = """#!/bin/sh
+[ "$1" != n1 ]
+"""
+
+
+def hosts_of(tmp_path: Path, text: str, least: int | None, ranks: int = 6) -> Request | None:
+    """What is left of a request for ranks on these hosts, where n1 is gone."""
+    (tmp_path / "hosts").write_text(text)
+    agent = tmp_path / "agent"
+    agent.write_text(AGENT)
+    agent.chmod(0o755)
+    hostfile = read_hostfile(str(tmp_path / "hosts"))
+    hosts = Hosts(hostfile, None, "MPICH", ("-launcher-exec", str(agent)), {})
+    request = Request(ranks, ("train.py",), hostfile=hostfile, restarts=1, min_ranks=least)
+    return hosts.possible(request)
+
+
+@pytest.mark.parametrize(
+    ("lines", "elsewhere"), [("localhost\n127.0.0.1\n", False), ("localhost\nn0.invalid\n", True)]
+)
+def test_this_host_is_known_by_name_and_address(tmp_path, lines, elsewhere):
+    (tmp_path / "hosts").write_text(lines)
+    hosts = Hosts(read_hostfile(tmp_path / "hosts"), None, "MPICH", (), {})
+    assert hosts.elsewhere == elsewhere
+
+
+def test_hosts_that_do_not_answer_are_left_out(tmp_path, capsys):
+    three = "n0:2\nn1:2\nn2:2\n"
+    left = hosts_of(tmp_path, three, least=4)
+    assert left is not None and left.ranks == 4
+    for mpi, option in ((MPICH, "-hosts"), (OPEN_MPI, "--host")):
+        command = plan(left, mpi, {}, cores=2, root=False).command
+        assert command[1:5] == ("-n", "4", option, "n0:2,n2:2")
+    assert "no answer from n1: going on with 4 ranks" in capsys.readouterr().err
+    assert hosts_of(tmp_path, three, least=5) is None
+    assert "room for 4 ranks, and at least 5 are wanted" in capsys.readouterr().err
+    assert hosts_of(tmp_path, three, least=None) is None
+    spare = hosts_of(tmp_path, three, least=None, ranks=4)
+    assert spare is not None and spare.ranks == 4
+    more = hosts_of(tmp_path, three, least=1, ranks=12)  # than there are slots, as was asked for
+    assert more is not None and more.ranks == 8
+    whole = hosts_of(tmp_path, "n0:2\nn2:2\n", least=1)
+    assert whole is not None and (whole.ranks, whole.hostfile) == (6, whole.hostfile)
+
+
+class Few(Hosts):
+    """Too few of them answer, so many times."""
+
+    times = 0
+
+    def possible(self, request: Request) -> Request | None:
+        self.asked.append(1)
+        return None if len(self.asked) <= self.times else replace(request, ranks=2)
+
+
+@pytest.mark.parametrize("times", [1, 6, 9])
+def test_too_few_hosts_are_waited_for_until_restarts_are_used_up(play, monkeypatch, capsys, times):
+    """Longer and longer; nothing was started in vain."""
+    monkeypatch.setattr(Few, "asked", [], raising=False)
+    monkeypatch.setattr(Few, "times", times)
+    pauses: list[float] = []
+    monkeypatch.setattr(Restarts, "_pause", lambda self, seconds, signals: pauses.append(seconds))
+    few = Few(None, None, "MPICH", (), {})
+    code, starts = play(saved("1"), WELL, hosts=few, restarts=8)
+    there = times < 8
+    assert code == (0 if there else os.EX_UNAVAILABLE)
+    assert [start[0] for start in starts] == [["3"], ["2"]][: 1 + there]
+    assert [pause / pauses[0] for pause in pauses[:3]] == [1, 2, 4][: times + 1]
+    assert max(pauses) <= restarts.LONGEST_PAUSE_S
+    assert there or "all 8 restarts are used up" in capsys.readouterr().err
+
+
+def test_a_job_has_one_name_also_where_slurm_requeues_it():
+    request = Request(2, ("x.py",), restarts=3, restart=2)
+    assert job_variables(Request(2, ("x.py",)), {"SLURM_JOB_ID": "5"}) == {}
+    slurm = {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}
+    name = job_variables(request, slurm)[JOB]
+    assert name.startswith("slurm-5-") and job_variables(request, slurm)[RESTART] == "3"
+    other = job_variables(replace(request, command=("y.py",)), slurm)
+    assert other[JOB] != name  # another command of the same script
+    assert job_variables(request, {JOB: "mine"}) == {JOB: "mine", RESTART: "2"}
+    requeued = replace(request, restarts=0, restart=0, preempt_on="SIGUSR2", requeue=True)
+    assert job_variables(requeued, slurm) == {JOB: name, RESTART: "1"}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--min-ranks", "2"], "min_ranks=2 has no effect without --restarts"),
+        (["--restarts", "1", "--min-ranks", "2"], "min_ranks=2 has no effect without --hostfile"),
+        ([*HOSTS, "--min-ranks", "5"], "min_ranks=5 must be from 1 to 4, that of -n"),
+        ([*HOSTS, "--servers", "2", "--min-ranks", "2"], "min_ranks=2 must be from 3"),
+        (["--restarts", "-1"], "must be a whole number from 0"),
+        (["--requeue"], "requeue=True needs --preempt-on"),
+        (["--preempt-on", "SIGKILL"], "must be of SIGUSR1, SIGUSR2, SIGTERM: 'SIGKILL'"),
+    ],
+)
+def test_options_that_are_refused(tmp_path, monkeypatch, options, problem):
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("n0 slots=2\nn1 slots=2\n")
+    script = tmp_path / "x.py"
+    script.touch()
+    with pytest.raises(UserError, match=problem):
+        parse(["-n", "4", *options, str(script)])
+
+
+def test_signals_go_to_ranks_with_the_one_that_mpiexec_passes_on(tmp_path):
+    script = tmp_path / "x.py"
+    script.touch()
+    request = parse(["-n", "2", "--preempt-on", "usr2,TERM", "--requeue", str(script)])
+    added = plan(request, MPICH, {}, cores=2, root=False).environ
+    assert added["PARALLEL_SGD_PREEMPT_ON"] == "SIGUSR2,SIGTERM,SIGUSR1"
+    assert added["PARALLEL_SGD_REQUEUE"] == "1"

@@ -1,0 +1,298 @@
+"""Workers and servers die at every moment of training, and the others go on: as threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import parallel_sgd as psgd
+from parallel_sgd.communication import Communicator
+from parallel_sgd.communication.surviving_threads import Dies, simulate_survival
+from parallel_sgd.communication.thread_endpoint import Mailbox
+from parallel_sgd.communication.threads import ThreadWorld
+
+RANKS, STEPS, BASE = 4, 12, 100
+
+
+class KilledAt:
+    """Kills a rank as its main thread sends or takes its so many-th message, or comes so often to a
+    step or a meeting."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int, number: int) -> None:
+        self._name, self._left, self.killed = f"rank {rank}", number, False
+        for kind, name in (
+            (Mailbox, "put"),
+            (Mailbox, "take"),
+            (ThreadWorld, "meet"),
+            (psgd.Learner, "step"),
+        ):
+            monkeypatch.setattr(kind, name, self._counted(getattr(kind, name)))
+
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        takes = function is Mailbox.take
+
+        def counted(*arguments: Any, **given: Any) -> Any:
+            result = function(*arguments, **given) if takes else None
+            if threading.current_thread().name == self._name and not (takes and result is None):
+                self._left -= 1
+                if self._left == 0:
+                    self.killed = True
+                    raise Dies
+            return result if takes else function(*arguments, **given)
+
+        return counted
+
+
+def adding(algorithm: Any) -> Callable[[Communicator], Any]:
+    """In every step the worker on rank k adds BASE^k to every value."""
+
+    def body(comm: Communicator) -> Any:
+        parameters = psgd.Parameters({"W": np.zeros((20, 10)), "b": np.zeros(100)})
+        rank = comm.world_ranks[comm.rank]
+        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
+            assert psgd.resume(learner, "none") is None  # of all ranks, and not where one joins
+            taken = 0
+            while not learner.serves and taken < STEPS:
+                learner.gradient.flat[...] = -(BASE**rank)
+                taken += learner.step(1) > 0
+            learner.finish()
+            report = learner.report() or {}
+            return parameters.flat.copy(), report["survival"], rank if taken else -1
+
+    return body
+
+
+def after_a_kill(
+    monkeypatch: pytest.MonkeyPatch, body: Callable[..., Any], rank: int, number: int, **given: Any
+) -> list[Any] | None:
+    """What those that are left have; None where the program was at its end before."""
+    with monkeypatch.context() as patch:
+        kill = KilledAt(patch, rank, number)
+        results = simulate_survival(RANKS, body, timeout_s=30, **given)
+    left = [result for result in results if result is not None]
+    assert len(left) >= RANKS - 1
+    for flat, lost, *_ in left:
+        assert lost["ranks_lost"] == [rank] * kill.killed
+        assert np.array_equal(flat, left[0][0]), "replicas differ"
+    return left if kill.killed else None
+
+
+def exact(left: list[Any]) -> np.ndarray:
+    """Which values have every push of every worker that is left once."""
+    digits = [left[0][0] // BASE**rank % BASE for *_, rank in left if rank >= 0]
+    return np.all([digit == STEPS for digit in digits], axis=0)
+
+
+MODES = {
+    "async": psgd.DataParallelASGD(servers=1, sync_steps=1),
+    "two servers": psgd.DataParallelASGD(servers=2, sync_steps=1, min_block=10),
+    "bounded": psgd.DataParallelASGD(
+        servers=2, sync_steps=1, mode="bounded", staleness=1, min_block=10
+    ),
+    "updates": psgd.DataParallelASGD(servers=2, sync_steps=2, currency="deltas", min_block=10),
+    "geo": psgd.DataParallelASGD(
+        servers=1, sync_steps=3, mode="geo", currency="deltas", merge="sum"
+    ),
+    "pipeline": psgd.DataParallelASGD(servers=1, sync_steps=1, pipeline=True),
+    "every rank serves": psgd.DataParallelASGD(servers=0, sync_steps=1, min_block=10),
+}
+
+
+@pytest.mark.filterwarnings("ignore:servers=0")
+@pytest.mark.parametrize("name", MODES)
+def test_a_worker_dies(monkeypatch, name: str) -> None:
+    """Every push of those that are left is applied once."""
+    algorithm, killed = MODES[name], 0
+    workers = RANKS - (algorithm.roles.servers or 0)
+    for number in range(2, 200, 7):
+        left = after_a_kill(monkeypatch, adding(algorithm), number % workers, number)
+        if left is None:
+            break
+        flat, lost, _ = left[0]
+        if lost["server_values_lost"]:
+            assert exact(left).sum() >= flat.size - lost["server_values_lost"]
+        else:
+            assert exact(left).all(), (number, flat)
+        killed += 1
+    assert killed >= 4
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize("name", ["async", "two servers", "updates", "pipeline"])
+def test_a_server_dies(monkeypatch, name: str, spares: int) -> None:
+    """What the others hold keeps every push; where none is left, every rank serves a part."""
+    algorithm, killed, grown = MODES[name], 0, 0
+    for number in range(5, 300, 23):
+        left = after_a_kill(monkeypatch, adding(algorithm), RANKS - 1, number, spares=spares)
+        if left is None:
+            break
+        flat, lost, _ = left[0]
+        assert exact(left).sum() >= flat.size - lost["server_values_lost"]
+        grown += len(left) == RANKS
+        killed += 1
+    assert killed >= 4 and (grown >= 3) == bool(spares)
+
+
+def test_a_round_is_of_those_that_are_left(monkeypatch) -> None:
+    algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, mode="sync")
+    for number in range(2, 60, 7):
+        left = after_a_kill(monkeypatch, adding(algorithm), number % 3, number)
+        assert left is None or len(left) == RANKS - 1
+
+
+def test_a_server_dies_in_a_round(monkeypatch) -> None:
+    """Also as some workers have had their answers: each round is in the model once."""
+    algorithm = psgd.DataParallelASGD(servers=2, sync_steps=1, mode="sync", min_block=10)
+    killed = 0
+    for number in range(80, 170):
+        left = after_a_kill(monkeypatch, adding(algorithm), 2 + number % 2, number)
+        if left is None:
+            break
+        workers = [rank for *_, rank in left if rank >= 0]  # of two, but where it began with less
+        expected = STEPS * sum(BASE**rank for rank in workers) / len(workers)
+        assert np.all(left[0][0] == expected), (number, left[0][0])
+        killed += 1
+    assert killed > 20
+
+
+@pytest.mark.parametrize("bits", [8, 1])
+def test_a_push_of_few_bits_and_its_residual_are_kept(monkeypatch, bits: int) -> None:
+    """What workers that are left have pushed and what their pushes have lost is all they had."""
+    algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, gradient_bits=bits)
+
+    def body(comm: Communicator) -> Any:
+        parameters = psgd.Parameters({"W": np.zeros((20, 10), np.float32)})
+        number = comm.world_ranks[comm.rank]
+        random, given = np.random.default_rng(number), np.zeros(200, np.float64)
+        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
+            for _ in range(0 if learner.serves else STEPS):
+                gradient = random.standard_normal(200)
+                learner.gradient.flat[...] = gradient
+                learner.step(1)
+                given += gradient
+            learner.finish()
+            residual = learner.state.residual
+            pushed = np.zeros(200) if residual is None else given - residual
+            return parameters.flat.copy(), (learner.report() or {})["survival"], pushed
+
+    for number in range(40, 120, 11):
+        rank = 2 + number % 2
+        with monkeypatch.context() as patch:
+            kill = KilledAt(patch, rank, number)
+            results = simulate_survival(RANKS, body, timeout_s=30)
+        left = [result for result in results if result is not None]
+        if not kill.killed:
+            break
+        flat, lost, _ = left[0]
+        assert lost["residual_values_lost"] == 200 * (rank == 2)
+        if rank == 3 and not lost["server_values_lost"]:
+            pushed = np.sum([pushed for _, _, pushed in left], axis=0)
+            assert np.allclose(flat, -pushed, atol=1e-4)
+    assert number > 60
+
+
+def rows_of_a_table(comm: Communicator) -> Any:
+    table = psgd.Embedding(name="words", width=2, optimizer=psgd.SGD(lr=1.0), initial_scale=0.0)
+    algorithm = psgd.DataParallelASGD(servers=2, sync_steps=1, tables=(table,))
+    parameters = psgd.Parameters({"W": np.zeros(3)})
+    ids, number = np.arange(10), comm.world_ranks[comm.rank]
+    with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
+        rows = None
+        for _ in range(0 if learner.serves else STEPS):
+            learner.tables["words"].push(ids, np.full((10, 2), -float(BASE**number), "f4"), 1)
+            learner.step(1)
+        if not learner.serves:
+            learner.surviving(learner.meet)
+            rows = learner.tables["words"].rows(ids)
+        learner.finish()
+        return rows
+
+
+def test_rows_of_tables_are_kept_where_a_worker_dies(monkeypatch) -> None:
+    for number in range(3, 60, 6):
+        with monkeypatch.context() as patch:
+            kill = KilledAt(patch, 1, number)
+            results = simulate_survival(RANKS, rows_of_a_table, timeout_s=30)
+        if not kill.killed:
+            break
+        assert results[0] is not None
+        assert np.all(results[0] % BASE == STEPS), number
+
+
+def test_rows_of_a_server_that_dies_end_training(monkeypatch) -> None:
+    KilledAt(monkeypatch, RANKS - 1, 60)
+    with pytest.raises(psgd.UserError, match=r"rows of the tables.*--restarts"):
+        simulate_survival(RANKS, rows_of_a_table, timeout_s=30)
+
+
+@pytest.mark.parametrize("number", range(4, 40, 7))
+def test_a_rank_dies_in_the_warm_start_or_at_its_end(monkeypatch, number: int) -> None:
+    """With the steps that all have taken together the model is where it would be without."""
+    algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, distributed_after=4)
+
+    def body(comm: Communicator) -> Any:
+        parameters = psgd.Parameters({"W": np.zeros(200)})
+        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
+            while not learner.serves and learner.samples < 4:
+                learner.gradient.flat[...] = -1
+                learner.step(1)
+            learner.finish()
+            return parameters.flat.copy(), (learner.report() or {})["survival"], learner.samples
+
+    left = after_a_kill(monkeypatch, body, number % RANKS, number)
+    assert left is None or np.array_equal(left[0][0], np.full(200, 4.0))
+
+
+@pytest.mark.parametrize("later", range(1, 24, 2))
+def test_another_dies_while_the_ranks_recover(monkeypatch, later: int) -> None:
+    """Within the first push of some, too; every push of those that are left is applied once."""
+    algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
+    for number in (3, 5, 7, 9, 30):
+        with monkeypatch.context() as patch:
+            kills = [KilledAt(patch, 0, number), KilledAt(patch, 1, number + later)]
+            results = simulate_survival(RANKS, adding(algorithm), timeout_s=30)
+        assert all(kill.killed for kill in kills)
+        left = [result for result in results if result is not None]
+        assert len(left) == 2 and sorted(left[0][1]["ranks_lost"]) == [0, 1]
+        assert exact(left).all(), left[0][0]
+
+
+def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
+    """Another one has its duties: rows and checkpoints come to the end."""
+    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
+    data = psgd.data.Arrays(x, x[:, :3].argmax(1))
+
+    def body(comm: Communicator) -> Any:
+        model = psgd.models.MLP([4, 3], seed=1)
+        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, mode="bounded", staleness=1)
+        backward, number = model.gradient, comm.world_ranks[comm.rank]
+
+        def gradient(*arguments: Any, **given: Any) -> Any:
+            if number == 0 and learner.samples == dies_at:
+                raise Dies
+            return backward(*arguments, **given)
+
+        model.gradient = gradient
+        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
+            rows = psgd.TrainingSession(
+                learner=learner,
+                objective=model,
+                train=data,
+                minibatch_size=6,
+                epochs=4,
+                checkpoints=psgd.CheckpointConfig(folder=folder / "checkpoints", every=120),
+                folder=psgd.RunFolder(folder / "run"),
+            ).run()
+            return learner.serves, learner.group.workers[0] == comm.rank, rows
+
+    for dies_at in (30, 90, 150, 210):
+        folder = tmp_path / str(dies_at)
+        results = simulate_survival(RANKS, body, timeout_s=30)
+        assert results[0] is None
+        rows = [rows for serves, first, rows in filter(None, results) if first and not serves]
+        assert len(rows) == 1 and rows[0][-1].samples == 240
+        assert psgd.Checkpoints(folder / "checkpoints").latest().name == f"{240:012d}"
