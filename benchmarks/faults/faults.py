@@ -7,13 +7,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parallel_sgd.command_line.cluster import BURST
+from parallel_sgd.command_line.cluster import BURST, EmulatedHosts
 from parallel_sgd.command_line.cluster.links import port
 
 from .child import CHECKPOINTS
@@ -28,34 +29,28 @@ BALLAST = "ballast"
 SLOW_BITS_PER_S = 5e6
 
 
-class Fault:
-    """Something that goes wrong once in a run. Each method gets the run that it concerns.
-
-    Attributes:
-        removes_nothing: whether nobody may be left who could remove what the job has made.
-    """
-
-    removes_nothing = False
+class Fault(ABC):
+    """Something that goes wrong once in a run. Each method gets the run that it concerns."""
 
     def settings(self, run: Run) -> Mapping[str, Any]:
         """Of the child program, for the first start."""
         return {}
 
-    def prepare(self, run: Run) -> None:
+    def prepare(self, run: Run) -> None:  # noqa: B027
         """Before the job is started."""
 
     def wait(self, run: Run) -> bool:
         """Wait for the moment; whether the job is still there."""
         return run.wait_for_moment()
 
+    @abstractmethod
     def strike(self, run: Run) -> str:
         """Let it happen; what has happened, in words."""
-        raise NotImplementedError
 
-    def undo(self, run: Run) -> None:
+    def undo(self, run: Run) -> None:  # noqa: B027
         """Make good what a user would, before the job is started again."""
 
-    def clear(self, run: Run) -> None:
+    def clear(self, run: Run) -> None:  # noqa: B027
         """After the run: nothing of the fault may stay."""
 
 
@@ -78,7 +73,7 @@ class KillRank(Fault):
         if run.serves(run.victim):  # it is in no other place
             place = Place.START if place == Place.START else Place.FINISH
         last = {Place.EXCHANGE: 200, Place.CHECKPOINT: 8}.get(place, 1)
-        within_s = {Place.EXCHANGE: 0.002, Place.CHECKPOINT: 0.02, Place.FINISH: 0.01}
+        within_s = {Place.EXCHANGE: 0.002, Place.CHECKPOINT: 0.02, Place.FINISH: 0.003}
         if run.serves(run.victim):
             within_s[Place.FINISH] = run.reference.training_s
         die = {
@@ -105,29 +100,73 @@ class KillRank(Fault):
 
 
 @dataclass(frozen=True)
-class Stop(Fault):
-    """SIGSTOP to one rank; with `resumed`, SIGCONT after a while."""
+class Passing(Fault):
+    """A fault that passes after a while, unless it is there for good."""
 
-    resumed: bool = False
+    passes: bool = False
+    shortest_s: float = 0.05
     longest_s: float = 2.0
 
+    @abstractmethod
+    def begin(self, run: Run) -> tuple[str, Callable[[], object]]:
+        """What has happened, in words, and what ends it."""
+
     def strike(self, run: Run) -> str:
-        pid, place = run.pid(run.victim), run.place(run.victim)
-        signalled(pid, signal.SIGSTOP)
-        if not self.resumed:
-            return f"SIGSTOP to rank {run.victim} in {place}"
-        seconds = run.random.uniform(0.05, self.longest_s)
+        said, end = self.begin(run)
+        if not self.passes:
+            return said
+        seconds = run.random.uniform(self.shortest_s, self.longest_s)
         time.sleep(seconds)
         run.struck_s = time.monotonic()
-        signalled(pid, signal.SIGCONT)
-        return f"SIGSTOP to rank {run.victim} in {place}, SIGCONT after {seconds:.2f} s"
+        end()
+        return f"{said} for {seconds:.2f} s"
+
+
+class Stop(Passing):
+    """SIGSTOP to one rank, and then SIGCONT."""
+
+    def begin(self, run: Run) -> tuple[str, Callable[[], object]]:
+        pid, place = run.pid(run.victim), run.place(run.victim)
+        signalled(pid, signal.SIGSTOP)
+        said = f"SIGSTOP to rank {run.victim} in {place}"
+        return said, lambda: signalled(pid, signal.SIGCONT)
+
+
+class Cut(Passing):
+    """A host's link is cut, and comes back."""
+
+    def begin(self, run: Run) -> tuple[str, Callable[[], object]]:
+        hosts = _hosts(run)
+        host = int(run.random.integers(run.ranks))
+        hosts.cut(host)
+        return f"the link of host {host} was cut", lambda: hosts.mend(host)
+
+    def clear(self, run: Run) -> None:
+        hosts = _hosts(run)
+        for host in range(len(hosts.names)):
+            hosts.mend(host)
+
+
+class Slow(Passing):
+    """A host's link is slow, and then as before."""
+
+    def begin(self, run: Run) -> tuple[str, Callable[[], object]]:
+        host = int(run.random.integers(run.ranks))
+        self._limit(run, host, SLOW_BITS_PER_S)
+        return f"the link of host {host} was slow", lambda: self._limit(run, host, run.rate)
+
+    def _limit(self, run: Run, host: int, rate: float) -> None:
+        hosts = _hosts(run)
+        limit = f"root tbf rate {rate / 1e3:.0f}kbit burst {BURST}b latency 50ms"
+        for name, device in ((hosts.switch, port(host)), (hosts.names[host], "eth0")):
+            line = f"tc -n {name} qdisc change dev {device} {limit}"
+            subprocess.run(line.split(), check=True)
 
 
 @dataclass(frozen=True)
 class KillJob(Fault):
     """The whole job is killed, in one of the ways in which that happens."""
 
-    removes_nothing = True
     ways: tuple[str, ...] = ("everything", "ranks", "launcher", "mpiexec", "SIGTERM")
 
     def strike(self, run: Run) -> str:
@@ -142,57 +181,10 @@ class KillJob(Fault):
             "mpiexec": below[:1] or [launcher],
             "SIGTERM": [launcher],
         }[way]
+        run.launcher_killed = way in ("everything", "launcher")
         for pid in targets:
             signalled(pid, signal.SIGTERM if way == "SIGTERM" else signal.SIGKILL)
         return f"the job was killed: {way}"
-
-
-@dataclass(frozen=True)
-class Cut(Fault):
-    """A host's link is cut; with `mended`, it comes back after a while."""
-
-    mended: bool = False
-    longest_s: float = 3.0
-
-    def strike(self, run: Run) -> str:
-        assert run.hosts
-        host = int(run.random.integers(run.ranks))
-        run.hosts.cut(host)
-        if not self.mended:
-            return f"the link of host {host} was cut"
-        seconds = run.random.uniform(0.05, self.longest_s)
-        time.sleep(seconds)
-        run.struck_s = time.monotonic()
-        run.hosts.mend(host)
-        return f"the link of host {host} was cut for {seconds:.2f} s"
-
-    def clear(self, run: Run) -> None:
-        assert run.hosts
-        for host in range(len(run.hosts.names)):
-            run.hosts.mend(host)
-
-
-@dataclass(frozen=True)
-class Slow(Fault):
-    """A host's link becomes slow, for a while."""
-
-    longest_s: float = 2.0
-
-    def strike(self, run: Run) -> str:
-        assert run.hosts
-        host = int(run.random.integers(run.ranks))
-        seconds = run.random.uniform(0.2, self.longest_s)
-        self._limit(run, host, SLOW_BITS_PER_S)
-        time.sleep(seconds)
-        self._limit(run, host, run.rate)
-        return f"the link of host {host} was slow for {seconds:.2f} s"
-
-    def _limit(self, run: Run, host: int, rate: float) -> None:
-        assert run.hosts
-        limit = f"root tbf rate {rate / 1e3:.0f}kbit burst {BURST}b latency 50ms"
-        for name, device in ((run.hosts.switch, port(host)), (run.hosts.names[host], "eth0")):
-            line = f"tc -n {name} qdisc change dev {device} {limit}"
-            subprocess.run(line.split(), check=True)
 
 
 class FullDisk(Fault):
@@ -227,9 +219,13 @@ class Truncated(KillJob):
         return super().wait(run) and run.wait_until(run.newest_checkpoint)
 
     def strike(self, run: Run) -> str:
+        ranks = {pid for pid in run.pids() if pid in run.job.members()}
         said = super().strike(run)
-        run.job.wait(run.limit_s)
-        wait_for_end()  # of ranks, too: they write
+        if run.goes_on_by_itself:  # after a pause, which is long enough
+            run.wait_until(lambda: not ranks & {*run.job.members()})
+        else:
+            run.job.wait(run.limit_s)
+            wait_for_end()  # of ranks, too: they write
         newest = run.newest_checkpoint()
         if newest is None:
             return said
@@ -282,3 +278,8 @@ def newest_checkpoint(folder: Path) -> Path | None:
     """By its name, which is its samples."""
     found = [path for path in folder.glob("*") if path.name.isdecimal()]
     return max(found, key=lambda path: int(path.name), default=None)
+
+
+def _hosts(run: Run) -> EmulatedHosts:
+    assert run.hosts, "a fault of links is for scenarios over hosts"
+    return run.hosts

@@ -28,14 +28,17 @@ class Belongings:
 
     Args:
         places: folders.
+        work: the job's working directory, where only folders of launchers count.
     """
 
-    def __init__(self, *places: Path) -> None:
+    def __init__(self, *places: Path, work: Path) -> None:
         self._before = {place: _names(place) for place in (SHARED_MEMORY, *places)}
+        self._work = work
 
     def left(self) -> list[str]:
-        """What has come since, and is removed now. To be called when no process is left."""
-        found = []
+        """What has come since, and is removed now. To be called when no process is left, and a
+        launcher of the job's has come to its end."""
+        found = [str(path) for path in sorted(self._work.glob(".parallel_sgd-*"))]
         for place, before in self._before.items():
             for name in sorted(_names(place) - before):
                 path = place / name

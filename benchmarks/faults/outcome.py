@@ -50,6 +50,7 @@ class Outcome:
         lost_samples: work lost, by fault.
         recovery_s: seconds from a fault to the first step after it, by fault.
         loss: of the final model, in nats.
+        undisturbed: that of the run to which nothing happened.
         wrong: what is wrong with the result, in words; empty: nothing.
         processes, files: that were left behind.
         said: the end of the job's output, where something went wrong.
@@ -68,6 +69,7 @@ class Outcome:
     lost_samples: list[int] = field(default_factory=list)
     recovery_s: list[float] = field(default_factory=list)
     loss: float | None = None
+    undisturbed: float | None = None
     wrong: str = ""
     processes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import signal
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from .child import CHECKPOINTS, OUTPUT_AT_MOST, ends
 from .diary import Diary, Place, diaries, lost_samples, recovery_s
 from .families import FAMILIES, Family
 from .faults import newest_checkpoint
-from .job import OUTPUT, TEMPORARY, Job, processes_left
+from .job import OUTPUT, TEMPORARY, Job, processes_left, signalled
 from .leftovers import Belongings
 from .outcome import Outcome, Reference, wrong_result
 from .scenarios import Scenario
@@ -31,22 +32,26 @@ SAVE_EVERY = 1500  #: samples
 SECONDS = 30.0  #: that a job may take to end, beside those of a whole undisturbed one three times
 TRIES = 8  #: starts of one run, at most
 LOOK_S = 0.005
+AT_ONCE, AT_ONCE_S = 0.3, 0.1  #: share of ranks that are lost so soon after another
 
 
 class Run:
     """
     Attributes:
         random: draws all that is left to chance.
-        victim: a rank of the family's.
+        victims: ranks of the family's, which are lost one after the other.
+        victim: of those the one whose turn it is.
         job: that runs, or was the last to run.
         struck_s: when the latest fault has happened, on the monotonic clock.
         reference: an undisturbed run of as many ranks.
         rate: of the links, bits/s.
         damaged: a checkpoint that the fault has damaged.
+        launcher_killed: so that only the next one can remove what the job has made.
     """
 
     job: Job
     rate = RATE
+    launcher_killed = False
 
     def __init__(
         self,
@@ -66,7 +71,9 @@ class Run:
         self.saves = self.family.saves and (scenario.saves or needed)
         row = zlib.crc32(f"{key}/{name}".encode())
         self.random = np.random.default_rng([bench.seed, row, number])
-        self.victim = int(self.random.choice(self.family.ranks(self.ranks)))
+        possible = self.family.ranks(self.ranks)
+        self.victims = self.random.choice(possible, scenario.kills, replace=False).tolist()
+        self.victim: int = self.victims[0]
         self.folder = bench.folder / f"{key or 'calm'}-{name}-{number}"
         self.folder.mkdir()
         self.hosts = bench.hosts() if scenario.hosts else None
@@ -97,6 +104,11 @@ class Run:
 
     def place(self, rank: int) -> str:
         return [book.place.name for book in diaries(self.folder) if book.rank == rank][-1]
+
+    @property
+    def goes_on_by_itself(self) -> bool:
+        """Whether the launcher starts the job again."""
+        return "--restarts" in self.scenario.options
 
     def newest_checkpoint(self) -> Path | None:
         return newest_checkpoint(self.folder / CHECKPOINTS)
@@ -130,10 +142,21 @@ class Run:
 
     def _steps(self) -> int:
         """That the slowest rank has taken since the job was started; 0 while one is missing."""
-        books = self._books_of_job()
+        books, lost = self._books_of_job(), self.victims[: self.victims.index(self.victim)]
         if len(books) < self.ranks:
             return 0
-        return min(book.steps for book in books if not self.serves(book.rank))
+        alive = (book for book in books if book.rank not in lost)
+        return min(book.steps for book in alive if not self.serves(book.rank))
+
+    def wait_for_next(self) -> bool:
+        """Wait for a moment after one rank has been lost, often while the others recover; whether
+        the job still runs."""
+        if self.random.random() < AT_ONCE:
+            moment_s = self.struck_s + self.random.uniform(0, AT_ONCE_S)
+            return self.wait_until(lambda: time.monotonic() >= moment_s)
+        now = self._steps()
+        steps = now + self.random.integers(1 + max(0, self.reference.steps - now))
+        return self.wait_until(lambda: self._steps() >= steps)
 
     def _books_of_job(self) -> list[Diary]:
         """Of the ranks that the job in progress has started, without spares."""
@@ -171,17 +194,20 @@ class Run:
         self.settings = replace(self.settings, **fault.settings(self))
         fault.prepare(self)
         places = [self.hosts.folder] if self.hosts else []
-        before = Belongings(self.folder / TEMPORARY, *places)
+        before = Belongings(self.folder / TEMPORARY, *places, work=self.folder)
         again = self.scenario.expected == "resumes"
         times = int(self.random.integers(1, self.scenario.most + 1))
-        outcome = Outcome(self.key, self.name, self.number)
+        outcome = Outcome(self.key, self.name, self.number, undisturbed=self.reference.loss)
         struck: list[float] = []
         for start in range(TRIES):
             self._start()
+            self.launcher_killed = False
             hits = start < times and fault.wait(self)
             since_s = self.struck_s = time.monotonic()
             if hits:
                 outcome.faults.append(fault.strike(self))
+                struck.append(self.struck_s)
+                self._lose_others(outcome, struck)
             if not self.job.wait(self.limit_s):
                 outcome.hung = True
                 self.job.show_stacks()
@@ -189,11 +215,9 @@ class Run:
             outcome.code = self.job.process.returncode
             if hits:
                 outcome.seconds = max(outcome.seconds, time.monotonic() - since_s)
-                struck.append(self.struck_s)
             outcome.processes += processes_left()
-            left = before.left()
-            if not (hits and fault.removes_nothing):
-                outcome.files += left
+            if not self.launcher_killed:
+                outcome.files += before.left()
             if outcome.hung or not again or outcome.code == 0:
                 break
             fault.undo(self)
@@ -206,6 +230,16 @@ class Run:
         if outcome.bad:
             outcome.said = self._said()
         return outcome
+
+    def _lose_others(self, outcome: Outcome, struck: list[float]) -> None:
+        for victim in self.victims[1:]:
+            self.victim = victim
+            if not self.wait_for_next():
+                return
+            self.struck_s = time.monotonic()
+            signalled(self.pid(victim), signal.SIGKILL)
+            outcome.faults.append(f"SIGKILL to rank {victim} in {self.place(victim)}")
+            struck.append(self.struck_s)
 
     def _start(self) -> None:
         self._books = []
@@ -235,19 +269,21 @@ class Run:
     def _judge(self, outcome: Outcome) -> None:
         """Whether it is what was expected, and the result right."""
         found, left, expected = ends(self.folder), self.ranks, self.scenario.expected
-        same, loss, any_code = self._same(), self.reference.loss, False
+        same, loss = self._same(), self.reference.loss
         if expected == "ends" and not outcome.missed:
             if outcome.code != 0:
                 outcome.met = True
                 return
             outcome.missed = len(found) == left  # else it has ended as if all were well
         elif expected == "survives" and not outcome.missed:
-            any_code = True  # mpiexec's says nothing where a rank has died
-            if self.victim in found:
-                outcome.missed = True  # it had written its end
-            else:
-                same, left = None, left - (not self._replaced())
-        outcome.met = (outcome.code == 0 or any_code) and len(found) >= left
+            struck = list(zip(self.victims, outcome.faults, strict=False))
+            early = [fault for victim, fault in struck if victim not in found]
+            if early:
+                left = left - len(early) + self._replaced()
+                same = same if left == self.ranks and self.family.repeats_replaced else None
+                outcome.faults = early
+            outcome.missed = not early  # they had written their ends
+        outcome.met = outcome.code == 0 and len(found) >= left
         if outcome.met:
             outcome.wrong = wrong_result(found, left, same, loss)
             outcome.loss = next(iter(found.values())).loss

@@ -44,7 +44,8 @@ class Scenario:
         training: whether it happens in training, and never while the job starts.
         saves: whether checkpoints are written, by families that do. Where a server is lost they
             always are.
-        most: how many times it happens in a run, at most.
+        most: how many times it happens in a run, at most, each time after a new start.
+        kills: ranks that are lost one after the other, without a new start.
         timeout_s: of the ranks' communicator.
         root: whether only root can let it happen.
     """
@@ -59,6 +60,7 @@ class Scenario:
     training: bool = True
     saves: bool = True
     most: int = 1
+    kills: int = 1
     timeout_s: float = 300.0
     root: bool = False
     needs: tuple[str, ...] = field(init=False)
@@ -71,6 +73,7 @@ class Scenario:
 _survive = Scenario(
     "a rank killed, with --survive", KillRank(), "survives", options=("--survive",), saves=False
 )
+_twice = replace(_survive, what="two ranks killed, one after the other, with --survive", kills=2)
 _saving = replace(
     _survive,
     what="a rank killed, with --survive, while checkpoints are written",
@@ -84,9 +87,21 @@ _spares = replace(
     spares=1,
     families=SYNCHRONOUS,
 )
+_survive_stop = replace(
+    _survive, what="a rank stopped for good, with --survive", fault=Stop(), timeout_s=6.0
+)
+_survive_start = Scenario(
+    "a rank killed before its learner is made, with --survive",
+    KillRank((Place.START,), share=1.0),
+    "ends",
+    options=("--survive",),
+    families=("32-bit", "sync-worker"),
+    training=False,
+    timeout_s=10.0,
+)
 _ends = Scenario("a rank killed", KillRank(EVERYWHERE), "ends", training=False)
 _stop = Scenario("a rank stopped for good", Stop(), "ends", timeout_s=6.0)
-_pause = Scenario("a rank stopped, and continued", Stop(resumed=True), "goes on", timeout_s=60.0)
+_pause = Scenario("a rank stopped, and continued", Stop(passes=True), "goes on", timeout_s=60.0)
 _resume = Scenario(
     "the whole job killed, and started again by hand",
     KillJob(),
@@ -107,8 +122,12 @@ _over_links = _over_hosts(replace(_ends, what="", training=True))
 
 SCENARIOS = {
     "survive": _survive,
+    "survive-twice": _twice,
     "survive-hosts": _over_hosts(_survive),
+    "survive-twice-hosts": _over_hosts(_twice),
     "survive-saving": _saving,
+    "survive-stop": _survive_stop,
+    "survive-start": _survive_start,
     "spares": _spares,
     "spares-hosts": _over_hosts(_spares),
     "ends": _ends,
@@ -118,25 +137,35 @@ SCENARIOS = {
     "resume": _resume,
     "restarts": replace(
         _resume,
-        what="all ranks, or one, killed, with --restarts",
-        fault=KillJob(("ranks", "rank")),
+        what="all ranks, mpiexec, or one rank killed, with --restarts",
+        fault=KillJob(("ranks", "mpiexec", "rank")),
         options=("--restarts", "5"),
     ),
     "cut": replace(_over_links, what="a host's link cut for good", fault=Cut(), timeout_s=10.0),
     "mended": replace(
         _over_links,
         what="a host's link cut, and restored",
-        fault=Cut(mended=True),
+        fault=Cut(passes=True, longest_s=3.0),
         expected="goes on",
     ),
     "slow": replace(
-        _over_links, what="a host's link slow for a while", fault=Slow(), expected="goes on"
+        _over_links,
+        what="a host's link slow for a while",
+        fault=Slow(passes=True, shortest_s=0.2),
+        expected="goes on",
     ),
     "disk": replace(
         _resume, what="the checkpoints' disk full", fault=FullDisk(), most=1, root=True
     ),
     "truncated": replace(
         _resume, what="a file of the newest checkpoint truncated", fault=Truncated(), most=1
+    ),
+    "truncated-restarts": replace(
+        _resume,
+        what="all ranks killed, and a file of the newest checkpoint truncated, with --restarts",
+        fault=Truncated(("ranks",)),
+        options=("--restarts", "5"),
+        most=1,
     ),
     "removed": replace(
         _resume, what="the folder of checkpoints removed", fault=RemovedFolder(), most=1

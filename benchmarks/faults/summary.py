@@ -31,7 +31,7 @@ class Tally:
         met: runs that came out as expected.
         missed: runs that were at their end before anything could happen; not among `runs`.
         lost_samples, recovery_s, seconds: of each fault, or run (from the fault to the job's end).
-        losses: of the final models.
+        losses: of the final models, as multiples of an undisturbed run's.
         wrong, hangs: runs with a wrong result, and without an end.
         left: processes and files that were left behind.
     """
@@ -63,7 +63,7 @@ class Tally:
             lost_samples=[samples for outcome in hit for samples in outcome.lost_samples],
             recovery_s=[seconds for outcome in hit for seconds in outcome.recovery_s],
             seconds=[outcome.seconds for outcome in hit],
-            losses=[outcome.loss for outcome in hit if outcome.loss is not None],
+            losses=[o.loss / o.undisturbed for o in hit if o.loss and o.undisturbed],
             wrong=sum(bool(outcome.wrong) for outcome in outcomes),
             hangs=sum(outcome.hung for outcome in outcomes),
             left=sum(len(outcome.processes) + len(outcome.files) for outcome in outcomes),
@@ -104,10 +104,11 @@ class Summary(Report):
         self.results, self.machine = results, results.machine
 
     def print(self) -> None:
-        """The table: medians, and in parentheses the largest."""
+        """The table: medians, and in parentheses the largest; losses as multiples of an
+        undisturbed run's."""
         rows: list[tuple[str, ...]] = [
             ("", "family", "expected", "runs", "met", "faults", "too late", "lost samples",
-             "s to recover", "s to the end", "wrong", "hangs", "left behind")
+             "s to recover", "s to the end", "loss", "wrong", "hangs", "left behind")
         ]  # fmt: skip
         tallies, said = self.results.tallies(), ""
         for tally in tallies:
@@ -121,12 +122,13 @@ class Summary(Report):
                     _spread(tally.lost_samples, ",.0f"),
                     _spread(tally.recovery_s, ".2f"),
                     _spread(tally.seconds, ".1f"),
+                    _spread(tally.losses, ".2f"),
                     *map(str, (tally.wrong, tally.hangs, tally.left)),
                 )
             )
             said = tally.scenario
         print(f"\n{self.title}")
-        print_table(rows, range(3, 13))
+        print_table(rows, range(3, 14))
         for line in (*self.notes(), *self.faults()):
             print(line)
 

@@ -131,7 +131,7 @@ def test_processes_that_a_job_has_left_are_found_and_ended():
 def test_files_that_a_job_has_left_are_found_and_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path / "none")
     (tmp_path / "before").touch()
-    before = leftovers.Belongings(tmp_path)
+    before = leftovers.Belongings(tmp_path, work=tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "segment").touch()
     assert before.left() == [str(tmp_path / "folder"), str(tmp_path / "segment")]
@@ -164,13 +164,14 @@ def test_victims_are_those_of_the_family(tmp_path, name):
     assert {run.serves(rank) for rank in victims} == serves and len(victims) >= 2 - run.serves(3)
 
 
-def judged(folder, key, found, code, name="32-bit"):
+def judged(folder, key, found, code, name="32-bit", faults=("it",)):
     """What is said of a run that has ended so."""
     run = run_of(folder, 0, key=key, name=name)
     for rank, end in found.items():
         text = json.dumps(end.__dict__)
         (run.folder / f"end-{rank}-{100 + rank}.json").write_text(text)
-    outcome = Outcome(key, name, 0, faults=["it"], code=code)
+    outcome = Outcome(key, name, 0, faults=list(faults), code=code)
+    run.victims[: len(faults)] = range(1, 1 + len(faults))
     run.victim = 1
     run._judge(outcome)
     return outcome
@@ -182,7 +183,8 @@ ALL, LEFT = dict.fromkeys(range(4), END), dict.fromkeys((0, 2, 3), END)
 @pytest.mark.parametrize(
     ("key", "found", "code", "met", "wrong"),
     [
-        ("survive", LEFT, 137, True, False),  # mpiexec's code says nothing
+        ("survive", LEFT, 0, True, False),
+        ("survive", LEFT, 137, False, False),
         ("survive", {0: END, 2: END}, 0, False, False),
         ("survive", {**LEFT, 3: replace(END, model="b")}, 0, True, True),
         ("spares", {**LEFT, 4: END}, 0, True, False),
@@ -201,10 +203,21 @@ def test_what_is_expected_of_a_scenario(tmp_path, key, found, code, met, wrong):
     assert outcome.bad == (wrong or not met)
 
 
-@pytest.mark.parametrize(("key", "code"), [("ends", 0), ("survive", 137), ("spares", 1)])
-def test_a_run_that_was_done_before_the_fault_is_not_counted(tmp_path, key, code):
-    outcome = judged(tmp_path / "run", key, ALL, code)
+@pytest.mark.parametrize("key", ["ends", "survive", "spares"])
+def test_a_run_that_was_done_before_the_fault_is_not_counted(tmp_path, key):
+    outcome = judged(tmp_path / "run", key, ALL, 0)
     assert outcome.missed and not outcome.bad
+
+
+def test_ranks_are_lost_one_after_the_other(tmp_path):
+    """Two are, and those that are left count; or one, and the other's end was there before."""
+    for number, found in enumerate(({0: END, 3: END}, LEFT, {0: END, 1: END, 3: END})):
+        outcome = judged(
+            tmp_path / str(number), "survive-twice", found, 0, faults=("first", "second")
+        )
+        faults = [["first", "second"], ["first"], ["second"]][number]
+        assert outcome.met and not outcome.bad and outcome.faults == faults
+    assert not judged(tmp_path / "less", "survive-twice", {0: END}, 0, faults="12").met
 
 
 def test_no_spare_is_asked_for_where_nothing_is_left_to_do(tmp_path):
@@ -303,7 +316,7 @@ def test_a_run_that_could_not_be_keeps_the_others(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(Bench, "disturbed", disturbed)
     parser = argparse.ArgumentParser()
     faults.add_arguments(parser)
-    options = parser.parse_args(shlex.split("--only ends survive --families 1-bit --runs 2"))
+    options = parser.parse_args(shlex.split("--only ends survive --families 1-bit --faults 2"))
     found = faults._kills(options, tmp_path, alone=True)
     assert [outcome.met for outcome in found.results.outcomes] == [False, True]
     assert "no run: FileNotFoundError" in found.faults()[0]
