@@ -394,7 +394,8 @@ class Learner:
     def _timed_step(self, samples: int) -> int:
         if self._beside or self._closed:
             self._look_beside()
-        self.require_own_model("step")
+        if self._shared.is_shown:
+            self.require_own_model("step")
         if self._computes_since is not None:
             self.world.trace.record("compute", self._computes_since, time.perf_counter())
         stats = self._performance
@@ -429,8 +430,10 @@ class Learner:
                 self.gradient.flat.fill(0)
             if skip:
                 self.last_samples = self.at_work.skip(samples, total)
-            else:
+            elif self.left_out.skips:
                 self.last_samples = leaving_out.train(self.at_work, samples, total)
+            else:
+                self.last_samples = self.at_work.train(samples, total)
             if total is not None and self.last_samples > total:
                 announced.catch_up(self.last_samples - total)
         finally:

@@ -56,13 +56,11 @@ def require_can_skip(algorithm: Algorithm[Any]) -> None:
 
 
 def train(at_work: AlgorithmAtWork, samples: int, announced_total: int | None) -> int:
-    """`AlgorithmAtWork.train`; what is not finite is left out where that is asked for. Collective.
+    """`AlgorithmAtWork.train`; what is not finite is left out. Collective.
 
     What it costs where all is finite: nothing, where the algorithm keeps nothing.
     """
     work = at_work.work
-    if not work.left_out.skips:
-        return at_work.train(samples, announced_total)
     begun = work.samples
     try:
         total = at_work.train(samples, announced_total)

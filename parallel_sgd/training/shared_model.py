@@ -10,10 +10,14 @@ from ..kernels import Array
 
 
 class SharedModel:
-    """Knows which of the two a learner's parameters are at present."""
+    """Knows which of the two a learner's parameters are at present.
+
+    Attributes:
+        is_shown: whether they are the shared one.
+    """
 
     def __init__(self) -> None:
-        self._shown = False
+        self.is_shown = False
 
     @contextmanager
     def shown(self, x: Array, shared: Array) -> Iterator[None]:
@@ -26,11 +30,11 @@ class SharedModel:
         own = None if shared is x else x.copy()
         if own is not None:
             x[...] = shared
-        outer, self._shown = self._shown, True
+        outer, self.is_shown = self.is_shown, True
         try:
             yield
         finally:
-            self._shown = outer
+            self.is_shown = outer
             if own is not None:
                 x[...] = own
 
@@ -40,7 +44,7 @@ class SharedModel:
         Args:
             name: of what was called.
         """
-        if self._shown:
+        if self.is_shown:
             raise UserError(
                 f"{name} must come after the `with` block of evaluation() or shared_model(): in it "
                 "the model is the one that all ranks have in common, and not this rank's own"
