@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 from parallel_sgd.command_line.cluster import EmulatedHosts, emulated_hosts
 
 from .child import Settings
+from .families import FAMILIES
 from .outcome import Outcome, Reference
 from .runs import RATE, Run
 from .scenarios import Scenario
+
+UNDISTURBED = 5  #: runs of a family that does not repeat, whose losses are averaged
 
 
 class Bench:
@@ -50,12 +54,18 @@ class Bench:
         key = name, scenario.hosts, scenario.saves
         if key not in self._references:
             calm = replace(scenario, options=(), spares=0, timeout_s=300.0)
-            run = Run(self, calm, name, None, 0)
-            try:
-                self._references[key] = run.undisturbed()
-            finally:
-                run.remove()
+            times = 1 if FAMILIES[name].repeats else UNDISTURBED
+            calmly = [self._undisturbed(calm, name) for _ in range(times)]
+            loss = statistics.fmean(reference.loss for reference in calmly)
+            self._references[key] = replace(calmly[0], loss=loss)
         return self._references[key]
+
+    def _undisturbed(self, scenario: Scenario, name: str) -> Reference:
+        run = Run(self, scenario, name, None, 0)
+        try:
+            return run.undisturbed()
+        finally:
+            run.remove()
 
     def disturbed(self, scenario: Scenario, key: str, name: str, number: int) -> Outcome:
         """One run of a scenario, of which so many have been before."""

@@ -18,7 +18,8 @@ class Reference:
 
     Attributes:
         model: the checksum of the final one.
-        loss: of the final model on the test data, in nats.
+        loss: of the final model on the test data, in nats; the mean of several where it differs
+            from run to run.
         start_s: from the launch to the end of the first step.
         training_s: from there to the end of the last one.
         steps: of a rank.

@@ -117,6 +117,15 @@ def _over_hosts(scenario: Scenario) -> Scenario:
     return replace(scenario, what=what, hosts=True, root=True)
 
 
+_lost_host = replace(
+    _over_hosts(_resume),
+    what="a host lost for good, with --restarts, and one more in the hostfile",
+    fault=Cut(),
+    training=True,
+    options=("--restarts", "5"),
+    timeout_s=10.0,
+    most=1,
+)
 _over_links = _over_hosts(replace(_ends, what="", training=True))
 
 
@@ -142,6 +151,12 @@ SCENARIOS = {
         options=("--restarts", "5"),
     ),
     "cut": replace(_over_links, what="a host's link cut for good", fault=Cut(), timeout_s=10.0),
+    "lost-host": _lost_host,
+    "lost-host-survive": replace(
+        _lost_host,
+        what="a host lost for good, with --survive, --restarts, and one more in the hostfile",
+        options=("--survive", *_lost_host.options),
+    ),
     "mended": replace(
         _over_links,
         what="a host's link cut, and restored",

@@ -14,11 +14,15 @@ from parallel_sgd import UserError
 from parallel_sgd.files import write_whole
 
 from ..report import Report, machine, print_table
+from ..statistics import Comparison, compare
 from .outcome import Outcome
 from .scenarios import SCENARIOS
 from .soak import Soaked, of_json
 
 TITLE = "Faults at random moments"
+
+MARGIN = 0.01  #: nats: losses that differ by less are as good as each other
+FEWEST = 10  #: losses that are compared
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Tally:
         met: runs that came out as expected.
         missed: runs that were at their end before anything could happen; not among `runs`.
         lost_samples, recovery_s, seconds: of each fault, or run (from the fault to the job's end).
-        losses: of the final models, as multiples of an undisturbed run's.
+        losses, undisturbed: of the final models, in nats, and of runs to which nothing happened.
         wrong, hangs: runs with a wrong result, and without an end.
         left: processes and files that were left behind.
     """
@@ -46,6 +50,7 @@ class Tally:
     recovery_s: list[float]
     seconds: list[float]
     losses: list[float]
+    undisturbed: list[float]
     wrong: int
     hangs: int
     left: int
@@ -53,6 +58,7 @@ class Tally:
     @classmethod
     def of(cls, scenario: str, family: str, outcomes: Sequence[Outcome]) -> Tally:
         hit = [outcome for outcome in outcomes if not outcome.missed]
+        compared = [(o.loss, o.undisturbed) for o in hit if o.loss and o.undisturbed]
         return cls(
             scenario=scenario,
             family=family,
@@ -63,11 +69,19 @@ class Tally:
             lost_samples=[samples for outcome in hit for samples in outcome.lost_samples],
             recovery_s=[seconds for outcome in hit for seconds in outcome.recovery_s],
             seconds=[outcome.seconds for outcome in hit],
-            losses=[o.loss / o.undisturbed for o in hit if o.loss and o.undisturbed],
+            losses=[loss for loss, _ in compared],
+            undisturbed=[loss for _, loss in compared],
             wrong=sum(bool(outcome.wrong) for outcome in outcomes),
             hangs=sum(outcome.hung for outcome in outcomes),
             left=sum(len(outcome.processes) + len(outcome.files) for outcome in outcomes),
         )
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """Of the losses with the undisturbed ones, where there are enough."""
+        if len(self.losses) < FEWEST:
+            return None
+        return compare(self.losses, self.undisturbed, MARGIN)
 
 
 @dataclass
@@ -105,14 +119,15 @@ class Summary(Report):
 
     def print(self) -> None:
         """The table: medians, and in parentheses the largest; losses as multiples of an
-        undisturbed run's."""
+        undisturbed run's, and the mean difference from it in nats, with what it comes to."""
         rows: list[tuple[str, ...]] = [
             ("", "family", "expected", "runs", "met", "faults", "too late", "lost samples",
-             "s to recover", "s to the end", "loss", "wrong", "hangs", "left behind")
+             "s to recover", "s to the end", "loss", "difference", "wrong", "hangs", "left behind")
         ]  # fmt: skip
         tallies, said = self.results.tallies(), ""
         for tally in tallies:
-            scenario = SCENARIOS[tally.scenario]
+            scenario, compared = SCENARIOS[tally.scenario], tally.comparison
+            multiples = [a / b for a, b in zip(tally.losses, tally.undisturbed, strict=True)]
             rows.append(
                 (
                     tally.scenario if tally.scenario != said else "",
@@ -122,13 +137,14 @@ class Summary(Report):
                     _spread(tally.lost_samples, ",.0f"),
                     _spread(tally.recovery_s, ".2f"),
                     _spread(tally.seconds, ".1f"),
-                    _spread(tally.losses, ".2f"),
+                    _spread(multiples, ".2f"),
+                    f"{compared.mean:+.4f} {compared.verdict}" if compared else "",
                     *map(str, (tally.wrong, tally.hangs, tally.left)),
                 )
             )
             said = tally.scenario
         print(f"\n{self.title}")
-        print_table(rows, range(3, 14))
+        print_table(rows, range(3, 15))
         for line in (*self.notes(), *self.faults()):
             print(line)
 

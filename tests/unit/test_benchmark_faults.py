@@ -255,6 +255,20 @@ def test_reports_count_and_are_read_again(tmp_path, capsys):
         summary.read(path)
 
 
+@pytest.mark.parametrize(
+    ("more", "verdict"), [(0.001, "equivalent"), (0.05, "worse"), (-0.05, "better")]
+)
+def test_losses_are_compared_with_undisturbed_ones(more, verdict):
+    hit = [
+        Outcome("survive", "1-bit", i, ["SIGKILL"], loss=0.3 + more + 1e-4 * i, undisturbed=0.3)
+        for i in range(10)
+    ]
+    late = Outcome("survive", "1-bit", 10, missed=True, loss=9.0, undisturbed=0.3)
+    few, enough = (summary.Tally.of("survive", "1-bit", [*some, late]) for some in (hit[1:], hit))
+    assert few.comparison is None
+    assert enough.comparison is not None and enough.comparison.verdict == verdict
+
+
 def sampled(memory, descriptors):
     return [
         soak.Sample("one training", 0, float(i), memory(i), descriptors(i), 3.0) for i in range(100)

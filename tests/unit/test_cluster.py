@@ -319,13 +319,18 @@ def test_a_host_by_its_number(calls, tmp_path):
 
 
 def test_the_agent_is_called_as_ssh_is(tmp_path):
-    agent = tmp_path / "agent"
-    agent.write_text(AGENT.replace("exec ip", "printf '%s\\n'"))
+    agent, ip = tmp_path / "agent", tmp_path / "ip"
+    agent.write_text(AGENT)
+    ip.write_text("#!/bin/sh\n[ $4 != grep ] || exit $CUT\nprintf '%s\\n' \"$@\"\n")
+    ip.chmod(0o755)
+    environ = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "CUT": "0"}
     for options in ([], ["-x", "-q"]):
         called = ["sh", str(agent), *options, "host", "PATH=/x", ";", "run", '"two words"']
-        said = subprocess.check_output(called, text=True).splitlines()
+        said = subprocess.check_output(called, text=True, env=environ).splitlines()
         assert said[:3] == ["netns", "exec", "host"]
         assert said[-4:] == ["host", "sh", "-c", 'PATH=/x ; run "two words"']
+    cut = subprocess.run(called, env=environ | {"CUT": "1"}, capture_output=True)
+    assert (cut.returncode, cut.stdout) == (255, b"")
 
 
 def test_the_limit_of_the_links():

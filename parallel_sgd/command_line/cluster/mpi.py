@@ -11,11 +11,13 @@ from ...errors import UserError
 from ..hostfiles import MPICH, OPEN_MPI
 from .namespaces import SETTLE
 
-#: mpiexec calls it as it would call ssh; Hydra puts an option first.
+#: mpiexec calls it as it would call ssh; Hydra puts an option first. As ssh, it does not get to a
+#: host whose link is cut.
 AGENT = f"""#!/bin/sh
 while [ "${{1#-}}" != "$1" ]; do shift; done
 host=$1
 shift
+ip netns exec "$host" grep -qsx 1 /sys/class/net/eth0/carrier || exit 255
 exec ip netns exec "$host" unshare --uts sh -c '{SETTLE}' "$host" sh -c "$*"
 """
 
