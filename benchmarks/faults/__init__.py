@@ -8,7 +8,7 @@ bit that of an undisturbed run where it must be, a loss that is worse), jobs tha
 left behind (processes, shared memory, temporary folders, network namespaces).
 
   python -m benchmarks faults --faults 100 --only survive   as many to each of its families
-  python -m benchmarks faults --minutes 30                  all that can be done here, in turn
+  python -m benchmarks faults --minutes 30                  all scenarios in turn
   python -m benchmarks faults soak --minutes 60             memory, descriptors and threads
 
 The same seed has the same victims, and moments as far as a machine's pace repeats. The MPI is that
@@ -28,9 +28,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from parallel_sgd import UserError
 from parallel_sgd.command_line.hostfiles import OPEN_MPI
@@ -46,6 +47,8 @@ from .outcome import Outcome
 from .scenarios import SCENARIOS, Scenario
 from .soak import Soaked, measure
 from .summary import Results, Summary, read
+
+Item = TypeVar("Item")
 
 __all__ = ["add_arguments", "main"]
 
@@ -90,7 +93,7 @@ def main(options: argparse.Namespace) -> Report:
 
 
 def _kills(options: argparse.Namespace, folder: Path, alone: bool) -> Summary:
-    mpi, rows = bound_mpi(), []
+    mpi, possible = bound_mpi(), []
     known = subprocess.run(
         [sys.executable, "-m", "parallel_sgd", "run", "--help"],
         capture_output=True,
@@ -103,7 +106,8 @@ def _kills(options: argparse.Namespace, folder: Path, alone: bool) -> Summary:
             _say(f"{key} is left out: {problem}")
             continue
         names = options.families or FAMILIES
-        rows += [(key, name) for name in names if name in SCENARIOS[key].families]
+        possible.append([(key, name) for name in names if name in SCENARIOS[key].families])
+    rows = in_turn(possible)
     asked = {"faults": options.faults, "ranks": options.ranks, "seed": options.seed}
     results = Results(asked | {"mpi": f"{mpi['vendor']} {mpi['version']}"})
     struck = Counter[tuple[str, str]]()
@@ -132,6 +136,21 @@ def _kills(options: argparse.Namespace, folder: Path, alone: bool) -> Summary:
             _say("ended by Ctrl-C: this is what there is")
     results.namespaces = namespaces_left(os.getpid())
     return Summary(results)
+
+
+def in_turn(lists: Sequence[Sequence[Item]]) -> list[Item]:
+    """All of them: one of each list before a second one of any, and of each list another one first.
+
+    >>> in_turn(["abc", "def", "g"])
+    ['a', 'e', 'g', 'b', 'f', 'c', 'd']
+    """
+    turns = range(max(map(len, lists), default=0))
+    return [
+        items[(turn + number) % len(items)]
+        for turn in turns
+        for number, items in enumerate(lists)
+        if turn < len(items)
+    ]
 
 
 def _problem(scenario: Scenario, known: str, vendor: str, root: bool) -> str | None:

@@ -174,7 +174,7 @@ def _require_survival(mpiexec: Mpiexec) -> None:
         mpi = f"{mpiexec.vendor or 'of an unknown vendor'} {mpiexec.version or ''}".strip()
         raise UserError(
             f"--survive needs Open MPI 5 or later: {mpiexec.path} is {mpi}, which ends the job "
-            "with the first rank that dies"
+            "with the first rank that dies (--restarts N starts it again)"
         )
 
 

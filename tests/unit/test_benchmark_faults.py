@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import doctest
 import json
 import os
 import shlex
@@ -27,6 +28,12 @@ from benchmarks.faults.runs import Run
 from parallel_sgd import UserError
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("module", [faults, soak])
+def test_examples_in_docstrings(module):
+    failed, tried = doctest.testmod(module)
+    assert tried > 0 and failed == 0
 
 
 def test_a_diary_outlives_its_rank(tmp_path):

@@ -187,8 +187,9 @@ def test_the_users_own_way_to_survive_wins(own: tuple[str, ...], added: list[str
     ],
 )
 def test_survival_needs_open_mpi_5(mpiexec: Mpiexec, shown: str) -> None:
-    with pytest.raises(UserError, match=f"^--survive needs Open MPI 5 or later: {shown}"):
+    with pytest.raises(UserError, match=f"^--survive needs Open MPI 5 or later: {shown}") as told:
         planned(mpiexec, survive=True)
+    assert "--restarts N starts it again" in str(told.value)
     assert "--with-ft" in options(planned(Mpiexec("/o/mpiexec", "Open MPI", None), survive=True))
 
 
