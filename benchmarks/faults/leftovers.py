@@ -1,4 +1,4 @@
-"""What a job leaves behind beside processes: shared memory, temporary folders, namespaces."""
+"""What a job leaves behind beside processes: shared memory, temporary files, namespaces."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+OF_MPIEXEC = Path("/tmp"), "hydra_*"  #: where MPICH's has files, whatever TMPDIR is
 _CLONE_NEWNS = 0x00020000
 
 
@@ -33,12 +34,13 @@ class Belongings:
 
     def __init__(self, *places: Path, work: Path) -> None:
         self._before = {place: _names(place) for place in (SHARED_MEMORY, *places)}
-        self._work = work
+        self._files, self._work = _files_of_mpiexec(), work
 
     def left(self) -> list[str]:
         """What has come since, and is removed now. To be called when no process is left, and a
         launcher of the job's has come to its end."""
         found = [str(path) for path in sorted(self._work.glob(".parallel_sgd-*"))]
+        found += sorted(_files_of_mpiexec() - self._files)  # which stay: another job may use them
         for place, before in self._before.items():
             for name in sorted(_names(place) - before):
                 path = place / name
@@ -55,6 +57,11 @@ def namespaces_left(pid: int) -> list[str]:
     """Network namespaces of emulated hosts that a process has made and not removed."""
     done = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False)
     return [line for line in done.stdout.splitlines() if line.startswith(f"psgd-hosts-{pid}-")]
+
+
+def _files_of_mpiexec() -> set[str]:
+    place, pattern = OF_MPIEXEC
+    return {str(path) for path in place.glob(pattern)}
 
 
 def _names(place: Path) -> set[str]:

@@ -1,5 +1,5 @@
 """The launcher's folder, and what jobs leave on a host where their launcher, mpiexec or ranks are
-killed: folders, and MPI's shared memory.
+killed: folders, and MPI's shared memory and temporary files.
 
 All of it is removed by the launcher, or by the next one on that host. Local.
 """
@@ -19,8 +19,12 @@ from pathlib import Path
 PREFIX, LOCK, MPIEXEC = "parallel_sgd-", "lock", "mpiexec"
 """Of the folder; in it the lock, and the number of mpiexec's process."""
 
-#: Where MPI's libraries have shared memory, and their names; nothing else is removed there.
-_MEMORY, _NAMES = Path("/dev/shm"), re.compile(r"(mpich_shm|sm_segment\.)[^/]*")
+#: Where MPIs have shared memory, and MPICH's mpiexec a file for the topology of the host, which is
+#: open as long as it is used; and their names: nothing else is removed there.
+_PLACES = {
+    Path("/dev/shm"): re.compile(r"(mpich_shm|sm_segment\.)[^/]*"),
+    Path("/tmp"): re.compile(r"hydra_hwloc_xmlfile_\w{6}"),  # whatever TMPDIR is
+}
 
 #: What is made in shared memory is mapped by its maker within so long.
 _MAPPED_S = 0.05
@@ -51,8 +55,8 @@ def locked_folder(shared: Path | None = None) -> tuple[Path, int]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a launcher's folder, and what ranks have left in shared memory since it was made."""
-    _remove_memory(folder)
+    """Remove a launcher's folder, and what MPI has left elsewhere since it was made."""
+    _remove_files(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -67,7 +71,7 @@ def remove_session(mpiexec: int) -> None:
 
 def remove_leftovers(shared: Path | None = None) -> None:
     """Remove what launchers that were killed have left behind on this host. One that lives holds a
-    lock; and what is in shared memory may be in use: then the next one sees to it.
+    lock; and files of MPI's may be in use: then the next one sees to it.
 
     Args:
         shared: where they may have made folders, too. Those of other hosts' launchers stay: not all
@@ -84,7 +88,7 @@ def remove_leftovers(shared: Path | None = None) -> None:
                 own = {os.fstat(descriptor).st_uid, lock.parent.lstat().st_uid} == {os.geteuid()}
                 if own and os.read(descriptor, len(host) + 1) in (host, b""):
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if _remove_memory(lock.parent) and _remove_session_of(lock.parent):
+                    if _remove_files(lock.parent) and _remove_session_of(lock.parent):
                         shutil.rmtree(lock.parent, ignore_errors=True)
             finally:
                 os.close(descriptor)
@@ -100,35 +104,39 @@ def _remove_session_of(folder: Path) -> bool:
     return True
 
 
-def _remove_memory(folder: Path) -> bool:
-    """Remove what MPI has made in shared memory since a launcher has made its folder, and no
-    process has mapped; whether that is all."""
-    with suppress(OSError):
+def _remove_files(folder: Path) -> bool:
+    """Remove the files that MPI has made in `_PLACES` since a launcher has made its folder, and no
+    process uses; whether that is all."""
+    with suppress(OSError):  # another launcher is quicker
         since_s = (folder / LOCK).stat().st_mtime
-        found = {path for path in _MEMORY.iterdir() if _is_left(path, since_s)}
-        free = found - _mapped() if found else found
+        found = {path for place in _PLACES for path in place.glob("*") if _is_left(path, since_s)}
+        free = found - _in_use() if found else found
         if free:
             time.sleep(_MAPPED_S)
-            free -= _mapped()
+            free -= _in_use()
         for path in free:
             path.unlink()
         return free == found
-    return True  # there is no such memory; or another launcher is quicker
+    return True
 
 
 def _is_left(path: Path, since_s: float) -> bool:
+    if _PLACES[path.parent].fullmatch(path.name) is None:
+        return False
     with suppress(OSError):  # it is gone
         stat = path.lstat()
-        of_mpi = _NAMES.fullmatch(path.name) is not None
-        return of_mpi and stat.st_uid == os.geteuid() and stat.st_ctime >= since_s
+        return stat.st_uid == os.geteuid() and stat.st_ctime >= since_s
     return False
 
 
-def _mapped() -> set[Path]:
-    """What processes have mapped of shared memory, as far as this one may know."""
-    mapped = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
+def _in_use() -> set[Path]:
+    """What processes have mapped or open in `_PLACES`, as far as this one may know."""
+    used = set()
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # another user's, or it is gone
-            lines = maps.read_text(errors="replace").splitlines()
-            mapped |= {Path(line.split(None, 5)[-1]) for line in lines if f" {_MEMORY}/" in line}
-    return mapped
+            lines = (process / "maps").read_text(errors="replace").splitlines()
+            used |= {Path(line.split(None, 5)[-1]) for line in lines if "/" in line}
+            for opened in (process / "fd").iterdir():
+                with suppress(FileNotFoundError):  # it is closed
+                    used.add(Path(os.readlink(opened)))
+    return {path for path in used if path.parent in _PLACES}

@@ -137,8 +137,13 @@ def test_processes_that_a_job_has_left_are_found_and_ended():
 
 def test_files_that_a_job_has_left_are_found_and_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path / "none")
+    monkeypatch.setattr(leftovers, "OF_MPIEXEC", (tmp_path.parent, f"{tmp_path.name}_*"))
     (tmp_path / "before").touch()
     before = leftovers.Belongings(tmp_path, work=tmp_path)
+    of_mpiexec = tmp_path.with_name(f"{tmp_path.name}_topology")
+    of_mpiexec.touch()
+    assert before.left() == [str(of_mpiexec)]
+    of_mpiexec.unlink()
     (tmp_path / "folder").mkdir()
     (tmp_path / "segment").touch()
     assert before.left() == [str(tmp_path / "folder"), str(tmp_path / "segment")]

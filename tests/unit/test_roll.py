@@ -136,6 +136,7 @@ with Roll(2) as roll:
     (folder / "more").touch()
     roll.note_mpiexec(99_999_999)
     Path(os.environ["TMPDIR"], "ompi.99999999").mkdir(exist_ok=True)
+    Path("/tmp", f"hydra_hwloc_xmlfile_{folder.name[-6:]}").touch()
     for name in ("mpich_shm_", "sm_segment."):
         memory = Path("/dev/shm", f"{name}test_{folder.name}")
         memory.write_bytes(bytes(9))
@@ -154,11 +155,12 @@ def test_what_a_killed_launcher_has_left_is_removed_by_the_next(tmp_path, monkey
         folder = Path(killed.stdout.decode().strip())
         names = ("mpich_shm_", "sm_segment.")
         left, used = (Path("/dev/shm", f"{name}test_{folder.name}") for name in names)
-        assert folder.is_dir() and left.exists(), killed.stderr
-        with used.open("r+b") as file, mmap.mmap(file.fileno(), 0), Roll(1):
-            assert folder.exists() and used.exists() and not left.exists()
+        topology = Path("/tmp", f"hydra_hwloc_xmlfile_{folder.name[-6:]}")
+        assert folder.is_dir() and left.exists() and topology.exists(), killed.stderr
+        with used.open("r+b") as file, mmap.mmap(file.fileno(), 0), topology.open(), Roll(1):
+            assert folder.exists() and used.exists() and not left.exists() and topology.exists()
         with Roll(1):
-            assert not folder.exists() and not used.exists()
+            assert not (folder.exists() or used.exists() or topology.exists())
             assert Path(living.environ[FOLDER], "board").exists()
     assert list(tmp_path.iterdir()) == []
 
