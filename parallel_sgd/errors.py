@@ -10,6 +10,7 @@ __all__ = [
     "Preempted",
     "RanksLost",
     "SharedError",
+    "SharedLoss",
     "SharedProblem",
     "UserError",
     "WaitedInVain",
@@ -44,6 +45,10 @@ class RanksLost(RuntimeError):
 class WaitedInVain(UserError):
     """A UserError of which nothing in the program is the cause, but a rank that is silent or dead:
     started again it may go on."""
+
+
+class SharedLoss(SharedError):
+    """A SharedError of which nothing in the program is the cause, but ranks that have died."""
 
 
 class Preempted(SystemExit):

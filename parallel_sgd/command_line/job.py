@@ -126,7 +126,7 @@ def run_job(
             if why is not None:
                 print(f"parallel-sgd: error: {why}; ending it", file=sys.stderr)
                 _end(job, signal.SIGTERM)
-                return 1
+                return int(not roll.all_left)
         if len(signals.notices) > passed_on:
             _pass_on(signals.notices[passed_on], job, roll)
             passed_on += 1

@@ -54,9 +54,16 @@ def locked_folder(shared: Path | None = None) -> tuple[Path, int]:
     return folder, lock
 
 
-def remove(folder: Path) -> None:
-    """Remove a launcher's folder, and what MPI has left elsewhere since it was made."""
+def remove(folder: Path, lock: int) -> None:
+    """Remove a launcher's folder, and what MPI has left elsewhere since it was made; and close its
+    lock."""
     _remove_files(folder)
+    _remove_locked(folder, lock)
+
+
+def _remove_locked(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)  # until then it stays there in NFS, by another name
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -84,14 +91,21 @@ def remove_leftovers(shared: Path | None = None) -> None:
     for lock in locks:
         with suppress(OSError):  # another user's; or another launcher is quicker
             descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                own = {os.fstat(descriptor).st_uid, lock.parent.lstat().st_uid} == {os.geteuid()}
-                if own and os.read(descriptor, len(host) + 1) in (host, b""):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if _remove_files(lock.parent) and _remove_session_of(lock.parent):
-                        shutil.rmtree(lock.parent, ignore_errors=True)
-            finally:
+            if _is_left_behind(lock, descriptor, host):
+                _remove_locked(lock.parent, descriptor)
+            else:
                 os.close(descriptor)
+
+
+def _is_left_behind(lock: Path, descriptor: int, host: bytes) -> bool:
+    """Whether a folder is that of a launcher of this user and host that was killed, and all that it
+    has left elsewhere could be removed."""
+    with suppress(OSError):
+        own = {os.fstat(descriptor).st_uid, lock.parent.lstat().st_uid} == {os.geteuid()}
+        if own and os.read(descriptor, len(host) + 1) in (host, b""):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return _remove_files(lock.parent) and _remove_session_of(lock.parent)
+    return False
 
 
 def _remove_session_of(folder: Path) -> bool:

@@ -55,10 +55,12 @@ def prepare() -> None:
     Local. Changes `os.environ`.
     """
     folder, gpus, interface = (os.environ.get(name) for name in (LOG_DIR, GPUS_PER_RANK, INTERFACE))
-    if folder:
-        to_log(folder, launched_rank() or 0)
-    listen()
-    sign_on()
+    try:
+        if folder:
+            to_log(folder, launched_rank() or 0)
+        listen()
+    finally:  # so that it can say why it ends
+        sign_on()
     if gpus is not None:
         per_rank = decimal(gpus)
         if not per_rank:

@@ -60,6 +60,7 @@ class Attempt:
     checkpoint: str | None  #: the newest that it has written
     gone: str | None  #: a line on the rank that was gone first
     stopped: bool  #: whether this process has ended it
+    asked: bool  #: whether this process, or a rank, was asked to leave
 
 
 class Restarts:
@@ -94,15 +95,15 @@ class Restarts:
             request: Request | None = self._request
             while True:
                 attempt = None if request is None else self._attempt(request, signals)
-                if attempt is not None and not self._may_go_on(attempt, signals):
-                    asked = bool(signals.notices) and not attempt.stopped
+                if attempt is not None and not self._may_go_on(attempt):
+                    asked = attempt.asked and not attempt.stopped
                     lost = attempt.verdict.end is End.LOST
                     return self._left() if asked and lost else self._exit_code(attempt)
                 why = attempt.verdict.why if attempt else TOO_FEW
                 if problem := self._why_not_again(attempt):
                     print(f"parallel-sgd: error: {why}; {problem}", file=sys.stderr, flush=True)
                     return self._exit_code(attempt)
-                pause = min(FIRST_PAUSE_S * 2**self._waits, LONGEST_PAUSE_S)
+                pause = min(FIRST_PAUSE_S * 2 ** min(self._waits, 10), LONGEST_PAUSE_S)
                 self._done, self._waits = self._done + 1, self._waits + 1
                 print(
                     f"parallel-sgd: {why}: restart {self._done} of {self._request.restarts} in "
@@ -136,9 +137,10 @@ class Restarts:
             gone = None if request.survive else roll.gone_without_a_word()
             seconds = time.monotonic() - began
             stopped = bool(signals.ending) or code == TIMED_OUT
-            return Attempt(code, verdict, seconds, roll.newest_checkpoint(), gone, stopped)
+            asked = bool(signals.notices) or roll.asked()
+            return Attempt(code, verdict, seconds, roll.newest_checkpoint(), gone, stopped, asked)
 
-    def _may_go_on(self, attempt: Attempt, signals: Signals) -> bool:
+    def _may_go_on(self, attempt: Attempt) -> bool:
         """Whether a job has been lost for which restarts were asked; tells what there is to tell of
         its end."""
         lost = attempt.verdict.end is End.LOST
@@ -151,7 +153,7 @@ class Restarts:
                 "parallel-sgd: the program has failed by itself, and would do so again: no restart",
                 file=sys.stderr,
             )
-        may = not attempt.stopped and not signals.notices
+        may = not attempt.stopped and not attempt.asked
         return lost and may and self._request.restarts > 0
 
     def _left(self) -> int:

@@ -12,14 +12,16 @@ from pathlib import Path
 
 from ..communication.abort import GRACE_S
 from ..communication.attendance import (
+    ASKED,
     BEGUN,
     CHECKPOINT,
-    END,
     FAILED,
+    LEFT,
     LOST,
     ON,
     OVER,
     PROCESS,
+    WORDS,
 )
 from ..communication.board import FILE, SHOW_STACKS, SHOWN_S, Board, Conduct, make_board
 from ..communication.communicator import TIMEOUT_S
@@ -102,8 +104,11 @@ class Roll:
         if not self._pipes:
             return
         gone = [self._pipes[pipe] for pipe, _ in self._ends.poll(0, self.ranks)]
+        if not gone:
+            return
         self._gone += gone
-        silent = [rank for rank in gone if self._path(rank, END) is None]
+        said = self.said()
+        silent = [rank for rank in gone if rank not in said]
         if silent and self._killed is None and not self._may_be_a_consequence():
             self._killed = silent[0]
 
@@ -122,14 +127,26 @@ class Roll:
         say may be late, or never come here."""
         now = time.time()
         return not self.all_here or any(
-            self._read(path) in (FAILED, LOST) and not 0 <= now - path.stat().st_mtime < GRACE_S
-            for path in self._folder.glob(f"*.{END}")
+            not 0 <= now - path.stat().st_mtime < GRACE_S
+            for word in (FAILED, LOST)
+            for path in self._folder.glob(f"*.{word}")
         )
 
     def said(self) -> dict[int, str]:
-        """Why ranks have ended, by rank, of those that have said it."""
-        paths = self._folder.glob(f"*.{END}")
-        return {int(path.stem): self._read(path) for path in paths}
+        """Why ranks have ended, by rank, of those that have said it; the first word of each."""
+        paths = [path for word in WORDS for path in self._folder.glob(f"*.{word}")]
+        paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        return {int(path.stem): path.suffix[1:] for path in paths}
+
+    @property
+    def all_left(self) -> bool:
+        """Whether all ranks have come to the end of the program."""
+        said = self.said()
+        return len(said) == self.ranks and {*said.values()} == {LEFT}
+
+    def asked(self) -> bool:
+        """Whether any rank was asked to leave, as far as can be told."""
+        return any(self._folder.glob(f"*.{ASKED}"))
 
     def seen(self) -> bool:
         """Whether any rank has signed on, as far as can be told."""
@@ -229,12 +246,7 @@ class Roll:
         self._end_the_rest()
         self._ends.close()
         self._close_pipes()
-        remove(self._folder)
-        os.close(self._lock)
-
-    def _path(self, rank: int, suffix: str) -> Path | None:
-        path = self._folder / f"{rank}.{suffix}"
-        return path if path.exists() else None
+        remove(self._folder, self._lock)
 
     @staticmethod
     def _read(path: Path) -> str:

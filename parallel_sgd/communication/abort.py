@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ..errors import RanksLost, SharedError, UserError, WaitedInVain
+from ..errors import RanksLost, SharedError, SharedLoss, UserError, WaitedInVain
 from ..validation import line_of
 from .attendance import FAILED, LOST, sign_off
 from .launched import is_hydra, launched_rank, launched_size, srun_step
@@ -154,7 +154,7 @@ def _wait_for_all(mpi: Any) -> None:
 
 def report(error: BaseException) -> int:
     """Print what the user needs to know of an error; returns the exit code that goes with it."""
-    if isinstance(error, WaitedInVain | RanksLost) or _tells_of_a_dead_rank(error):
+    if isinstance(error, WaitedInVain | SharedLoss | RanksLost) or _tells_of_a_dead_rank(error):
         sign_off(LOST)
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in SCAFFOLD:

@@ -18,18 +18,19 @@ from pathlib import Path
 from .board import FILE, own
 from .launched import FOLDER, launched_rank
 
-PROCESS, ON, END, CHECKPOINT = "process", "on", "end", "checkpoint"
+PROCESS, ON, ASKED, CHECKPOINT = "process", "on", "asked", "checkpoint"
 """Suffixes of a rank's files: the pipe that it holds, which tells the number of its process; that
-it has signed on, which is seen from other hosts, too, where they share the folder; why it ended;
-the newest checkpoint that it knows to be written."""
+it has signed on, which is seen from other hosts, too, where they share the folder; that it was
+asked to leave; the newest checkpoint that it knows to be written."""
 
 BEGUN, OVER = "begun", "over"
 """Suffixes for a piece of work of all ranks that one of them brings to its end, a training session:
 with its number, that it has begun, and that it is over (well, or by an error that was told)."""
 
-LEFT, FAILED, LOST, PREEMPTED = "left", "failed", "lost", "preempted"
-"""Why a rank has ended: its program is at its end; it has said what is wrong; it waits in vain for
-another rank, which is silent or dead; all ranks have saved their state, as they were asked to."""
+LEFT, FAILED, LOST, PREEMPTED = WORDS = "left", "failed", "lost", "preempted"
+"""Suffixes that say why a rank has ended: its program is at its end; it has said what is wrong; it
+waits in vain for another rank, which is silent or dead; all ranks have saved their state, as they
+were asked to. The files are empty: a full disk has room for them."""
 
 #: A process that ends closes its highest descriptors first. mpiexec, which ends the other ranks as
 #: soon as one has closed its connection, has a lower one.
@@ -64,9 +65,9 @@ def sign_on() -> None:
 
 def sign_off(why: str) -> None:
     """This rank ends, and has said all that there is to say. Of several reasons the first holds."""
-    place = place_of(END)
-    if place is not None and not place.exists():
-        _write(END, f"{why}\n")
+    places = [place_of(word) for word in WORDS]
+    if not any(place and place.exists() for place in places):
+        _write(why, "")
 
 
 def limit_the_end() -> None:
@@ -75,6 +76,11 @@ def limit_the_end() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, max(own.timeout_s, _LEAST_S))
+
+
+def note_asked() -> None:
+    """This rank was asked to leave, and may not come to it."""
+    _write(ASKED, "")
 
 
 def note_checkpoint(path: Path) -> None:
@@ -102,5 +108,5 @@ def place_of(suffix: str, *, of_rank: bool = True) -> Path | None:
 def _write(suffix: str, text: str) -> None:
     place = place_of(suffix)
     if place is not None:
-        with contextlib.suppress(OSError):  # a full disk, say: then this rank is not named
+        with contextlib.suppress(OSError):  # a full disk, say
             place.write_text(text)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from .abort import GRACE_S
-from .attendance import END, LOST, place_of
+from .attendance import LOST, place_of
 from .board import FILE, LINE_BYTES, LINE_FORMAT, SHOW_STACKS, own
 from .watchdog import message
 
@@ -19,11 +19,11 @@ from .watchdog import message
 #: them show their stacks.
 _GUARD = """
 import os, select, signal, struct, sys, time
-pid, timeout_s, grace_s, message, end, lost, board, form, length, show, rank = sys.argv[1:]
+pid, timeout_s, grace_s, message, lost, board, form, length, show, rank = sys.argv[1:]
 if not select.select([0], [], [], float(timeout_s))[0]:
     print(message, file=sys.stderr, flush=True)
-    if end:
-        open(end, "w").write(lost)
+    if lost:
+        open(lost, "w").close()
     if board:
         length, memory = int(length), open(board, "rb").read()
         lines = [struct.unpack_from(form, memory, k) for k in range(0, len(memory), length)]
@@ -53,8 +53,8 @@ def ended_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[Non
 
     Local. Cost: starting one bare interpreter, some 10 ms in the background.
     """
-    board, end = place_of(FILE, of_rank=False), place_of(END)
-    facts = (os.getpid(), timeout_s, GRACE_S, message(timeout_s, rank, name), end or "", LOST)
+    board, lost = place_of(FILE, of_rank=False), place_of(LOST)
+    facts = (os.getpid(), timeout_s, GRACE_S, message(timeout_s, rank, name), lost or "")
     seen = board if board is not None and board.exists() else ""
     others = (seen, LINE_FORMAT, LINE_BYTES, SHOW_STACKS, rank)
     guard = subprocess.Popen(

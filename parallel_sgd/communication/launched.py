@@ -176,13 +176,20 @@ def is_hydra(environ: Mapping[str, str]) -> bool:
 
 
 def job_name(environ: Mapping[str, str] | None = None) -> str | None:
-    """Of a job that is started again where it is lost: the same each time; None: it is not."""
-    return (os.environ if environ is None else environ).get(JOB) or None
+    """Of a job that is started again where it is lost: the same each time; None: it is not. Where
+    no launcher of ours has said it, a job that Slurm requeues has Slurm's number."""
+    environ = os.environ if environ is None else environ
+    number = environ.get("SLURM_JOB_ID") if environ.get(REQUEUE) == "1" else None
+    return environ.get(JOB) or (f"slurm-{number}" if number else None)
 
 
 def restarts(environ: Mapping[str, str] | None = None) -> int:
     """How often this job has been started again; 0 where nobody says."""
-    return _number(os.environ if environ is None else environ, RESTART) or 0
+    environ = os.environ if environ is None else environ
+    count = _number(environ, RESTART)
+    if count is None and environ.get(REQUEUE) == "1":
+        count = _number(environ, "SLURM_RESTART_COUNT")
+    return count or 0
 
 
 def requested_servers(environ: Mapping[str, str] | None = None) -> int | None:

@@ -12,11 +12,14 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
+from typing import Any
 
 from ..errors import UserError
 from ..validation import line_of, shown
 from .abort import print_labelled
+from .attendance import note_asked
 from .launched import PREEMPT_ON, REQUEUE
 
 SIGNALS = {name: getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2", "SIGTERM")}
@@ -72,6 +75,14 @@ def listen() -> None:
         handler = signal.getsignal(number)
         if handler not in _receivers:
             signal.signal(number, _receiver(handler if callable(handler) else None))
+            if number is signal.SIGTERM:  # by which multiprocessing ends its children
+                os.register_at_fork(after_in_child=partial(_hear_no_more, number, handler))
+
+
+def _hear_no_more(number: signal.Signals, before: Any) -> None:
+    """A child is no rank: the signal does there what it did before, unless it has a new handler."""
+    if signal.getsignal(number) in _receivers:
+        signal.signal(number, signal.SIG_DFL if before is None else before)
 
 
 def asked_to_leave() -> bool:
@@ -82,6 +93,7 @@ def asked_to_leave() -> bool:
 def _receiver(before: Handler | None) -> Handler:
     def receive(number: int, frame: FrameType | None) -> None:
         _received.append(signal.Signals(number))
+        note_asked()
         if before is not None:
             before(number, frame)
 

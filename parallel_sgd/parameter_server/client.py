@@ -25,24 +25,66 @@ HostArray = npt.NDArray[Any]
 Result = TypeVar("Result")
 
 
+Marks = npt.NDArray[np.bool_]
+
+
 @dataclass
 class Pushing:
-    """A push that is under way: see `Client.push`.
+    """A push that is under way (see `Client.push`), which is made again where servers have died.
 
     Attributes:
-        residual_before: as it was.
         clock: of the push.
+        first_residual: [n], as it was before the push was made at all; None where nothing is lost,
+            or nobody survives.
+        residual_before: [n], as it was before the latest attempt.
+        applied: [n], what servers have of it, of all attempts; None: nothing.
+        arrived: [n], what they have of the latest one.
     """
 
     vector: Array
     residual: Array | None
-    residual_before: Array | None
     samples: int
     factor: float
     out: Array
     bits: float
     clock: int
-    applied: npt.NDArray[np.bool_] | None
+    first_residual: Array | None = None
+    residual_before: Array | None = None
+    applied: Marks | None = None
+    arrived: Marks | None = None
+
+    def note(self, arrived: Marks, missing: Marks) -> None:
+        """Ranks have died since the latest attempt.
+
+        Args:
+            arrived: [n], what servers are known to have of that.
+            missing: [n], what those that are left have nothing of.
+        """
+        for known in (self.applied, self.arrived):
+            if known is not None:
+                arrived_before = known & ~missing
+                known[...] = arrived_before | arrived
+        self.applied = arrived.copy() if self.applied is None else self.applied
+        self.arrived = arrived.copy() if self.arrived is None else self.arrived
+
+    def begin_again(self) -> Array:
+        """The vector of one more attempt, in which what servers have is 0. The residual becomes
+        what it is where the latest attempt has arrived, where only an earlier one has, and where
+        none has."""
+        vector, residual, before = self.vector, self.residual, self.residual_before
+        xp = array_module(vector)
+        if residual is not None and before is not None:
+            if self.applied is None or self.arrived is None:
+                residual[...] = self.first_residual
+            else:
+                arrived, applied = xp.asarray(self.arrived), xp.asarray(self.applied)
+                earlier = xp.where(applied, before, self.first_residual)
+                residual[...] = xp.where(arrived, residual, earlier)
+            before[...] = residual
+        self.arrived = None
+        if self.applied is None or not self.applied.any():
+            return vector
+        return xp.where(xp.asarray(self.applied), vector.dtype.type(0), vector)
 
 
 class Client(Conversation):
@@ -108,7 +150,6 @@ class Client(Conversation):
         factor: float,
         out: Array,
         bits: float = 32,
-        applied: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         """Push a vector, and pull the model that results.
 
@@ -119,15 +160,22 @@ class Client(Conversation):
             factor: of the learning rate.
             out: [n], written; may be the model itself, but not `vector`.
             bits: a value of it.
-            applied: [n], of what servers have already, and is 0 in `vector`; None: nothing.
         """
-        begin = time.perf_counter()
-        self.clock += 1
+        pushing = Pushing(vector, residual, samples, factor, out, bits, self.clock + 1)
         if self.survives:
-            kept = None if residual is None else residual.copy()
-            self.pushing = Pushing(
-                vector, residual, kept, samples, factor, out, bits, self.clock, applied
-            )
+            if residual is not None:
+                pushing.first_residual, pushing.residual_before = residual.copy(), residual.copy()
+            self.pushing = pushing
+        self._push(pushing, vector)
+
+    def push_again(self, pushing: Pushing) -> None:
+        """Push what was under way as ranks died, but for what servers have of it."""
+        self._push(pushing, pushing.begin_again())
+
+    def _push(self, pushing: Pushing, vector: Array) -> None:
+        begin = time.perf_counter()
+        residual, samples, out = pushing.residual, pushing.samples, pushing.out
+        self.clock, applied, bits = pushing.clock, pushing.applied, pushing.bits
         asks = []
         with on_device(vector):
             for server, part in enumerate(self.parts):
@@ -140,7 +188,7 @@ class Client(Conversation):
                     samples=0 if known else samples,
                     count=int(known),
                     body=0 if body is None else body.nbytes,
-                    factor=factor,
+                    factor=pushing.factor,
                     bits=bits,
                 )
                 asks.append(Ask(server, message, body, part.into(out)))
@@ -151,25 +199,6 @@ class Client(Conversation):
             self.statistics.samples += samples
             self.statistics.count(max(answer.message.staleness for answer in answers))
         self.pushing = None
-
-    def push_again(self, pushing: Pushing) -> None:
-        """Push what was under way as ranks died, but for what servers have of it."""
-        vector, residual, applied = pushing.vector, pushing.residual, pushing.applied
-        if applied is not None and applied.any():
-            xp = array_module(vector)
-            vector = xp.where(xp.asarray(applied), vector.dtype.type(0), vector)
-        if residual is not None and pushing.residual_before is not None:
-            lacks = slice(None) if applied is None else array_module(residual).asarray(~applied)
-            residual[lacks] = pushing.residual_before[lacks]
-        self.push(
-            vector,
-            residual,
-            pushing.samples,
-            pushing.factor,
-            pushing.out,
-            pushing.bits,
-            applied,
-        )
 
     def pull(self, out: Array) -> None:
         """Pull the model into [n]."""

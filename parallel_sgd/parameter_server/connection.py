@@ -77,6 +77,7 @@ class Connection:
                 parameters,
                 None if rules.lossless else self._codec_for(server),
                 error_feedback=rules.compression.error_feedback,
+                staged=group.world.survives,
             )
             for server in range(len(group.servers))
         ]

@@ -28,8 +28,10 @@ class Part:
         parameters: the model.
         codec: of what is pushed with so many bits; None where nothing is ever lost.
         error_feedback: False forgets what codecs lose.
+        staged: whether what is pulled changes a vector in `put_received` only: where servers may
+            die, and others have answered.
 
-    Where the part is one run of a NumPy vector nothing is copied. Local.
+    Where the part is one run of a NumPy vector, and not staged, nothing is copied. Local.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Part:
         codec: Callable[[float], Codec] | None,
         *,
         error_feedback: bool = True,
+        staged: bool = False,
     ) -> None:
         flat = parameters.flat
         self._runs, self._codec, self._error_feedback = tuple(runs), codec, error_feedback
@@ -58,7 +61,7 @@ class Part:
         if not self._on_host:
             self._pushed = pinned(flat, self.bytes, np.uint8)
             self._pulled = pinned(flat, self.bytes, np.uint8)
-        elif not whole:
+        elif staged or not whole:
             self._pulled = np.empty(self.bytes, np.uint8)
 
     def encoded(self, vector: Array, residual: Array | None, bits: float = 32) -> HostArray:

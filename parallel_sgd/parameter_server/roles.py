@@ -9,7 +9,7 @@ from typing import Literal, NoReturn, Protocol
 
 from ..communication import Communicator, Group, Roles
 from ..communication.launched import requested_role, requested_servers
-from ..errors import SharedError, SharedProblem
+from ..errors import SharedError, SharedLoss, SharedProblem
 from ..options import Choice, Options, Whole, option, options
 from .client import Client
 
@@ -194,9 +194,9 @@ class ParameterServers(Options, Roles):
         them, serves; where there are none such, all that train do both.
 
         Raises:
-            SharedError: nobody is left who has trained.
+            SharedLoss: nobody is left who has trained.
         """
         workers = [rank for rank, its in enumerate(served) if its is False]
         if not workers:
-            raise SharedError("all ranks that have trained are lost, and only servers are left")
+            raise SharedLoss("all ranks that have trained are lost, and only servers are left")
         return workers, [rank for rank, its in enumerate(served) if its is not False] or workers

@@ -124,14 +124,7 @@ class Learner:
         self.gradient = self.parameters.like()
         self.local_step = self._arguments[1].bind(self.parameters)
         self._form()
-        if every and comm.rank == self.group.workers[0]:
-            comm.trace = self.group.own.trace = self._performance = SyncPerformance(
-                every,
-                comm.trace,
-                rank=comm.world_ranks[comm.rank],
-                ranks=len(self.group.workers),
-                asynchronous=algorithm.asynchronous,
-            )
+        self._watch_performance(every)
         self.last_samples = self.in_step = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
         self._announced = Announced(algorithm, self.local_step)
@@ -156,6 +149,18 @@ class Learner:
         self.at_work = AlgorithmAtWork(self.algorithm, work)
         self.state = self.at_work.state
 
+    def _watch_performance(self, every: int) -> None:
+        """The first rank that trains tells of it, which may be another one than before. Local."""
+        comm = self.world
+        if every and comm.rank == self.group.workers[0] and self._performance is None:
+            comm.trace = self.group.own.trace = self._performance = SyncPerformance(
+                every,
+                comm.trace,
+                rank=comm.world_ranks[comm.rank],
+                ranks=len(self.group.workers),
+                asynchronous=self.algorithm.asynchronous,
+            )
+
     def _compared(self) -> InCommon:
         every = self._compare_every
         return InCommon(self._number, self.at_work, self.local_step, self._announced, every)
@@ -168,10 +173,11 @@ class Learner:
     def form_again(self) -> None:
         """The ranks are others: begin as a new learner does, but for its state. Collective."""
         sent = self.bytes_sent
-        agree_on_arguments(self.world, *self._arguments)
+        every, _ = agree_on_arguments(self.world, *self._arguments)
         agree_on_numbers(self.world, self.algorithm, *self._about_numbers)
         self.left_out.begin_again()
         self._form()
+        self._watch_performance(every)
         self.bytes_sent = sent
 
     def restarted(self) -> None:
@@ -465,11 +471,16 @@ class Learner:
         """
         self.require_open()
         if self.survival is None:
-            self._meet()
+            self.meet_once()
         else:
-            self.survival.meets(self._meet)
+            self.survival.meets(self.meet_once)
 
-    def _meet(self) -> None:
+    def meet_once(self) -> None:
+        """As `meet`; a rank that dies meanwhile is told of. Collective.
+
+        Raises:
+            RanksLost: where ranks survive each other.
+        """
         with self.in_common.during(MEET, self.comm):
             self.at_work.meet()
 

@@ -9,12 +9,14 @@ arrived. Ranks that join serve; where no server is left, all that train serve a 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from ..errors import RanksLost, SharedError, UserError
+from ..errors import RanksLost, SharedLoss, WaitedInVain
 from ..kernels import array_module, on_host
 from ..parameter_server import Assembled, Holding, Pulled, assemble
 from .regrouping import Regrouping
@@ -42,12 +44,15 @@ class ServedSurvival(Regrouping):
         self._holdings: list[Holding] = []  # the newest last
         self._model: Any = None  # [n], this rank's, while ranks form anew
         self._completed, self._began, self._lead, self._total = False, True, 0, 0
+        self._calls = self._most_calls = 0  # of `_all_come_through`: here, and on any worker
         self.losses = ServedLosses()
 
     def begin(self) -> None:
         """Begin; or where others have gone on already, take part in that. Collective."""
         self._generation = self._learner.world.generation
         if self._generation:
+            if not self._learner.serves:  # its client has not asked any servers
+                self._served = -1
             self._take_part()
             self._resume()
         else:
@@ -56,7 +61,7 @@ class ServedSurvival(Regrouping):
 
     def meets(self, meet: Callable[[], object]) -> None:
         """Call it, again where ranks have died in it: nobody goes back, so all come to it."""
-        super().surviving(meet)
+        self._all_come_through(meet, in_session=True)
 
     def survives(self, call: Callable[[], object]) -> bool:
         """Do what all workers do together, again where ranks have died in it; True. Collective."""
@@ -67,29 +72,59 @@ class ServedSurvival(Regrouping):
         """What a function returns, which is called again wherever ranks have died in it.
 
         Raises:
-            UserError: in the midst of a session: its workers are at different places of it.
+            WaitedInVain: in the midst of a session: its workers are at different places of it.
         """
-        return super().surviving(function if self.by_itself else self._ending_session(function))
+        return self._all_come_through(self._ending_session(function))
 
     def between_steps(self, function: Callable[[], Result]) -> Result:
         """As `surviving`."""
         return self.surviving(function)
 
     def _ending_session(self, function: Callable[[], Result]) -> Callable[[], Result]:
-        """The function; a death in it is an error that ends the session."""
+        """The function; a death in it is an error where a session trains, which it ends."""
 
         def called() -> Result:
             try:
                 return function()
             except Exception as error:
                 self._require_loss(error)
-                raise UserError(
+                if self.by_itself:
+                    raise
+                raise WaitedInVain(
                     "a rank has died where workers wait for each other beside training (an "
                     "evaluation, a checkpoint), which ends a session with servers: start it "
                     "again from its checkpoint (parallel-sgd run --restarts)"
                 ) from error
 
         return called
+
+    def _all_come_through(
+        self, function: Callable[[], Result], *, in_session: bool = False
+    ) -> Result:
+        """What a function returns, which is called again wherever ranks have died in it, when all
+        workers that are left have come to its end.
+
+        Args:
+            in_session: whether that is so in a session, too. (The others end it.)
+
+        A death may come as some workers have heard that all are at the end, and others have not.
+        The others hear it as they recover, and do not call it again. Collective.
+        """
+        while True:
+            results = []
+            try:
+                results.append(function())
+                waits = (self.by_itself or in_session) and not self._completed
+                if waits and not self._learner.serves:
+                    self._learner.meet_once()  # whoever comes through it knows that all are there
+                self._calls += 1
+                return results[0]
+            except Exception as error:
+                self._require_loss(error)
+                self.recover()
+                if results and self._most_calls > self._calls:
+                    self._calls = self._most_calls
+                    return results[0]
 
     def survives_step(self, step: Callable[[], object]) -> bool:
         """Take a step; False where ranks have died in it before it began to train. Collective as
@@ -127,14 +162,19 @@ class ServedSurvival(Regrouping):
                 return
             except Exception as error:
                 self._require_loss(error)
-                self.recover(grows=self._learner.serves)
+                try:
+                    self.recover(grows=self._learner.serves)
+                except SharedLoss:  # nobody is left who trains
+                    if not self._completed:
+                        raise
+                    return
 
     def recover(self, *, grows: bool = True) -> None:
         """Go on from where each rank is, with the ranks that are left."""
         learner, state = self._learner, self._learner.state
         if self._model is None:
             self._model = self._own_model()
-        group, tables = learner.group, learner.algorithm.tables
+        group, tables, sent = learner.group, learner.algorithm.tables, learner.bytes_sent
         grows = grows and not tables and not group.shared
         while True:
             try:
@@ -142,6 +182,7 @@ class ServedSurvival(Regrouping):
                 state.go_on(learner.state)
                 state.ask_again(self.recover)
                 learner.state = learner.at_work.state = state
+                learner.bytes_sent = sent  # which the state knows, and the learner knew, too
                 self._take_part()
                 self._resume()
                 return
@@ -185,6 +226,7 @@ class ServedSurvival(Regrouping):
             state.minibatch.total if state.minibatch else 0,
             state.began or learner.serves,
             self.losses if known else None,
+            self._calls,
             state.table,
         )
 
@@ -193,6 +235,7 @@ class ServedSurvival(Regrouping):
         learner, world = self._learner, self._learner.world
         everybody = [told_of(plain) for plain in world.allgather_object(plain_of(self._told()))]
         self.losses = next((told.losses for told in everybody if told.losses), self.losses)
+        self._most_calls = max(told.calls for told in everybody)
         if any(told.completed for told in everybody):
             self._take_final(everybody)
             return
@@ -238,24 +281,25 @@ class ServedSurvival(Regrouping):
         learner, state = self._learner, self._learner.state
         pulled, client, pushing = workers[learner.comm.rank], state.client, state.client.pushing
         if pushing is not None:
-            applied = np.zeros(whole.vectors[0].size, bool)
-            if pushing.applied is not None:
-                applied |= pushing.applied
-            applied &= ~whole.missing
-            for facts in whole.held:
-                comes_after = facts.clocks.get(pulled.rank, -1) >= pushing.clock
-                if facts.generation == pulled.generation and comes_after:
-                    for start, stop in facts.runs:
-                        applied[start:stop] = True
-            if not learner.algorithm.asynchronous and pushing.clock <= max(
-                w.clock for w in workers
-            ):
-                applied[:] = True  # another has had the answer: the round is in what it has pulled
-            pushing.applied = applied
+            pushing.note(self._arrived(whole, workers, pulled, pushing.clock), whole.missing)
         client.clock, client.samples = pulled.clock, whole.samples
         client.versions = [max(0, whole.version - whole.lag(pulled))] * client.servers
         if state.base is not None and pulled.generation < 0:
             state.base[...] = self._learner.parameters.flat
+
+    def _arrived(
+        self, whole: Assembled, workers: list[Pulled], own: Pulled, clock: int
+    ) -> npt.NDArray[np.bool_]:
+        """[n], what servers that are left have of this worker's push, by its clock."""
+        arrived = np.zeros(whole.missing.size, bool)
+        if not self._learner.algorithm.asynchronous and clock <= max(w.clock for w in workers):
+            arrived[:] = True  # another has had the answer: the round is in what it has pulled
+            return arrived
+        for facts in whole.held:
+            if facts.generation == own.generation and facts.clocks.get(own.rank, -1) >= clock:
+                for start, stop in facts.runs:
+                    arrived[start:stop] = True
+        return arrived & ~whole.missing
 
     def _resume(self) -> None:
         """Complete what this worker was in the midst of. Collective over the workers."""
@@ -312,11 +356,10 @@ class ServedSurvival(Regrouping):
         learner = self._learner
         if not learner.algorithm.tables:
             return
-        newest = whole.held[-1].generation if whole.held else -1
-        latest = [facts for facts in whole.held if facts.generation == newest]
         servers = len(learner.group.servers)
-        if not latest or not len(latest) == latest[0].servers == servers:
-            raise SharedError(
+        had = Counter((facts.generation, facts.servers) for facts in whole.held)
+        if not any(count == of == servers for (_, of), count in had.items()):
+            raise SharedLoss(
                 "a server has died, and with it its rows of the tables: run with checkpoints and "
                 "`parallel-sgd run --restarts`, which goes on from the newest one"
             )

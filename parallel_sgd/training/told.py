@@ -35,6 +35,7 @@ class Told:
         total: samples of the step that it is in the midst of; 0 where it is in none.
         began: whether its warm start, if there is one, is over for servers too.
         losses: so far; None from a rank that joins.
+        calls: that all workers have come to the end of, as far as it knows.
         statistics: of all workers, where it has completed.
     """
 
@@ -44,6 +45,7 @@ class Told:
     total: int
     began: bool
     losses: ServedLosses | None
+    calls: int
     statistics: Any
 
 
@@ -57,13 +59,14 @@ def plain_of(told: Told) -> list[Any]:
         told.total,
         told.began,
         losses and list(vars(losses).values()),
+        told.calls,
         statistics and [its.packed() for its in statistics],
     ]
 
 
 def told_of(plain: list[Any]) -> Told:
     """The inverse of `plain_of`."""
-    completed, pulled, samples, total, began, losses, statistics = plain
+    completed, pulled, samples, total, began, losses, calls, statistics = plain
     return Told(
         completed,
         pulled and Pulled(*pulled),
@@ -71,5 +74,6 @@ def told_of(plain: list[Any]) -> Told:
         total,
         began,
         losses and ServedLosses(*losses),
+        calls,
         statistics and [unpacked_statistics(numbers) for numbers in statistics],
     )

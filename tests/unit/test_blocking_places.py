@@ -70,7 +70,7 @@ REASONS = {
     "roll (does_not_end) end",
     "command_line/job.py: _end: wait": "it has been sent SIGKILL",
     "command_line/leftovers.py: locked_folder: flock": "LOCK_NB",
-    "command_line/leftovers.py: remove_leftovers: flock": "LOCK_NB",
+    "command_line/leftovers.py: _is_left_behind: flock": "LOCK_NB",
     "communication/background.py: InBackground.wait: wait": "for work of this rank, whose own "
     "waits are looked at here",
     "communication/background.py: _wait_for_all: while": "likewise",

@@ -24,6 +24,7 @@ from parallel_sgd.command_line.restarts import Restarts, job_variables
 from parallel_sgd.command_line.roll import Roll
 from parallel_sgd.command_line.run_options import Request, parse
 from parallel_sgd.command_line.verdict import End, judge
+from parallel_sgd.communication import launched
 from parallel_sgd.communication.attendance import FAILED, LEFT, LOST, PREEMPTED
 from parallel_sgd.communication.launched import FOLDER, JOB, RESTART
 from parallel_sgd.errors import UserError
@@ -50,7 +51,7 @@ sys.exit(step.get("code", 0))
 
 def words(*said: str) -> dict[str, str]:
     """The files in which ranks say why they end."""
-    return {f"{rank}.end": f"{word}\n" for rank, word in enumerate(said)}
+    return {f"{rank}.{word}": "" for rank, word in enumerate(said)}
 
 
 KILLED = {"code": 137}
@@ -171,6 +172,62 @@ def test_a_lost_job_that_was_asked_to_leave_is_requeued(play, monkeypatch, capsy
     assert (code, len(starts)) == (75, 1)
     assert Path("asked").read_text() == "requeue 5\n"
     assert "lost before it had saved its state" in capsys.readouterr().err
+
+
+def test_a_job_of_which_a_rank_was_asked_to_leave_is_not_started_again(play, capsys):
+    """Nobody has told the launcher."""
+    asked = {"code": 137, "files": {"1.asked": ""}}
+    code, starts = play(asked, WELL, preempt_on="SIGUSR2")
+    assert (code, len(starts)) == (75, 1)
+    assert "lost before it had saved its state" in capsys.readouterr().err
+
+
+class Nowhere:
+    elsewhere = False
+
+    def possible(self, request: Request) -> None:
+        return None
+
+
+def test_hosts_are_waited_for_as_often_as_was_asked(play, monkeypatch, capsys):
+    monkeypatch.setattr(restarts, "LONGEST_PAUSE_S", 0.0)
+    code, starts = play(KILLED, hosts=Nowhere(), restarts=1100)
+    assert (code, len(starts)) == (69, 1)
+    assert "too few hosts answer; all 1100 restarts are used up" in capsys.readouterr().err
+
+
+def test_a_job_that_slurm_requeues_is_known_without_our_launcher():
+    environ = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
+    assert (launched.job_name(environ), launched.restarts(environ)) == (None, 0)
+    environ[launched.REQUEUE] = "1"
+    assert (launched.job_name(environ), launched.restarts(environ)) == ("slurm-7", 2)
+    environ |= {JOB: "mine", launched.RESTART: "1"}
+    assert (launched.job_name(environ), launched.restarts(environ)) == ("mine", 1)
+
+
+FORKED = """
+import os, signal, time
+from parallel_sgd.communication.preemption import asked_to_leave, listen
+listen()
+reads, writes = os.pipe()
+child = os.fork()
+if child == 0:
+    os.write(writes, b".")
+    time.sleep(60)
+    os._exit(0)
+os.read(reads, 1)
+os.kill(child, signal.SIGTERM)
+assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+assert not asked_to_leave()
+os.kill(os.getpid(), signal.SIGTERM)
+assert asked_to_leave()
+"""
+
+
+def test_a_child_of_a_rank_ends_by_sigterm():
+    """As multiprocessing ends its own, and waits for them."""
+    environ = os.environ | {launched.PREEMPT_ON: "SIGTERM"}
+    subprocess.run([sys.executable, "-c", FORKED], env=environ, check=True, timeout=50)
 
 
 JUDGED = [

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from parallel_sgd.command_line.roll import Roll
-from parallel_sgd.communication.attendance import END, FAILED, LEFT, LOST, PROCESS
+from parallel_sgd.communication.attendance import FAILED, LEFT, LOST, PROCESS
 from parallel_sgd.communication.launched import FOLDER
 
 RANKS = 4
@@ -86,7 +86,7 @@ def test_who_has_signed_off_is_not_named(ranks, why):
     with Roll(RANKS) as roll:
         sign_on(roll, ranks)
         for rank in range(RANKS):
-            Path(roll.environ[FOLDER], f"{rank}.{END}").write_text(f"{why}\n")
+            Path(roll.environ[FOLDER], f"{rank}.{why}").touch()
         kill(ranks, 1)
         assert roll.gone_without_a_word() is None
 
@@ -190,8 +190,8 @@ def test_who_is_gone_before_another_can_end_the_job_was_killed(ranks, seconds_ag
     with Roll(RANKS) as roll:
         sign_on(roll, ranks)
         kill(ranks, 2)
-        said = Path(roll.environ[FOLDER], f"0.{END}")
-        said.write_text(f"{FAILED}\n")
+        said = Path(roll.environ[FOLDER], f"0.{FAILED}")
+        said.touch()
         now = time.time()
         os.utime(said, (now - seconds_ago, now - seconds_ago))
         roll.look()

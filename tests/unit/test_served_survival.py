@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from deaths import KilledAfter
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
 from parallel_sgd.communication.surviving_threads import Dies, simulate_survival
 from parallel_sgd.communication.thread_endpoint import Mailbox
 from parallel_sgd.communication.threads import ThreadWorld
+from parallel_sgd.errors import WaitedInVain
 
 RANKS, STEPS, BASE = 4, 12, 100
 
@@ -47,11 +51,14 @@ class KilledAt:
         return counted
 
 
-def adding(algorithm: Any) -> Callable[[Communicator], Any]:
+SHAPES = {"W": (20, 10), "b": (100,)}
+
+
+def adding(algorithm: Any, shapes: Any = SHAPES) -> Callable[[Communicator], Any]:
     """In every step the worker on rank k adds BASE^k to every value."""
 
     def body(comm: Communicator) -> Any:
-        parameters = psgd.Parameters({"W": np.zeros((20, 10)), "b": np.zeros(100)})
+        parameters = psgd.Parameters({name: np.zeros(shape) for name, shape in shapes.items()})
         rank = comm.world_ranks[comm.rank]
         with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
             assert psgd.resume(learner, "none") is None  # of all ranks, and not where one joins
@@ -159,6 +166,93 @@ def test_a_server_dies_in_a_round(monkeypatch) -> None:
     assert killed > 20
 
 
+ROUNDS = psgd.DataParallelASGD(servers=2, sync_steps=1, mode="sync", min_block=10)
+
+
+def test_a_server_dies_as_one_worker_has_a_part_of_the_answer(monkeypatch) -> None:
+    """That part is not taken for what the worker has pulled: its round is made again, once."""
+    taken, late, died, after = Counter[str](), threading.Event(), threading.Event(), 6
+    take = Mailbox.take
+
+    def slow(mailbox: Mailbox, key: Any) -> Any:
+        """From the round after `after` on worker 1 does not hear of server 3; server 2 dies as
+        worker 0 has its part."""
+        sender, receiver, tag = key
+        name, goes_on = threading.current_thread().name, mailbox.revoked or died.is_set()
+        if name == "rank 2" and late.is_set() and not goes_on:
+            raise Dies
+        if (sender, receiver) == (3, 1) and taken["rank 1"] == after and not goes_on:
+            return None
+        found = take(mailbox, key)
+        if found is None or tag != 21 or found.size < 800:  # no model
+            return found
+        taken[name] += (sender, receiver) in ((3, 1), (2, 0))
+        if name == "rank 0" and sender == 2 and taken[name] == after + 1:
+            late.set()
+            while not mailbox.revoked:
+                time.sleep(1e-3)
+            died.set()
+        return found
+
+    monkeypatch.setattr(Mailbox, "take", slow)
+    results = simulate_survival(RANKS, adding(ROUNDS, {"W": (20, 10)}), timeout_s=30)
+    assert died.is_set() and results[2] is None
+    for flat, lost, _ in filter(None, results):
+        assert lost["server_values_lost"] == 100
+        assert np.all(flat == STEPS * (1 + BASE) / 2)
+
+
+def test_another_server_dies_while_a_push_is_made_again(monkeypatch) -> None:
+    """What that one had of the first attempt is pushed again, too."""
+    twice = 0
+    for first in range(35, 51, 2):
+        for later in range(14, 50, 4):
+            ranks = (3, 4) if later % 8 == 6 else (4, 3)
+            with monkeypatch.context() as patch:
+                kills = [KilledAt(patch, ranks[0], first), KilledAt(patch, ranks[1], first + later)]
+                results = simulate_survival(5, adding(ROUNDS, {"W": (20, 10)}), timeout_s=30)
+            left = [result for result in results if result is not None]
+            twice += all(kill.killed for kill in kills)
+            expected = STEPS * sum(BASE**rank for *_, rank in left if rank >= 0) / 3
+            assert np.all(left[0][0] == expected), (first, later, left[0][0])
+    assert twice > 20
+
+
+@pytest.mark.parametrize("pipeline", [False, True])
+def test_residuals_are_kept_where_two_die_in_one_push(monkeypatch, pipeline: bool) -> None:
+    """What workers that are left have pushed and what their pushes have lost is all they had, but
+    for what servers have lost."""
+    algorithm = psgd.DataParallelASGD(
+        servers=2, sync_steps=1, gradient_bits=8, min_block=10, pipeline=pipeline
+    )
+
+    def body(comm: Communicator) -> Any:
+        parameters = psgd.Parameters({"W": np.zeros((20, 10), np.float32)})
+        number = comm.world_ranks[comm.rank]
+        random, given = np.random.default_rng(number), np.zeros(200, np.float64)
+        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
+            taken = 0
+            while not learner.serves and taken < STEPS:
+                gradient = random.standard_normal(200) * (number != 0)
+                learner.gradient.flat[...] = gradient
+                if learner.step(1):
+                    given, taken = given + gradient.astype(np.float32), taken + 1
+            learner.finish()
+            residual, lost = learner.state.residual, (learner.report() or {})["survival"]
+            pushed = np.zeros(200) if learner.serves or residual is None else given - residual
+            return parameters.flat.copy(), lost, pushed
+
+    for number in range(40, 80, 2):
+        ranks = (3, 0) if number % 4 else (4, 3)
+        with monkeypatch.context() as patch:
+            KilledAt(patch, ranks[0], number)
+            KilledAt(patch, ranks[1], number + number % 17)
+            results = simulate_survival(5, body, timeout_s=30)
+        left = [result for result in results if result is not None]
+        wrong = np.abs(left[0][0] + np.sum([pushed for *_, pushed in left], axis=0)) > 1e-3
+        assert wrong.sum() <= left[0][1]["server_values_lost"], (number, wrong.sum())
+
+
 @pytest.mark.parametrize("bits", [8, 1])
 def test_a_push_of_few_bits_and_its_residual_are_kept(monkeypatch, bits: int) -> None:
     """What workers that are left have pushed and what their pushes have lost is all they had."""
@@ -259,6 +353,87 @@ def test_another_dies_while_the_ranks_recover(monkeypatch, later: int) -> None:
         left = [result for result in results if result is not None]
         assert len(left) == 2 and sorted(left[0][1]["ranks_lost"]) == [0, 1]
         assert exact(left).all(), left[0][0]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_death_in_an_evaluation_ends_a_session(mode: str) -> None:
+    """Its workers are at different places of it: it does not begin anew."""
+    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
+    data = psgd.data.Arrays(x, x[:, :3].argmax(1))
+
+    def body(comm: Communicator) -> Any:
+        model = psgd.models.MLP([4, 3], seed=1)
+        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, mode=mode)
+        evaluate, number = model.evaluate_sums, comm.world_ranks[comm.rank]
+
+        def evaluated(*arguments: Any, **given: Any) -> Any:
+            if number == 1 and learner.samples >= 120:
+                raise Dies
+            return evaluate(*arguments, **given)
+
+        model.evaluate_sums = evaluated
+        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
+            psgd.TrainingSession(
+                learner=learner,
+                objective=model,
+                train=data,
+                minibatch_size=6,
+                epochs=4,
+                validation=psgd.CrossValidation(data=data, patience=50),
+            ).run()
+
+    with pytest.raises(WaitedInVain, match=r"an evaluation, a checkpoint.*ends a session"):
+        simulate_survival(RANKS, body, timeout_s=30)
+
+
+def test_what_a_session_has_sent_is_counted_once(monkeypatch) -> None:
+    """Also where ranks have died, of those that are left."""
+
+    def body(comm: Communicator) -> Any:
+        parameters = psgd.Parameters({"W": np.zeros(200)})
+        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
+        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
+            taken = 0
+            while not learner.serves and taken < STEPS:
+                taken += learner.step(1) > 0
+            learner.finish()
+            return learner.bytes_sent, taken
+
+    with monkeypatch.context() as patch:
+        kill = KilledAt(patch, 0, 80)
+        results = simulate_survival(RANKS, body, timeout_s=30)
+    assert kill.killed
+    for sent, taken in filter(None, results):
+        assert 0 <= sent - taken * 3200 <= 2 * 3200  # pushes and answers; one was made again
+
+
+def test_who_has_come_through_a_meeting_is_not_waited_for(monkeypatch) -> None:
+    """A rank dies in it: some workers are through it by then, and others hear of that."""
+    algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
+    calls = Counter[int]()
+
+    def body(comm: Communicator) -> Any:
+        number = comm.world_ranks[comm.rank]
+        parameters = psgd.Parameters({"W": np.zeros(200)})
+        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
+            sums = []
+            for _ in range(0 if learner.serves else 3):
+                learner.step(1)
+                calls[number] += 1
+                sums.append(learner.surviving(lambda: learner.comm.sum_integers(np.ones(1, int))))
+            learner.finish()
+            return number, [int(total[0]) for total in sums]
+
+    killed = 0
+    for death in range(24, 60):  # when all have their learners
+        with monkeypatch.context() as patch:
+            kill = KilledAfter(patch, 2, death, other=death % 2)
+            results = simulate_survival(5, body, timeout_s=30)
+        killed += kill.killed
+        for number, sums in filter(None, results):
+            assert len(sums) == (0 if number == 4 else 3), (death, results)
+            assert sums == sorted(sums, reverse=True) and {*sums} <= {3, 4}
+    assert killed > 3
 
 
 def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
