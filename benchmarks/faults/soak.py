@@ -23,7 +23,7 @@ from .job import OUTPUT, Job, processes_left
 
 SAMPLES = 120  #: of a part, about
 WARM = 0.3  #: of a part: what is taken once, is taken then
-STOPS_S = 60.0
+STOPS_S = 300.0
 
 LIMITS = {"memory_mib": 4.0, "descriptors": 2.0, "threads": 1.0}
 """How much more of each may be there at the end of a part than after its warm-up, by the slope; of

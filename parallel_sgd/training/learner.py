@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, Self, TypeVar
 
-from ..algorithms import Algorithm, Work
-from ..algorithms.left_out import LeftOut
-from ..communication import Communicator, Group, InBackground
+from ..communication import InBackground
 from ..errors import SharedError, UserError
-from ..optimizers import UpdateRule
-from ..parameter_server import RemoteTables
-from ..parameters import Parameters
-from ..state import Component, components
 from ..validation import integer
 from . import leaving_out
-from .announced import MOST_SAMPLES, Announced
-from .arguments import agree_on_arguments
-from .at_work import AlgorithmAtWork
-from .beside import Beside
+from .announced import MOST_SAMPLES
 from .feed import Feed
-from .in_common import EVERY, FAIL, FINISH, MEET, STEP, InCommon
-from .leaving_out import MOST_SKIPPED, NotFinite, agree_on_numbers
-from .performance import SyncPerformance
-from .regrouping import begin_with_those_left
-from .served_survival import ServedSurvival
-from .shared_model import SharedModel
-from .survival import COMMIT_EVERY, Survival
+from .in_common import FAIL, FINISH, MEET, STEP
+from .learner_setup import LearnerSetup
 
 Result = TypeVar("Result")
 
 
-class Learner:
+class Learner(LearnerSetup):
     """Trains the ranks' common model with the gradients that each of them computes.
 
     Args:
@@ -90,103 +76,6 @@ class Learner:
     8
     """
 
-    def __init__(
-        self,
-        parameters: Parameters,
-        optimizer: UpdateRule,
-        algorithm: Algorithm[Any],
-        comm: Communicator,
-        *,
-        sync_perf_stats: int = 0,
-        minibatch_size: int | None = None,
-        commit_every: int = COMMIT_EVERY,
-        not_finite: NotFinite = "stop",
-        most_skipped: int = MOST_SKIPPED,
-        compare_every: int = EVERY,
-    ) -> None:
-        self._arguments = parameters, optimizer, algorithm, sync_perf_stats, commit_every
-        self._about_numbers = not_finite, most_skipped, compare_every
-        self.parameters, self.algorithm, self.world = parameters, algorithm, comm
-        self._minibatch_size, self.left_out = minibatch_size, LeftOut()
-        self._performance: SyncPerformance | None = None
-        self.survival: Survival | ServedSurvival | None = None
-        self._group: Group | None = None
-        self._number = comm.learners if isinstance(comm, Communicator) else 0
-        begin_with_those_left(comm, self._begin)
-        comm.learners += 1
-
-    def _begin(self) -> None:
-        """Collective."""
-        comm, algorithm = self.world, self.algorithm
-        every, commit_every = agree_on_arguments(comm, *self._arguments)
-        about_numbers = agree_on_numbers(comm, algorithm, *self._about_numbers)
-        self.left_out.skips, self.left_out.most, self._compare_every = about_numbers
-        self.gradient = self.parameters.like()
-        self.local_step = self._arguments[1].bind(self.parameters)
-        self._form()
-        self._watch_performance(every)
-        self.last_samples = self.in_step = 0
-        self._sent_before = 0  # by the learner whose checkpoint this one has taken up
-        self._announced = Announced(algorithm, self.local_step)
-        self.in_common = self._compared()
-        self._computes_since: float | None = None  # the user does, between two steps
-        self._beside = Beside(self.fail)
-        self._closed, self._shared = False, SharedModel()
-        if comm.survives:
-            if algorithm.roles.together:
-                self.survival = Survival(self, commit_every)
-            elif self.survival is None:  # else it knows what this rank has served already
-                self.survival = ServedSurvival(self)
-            self.survival.begin()
-
-    def _form(self) -> None:
-        """Give every rank its role, and make the state before the first minibatch. Collective."""
-        x, step, size = self.parameters, self.local_step, self._minibatch_size
-        self.group = self._group = self.algorithm.roles.form(self.world, self._group)
-        self.comm = self.group.own
-        self.world.broadcast(x.flat)
-        work = Work(x, self.gradient, step, self.comm, self.group, size, self.left_out)
-        self.at_work = AlgorithmAtWork(self.algorithm, work)
-        self.state = self.at_work.state
-
-    def _watch_performance(self, every: int) -> None:
-        """The first rank that trains tells of it, which may be another one than before. Local."""
-        comm = self.world
-        if every and comm.rank == self.group.workers[0] and self._performance is None:
-            comm.trace = self.group.own.trace = self._performance = SyncPerformance(
-                every,
-                comm.trace,
-                rank=comm.world_ranks[comm.rank],
-                ranks=len(self.group.workers),
-                asynchronous=self.algorithm.asynchronous,
-            )
-
-    def _compared(self) -> InCommon:
-        every = self._compare_every
-        return InCommon(self._number, self.at_work, self.local_step, self._announced, every)
-
-    def abandon(self) -> None:
-        """Ranks have died: wait until nothing goes on in the background, where it fails. Local."""
-        self._beside.wait()
-        self.at_work.abandon()
-
-    def form_again(self) -> None:
-        """The ranks are others: begin as a new learner does, but for its state. Collective."""
-        sent = self.bytes_sent
-        every, _ = agree_on_arguments(self.world, *self._arguments)
-        agree_on_numbers(self.world, self.algorithm, *self._about_numbers)
-        self.left_out.begin_again()
-        self._form()
-        self._watch_performance(every)
-        self.bytes_sent = sent
-
-    def restarted(self) -> None:
-        """The state is that of an earlier time, on other ranks. Local."""
-        compares = self.in_common.compares
-        self.in_common = self._compared()
-        self.in_common.compares = compares
-        self._announced.rewind()
-
     def recover(self) -> None:
         """Go on without the ranks that have died: in place of the call of this learner's, or of a
         communicator's, that has raised a `RanksLost`, on all ranks that are left.
@@ -224,77 +113,6 @@ class Learner:
             What it returned, when all ranks that are left had come to its end.
         """
         return function() if self.survival is None else self.survival.between_steps(function)
-
-    @property
-    def states(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the parameters, by name: dataclasses as
-        `parallel_sgd.state` describes them. Local."""
-        return {"optimizer": self.local_step.state, "algorithm": self.state}
-
-    @property
-    def components(self) -> list[Component]:
-        """Of all `states`. Local."""
-        return [part for state in self.states.values() for _, part in components(state)]
-
-    def wait(self) -> None:
-        """Wait for what runs in the background, so that all `states` are whole; training is not
-        affected. Local."""
-        for component in self.components:
-            component.wait()
-
-    @property
-    def samples(self) -> int:
-        """Samples seen by all ranks so far. Local."""
-        return self.local_step.state.samples
-
-    @samples.setter
-    def samples(self, samples: int) -> None:
-        self.local_step.state.samples = samples
-
-    @property
-    def serves(self) -> bool:
-        """Whether this rank has no data and takes no steps: `finish` serves until the others have
-        finished. Sources give it nothing. Local."""
-        return self.group.serves
-
-    @property
-    def tables(self) -> Mapping[str, Any]:
-        """The tables that the algorithm keeps on servers (`Embedding`, `ArrayTable`), by name; one
-        that is not there is a UserError. Local."""
-        return RemoteTables(getattr(self.state, "tables", {}))
-
-    def report(self) -> dict[str, Any] | None:
-        """What the algorithm can tell of this rank's training so far (or of all ranks', after
-        `finish`), as JSON can hold it; None where it has nothing to tell. Local."""
-        report = self.at_work.report()
-        if self.survival is None:
-            return report
-        return (report or {}) | {"survival": self.survival.report()}
-
-    @property
-    def is_fed(self) -> bool:
-        """Whether a source gives minibatches at present. Local."""
-        return self._announced.feed is not None
-
-    @property
-    def rate_is_per_sample(self) -> bool:
-        """Whether a minibatch twice as large takes a step twice as long, at one rate. Local."""
-        return getattr(self.local_step.optimizer, "lr_per_sample", None) is not None
-
-    @property
-    def distributed(self) -> bool:
-        """Whether this rank shall take its part of each minibatch, or the whole. Local."""
-        return self.samples >= self.algorithm.distributed_after
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes that this rank has sent to others for training so far, as its algorithm counts
-        them. Local."""
-        return self._sent_before + self.at_work.bytes_sent
-
-    @bytes_sent.setter
-    def bytes_sent(self, sent: int) -> None:
-        self._sent_before += sent - self.bytes_sent
 
     def announce(self, samples: int, total: int) -> None:
         """Announce the counts of a coming `step`, so that the ranks need not ask each other.

@@ -126,7 +126,7 @@ REASONS = {
     "torch/process_group.py: _answer: accept": "shutdown ends it",
     "torch/process_group.py: _tried: recv": "the connection has a timeout",
     "training/learner.py: Learner.finish: wait": "see InBackground.wait",
-    "training/learner.py: Learner.abandon: wait": "likewise",
+    "training/learner_setup.py: LearnerSetup.abandon: wait": "likewise",
 }
 
 
