@@ -235,7 +235,7 @@ class ServedSurvival(Regrouping):
         learner, world = self._learner, self._learner.world
         everybody = [told_of(plain) for plain in world.allgather_object(plain_of(self._told()))]
         self.losses = next((told.losses for told in everybody if told.losses), self.losses)
-        self._most_calls = max(told.calls for told in everybody)
+        self._most_calls = max(everybody[rank].calls for rank in learner.group.workers)
         if any(told.completed for told in everybody):
             self._take_final(everybody)
             return
