@@ -9,6 +9,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from parallel_sgd.command_line.leftovers import in_use
+
 SHARED_MEMORY = Path("/dev/shm")
 OF_MPIEXEC = Path("/tmp"), "hydra_*"  #: where MPICH's has files, whatever TMPDIR is
 _CLONE_NEWNS = 0x00020000
@@ -40,7 +42,7 @@ class Belongings:
         """What has come since, and is removed now. To be called when no process is left, and a
         launcher of the job's has come to its end."""
         found = [str(path) for path in sorted(self._work.glob(".parallel_sgd-*"))]
-        found += sorted(_files_of_mpiexec() - self._files)  # which stay: another job may use them
+        found += sorted(_files_of_mpiexec() - self._files)
         for place, before in self._before.items():
             for name in sorted(_names(place) - before):
                 path = place / name
@@ -60,8 +62,9 @@ def namespaces_left(pid: int) -> list[str]:
 
 
 def _files_of_mpiexec() -> set[str]:
+    """Those that no process uses: of a job that has ended."""
     place, pattern = OF_MPIEXEC
-    return {str(path) for path in place.glob(pattern)}
+    return {str(path) for path in {*place.glob(pattern)} - in_use()}
 
 
 def _names(place: Path) -> set[str]:

@@ -124,10 +124,10 @@ def _remove_files(folder: Path) -> bool:
     with suppress(OSError):  # another launcher is quicker
         since_s = (folder / LOCK).stat().st_mtime
         found = {path for place in _PLACES for path in place.glob("*") if _is_left(path, since_s)}
-        free = found - _in_use() if found else found
+        free = found - in_use() if found else found
         if free:
             time.sleep(_MAPPED_S)
-            free -= _in_use()
+            free -= in_use()
         for path in free:
             path.unlink()
         return free == found
@@ -143,8 +143,8 @@ def _is_left(path: Path, since_s: float) -> bool:
     return False
 
 
-def _in_use() -> set[Path]:
-    """What processes have mapped or open in `_PLACES`, as far as this one may know."""
+def in_use() -> set[Path]:
+    """What processes have mapped or open in `_PLACES`, as far as this one may know. Local."""
     used = set()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # another user's, or it is gone

@@ -196,17 +196,22 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
 
         Collective at the first use with a learner and its communicator; else local.
         """
-        met = self._met.get(id(learner))
-        present = ref(learner.comm), getattr(learner.comm, "generation", 0)
-        if met and met[0]() is learner and met[1] == present:
+        if self._has_met(learner):
             return
         learner.comm.require_agreement(self._facts())
         learner.comm.raise_together(self._problem(learner))
         known = self._get_to_know(learner)
-        self._met[id(learner)] = ref(learner), present, known
+        self._met[id(learner)] = ref(learner), _ranks_of(learner), known
+
+    def _has_met(self, learner: LearnerView) -> bool:
+        met = self._met.get(id(learner))
+        return bool(met and met[0]() is learner and met[1] == _ranks_of(learner))
 
     def _meet(self, learner: LearnerView) -> None:
-        """`meet`, again where ranks have died in it, for a learner that can go on."""
+        """`meet`, again where ranks have died in it, for a learner that can go on. Local where they
+        have met: other workers of parameter servers may have come to their end."""
+        if self._has_met(learner):
+            return
         surviving = getattr(learner, "surviving", None)
         surviving(partial(self.meet, learner)) if surviving else self.meet(learner)
 
@@ -280,3 +285,7 @@ def told_size(size: MinibatchSize) -> int | str:
     if isinstance(size, int):
         return size
     return repr(size) if isinstance(size, Mapping) else f"by {type(size).__name__}"
+
+
+def _ranks_of(learner: LearnerView) -> tuple[ref[Any], int]:
+    return ref(learner.comm), getattr(learner.comm, "generation", 0)

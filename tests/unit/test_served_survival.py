@@ -436,6 +436,31 @@ def test_who_has_come_through_a_meeting_is_not_waited_for(monkeypatch) -> None:
     assert killed > 3
 
 
+def test_who_is_in_the_midst_of_its_data_goes_on_as_others_finish(monkeypatch) -> None:
+    """It does not wait for them, though what it was given is dealt out anew."""
+    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
+    source = psgd.data.Source(x, np.arange(60) % 3, minibatch_size=6)
+
+    def body(comm: Communicator) -> Any:
+        number, parameters = comm.world_ranks[comm.rank], psgd.Parameters({"W": np.zeros(200)})
+        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
+        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
+            for steps, (inputs, _) in enumerate(source.minibatches(learner)):
+                learner.step(samples=len(inputs))
+                if number == 1 and steps == 3:
+                    died.wait(20)
+            if number == 0:
+                died.set()
+                raise Dies
+            learner.finish()
+            return number, learner.samples, learner.serves
+
+    died = threading.Event()
+    results = simulate_survival(RANKS, body, timeout_s=20)
+    assert results[0] is None
+    assert all(serves or samples >= 60 for _, samples, serves in filter(None, results))
+
+
 def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
     """Another one has its duties: rows and checkpoints come to the end."""
     x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
