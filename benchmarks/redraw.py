@@ -83,10 +83,6 @@ FIGURES = (
         *("convergence", "convergence-runs.json", "make convergence", "convergence.png"),
         tuple(f"convergence-{name}.png" for name in CONVERGENCE),
     ),
-    *(
-        _alone("faults", f"faults-{name}", "bench-faults")
-        for name in ("survive", "survive-hosts", "restarts", "openmpi", "mpich", "soak")
-    ),
     Source("gpu", "gpu.json", "python -m benchmarks gpu", "gpu.png", ("gpu.png",)),
 )
 
