@@ -22,7 +22,7 @@ PREFIX, LOCK, MPIEXEC = "parallel_sgd-", "lock", "mpiexec"
 #: Where MPIs have shared memory, and MPICH's mpiexec a file for the topology of the host, which is
 #: open as long as it is used; and their names: nothing else is removed there.
 _PLACES = {
-    Path("/dev/shm"): re.compile(r"(mpich_shm|sm_segment\.)[^/]*"),
+    Path("/dev/shm"): re.compile(r"(mpich_shm|sm_segment\.|ucx_shm_posix_)[^/]*"),
     Path("/tmp"): re.compile(r"hydra_hwloc_xmlfile_\w{6}"),  # whatever TMPDIR is
 }
 

@@ -137,7 +137,7 @@ with Roll(2) as roll:
     roll.note_mpiexec(99_999_999)
     Path(os.environ["TMPDIR"], "ompi.99999999").mkdir(exist_ok=True)
     Path("/tmp", f"hydra_hwloc_xmlfile_{folder.name[-6:]}").touch()
-    for name in ("mpich_shm_", "sm_segment."):
+    for name in ("mpich_shm_", "ucx_shm_posix_", "sm_segment."):
         memory = Path("/dev/shm", f"{name}test_{folder.name}")
         memory.write_bytes(bytes(9))
         mapped = mmap.mmap(os.open(memory, os.O_RDWR), 9)
@@ -155,10 +155,13 @@ def test_what_a_killed_launcher_has_left_is_removed_by_the_next(tmp_path, monkey
         folder = Path(killed.stdout.decode().strip())
         names = ("mpich_shm_", "sm_segment.")
         left, used = (Path("/dev/shm", f"{name}test_{folder.name}") for name in names)
+        ucx = Path("/dev/shm", f"ucx_shm_posix_test_{folder.name}")
         topology = Path("/tmp", f"hydra_hwloc_xmlfile_{folder.name[-6:]}")
-        assert folder.is_dir() and left.exists() and topology.exists(), killed.stderr
+        assert folder.is_dir() and topology.exists(), killed.stderr
+        assert left.exists() and ucx.exists()
         with used.open("r+b") as file, mmap.mmap(file.fileno(), 0), topology.open(), Roll(1):
-            assert folder.exists() and used.exists() and not left.exists() and topology.exists()
+            assert folder.exists() and used.exists() and topology.exists()
+            assert not left.exists() and not ucx.exists()
         with Roll(1):
             assert not (folder.exists() or used.exists() or topology.exists())
             assert Path(living.environ[FOLDER], "board").exists()
