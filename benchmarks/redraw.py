@@ -83,7 +83,7 @@ FIGURES = (
         *("convergence", "convergence-runs.json", "make convergence", "convergence.png"),
         tuple(f"convergence-{name}.png" for name in CONVERGENCE),
     ),
-    *(_alone("faults", f"faults-{name}", "bench-faults") for name in ("survive",)),
+    *(_alone("faults", f"faults-{name}", "bench-faults") for name in ("survive", "soak")),
     Source("gpu", "gpu.json", "python -m benchmarks gpu", "gpu.png", ("gpu.png",)),
 )
 
