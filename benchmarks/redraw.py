@@ -83,7 +83,10 @@ FIGURES = (
         *("convergence", "convergence-runs.json", "make convergence", "convergence.png"),
         tuple(f"convergence-{name}.png" for name in CONVERGENCE),
     ),
-    *(_alone("faults", f"faults-{name}", "bench-faults") for name in ("survive", "soak")),
+    *(
+        _alone("faults", f"faults-{name}", "bench-faults")
+        for name in ("survive", "restarts", "soak")
+    ),
     Source("gpu", "gpu.json", "python -m benchmarks gpu", "gpu.png", ("gpu.png",)),
 )
 
