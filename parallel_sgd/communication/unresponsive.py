@@ -65,9 +65,7 @@ def kill_unresponsive(board: Board, for_s: float) -> list[int]:
         conducts.add(Conduct.COMPUTES)
     guilty = [one for one in found if one.conduct in conducts]
     victims = {one.rank for one in found} - {one.rank for one in guilty}
-    first = own.rank == min(
-        victims, default=own.rank
-    )  # they all come to this, and one of them asks
+    first = own.rank == min(victims, default=own.rank)  # all come to this, and one of them asks
     return kill([one.line for one in guilty], show=first)
 
 

@@ -34,7 +34,8 @@ class ServedSurvival(Regrouping):
     Attributes:
         losses: so far.
 
-    Memory: with error feedback a copy of the residual. Cost: a copy of that for each push.
+    Memory: what has been pulled once more, and with error feedback two copies of the residual.
+    Cost: these copies for each push.
     """
 
     def __init__(self, learner: Any) -> None:
