@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,6 +47,7 @@ class ServedSurvival(Regrouping):
         self._model: Any = None  # [n], this rank's, while ranks form anew
         self._completed, self._began, self._lead, self._total = False, True, 0, 0
         self._calls = self._most_calls = 0  # of `_all_come_through`: here, and on any worker
+        self._within = False  # such a call, which is made again as a whole
         self.losses = ServedLosses()
 
     def begin(self) -> None:
@@ -58,7 +60,7 @@ class ServedSurvival(Regrouping):
             self._resume()
         else:
             self._hold()
-        self._learner.state.ask_again(self.recover)
+        self._learner.state.ask_again(self._recover_in_request)
 
     def meets(self, meet: Callable[[], object]) -> None:
         """Call it, again where ranks have died in it: nobody goes back, so all come to it."""
@@ -109,12 +111,16 @@ class ServedSurvival(Regrouping):
             in_session: whether that is so in a session, too. (The others end it.)
 
         A death may come as some workers have heard that all are at the end, and others have not.
-        The others hear it as they recover, and do not call it again. Collective.
+        The others hear it as they recover, and do not call it again. A call within another is a
+        part of that, which all begin anew. Collective.
         """
+        if self._within:
+            return function()
         while True:
             results = []
             try:
-                results.append(function())
+                with self._as_a_whole():
+                    results.append(function())
                 waits = (self.by_itself or in_session) and not self._completed
                 if waits and not self._learner.serves:
                     self._learner.meet_once()  # whoever comes through it knows that all are there
@@ -126,6 +132,25 @@ class ServedSurvival(Regrouping):
                 if results and self._most_calls > self._calls:
                     self._calls = self._most_calls
                     return results[0]
+
+    @contextmanager
+    def _as_a_whole(self) -> Iterator[None]:
+        """For a `with` block that is begun anew where ranks die in it; but not in a session."""
+        self._within = self.by_itself
+        try:
+            yield
+        finally:
+            self._within = False
+
+    def _recover_in_request(self) -> None:
+        """Ranks have died in a request for rows: go on, so that it can be made again.
+
+        Raises:
+            RanksLost: it is a part of what is begun anew.
+        """
+        if self._within:
+            raise RanksLost("a rank has died in a request for rows")
+        self.recover()
 
     def survives_step(self, step: Callable[[], object]) -> bool:
         """Take a step; False where ranks have died in it before it began to train. Collective as
@@ -181,7 +206,7 @@ class ServedSurvival(Regrouping):
             try:
                 self._form_again(grows=grows)
                 state.go_on(learner.state)
-                state.ask_again(self.recover)
+                state.ask_again(self._recover_in_request)
                 learner.state = learner.at_work.state = state
                 learner.bytes_sent = sent  # which the state knows, and the learner knew, too
                 self._take_part()

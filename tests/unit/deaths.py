@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import parallel_sgd as psgd
+from parallel_sgd.communication.thread_endpoint import Mailbox
 from parallel_sgd.communication.threads import Dies, ThreadWorld
 
 
@@ -36,3 +39,32 @@ class KilledAfter:
                 raise psgd.RanksLost("a rank has died")
 
         monkeypatch.setattr(ThreadWorld, "meet", counted)
+
+
+class KilledAtMessage:
+    """Kills a rank as its main thread sends or takes its so many-th message, or comes so often to a
+    step or a meeting."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int, number: int) -> None:
+        self._name, self._left, self.killed = f"rank {rank}", number, False
+        for kind, name in (
+            (Mailbox, "put"),
+            (Mailbox, "take"),
+            (ThreadWorld, "meet"),
+            (psgd.Learner, "step"),
+        ):
+            monkeypatch.setattr(kind, name, self._counted(getattr(kind, name)))
+
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        takes = function is Mailbox.take
+
+        def counted(*arguments: Any, **given: Any) -> Any:
+            result = function(*arguments, **given) if takes else None
+            if threading.current_thread().name == self._name and not (takes and result is None):
+                self._left -= 1
+                if self._left == 0:
+                    self.killed = True
+                    raise Dies
+            return result if takes else function(*arguments, **given)
+
+        return counted

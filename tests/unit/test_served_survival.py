@@ -10,45 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deaths import KilledAfter
+from deaths import KilledAtMessage
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
 from parallel_sgd.communication.surviving_threads import Dies, simulate_survival
 from parallel_sgd.communication.thread_endpoint import Mailbox
-from parallel_sgd.communication.threads import ThreadWorld
-from parallel_sgd.errors import WaitedInVain
 
 RANKS, STEPS, BASE = 4, 12, 100
-
-
-class KilledAt:
-    """Kills a rank as its main thread sends or takes its so many-th message, or comes so often to a
-    step or a meeting."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int, number: int) -> None:
-        self._name, self._left, self.killed = f"rank {rank}", number, False
-        for kind, name in (
-            (Mailbox, "put"),
-            (Mailbox, "take"),
-            (ThreadWorld, "meet"),
-            (psgd.Learner, "step"),
-        ):
-            monkeypatch.setattr(kind, name, self._counted(getattr(kind, name)))
-
-    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        takes = function is Mailbox.take
-
-        def counted(*arguments: Any, **given: Any) -> Any:
-            result = function(*arguments, **given) if takes else None
-            if threading.current_thread().name == self._name and not (takes and result is None):
-                self._left -= 1
-                if self._left == 0:
-                    self.killed = True
-                    raise Dies
-            return result if takes else function(*arguments, **given)
-
-        return counted
 
 
 SHAPES = {"W": (20, 10), "b": (100,)}
@@ -78,7 +47,7 @@ def after_a_kill(
 ) -> list[Any] | None:
     """What those that are left have; None where the program was at its end before."""
     with monkeypatch.context() as patch:
-        kill = KilledAt(patch, rank, number)
+        kill = KilledAtMessage(patch, rank, number)
         results = simulate_survival(RANKS, body, timeout_s=30, **given)
     left = [result for result in results if result is not None]
     assert len(left) >= RANKS - 1
@@ -209,7 +178,10 @@ def test_another_server_dies_while_a_push_is_made_again(monkeypatch) -> None:
         for later in range(14, 50, 4):
             ranks = (3, 4) if later % 8 == 6 else (4, 3)
             with monkeypatch.context() as patch:
-                kills = [KilledAt(patch, ranks[0], first), KilledAt(patch, ranks[1], first + later)]
+                kills = [
+                    KilledAtMessage(patch, ranks[0], first),
+                    KilledAtMessage(patch, ranks[1], first + later),
+                ]
                 results = simulate_survival(5, adding(ROUNDS, {"W": (20, 10)}), timeout_s=30)
             left = [result for result in results if result is not None]
             twice += all(kill.killed for kill in kills)
@@ -245,8 +217,8 @@ def test_residuals_are_kept_where_two_die_in_one_push(monkeypatch, pipeline: boo
     for number in range(40, 80, 2):
         ranks = (3, 0) if number % 4 else (4, 3)
         with monkeypatch.context() as patch:
-            KilledAt(patch, ranks[0], number)
-            KilledAt(patch, ranks[1], number + number % 17)
+            KilledAtMessage(patch, ranks[0], number)
+            KilledAtMessage(patch, ranks[1], number + number % 17)
             results = simulate_survival(5, body, timeout_s=30)
         left = [result for result in results if result is not None]
         wrong = np.abs(left[0][0] + np.sum([pushed for *_, pushed in left], axis=0)) > 1e-3
@@ -276,7 +248,7 @@ def test_a_push_of_few_bits_and_its_residual_are_kept(monkeypatch, bits: int) ->
     for number in range(40, 120, 11):
         rank = 2 + number % 2
         with monkeypatch.context() as patch:
-            kill = KilledAt(patch, rank, number)
+            kill = KilledAtMessage(patch, rank, number)
             results = simulate_survival(RANKS, body, timeout_s=30)
         left = [result for result in results if result is not None]
         if not kill.killed:
@@ -309,7 +281,7 @@ def rows_of_a_table(comm: Communicator) -> Any:
 def test_rows_of_tables_are_kept_where_a_worker_dies(monkeypatch) -> None:
     for number in range(3, 60, 6):
         with monkeypatch.context() as patch:
-            kill = KilledAt(patch, 1, number)
+            kill = KilledAtMessage(patch, 1, number)
             results = simulate_survival(RANKS, rows_of_a_table, timeout_s=30)
         if not kill.killed:
             break
@@ -318,7 +290,7 @@ def test_rows_of_tables_are_kept_where_a_worker_dies(monkeypatch) -> None:
 
 
 def test_rows_of_a_server_that_dies_end_training(monkeypatch) -> None:
-    KilledAt(monkeypatch, RANKS - 1, 60)
+    KilledAtMessage(monkeypatch, RANKS - 1, 60)
     with pytest.raises(psgd.UserError, match=r"rows of the tables.*--restarts"):
         simulate_survival(RANKS, rows_of_a_table, timeout_s=30)
 
@@ -347,157 +319,9 @@ def test_another_dies_while_the_ranks_recover(monkeypatch, later: int) -> None:
     algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
     for number in (3, 5, 7, 9, 30):
         with monkeypatch.context() as patch:
-            kills = [KilledAt(patch, 0, number), KilledAt(patch, 1, number + later)]
+            kills = [KilledAtMessage(patch, 0, number), KilledAtMessage(patch, 1, number + later)]
             results = simulate_survival(RANKS, adding(algorithm), timeout_s=30)
         assert all(kill.killed for kill in kills)
         left = [result for result in results if result is not None]
         assert len(left) == 2 and sorted(left[0][1]["ranks_lost"]) == [0, 1]
         assert exact(left).all(), left[0][0]
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_death_in_an_evaluation_ends_a_session(mode: str) -> None:
-    """Its workers are at different places of it: it does not begin anew. (A death before all have
-    come to the evaluation is one in a meeting, after which they go on.)"""
-    others = threading.Semaphore(0)
-    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
-    data = psgd.data.Arrays(x, x[:, :3].argmax(1))
-
-    def body(comm: Communicator) -> Any:
-        model = psgd.models.MLP([4, 3], seed=1)
-        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, mode=mode)
-        evaluate, number = model.evaluate_sums, comm.world_ranks[comm.rank]
-
-        def evaluated(*arguments: Any, **given: Any) -> Any:
-            if learner.samples >= 120 and number == 1:
-                assert all(others.acquire(timeout=20) for _ in range(2))
-                raise Dies
-            if learner.samples >= 120:
-                others.release()
-            return evaluate(*arguments, **given)
-
-        model.evaluate_sums = evaluated
-        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
-            psgd.TrainingSession(
-                learner=learner,
-                objective=model,
-                train=data,
-                minibatch_size=6,
-                epochs=4,
-                validation=psgd.CrossValidation(data=data, patience=50),
-            ).run()
-
-    with pytest.raises(WaitedInVain, match=r"an evaluation, a checkpoint.*ends a session"):
-        simulate_survival(RANKS, body, timeout_s=30)
-
-
-def test_what_a_session_has_sent_is_counted_once(monkeypatch) -> None:
-    """Also where ranks have died, of those that are left."""
-
-    def body(comm: Communicator) -> Any:
-        parameters = psgd.Parameters({"W": np.zeros(200)})
-        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
-        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
-            taken = 0
-            while not learner.serves and taken < STEPS:
-                taken += learner.step(1) > 0
-            learner.finish()
-            return learner.bytes_sent, taken
-
-    with monkeypatch.context() as patch:
-        kill = KilledAt(patch, 0, 80)
-        results = simulate_survival(RANKS, body, timeout_s=30)
-    assert kill.killed
-    for sent, taken in filter(None, results):
-        assert 0 <= sent - taken * 3200 <= 2 * 3200  # pushes and answers; one was made again
-
-
-def test_who_has_come_through_a_meeting_is_not_waited_for(monkeypatch) -> None:
-    """A rank dies in it: some workers are through it by then, and others hear of that."""
-    algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
-    calls = Counter[int]()
-
-    def body(comm: Communicator) -> Any:
-        number = comm.world_ranks[comm.rank]
-        parameters = psgd.Parameters({"W": np.zeros(200)})
-        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
-            sums = []
-            for _ in range(0 if learner.serves else 3):
-                learner.step(1)
-                calls[number] += 1
-                sums.append(learner.surviving(lambda: learner.comm.sum_integers(np.ones(1, int))))
-            learner.finish()
-            return number, [int(total[0]) for total in sums]
-
-    killed = 0
-    for death in range(24, 60):  # when all have their learners
-        with monkeypatch.context() as patch:
-            kill = KilledAfter(patch, 2, death, other=death % 2)
-            results = simulate_survival(5, body, timeout_s=30)
-        killed += kill.killed
-        for number, sums in filter(None, results):
-            assert len(sums) == (0 if number == 4 else 3), (death, results)
-            assert sums == sorted(sums, reverse=True) and {*sums} <= {3, 4}
-    assert killed > 3
-
-
-def test_who_is_in_the_midst_of_its_data_goes_on_as_others_finish(monkeypatch) -> None:
-    """It does not wait for them, though what it was given is dealt out anew."""
-    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
-    source = psgd.data.Source(x, np.arange(60) % 3, minibatch_size=6)
-
-    def body(comm: Communicator) -> Any:
-        number, parameters = comm.world_ranks[comm.rank], psgd.Parameters({"W": np.zeros(200)})
-        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
-        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
-            for steps, (inputs, _) in enumerate(source.minibatches(learner)):
-                learner.step(samples=len(inputs))
-                if number == 1 and steps == 3:
-                    died.wait(20)
-            if number == 0:
-                died.set()
-                raise Dies
-            learner.finish()
-            return number, learner.samples, learner.serves
-
-    died = threading.Event()
-    results = simulate_survival(RANKS, body, timeout_s=20)
-    assert results[0] is None
-    assert all(serves or samples >= 60 for _, samples, serves in filter(None, results))
-
-
-def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
-    """Another one has its duties: rows and checkpoints come to the end."""
-    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
-    data = psgd.data.Arrays(x, x[:, :3].argmax(1))
-
-    def body(comm: Communicator) -> Any:
-        model = psgd.models.MLP([4, 3], seed=1)
-        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, mode="bounded", staleness=1)
-        backward, number = model.gradient, comm.world_ranks[comm.rank]
-
-        def gradient(*arguments: Any, **given: Any) -> Any:
-            if number == 0 and learner.samples == dies_at:
-                raise Dies
-            return backward(*arguments, **given)
-
-        model.gradient = gradient
-        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
-            rows = psgd.TrainingSession(
-                learner=learner,
-                objective=model,
-                train=data,
-                minibatch_size=6,
-                epochs=4,
-                checkpoints=psgd.CheckpointConfig(folder=folder / "checkpoints", every=120),
-                folder=psgd.RunFolder(folder / "run"),
-            ).run()
-            return learner.serves, learner.group.workers[0] == comm.rank, rows
-
-    for dies_at in (30, 90, 150, 210):
-        folder = tmp_path / str(dies_at)
-        results = simulate_survival(RANKS, body, timeout_s=30)
-        assert results[0] is None
-        rows = [rows for serves, first, rows in filter(None, results) if first and not serves]
-        assert len(rows) == 1 and rows[0][-1].samples == 240
-        assert psgd.Checkpoints(folder / "checkpoints").latest().name == f"{240:012d}"

@@ -1,0 +1,244 @@
+"""Ranks die where workers with servers wait for each other beside training: in meetings, sessions,
+checkpoints, and where all ask for rows. As threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from deaths import KilledAfter, KilledAtMessage
+
+import parallel_sgd as psgd
+from parallel_sgd.communication import Communicator
+from parallel_sgd.communication.surviving_threads import Dies, simulate_survival
+from parallel_sgd.communication.thread_endpoint import Mailbox
+from parallel_sgd.errors import WaitedInVain
+
+RANKS, STEPS = 4, 12
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_death_in_an_evaluation_ends_a_session(mode: str) -> None:
+    """Its workers are at different places of it: it does not begin anew. (A death before all have
+    come to the evaluation is one in a meeting, after which they go on.)"""
+    others = threading.Semaphore(0)
+    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
+    data = psgd.data.Arrays(x, x[:, :3].argmax(1))
+
+    def body(comm: Communicator) -> Any:
+        model = psgd.models.MLP([4, 3], seed=1)
+        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, mode=mode)
+        evaluate, number = model.evaluate_sums, comm.world_ranks[comm.rank]
+
+        def evaluated(*arguments: Any, **given: Any) -> Any:
+            if learner.samples >= 120 and number == 1:
+                assert all(others.acquire(timeout=20) for _ in range(2))
+                raise Dies
+            if learner.samples >= 120:
+                others.release()
+            return evaluate(*arguments, **given)
+
+        model.evaluate_sums = evaluated
+        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
+            psgd.TrainingSession(
+                learner=learner,
+                objective=model,
+                train=data,
+                minibatch_size=6,
+                epochs=4,
+                validation=psgd.CrossValidation(data=data, patience=50),
+            ).run()
+
+    with pytest.raises(WaitedInVain, match=r"an evaluation, a checkpoint.*ends a session"):
+        simulate_survival(RANKS, body, timeout_s=30)
+
+
+def test_what_a_session_has_sent_is_counted_once(monkeypatch) -> None:
+    """Also where ranks have died, of those that are left."""
+
+    def body(comm: Communicator) -> Any:
+        parameters = psgd.Parameters({"W": np.zeros(200)})
+        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
+        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
+            taken = 0
+            while not learner.serves and taken < STEPS:
+                taken += learner.step(1) > 0
+            learner.finish()
+            return learner.bytes_sent, taken
+
+    with monkeypatch.context() as patch:
+        kill = KilledAtMessage(patch, 0, 80)
+        results = simulate_survival(RANKS, body, timeout_s=30)
+    assert kill.killed
+    for sent, taken in filter(None, results):
+        assert 0 <= sent - taken * 3200 <= 2 * 3200  # pushes and answers; one was made again
+
+
+def test_who_has_come_through_a_meeting_is_not_waited_for(monkeypatch) -> None:
+    """A rank dies in it: some workers are through it by then, and others hear of that."""
+    algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
+    calls = Counter[int]()
+
+    def body(comm: Communicator) -> Any:
+        number = comm.world_ranks[comm.rank]
+        parameters = psgd.Parameters({"W": np.zeros(200)})
+        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
+            sums = []
+            for _ in range(0 if learner.serves else 3):
+                learner.step(1)
+                calls[number] += 1
+                sums.append(learner.surviving(lambda: learner.comm.sum_integers(np.ones(1, int))))
+            learner.finish()
+            return number, [int(total[0]) for total in sums]
+
+    killed = 0
+    for death in range(24, 60):  # when all have their learners
+        with monkeypatch.context() as patch:
+            kill = KilledAfter(patch, 2, death, other=death % 2)
+            results = simulate_survival(5, body, timeout_s=30)
+        killed += kill.killed
+        for number, sums in filter(None, results):
+            assert len(sums) == (0 if number == 4 else 3), (death, results)
+            assert sums == sorted(sums, reverse=True) and {*sums} <= {3, 4}
+    assert killed > 3
+
+
+def test_who_is_in_the_midst_of_its_data_goes_on_as_others_finish(monkeypatch) -> None:
+    """It does not wait for them, though what it was given is dealt out anew."""
+    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
+    source = psgd.data.Source(x, np.arange(60) % 3, minibatch_size=6)
+
+    def body(comm: Communicator) -> Any:
+        number, parameters = comm.world_ranks[comm.rank], psgd.Parameters({"W": np.zeros(200)})
+        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
+        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
+            for steps, (inputs, _) in enumerate(source.minibatches(learner)):
+                learner.step(samples=len(inputs))
+                if number == 1 and steps == 3:
+                    died.wait(20)
+            if number == 0:
+                died.set()
+                raise Dies
+            learner.finish()
+            return number, learner.samples, learner.serves
+
+    died = threading.Event()
+    results = simulate_survival(RANKS, body, timeout_s=20)
+    assert results[0] is None
+    assert all(serves or samples >= 60 for _, samples, serves in filter(None, results))
+
+
+def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
+    """Another one has its duties: rows and checkpoints come to the end."""
+    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
+    data = psgd.data.Arrays(x, x[:, :3].argmax(1))
+
+    def body(comm: Communicator) -> Any:
+        model = psgd.models.MLP([4, 3], seed=1)
+        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, mode="bounded", staleness=1)
+        backward, number = model.gradient, comm.world_ranks[comm.rank]
+
+        def gradient(*arguments: Any, **given: Any) -> Any:
+            if number == 0 and learner.samples == dies_at:
+                raise Dies
+            return backward(*arguments, **given)
+
+        model.gradient = gradient
+        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
+            rows = psgd.TrainingSession(
+                learner=learner,
+                objective=model,
+                train=data,
+                minibatch_size=6,
+                epochs=4,
+                checkpoints=psgd.CheckpointConfig(folder=folder / "checkpoints", every=120),
+                folder=psgd.RunFolder(folder / "run"),
+            ).run()
+            return learner.serves, learner.group.workers[0] == comm.rank, rows
+
+    for dies_at in (30, 90, 150, 210):
+        folder = tmp_path / str(dies_at)
+        results = simulate_survival(RANKS, body, timeout_s=30)
+        assert results[0] is None
+        rows = [rows for serves, first, rows in filter(None, results) if first and not serves]
+        assert len(rows) == 1 and rows[0][-1].samples == 240
+        assert psgd.Checkpoints(folder / "checkpoints").latest().name == f"{240:012d}"
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_a_checkpoint_is_begun_anew_on_all_workers(
+    monkeypatch, tmp_path: Path, number: int
+) -> None:
+    """A server dies as one worker has come through a meeting in it, and the other hears that a
+    rank has died."""
+    algorithm = psgd.DataParallelASGD(servers=2, sync_steps=1, min_block=10)
+    come, dies, died = Counter[str](), threading.Event(), threading.Event()
+    meet_once, take = psgd.Learner.meet_once, Mailbox.take
+
+    def met(learner: psgd.Learner) -> None:
+        meet_once(learner)
+        name = threading.current_thread().name
+        come[name] += 1
+        if name == "rank 1" and come[name] == number:
+            dies.set()
+            assert died.wait(20)
+            raise psgd.RanksLost("a rank has died")
+
+    def taken(mailbox: Mailbox, key: Any) -> Any:
+        first_has_come = dies.is_set() and come["rank 0"] >= number
+        if first_has_come and threading.current_thread().name == "rank 3":
+            died.set()
+            raise Dies
+        return take(mailbox, key)
+
+    def body(comm: Communicator) -> bool:
+        parameters = psgd.Parameters({"W": np.zeros(200)})
+        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
+            with psgd.Checkpoints(tmp_path) as checkpoints:
+                for _ in range(0 if learner.serves else 3):
+                    learner.step(1)
+                    checkpoints.save(learner)
+            learner.finish()
+            return learner.serves
+
+    monkeypatch.setattr(psgd.Learner, "meet_once", met)
+    monkeypatch.setattr(Mailbox, "take", taken)
+    results = simulate_survival(RANKS, body, timeout_s=30)
+    assert died.is_set() and results == [False, False, True, None]
+    assert psgd.Checkpoints(tmp_path).latest().name
+
+
+def test_rows_that_are_asked_for_together_are_asked_for_again_together(monkeypatch) -> None:
+    """Whoever hears of a death in a request begins anew with the others, who wait elsewhere."""
+    table = psgd.Embedding(name="words", width=2, optimizer=psgd.SGD(lr=1.0), initial_scale=0.0)
+    algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, tables=(table,))
+
+    def body(comm: Communicator) -> Any:
+        parameters, sums = psgd.Parameters({"W": np.zeros(3)}), []
+        with psgd.Learner(parameters, psgd.SGD(lr=1.0), algorithm, comm) as learner:
+
+            def evaluated() -> int:
+                learner.tables["words"].rows(np.arange(10))
+                first = learner.comm.sum_integers(np.ones(1, int))
+                learner.tables["words"].rows(np.arange(10))
+                return int((first + 10 * learner.comm.sum_integers(np.ones(1, int)))[0])
+
+            for _ in range(0 if learner.serves else 3):
+                learner.step(1)
+                sums.append(learner.surviving(evaluated))
+            learner.finish()
+            return sums
+
+    killed = 0
+    for number in range(20, 120, 3):
+        with monkeypatch.context() as patch:
+            kill = KilledAtMessage(patch, number % 3, number)
+            results = simulate_survival(RANKS, body, timeout_s=30)
+        killed += kill.killed
+        for sums in filter(None, results):
+            assert set(sums) <= {22, 33}, number
+    assert killed > 8
