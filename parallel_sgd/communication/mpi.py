@@ -187,11 +187,19 @@ class MpiCommunicator(Communicator):
             f"while training goes on; this {MPI.get_vendor()[0]} gives level {level}"
         )
         with self._waits("Communicator.duplicate()"):
-            return self._of(self._comm.Dup(), 0)
+            return self._of(self._on_all_ranks(self._comm.Dup()), 0)
 
     def split(self, group: int) -> MpiCommunicator:
         with self._waits("Communicator.split()"):
-            return self._of(cast(MPI.Intracomm, self._comm.Split(group, self.rank)), group)
+            made = cast(MPI.Intracomm, self._comm.Split(group, self.rank))
+            return self._of(self._on_all_ranks(made), group)
+
+    def _on_all_ranks(self, made: MPI.Intracomm) -> MPI.Intracomm:
+        """A communicator made of this one, when all ranks have it, where they survive each other:
+        Open MPI's crash where one revokes what another is still making."""
+        if self._watched.survives:
+            self._comm.Barrier()
+        return made
 
     def become(self, other: Communicator) -> None:
         super().become(other)
