@@ -47,7 +47,7 @@ class ServedSurvival(Regrouping):
         self._model: Any = None  # [n], this rank's, while ranks form anew
         self._completed, self._began, self._lead, self._total = False, True, 0, 0
         self._calls = self._most_calls = 0  # of `_all_come_through`: here, and on any worker
-        self._within = False  # such a call, which is made again as a whole
+        self._within = False  # whether this rank is in such a call
         self.losses = ServedLosses()
 
     def begin(self) -> None:
@@ -114,12 +114,12 @@ class ServedSurvival(Regrouping):
         The others hear it as they recover, and do not call it again. A call within another is a
         part of that, which all begin anew. Collective.
         """
-        if self._within:
+        if self._begins_anew:
             return function()
         while True:
             results = []
             try:
-                with self._as_a_whole():
+                with self._in_a_call():
                     results.append(function())
                 waits = (self.by_itself or in_session) and not self._completed
                 if waits and not self._learner.serves:
@@ -134,13 +134,18 @@ class ServedSurvival(Regrouping):
                     return results[0]
 
     @contextmanager
-    def _as_a_whole(self) -> Iterator[None]:
-        """For a `with` block that is begun anew where ranks die in it; but not in a session."""
-        self._within = self.by_itself
+    def _in_a_call(self) -> Iterator[None]:
+        before, self._within = self._within, True
         try:
             yield
         finally:
-            self._within = False
+            self._within = before
+
+    @property
+    def _begins_anew(self) -> bool:
+        """Whether this rank is in a call that is made again as a whole where ranks die in it. (A
+        session is none.)"""
+        return self._within and self.by_itself
 
     def _recover_in_request(self) -> None:
         """Ranks have died in a request for rows: go on, so that it can be made again.
@@ -148,7 +153,7 @@ class ServedSurvival(Regrouping):
         Raises:
             RanksLost: it is a part of what is begun anew.
         """
-        if self._within:
+        if self._begins_anew:
             raise RanksLost("a rank has died in a request for rows")
         self.recover()
 

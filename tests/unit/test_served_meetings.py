@@ -57,6 +57,39 @@ def test_a_death_in_an_evaluation_ends_a_session(mode: str) -> None:
         simulate_survival(RANKS, body, timeout_s=30)
 
 
+@pytest.mark.parametrize("number", range(1, 7))
+def test_a_death_in_a_meeting_does_not_end_a_session(monkeypatch, number: int) -> None:
+    """Of workers that come to an evaluation: those that are left meet again."""
+    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
+    data = psgd.data.Arrays(x, x[:, :3].argmax(1))
+    meet_once, come = psgd.Learner.meet_once, Counter[int]()
+
+    def met(learner: psgd.Learner) -> None:
+        rank = learner.world.world_ranks[learner.world.rank]
+        come[rank] += 1
+        if rank == 1 and come[rank] == number + 1:
+            raise Dies
+        meet_once(learner)
+
+    def body(comm: Communicator) -> Any:
+        model = psgd.models.MLP([4, 3], seed=1)
+        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
+        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
+            return psgd.TrainingSession(
+                learner=learner,
+                objective=model,
+                train=data,
+                minibatch_size=6,
+                epochs=4,
+                validation=psgd.CrossValidation(data=data, patience=50),
+            ).run()
+
+    monkeypatch.setattr(psgd.Learner, "meet_once", met)
+    results = simulate_survival(RANKS, body, timeout_s=30)
+    assert results[1] is None and results[0][-1].samples == 240
+    assert [row.metrics for row in results[0]] == [row.metrics for row in results[2]]
+
+
 def test_what_a_session_has_sent_is_counted_once(monkeypatch) -> None:
     """Also where ranks have died, of those that are left."""
 
