@@ -43,7 +43,18 @@ class Adjusting:
 
     def keep(self) -> None:
         """Keep the model as the best one. Local, but where servers hold a part of it."""
-        self._best.take(self._learner)
+        self._learner.all_come_through(lambda: self._best.take(self._learner))
+
+    def _go_back(self) -> bool:
+        """Go back to the best model, if these ranks can; whether they have. Collective."""
+
+        def go_back() -> bool:
+            fits = self._best.fits(self._learner)
+            if fits:
+                self._best.restore(self._learner)
+            return fits
+
+        return self._learner.all_come_through(go_back)
 
     def share(self, standing: Standing) -> None:
         """The ranks are others: all of them are to have the best model. Collective."""
@@ -57,10 +68,7 @@ class Adjusting:
     def finish(self) -> bool:
         """Before training ends: go back to the best model, where that is asked for; whether it
         was."""
-        goes_back = self.ends_with_best and self._best.fits(self._learner)
-        if goes_back:
-            self._best.restore(self._learner)
-        return goes_back
+        return self.ends_with_best and self._go_back()
 
     def adjust(
         self, row: Progress, criterion: float, standing: Standing, *, last: bool
@@ -92,10 +100,9 @@ class Adjusting:
         if last or self.ended:
             self.ends_with_best = True
             return row, False
-        if not self._best.fits(self._learner):
+        if not self._go_back():
             standing.latest = criterion
             return row.with_event("not back to the best model: a rank of it has died"), False
-        self._best.restore(self._learner)
         standing.latest = standing.best
         return row.with_event(f"back to the model of {standing.best_samples} samples"), True
 

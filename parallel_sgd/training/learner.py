@@ -114,6 +114,15 @@ class Learner(LearnerSetup):
         """
         return function() if self.survival is None else self.survival.between_steps(function)
 
+    def all_come_through(self, function: Callable[[], Result]) -> Result:
+        """Call a function of all ranks that takes no step, in a session; again where a rank has
+        died in it and nobody goes back. Collective.
+
+        Raises:
+            RanksLost: training has to go back.
+        """
+        return function() if self.survival is None else self.survival.all_come_through(function)
+
     def announce(self, samples: int, total: int) -> None:
         """Announce the counts of a coming `step`, so that the ranks need not ask each other.
 
@@ -288,10 +297,7 @@ class Learner(LearnerSetup):
                 common differs: the minibatches so far, the samples trained on, the model.
         """
         self.require_open()
-        if self.survival is None:
-            self.meet_once()
-        else:
-            self.survival.meets(self.meet_once)
+        self.all_come_through(self.meet_once)
 
     def meet_once(self) -> None:
         """As `meet`; a rank that dies meanwhile is told of. Collective.

@@ -66,6 +66,13 @@ class Measuring:
         Args:
             validates: whether the cross-validation's data are measured.
         """
+
+        def row() -> Progress:
+            return self._row(standing, validates=validates)
+
+        return self._learner.all_come_through(row) if self.meets else row()
+
+    def _row(self, standing: Standing, *, validates: bool) -> Progress:
         metrics = {}
         if validates and self._validation is not None:
             metrics = self._metrics(self._validation)
@@ -99,6 +106,9 @@ class Measuring:
     def final(self) -> dict[str, Any]:
         """What a row says of the final model, with the final test: all ranks measure it, also
         asynchronous workers. Collective, after `Learner.finish`."""
+        return self._learner.all_come_through(self._final)
+
+    def _final(self) -> dict[str, Any]:
         metrics: dict[str, float] = {}
         for measured in filter(None, (self._validation, self._test)):
             with self._learner.aside("evaluate"):

@@ -59,9 +59,13 @@ class Preemption:
         self._steps += self._wanted
         if self._steps < self._ask_at:
             return False
-        self._learner.meet()  # a rank that has failed would be waited for below
         own = time.perf_counter() - self._since, self._asked or asked_to_leave()
-        passed, asked = zip(*self._learner.comm.allgather_object(own), strict=True)
+
+        def gathered() -> list[tuple[float, bool]]:
+            self._learner.meet()  # a rank that has failed would be waited for below
+            return self._learner.comm.allgather_object(own)
+
+        passed, asked = zip(*self._learner.all_come_through(gathered), strict=True)
         pace = self._steps * self._every_s / max(*passed, 1e-9)
         # No more than twice as many as now: the first steps may have been slow, or quick.
         self._ask_at = max(1, int(min(pace, 2 * self._ask_at)))

@@ -51,7 +51,7 @@ class RunOutput:
             if session.progress_bar:
                 require_tqdm()
             if folder:
-                folder.resumed = folder.resumed or self._comm.generation > 0
+                folder.resumed = folder.resumed or self._learner.world.generation > 0
                 folder.create([row.as_dict() for row in rows])
             begun()
             if session.progress_bar:
@@ -108,11 +108,15 @@ class RunOutput:
             self._bar.close()
 
     def on_first(self, work: Callable[[], object]) -> None:
-        """Let the first rank write; where it cannot, all ranks end. Collective where they meet."""
-        first = self._comm.rank == 0
+        """Let the first rank write, once; where it cannot, all ranks end. Collective where they
+        meet."""
         if self._meets or self.finished or not self.trained:
-            self._comm.together(lambda: work() if first else None)
-        elif first:
+            first = Once(work)  # another rank may become the first one
+            comm = self._comm
+            self._learner.all_come_through(
+                lambda: comm.together(lambda: first() if comm.rank == 0 else None)
+            )
+        elif self._comm.rank == 0:
             try:
                 work()
             except UserError as error:
@@ -138,6 +142,18 @@ class RunOutput:
             if self.finished:
                 raise
             self._learner.fail(str(error))
+
+
+class Once:
+    """Calls a function the first time; after that nothing is done, unless it has failed."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function: Callable[[], object] | None = function
+
+    def __call__(self) -> None:
+        if self._function is not None:
+            self._function()
+            self._function = None
 
 
 def called(callback: Callable[[Any], Any], row: Any) -> Any:

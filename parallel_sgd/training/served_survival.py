@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,8 +45,8 @@ class ServedSurvival(Regrouping):
         self._holdings: list[Holding] = []  # the newest last
         self._model: Any = None  # [n], this rank's, while ranks form anew
         self._completed, self._began, self._lead, self._total = False, True, 0, 0
-        self._calls = self._most_calls = 0  # of `_all_come_through`: here, and on any worker
-        self._within = False  # whether this rank is in such a call
+        self._calls = self._most_calls = 0  # that have come to an end: here, and on any worker
+        self._within = False  # whether this rank is in what all begin anew
         self.losses = ServedLosses()
 
     def begin(self) -> None:
@@ -62,26 +61,39 @@ class ServedSurvival(Regrouping):
             self._hold()
         self._learner.state.ask_again(self._recover_in_request)
 
-    def meets(self, meet: Callable[[], object]) -> None:
-        """Call it, again where ranks have died in it: nobody goes back, so all come to it."""
-        self._all_come_through(meet, in_session=True)
-
     def survives(self, call: Callable[[], object]) -> bool:
-        """Do what all workers do together, again where ranks have died in it; True. Collective."""
-        self.surviving(call)
+        """As `all_come_through`; True: nobody goes back."""
+        self.all_come_through(call)
         return True
 
+    def between_steps(self, function: Callable[[], Result]) -> Result:
+        """As `all_come_through`."""
+        return self.all_come_through(function)
+
+    def all_come_through(self, function: Callable[[], Result]) -> Result:
+        """What a function returns that takes no step, and is called again wherever ranks have died
+        in it, when all workers have come to its end. Within another it is a part of that, which
+        all begin anew. Collective over the workers."""
+        if self._within:
+            return function()
+
+        def within() -> Result:
+            self._within = True
+            try:
+                return function()
+            finally:
+                self._within = False
+
+        return self._again(within, lambda: True)
+
     def surviving(self, function: Callable[[], Result]) -> Result:
-        """What a function returns, which is called again wherever ranks have died in it.
+        """What a function returns, which is called again wherever ranks have died in it, but not
+        in a step.
 
         Raises:
-            WaitedInVain: in the midst of a session: its workers are at different places of it.
+            WaitedInVain: it is a session: its workers are at different places of it.
         """
-        return self._all_come_through(self._ending_session(function))
-
-    def between_steps(self, function: Callable[[], Result]) -> Result:
-        """As `surviving`."""
-        return self.surviving(function)
+        return self._again(self._ending_session(function), lambda: self.by_itself)
 
     def _ending_session(self, function: Callable[[], Result]) -> Callable[[], Result]:
         """The function; a death in it is an error where a session trains, which it ends."""
@@ -94,36 +106,28 @@ class ServedSurvival(Regrouping):
                 if self.by_itself:
                     raise
                 raise WaitedInVain(
-                    "a rank has died where workers wait for each other beside training (an "
-                    "evaluation, a checkpoint), which ends a session with servers: start it "
-                    "again from its checkpoint (parallel-sgd run --restarts)"
+                    "a rank has died where workers wait for each other beside training, as a "
+                    "session with servers begins, or in what it calls: start it again from its "
+                    "checkpoint (parallel-sgd run --restarts)"
                 ) from error
 
         return called
 
-    def _all_come_through(
-        self, function: Callable[[], Result], *, in_session: bool = False
-    ) -> Result:
-        """What a function returns, which is called again wherever ranks have died in it, when all
-        workers that are left have come to its end.
+    def _again(self, function: Callable[[], Result], waits: Callable[[], bool]) -> Result:
+        """What a function returns, which is called again wherever ranks have died in it.
 
         Args:
-            in_session: whether that is so in a session, too. (The others end it.)
+            waits: whether that is when all workers that are left have come to its end.
 
         A death may come as some workers have heard that all are at the end, and others have not.
-        The others hear it as they recover, and do not call it again. A call within another is a
-        part of that, which all begin anew. Collective.
+        The others hear it as they recover, and do not call it again. Collective.
         """
-        if self._begins_anew:
-            return function()
         while True:
             results = []
             try:
-                with self._in_a_call():
-                    results.append(function())
-                waits = (self.by_itself or in_session) and not self._completed
-                if waits and not self._learner.serves:
-                    self._learner.meet_once()  # whoever comes through it knows that all are there
+                results.append(function())
+                if waits() and not self._learner.serves:
+                    self._meet()  # whoever comes through it knows that all are there
                 self._calls += 1
                 return results[0]
             except Exception as error:
@@ -133,27 +137,19 @@ class ServedSurvival(Regrouping):
                     self._calls = self._most_calls
                     return results[0]
 
-    @contextmanager
-    def _in_a_call(self) -> Iterator[None]:
-        before, self._within = self._within, True
-        try:
-            yield
-        finally:
-            self._within = before
-
-    @property
-    def _begins_anew(self) -> bool:
-        """Whether this rank is in a call that is made again as a whole where ranks die in it. (A
-        session is none.)"""
-        return self._within and self.by_itself
+    def _meet(self) -> None:
+        if self._completed:  # servers have ended
+            self._learner.comm.barrier()
+        else:
+            self._learner.meet_once()
 
     def _recover_in_request(self) -> None:
         """Ranks have died in a request for rows: go on, so that it can be made again.
 
         Raises:
-            RanksLost: it is a part of what is begun anew.
+            RanksLost: it is a part of what all begin anew.
         """
-        if self._begins_anew:
+        if self._within:
             raise RanksLost("a rank has died in a request for rows")
         self.recover()
 
@@ -206,7 +202,7 @@ class ServedSurvival(Regrouping):
         if self._model is None:
             self._model = self._own_model()
         group, tables, sent = learner.group, learner.algorithm.tables, learner.bytes_sent
-        grows = grows and not tables and not group.shared
+        grows = grows and not (tables or group.shared or self._completed)
         while True:
             try:
                 self._form_again(grows=grows)

@@ -121,5 +121,8 @@ class TrainingSession(SessionOptions):
         return rows
 
     def _run(self, best: Snapshot, preemption: Preemption) -> list[Progress] | None:
-        checked = self.learner.comm.together(self.checked)
-        return TrainingRun(checked, self.learner, best, preemption).run()
+        def begun() -> TrainingRun:
+            checked = self.learner.comm.together(self.checked)
+            return TrainingRun(checked, self.learner, best, preemption).begin()
+
+        return self.learner.all_come_through(begun).run()

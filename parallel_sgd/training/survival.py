@@ -108,9 +108,10 @@ class Survival(Regrouping):
             return False
         return True
 
-    def meets(self, meet: Callable[[], object]) -> None:
-        """Call it; where a rank has died whoever meets has to know, since training goes back."""
-        meet()
+    def all_come_through(self, function: Callable[[], Result]) -> Result:
+        """What a function returns; where a rank has died whoever calls it has to know, since
+        training goes back."""
+        return function()
 
     def survives_step(self, step: Callable[[], object]) -> bool:
         """As `survives`."""
@@ -125,12 +126,12 @@ class Survival(Regrouping):
             self._in_vain = 0
 
     def complete_pass(self) -> bool:
-        return self._all_come_through(lambda: None) is not None
+        return self._all_have_a_copy(lambda: None) is not None
 
     def between_steps(self, function: Callable[[], Result]) -> Result:
         """See `Learner.between_steps`. Collective."""
         while True:
-            results = self._all_come_through(function)
+            results = self._all_have_a_copy(function)
             if results is not None:
                 return results[0]
 
@@ -142,10 +143,10 @@ class Survival(Regrouping):
             if not self._at_end:
                 complete()
 
-        while self._all_come_through(completed, finished=True) is None:
+        while self._all_have_a_copy(completed, finished=True) is None:
             pass
 
-    def _all_come_through(
+    def _all_have_a_copy(
         self, function: Callable[[], Result], *, finished: bool = False
     ) -> tuple[Result] | None:
         """What a function gives on this rank, when all that are left have a copy of what is then;

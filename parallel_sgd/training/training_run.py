@@ -21,7 +21,7 @@ from .not_finite import NotFiniteAtWork
 from .objective import Batch, pieces_of
 from .preemption import Preemption
 from .progress import Progress, Standing
-from .run_output import RunOutput, called
+from .run_output import Once, RunOutput, called
 from .session_checkpoints import SessionCheckpoints
 from .session_options import SessionOptions
 from .snapshot import Snapshot
@@ -73,12 +73,21 @@ class TrainingRun:
         if kept is not None:  # ranks have died in the midst of the run
             self._go_on_from(kept)
 
-    def run(self) -> list[Progress] | None:
-        """Train to the end; None where the ranks are others before. Collective."""
+    def begin(self) -> TrainingRun:
+        """All that comes before the first minibatch; the run itself. Collective."""
         self._agree()
         try:
+            self._begin()
+        except BaseException as error:
+            self.output.fail(error)
+            self.output.close()
+            raise
+        return self
+
+    def run(self) -> list[Progress] | None:
+        """Train to the end; None where the ranks are others before. Collective."""
+        try:
             with self.checkpoints or nullcontext(), self.not_finite:
-                self._begin()
                 self.not_finite.keep(self.standing)
                 while self._goes_on():
                     self._train()
@@ -192,10 +201,7 @@ class TrainingRun:
             adjusting.ended = adjusting.ended or "ended with the best model"
         if adjusting.ended is not None and adjusting.ended != BY_CALLBACK:
             standing.ended, standing.total = adjusting.ended, self.feeding.total
-        if self.checkpoints:
-            if output.trained:
-                self._save(self.checkpoints)
-            self._wait(self.checkpoints)
+        self._save_at_end(needed=output.trained)
         self.learner.finish()  # may change the model: the last row is of the final one
         output.finished = True
         if self.measuring.observes and not history:  # which another rank has done, and has died
@@ -210,9 +216,7 @@ class TrainingRun:
 
     def _leave(self) -> None:
         """Save what is needed to go on another time. Collective."""
-        if self.checkpoints:
-            self._save(self.checkpoints)
-            self._wait(self.checkpoints)
+        self._save_at_end(needed=True)
 
     # The loop.
 
@@ -359,8 +363,14 @@ class TrainingRun:
         callbacks = self.session.callbacks
         if not callbacks:
             return True
-        answers = self.comm.together(lambda: [called(callback, row) for callback in callbacks])
-        return all(self.comm.allgather_object(not any(map(ends, answers))))
+        ended: list[bool] = []
+        call = Once(lambda: ended.extend(ends(called(callback, row)) for callback in callbacks))
+
+        def agreed() -> bool:
+            self.comm.together(call)
+            return not any(self.comm.allgather_object(any(ended)))
+
+        return self.learner.all_come_through(agreed)
 
     # The minibatch size.
 
@@ -411,10 +421,18 @@ class TrainingRun:
         """Save all state, and the session's. Collective."""
         checkpoints.save(self.standing, self._criterion if self.measuring.meets else None)
 
-    def _wait(self, checkpoints: SessionCheckpoints) -> None:
-        """Wait until all is on the disk. Collective."""
-        checkpoints.wait()
-        survival = self.learner.survival
+    def _save_at_end(self, *, needed: bool) -> None:
+        """Wait until all is on the disk, if need be with a last checkpoint. Collective."""
+        checkpoints, survival = self.checkpoints, self.learner.survival
+        if checkpoints is None:
+            return
+
+        def saved() -> None:
+            if needed:
+                self._save(checkpoints)
+            checkpoints.wait()
+
+        self.learner.all_come_through(saved)
         if survival is not None:  # where a rank has died meanwhile, nothing may have been saved
             survival.survives(self.learner.meet)
             self._require_same_ranks()

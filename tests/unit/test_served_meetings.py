@@ -16,18 +16,18 @@ import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
 from parallel_sgd.communication.surviving_threads import Dies, simulate_survival
 from parallel_sgd.communication.thread_endpoint import Mailbox
-from parallel_sgd.errors import WaitedInVain
 
 RANKS, STEPS = 4, 12
 
 
+X = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
+DATA = psgd.data.Arrays(X, X[:, :3].argmax(1))
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_death_in_an_evaluation_ends_a_session(mode: str) -> None:
-    """Its workers are at different places of it: it does not begin anew. (A death before all have
-    come to the evaluation is one in a meeting, after which they go on.)"""
+def test_a_session_goes_on_after_a_death_in_an_evaluation(mode: str) -> None:
+    """To which all workers have come: those that are left begin it anew."""
     others = threading.Semaphore(0)
-    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
-    data = psgd.data.Arrays(x, x[:, :3].argmax(1))
 
     def body(comm: Communicator) -> Any:
         model = psgd.models.MLP([4, 3], seed=1)
@@ -44,50 +44,67 @@ def test_a_death_in_an_evaluation_ends_a_session(mode: str) -> None:
 
         model.evaluate_sums = evaluated
         with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
-            psgd.TrainingSession(
-                learner=learner,
-                objective=model,
-                train=data,
-                minibatch_size=6,
-                epochs=4,
-                validation=psgd.CrossValidation(data=data, patience=50),
-            ).run()
-
-    with pytest.raises(WaitedInVain, match=r"an evaluation, a checkpoint.*ends a session"):
-        simulate_survival(RANKS, body, timeout_s=30)
-
-
-@pytest.mark.parametrize("number", range(1, 7))
-def test_a_death_in_a_meeting_does_not_end_a_session(monkeypatch, number: int) -> None:
-    """Of workers that come to an evaluation: those that are left meet again."""
-    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
-    data = psgd.data.Arrays(x, x[:, :3].argmax(1))
-    meet_once, come = psgd.Learner.meet_once, Counter[int]()
-
-    def met(learner: psgd.Learner) -> None:
-        rank = learner.world.world_ranks[learner.world.rank]
-        come[rank] += 1
-        if rank == 1 and come[rank] == number + 1:
-            raise Dies
-        meet_once(learner)
-
-    def body(comm: Communicator) -> Any:
-        model = psgd.models.MLP([4, 3], seed=1)
-        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1)
-        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
             return psgd.TrainingSession(
                 learner=learner,
                 objective=model,
-                train=data,
+                train=DATA,
                 minibatch_size=6,
                 epochs=4,
-                validation=psgd.CrossValidation(data=data, patience=50),
+                validation=psgd.CrossValidation(data=DATA, patience=50),
             ).run()
 
-    monkeypatch.setattr(psgd.Learner, "meet_once", met)
     results = simulate_survival(RANKS, body, timeout_s=30)
     assert results[1] is None and results[0][-1].samples == 240
     assert [row.metrics for row in results[0]] == [row.metrics for row in results[2]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "victim", "spares"), [("sync", 0, 0), ("sync", 3, 0), ("async", 1, 1), ("async", 2, 0)]
+)
+def test_a_rank_dies_anywhere_in_a_session(
+    monkeypatch, tmp_path: Path, mode: str, victim: int, spares: int
+) -> None:
+    """Also as it begins. Rows, callbacks, checkpoints and the model are those of the workers that
+    are left."""
+
+    def body(comm: Communicator) -> Any:
+        model, called = psgd.models.MLP([4, 3], seed=1), Counter[int]()
+        algorithm = psgd.DataParallelASGD(servers=2, sync_steps=1, mode=mode, min_block=1)
+        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
+            rows = psgd.TrainingSession(
+                learner=learner,
+                objective=model,
+                train=DATA,
+                minibatch_size=6,
+                epochs=2,
+                validation=psgd.CrossValidation(
+                    data=DATA, every=30, patience=50, restore_best=mode == "sync"
+                ),
+                callbacks=[lambda row: called.update([row.samples])],
+                checkpoints=psgd.CheckpointConfig(folder=folder / "checkpoints", every=30),
+                folder=psgd.RunFolder(folder / "run", plot=False),
+            ).run()
+            first = comm.world_ranks[comm.rank], learner.group.workers[0] == comm.rank
+            return learner.serves, first, rows, dict(called), model.parameters.flat.copy()
+
+    killed = 0
+    for number in range(20, 400, 13):
+        folder = tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            kill = KilledAtMessage(patch, victim, number)
+            results = simulate_survival(RANKS, body, timeout_s=30, spares=spares)
+        if not kill.killed:
+            break
+        killed += 1
+        trained = [result for result in filter(None, results) if not result[0]]
+        for _, _, rows, called, flat in trained:
+            assert called == {row.samples: 1 for row in rows}, number
+            assert len(rows) == 4 and rows[-1].samples == 120, number
+            assert np.array_equal(flat, trained[0][-1])
+        assert psgd.Checkpoints(folder / "checkpoints").latest().name.startswith(f"{120:012d}")
+        with np.load(folder / "run" / "model.npz") as saved:
+            assert all(np.isfinite(saved[name]).all() for name in saved)
+    assert killed > 20
 
 
 def test_what_a_session_has_sent_is_counted_once(monkeypatch) -> None:
@@ -262,7 +279,7 @@ def test_rows_that_are_asked_for_together_are_asked_for_again_together(monkeypat
 
             for _ in range(0 if learner.serves else 3):
                 learner.step(1)
-                sums.append(learner.surviving(evaluated))
+                sums.append(learner.between_steps(evaluated))
             learner.finish()
             return sums
 
