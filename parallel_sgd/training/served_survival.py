@@ -106,9 +106,9 @@ class ServedSurvival(Regrouping):
                 if self.by_itself:
                     raise
                 raise WaitedInVain(
-                    "a rank has died where workers wait for each other beside training, as a "
-                    "session with servers begins, or in what it calls: start it again from its "
-                    "checkpoint (parallel-sgd run --restarts)"
+                    "a rank has died in a collective of the program's own within a session with "
+                    "servers: call it by learner.between_steps, or start again from a checkpoint "
+                    "(parallel-sgd run --restarts)"
                 ) from error
 
         return called

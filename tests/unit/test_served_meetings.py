@@ -16,6 +16,7 @@ import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
 from parallel_sgd.communication.surviving_threads import Dies, simulate_survival
 from parallel_sgd.communication.thread_endpoint import Mailbox
+from parallel_sgd.errors import WaitedInVain
 
 RANKS, STEPS = 4, 12
 
@@ -105,6 +106,30 @@ def test_a_rank_dies_anywhere_in_a_session(
         with np.load(folder / "run" / "model.npz") as saved:
             assert all(np.isfinite(saved[name]).all() for name in saved)
     assert killed > 20
+
+
+def test_a_death_in_a_collective_of_ones_own_ends_a_session() -> None:
+    """Nobody knows who has come through it. What tells so names the way to go on."""
+
+    def body(comm: Communicator) -> Any:
+        model, number = psgd.models.MLP([4, 3], seed=1), comm.world_ranks[comm.rank]
+        algorithm, gradient = psgd.DataParallelASGD(servers=1, mode="sync"), model.gradient
+
+        def together(*arguments: Any, **given: Any) -> Any:
+            if number == 1 and learner.samples == 60:
+                raise Dies
+            learner.comm.barrier()
+            return gradient(*arguments, **given)
+
+        model.gradient = together
+        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
+            session = psgd.TrainingSession(
+                learner=learner, objective=model, train=DATA, minibatch_size=6, epochs=4
+            )
+            return session.run()
+
+    with pytest.raises(WaitedInVain, match=r"learner\.between_steps, or start again"):
+        simulate_survival(RANKS, body, timeout_s=30)
 
 
 def test_what_a_session_has_sent_is_counted_once(monkeypatch) -> None:
