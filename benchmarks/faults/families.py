@@ -65,6 +65,9 @@ FAMILIES = {
         _served("async", 1), servers=1, repeats=False, saves=False, victims="worker"
     ),
     "async-server": Family(_served("async", 2), servers=2, repeats=False, victims="server"),
+    "async-session": Family(
+        _served("async", 1), servers=1, repeats=False, saves=False, session=True
+    ),
     "sync-worker": Family(_served("sync", 1), servers=1, saves=False, victims="worker"),
     "sync-server": Family(_served("sync", 2), servers=2, victims="server"),
 }

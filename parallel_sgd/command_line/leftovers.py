@@ -16,6 +16,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from ..communication.launched import FOLDER
+
 PREFIX, LOCK, MPIEXEC = "parallel_sgd-", "lock", "mpiexec"
 """Of the folder; in it the lock, and the number of mpiexec's process."""
 
@@ -28,6 +30,9 @@ _PLACES = {
 
 #: What is made in shared memory is mapped by its maker within so long.
 _MAPPED_S = 0.05
+
+#: Ranks whose mpiexec is gone end within so long.
+_ENDING_S = 2.0
 
 
 def locked_folder(shared: Path | None = None) -> tuple[Path, int]:
@@ -56,9 +61,22 @@ def locked_folder(shared: Path | None = None) -> tuple[Path, int]:
 
 def remove(folder: Path, lock: int) -> None:
     """Remove a launcher's folder, and what MPI has left elsewhere since it was made; and close its
-    lock."""
-    _remove_files(folder)
+    lock. Waits `_ENDING_S` at most for processes of the job: where mpiexec was killed, nobody has
+    waited for those that had not yet signed on."""
+    deadline = time.monotonic() + _ENDING_S
+    while not _remove_files(folder) and _some_run(folder) and time.monotonic() < deadline:
+        time.sleep(_MAPPED_S)
     _remove_locked(folder, lock)
+
+
+def _some_run(folder: Path) -> bool:
+    """Whether processes run that were started with a launcher's folder, as far as it may know."""
+    told = os.fsencode(f"{FOLDER}={folder}")
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # another user's, or it is gone
+            if told in (process / "environ").read_bytes().split(b"\0"):
+                return True
+    return False
 
 
 def _remove_locked(folder: Path, lock: int) -> None:

@@ -168,6 +168,27 @@ def test_what_a_killed_launcher_has_left_is_removed_by_the_next(tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
+LATE = """
+import mmap, os, sys, time
+mapped = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 9)
+print("mapped", flush=True)
+time.sleep(0.5)
+"""
+
+
+def test_what_a_rank_that_has_not_signed_on_yet_uses_is_removed_when_it_has_ended():
+    """As where mpiexec was killed at the start."""
+    with Roll(1) as roll:
+        memory = Path("/dev/shm", f"mpich_shm_late_{Path(roll.environ[FOLDER]).name}")
+        memory.write_bytes(bytes(9))
+        environ = {**os.environ, **roll.environ}
+        command = [sys.executable, "-c", LATE, str(memory)]
+        late = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+        assert late.stdout.readline() == "mapped\n"
+    assert not memory.exists()
+    late.communicate()
+
+
 def test_folders_that_hosts_share_are_removed_by_a_launcher_of_the_same_host(tmp_path, monkeypatch):
     """And hold no board, which is of one host."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
