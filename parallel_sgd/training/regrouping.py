@@ -5,11 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 from ..communication import Communicator, is_loss, meet_again
-
-Result = TypeVar("Result")
 
 MOST_IN_VAIN = 3
 """Times that the ranks regroup, and nobody was missing, in a row: then something else is wrong."""
@@ -45,16 +43,6 @@ class Regrouping(ABC):
 
         Collective among them. Where more die meanwhile, it begins anew.
         """
-
-    def surviving(self, function: Callable[[], Result]) -> Result:
-        """What a function returns, which is called again wherever ranks have died in it. Collective
-        where that is."""
-        while True:
-            try:
-                return function()
-            except Exception as error:
-                self._require_loss(error)
-                self.recover()
 
     def keep(self, companion: Callable[[], Any]) -> Any:
         """A session begins, or begins again: keep something beside each copy, from now on. A step

@@ -94,6 +94,16 @@ class Survival(Regrouping):
         finally:
             self._paused = False
 
+    def surviving(self, function: Callable[[], Result]) -> Result:
+        """What a function returns, which is called again wherever ranks have died in it. Collective
+        where that is."""
+        while True:
+            try:
+                return function()
+            except Exception as error:
+                self._require_loss(error)
+                self.recover()
+
     def survives(self, call: Callable[[], object]) -> bool:
         """Do what all ranks do together; False where ranks have died, or can join, and training has
         gone back. Collective."""
