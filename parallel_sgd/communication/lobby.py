@@ -71,8 +71,9 @@ class Lobby:
     def first_group(self) -> MPI.Intracomm:
         """The group that begins; for a rank in reserve, the one that it joins, when it is needed. A
         rank that never is ends here. Collective."""
-        comm = self._split(self._comm, self.group)
-        self._comm.Barrier()  # nobody revokes it before all have it, where Open MPI's crash
+        with self._watched("Communicator.world()"):
+            comm = self._split(self._comm, self.group)
+            self._comm.Barrier()  # nobody revokes it before all have it, where Open MPI's crash
         if self.role == Role.TRAINS:
             return comm
         joined = self._wait()

@@ -83,8 +83,7 @@ REASONS = {
     "communication/endpoint.py: Endpoint.until: while": "Conversation calls it in watched()",
     "communication/lobby.py: Lobby.__init__: Dup": "in surviving_world's watched()",
     "communication/lobby.py: Lobby._members: Allgather": "regroup calls it in _waits()",
-    "communication/lobby.py: Lobby._split: Split": "first_group and regroup do so; in the first no "
-    "rank has come far",
+    "communication/lobby.py: Lobby._split: Split": "its callers are in _watched() or _waits()",
     "communication/lobby.py: Lobby._tell_end: Send": "so short that it needs nobody",
     "communication/lobby.py: Lobby._stand_by: while": "for as long as others train; Killing "
     "ends those that are stopped",
@@ -95,6 +94,7 @@ REASONS = {
     "communication/surviving_threads.py: simulate_survival: join": "likewise",
     "communication/mpi.py: begin: Init_thread": "in ended_if_longer_than, if it is launched",
     "communication/mpi.py: MpiCommunicator._send_pieces: Waitall": "its callers are in _waits()",
+    "communication/mpi.py: MpiCommunicator._on_all_ranks: Barrier": "its callers are in _waits()",
     "communication/mpi.py: MpiCommunicator._host: synchronize": "this rank's GPU: the others wait, "
     "and end the job",
     "communication/mpi.py: MpiCommunicator._return: synchronize": "likewise",
