@@ -20,7 +20,6 @@ from parallel_sgd.errors import WaitedInVain
 
 RANKS, STEPS = 4, 12
 
-
 X = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
 DATA = psgd.data.Arrays(X, X[:, :3].argmax(1))
 
@@ -85,8 +84,7 @@ def test_a_rank_dies_anywhere_in_a_session(
                 checkpoints=psgd.CheckpointConfig(folder=folder / "checkpoints", every=30),
                 folder=psgd.RunFolder(folder / "run", plot=False),
             ).run()
-            first = comm.world_ranks[comm.rank], learner.group.workers[0] == comm.rank
-            return learner.serves, first, rows, dict(called), model.parameters.flat.copy()
+            return learner.serves, rows, dict(called), model.parameters.flat.copy()
 
     killed = 0
     for number in range(20, 400, 13):
@@ -98,7 +96,7 @@ def test_a_rank_dies_anywhere_in_a_session(
             break
         killed += 1
         trained = [result for result in filter(None, results) if not result[0]]
-        for _, _, rows, called, flat in trained:
+        for _, rows, called, flat in trained:
             assert called == {row.samples: 1 for row in rows}, number
             assert len(rows) == 4 and rows[-1].samples == 120, number
             assert np.array_equal(flat, trained[0][-1])
@@ -184,8 +182,7 @@ def test_who_has_come_through_a_meeting_is_not_waited_for(monkeypatch) -> None:
 
 def test_who_is_in_the_midst_of_its_data_goes_on_as_others_finish(monkeypatch) -> None:
     """It does not wait for them, though what it was given is dealt out anew."""
-    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
-    source = psgd.data.Source(x, np.arange(60) % 3, minibatch_size=6)
+    source = psgd.data.Source(DATA, minibatch_size=6)
 
     def body(comm: Communicator) -> Any:
         number, parameters = comm.world_ranks[comm.rank], psgd.Parameters({"W": np.zeros(200)})
@@ -209,8 +206,6 @@ def test_who_is_in_the_midst_of_its_data_goes_on_as_others_finish(monkeypatch) -
 
 def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
     """Another one has its duties: rows and checkpoints come to the end."""
-    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
-    data = psgd.data.Arrays(x, x[:, :3].argmax(1))
 
     def body(comm: Communicator) -> Any:
         model = psgd.models.MLP([4, 3], seed=1)
@@ -227,7 +222,7 @@ def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
             rows = psgd.TrainingSession(
                 learner=learner,
                 objective=model,
-                train=data,
+                train=DATA,
                 minibatch_size=6,
                 epochs=4,
                 checkpoints=psgd.CheckpointConfig(folder=folder / "checkpoints", every=120),
@@ -284,7 +279,8 @@ def test_a_checkpoint_is_begun_anew_on_all_workers(
     monkeypatch.setattr(Mailbox, "take", taken)
     results = simulate_survival(RANKS, body, timeout_s=30)
     assert died.is_set() and results == [False, False, True, None]
-    assert psgd.Checkpoints(tmp_path).latest().name
+    newest = psgd.Checkpoints(tmp_path).latest().name[:12]  # a death in the last one's writing
+    assert int(newest) == 6 or (int(newest), number) == (4, 6)
 
 
 def test_rows_that_are_asked_for_together_are_asked_for_again_together(monkeypatch) -> None:
