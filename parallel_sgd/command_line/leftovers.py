@@ -64,7 +64,10 @@ def remove(folder: Path, lock: int) -> None:
     lock. Waits `_ENDING_S` at most for processes of the job: where mpiexec was killed, nobody has
     waited for those that had not yet signed on."""
     deadline = time.monotonic() + _ENDING_S
-    while not _remove_files(folder) and _some_run(folder) and time.monotonic() < deadline:
+    while not _remove_files(folder) and time.monotonic() < deadline:
+        if not _some_run(folder):
+            _remove_files(folder)  # of one that has ended meanwhile
+            break
         time.sleep(_MAPPED_S)
     _remove_locked(folder, lock)
 

@@ -15,29 +15,29 @@ class Beside:
     Args:
         fail: ends training on all ranks, for a problem.
 
+    Attributes:
+        work: that may yet be under way.
+
     Local, but for what `fail` does.
     """
 
     def __init__(self, fail: Callable[[str], NoReturn]) -> None:
         self._fail = fail
-        self._work: list[InBackground[Any]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._work)
+        self.work: list[InBackground[Any]] = []
 
     def add(self, work: InBackground[Any]) -> None:
         """Hear of a piece of work from now on."""
-        self._work = [other for other in self._work if not other.done] + [work]
+        self.work = [other for other in self.work if not other.done] + [work]
 
     def wait(self) -> None:
         """Wait until nothing is under way; nothing is said of what has failed."""
-        for work in self._work:
+        for work in self.work:
             work.wait()
 
     def look(self) -> None:
         """Tell all ranks of what has failed, in place of a step."""
-        failed = [work for work in self._work if work.failed]
-        self._work = [work for work in self._work if not work.done]
+        failed = [work for work in self.work if work.failed]
+        self.work = [work for work in self.work if not work.done]
         for work in failed:
             error = work.error()
             if isinstance(error, SharedError):
@@ -50,7 +50,7 @@ class Beside:
         Raises:
             UserError: on all ranks, if some of it has failed.
         """
-        work, self._work = self._work, []
+        work, self.work = self.work, []
         for one in work:
             if not failed:
                 one.result()

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Self, TypeVar
 
 from ..communication import InBackground
 from ..errors import SharedError, UserError
+from ..trace import NO_TRACE
 from ..validation import integer
 from . import leaving_out
 from .announced import MOST_SAMPLES
@@ -225,16 +226,19 @@ class Learner(LearnerSetup):
             self.survival.stepped()
 
     def _timed_step(self, samples: int) -> int:
-        if self._beside or self._closed:
+        if self._beside.work or self._closed:
             self._look_beside()
         if self._shared.is_shown:
             self.require_own_model("step")
+        trace, stats = self.world.trace, self._performance
+        if stats is None and trace is NO_TRACE:
+            self._computes_since = None
+            return self._step(samples)
         if self._computes_since is not None:
-            self.world.trace.record("compute", self._computes_since, time.perf_counter())
-        stats = self._performance
+            trace.record("compute", self._computes_since, time.perf_counter())
         if stats:
             stats.begin_step()
-        with self.world.trace.span("step"):
+        with trace.span("step"):
             total = self._step(samples)
         if stats and (line := stats.stepped(samples, total, lambda: self.bytes_sent)):
             print(line, flush=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from parallel_sgd.command_line import leftovers
 from parallel_sgd.command_line.roll import Roll
 from parallel_sgd.communication.attendance import FAILED, LEFT, LOST, PROCESS
 from parallel_sgd.communication.launched import FOLDER
@@ -129,6 +130,7 @@ def test_more_ranks_than_descriptors_are_not_watched():
 KILLED = """
 import mmap, os, signal
 from pathlib import Path
+from parallel_sgd.command_line import leftovers
 from parallel_sgd.command_line.roll import Roll
 from parallel_sgd.communication.launched import FOLDER
 with Roll(2) as roll:
@@ -187,6 +189,16 @@ def test_what_a_rank_that_has_not_signed_on_yet_uses_is_removed_when_it_has_ende
         assert late.stdout.readline() == "mapped\n"
     assert not memory.exists()
     late.communicate()
+
+
+def test_what_a_rank_uses_that_ends_meanwhile_is_removed(monkeypatch):
+    """It is seen to use its memory, and is gone before it is looked for among the processes."""
+    with Roll(1) as roll:
+        memory = Path("/dev/shm", f"mpich_shm_ends_{Path(roll.environ[FOLDER]).name}")
+        memory.write_bytes(bytes(9))
+        uses = iter([{memory}])
+        monkeypatch.setattr(leftovers, "in_use", lambda: next(uses, set()))
+    assert not memory.exists()
 
 
 def test_folders_that_hosts_share_are_removed_by_a_launcher_of_the_same_host(tmp_path, monkeypatch):
