@@ -93,11 +93,10 @@ _survive_stop = replace(
 _survive_start = Scenario(
     "a rank killed before its learner is made, with --survive",
     KillRank((Place.START,), share=1.0),
-    "ends",
+    "goes on",
     options=("--survive",),
-    families=("32-bit", "sync-worker"),
+    families=("32-bit", "session", "sync-worker"),
     training=False,
-    timeout_s=10.0,
 )
 _ends = Scenario("a rank killed", KillRank(EVERYWHERE), "ends", training=False)
 _stop = Scenario("a rank stopped for good", Stop(), "ends", timeout_s=6.0)

@@ -13,10 +13,11 @@ import shutil
 import socket
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ..communication.launched import FOLDER
+from ..communication.launched import FOLDER, launched_rank
 
 PREFIX, LOCK, MPIEXEC = "parallel_sgd-", "lock", "mpiexec"
 """Of the folder; in it the lock, and the number of mpiexec's process."""
@@ -65,21 +66,29 @@ def remove(folder: Path, lock: int) -> None:
     waited for those that had not yet signed on."""
     deadline = time.monotonic() + _ENDING_S
     while not _remove_files(folder) and time.monotonic() < deadline:
-        if not _some_run(folder):
+        if not any(_environments(folder)):
             _remove_files(folder)  # of one that has ended meanwhile
             break
         time.sleep(_MAPPED_S)
     _remove_locked(folder, lock)
 
 
-def _some_run(folder: Path) -> bool:
-    """Whether processes run that were started with a launcher's folder, as far as it may know."""
+def ranks_running(folder: Path) -> set[int]:
+    """The ranks on this host of which processes run that were started with a launcher's folder, as
+    far as it may know."""
+    ranks = (launched_rank(environ) for environ in _environments(folder))
+    return {rank for rank in ranks if rank is not None}
+
+
+def _environments(folder: Path) -> Iterator[Mapping[str, str]]:
+    """Those of the processes that run and were started with a launcher's folder."""
     told = os.fsencode(f"{FOLDER}={folder}")
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # another user's, or it is gone
-            if told in (process / "environ").read_bytes().split(b"\0"):
-                return True
-    return False
+            words = (process / "environ").read_bytes().split(b"\0")
+            if told in words:
+                pairs = (os.fsdecode(word).partition("=") for word in words)
+                yield {name: value for name, _, value in pairs}
 
 
 def _remove_locked(folder: Path, lock: int) -> None:

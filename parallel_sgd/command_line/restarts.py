@@ -1,4 +1,5 @@
-"""Runs a job, and where it is lost starts it again: `parallel-sgd run --restarts N`.
+"""Runs a job, and where it is lost starts it again: `parallel-sgd run --restarts N`. One of ranks
+that survive each other also without being asked to, where it was lost before they had begun.
 
 How a job has ended its ranks say themselves (`verdict`). What fails by its own word would fail
 again, and is not started again. A restarted job goes on from its newest whole checkpoint, which the
@@ -80,7 +81,7 @@ class Restarts:
         environ: Mapping[str, str],
     ) -> None:
         self._request, self._plan, self._hosts, self._environ = request, plan, hosts, environ
-        self._done = self._in_vain = self._waits = 0
+        self._done = self._in_vain = self._waits = self._lost_at_start = 0
         self._checkpoint: str | None = None
         self._deadline = Deadline.after(request.timeout_s)
 
@@ -104,13 +105,14 @@ class Restarts:
                     print(f"parallel-sgd: error: {why}; {problem}", file=sys.stderr, flush=True)
                     return self._exit_code(attempt)
                 pause = min(FIRST_PAUSE_S * 2 ** min(self._waits, 10), LONGEST_PAUSE_S)
-                self._done, self._waits = self._done + 1, self._waits + 1
-                print(
-                    f"parallel-sgd: {why}: restart {self._done} of {self._request.restarts} in "
-                    f"{pause:g} s, from {self._from()}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                self._waits += 1
+                if self._lost_at_start:
+                    what = f"nothing was trained on, so the job is started anew in {pause:g} s"
+                else:
+                    self._done += 1
+                    what = f"restart {self._done} of {self._request.restarts} in {pause:g} s, from "
+                    what += self._from()
+                print(f"parallel-sgd: {why}: {what}", file=sys.stderr, flush=True)
                 self._pause(pause, signals)
                 if not self._is_over(signals):
                     request = self._hosts.possible(self._request)  # takes its time, too
@@ -124,7 +126,8 @@ class Restarts:
         assert request.ranks is not None
         judged = request.restarts or request.survive
         shared = Path.cwd() if judged and self._hosts.elsewhere else None
-        with Roll(request.ranks, shared) as roll:
+        training = request.ranks - (request.spares or 0) if request.survive else None
+        with Roll(request.ranks, shared, training=training) as roll:
             environ = {**self._environ, **launch.environ, **roll.environ}
             code = run_job(launch.command, environ, self._deadline, roll, signals)
             verdict = judge(code, roll, survive=request.survive)
@@ -146,7 +149,8 @@ class Restarts:
         lost = attempt.verdict.end is End.LOST
         if lost and attempt.gone and not attempt.stopped:
             print(f"parallel-sgd: error: {attempt.gone}", file=sys.stderr)
-        if lost and self._request.survive and not attempt.stopped:
+        at_start = attempt.verdict.at_start
+        if lost and self._request.survive and not attempt.stopped and not at_start:
             print(f"parallel-sgd: error: not complete: {attempt.verdict.why}", file=sys.stderr)
         if attempt.verdict.end is End.FAILED and self._request.restarts:
             print(
@@ -154,7 +158,7 @@ class Restarts:
                 file=sys.stderr,
             )
         may = not attempt.stopped and not attempt.asked
-        return lost and may and self._request.restarts > 0
+        return lost and may and (self._request.restarts > 0 or at_start)
 
     def _left(self) -> int:
         """The end of a job that was asked to leave, and was lost before its ranks could do so."""
@@ -181,6 +185,11 @@ class Restarts:
         new = attempt is not None and attempt.checkpoint not in (None, self._checkpoint)
         if attempt is not None and new:
             self._checkpoint = attempt.checkpoint
+        at_start = attempt is not None and attempt.verdict.at_start
+        self._lost_at_start = self._lost_at_start + 1 if at_start else 0
+        if at_start:
+            in_a_row = f"{IN_VAIN} times in a row before anything was trained on: no further start"
+            return in_a_row if self._lost_at_start >= IN_VAIN else None
         if attempt is not None:  # else nothing was started
             in_vain = not new and attempt.seconds < SOON_S
             self._in_vain = self._in_vain + 1 if in_vain else 0

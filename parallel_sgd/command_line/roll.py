@@ -27,6 +27,7 @@ from ..communication.board import FILE, SHOW_STACKS, SHOWN_S, Board, Conduct, ma
 from ..communication.communicator import TIMEOUT_S
 from ..communication.launched import FOLDER
 from .leftovers import MPIEXEC, locked_folder, remove, remove_leftovers
+from .start import Start
 
 #: How many descriptors the launcher needs besides one for each rank.
 _SPARE = 64
@@ -52,12 +53,17 @@ class Roll:
         ranks: how many the job has, here and elsewhere.
         shared: where to make the folder so that ranks on other hosts find it, too; None: those
             cannot tell anything.
+        training: so many of them, the first ones, train, and survive each other once they have made
+            a learner; None: the job ends with the first one that dies.
 
     Where some of them are on other hosts nobody is named: a rank there may have ended the job.
     """
 
-    def __init__(self, ranks: int, shared: Path | None = None) -> None:
-        self.ranks, self._shared = ranks, shared
+    def __init__(
+        self, ranks: int, shared: Path | None = None, *, training: int | None = None
+    ) -> None:
+        self.ranks, self._shared, self._training = ranks, shared, training
+        self._start: Start | None = None
         self._pipes: dict[int, int] = {}  # ranks, by the descriptor of their pipe
         self._processes: dict[int, str] = {}  # their numbers, by the rank
         self._gone: list[int] = []  # in that order
@@ -69,7 +75,10 @@ class Roll:
 
     def __enter__(self) -> Roll:
         remove_leftovers(self._shared)
+        everybody_here = self._shared is None
         self._make_folder()
+        if self._training is not None and everybody_here:
+            self._start = Start(self._folder, self.ranks, self._training)
         self.environ = {FOLDER: str(self._folder)}  #: for the ranks
         self._ends = select.epoll()
         if self.ranks + _SPARE <= os.sysconf("SC_OPEN_MAX"):
@@ -108,6 +117,8 @@ class Roll:
             return
         self._gone += gone
         said = self.said()
+        if self._start is not None:
+            self._start.note_gone({rank: self._process(rank) for rank in gone}, said)
         silent = [rank for rank in gone if rank not in said]
         if silent and self._killed is None and not self._may_be_a_consequence():
             self._killed = silent[0]
@@ -174,6 +185,12 @@ class Roll:
             return None
         return f"rank {self._killed} (pid {self._process(self._killed)}) was gone without a word"
 
+    @property
+    def lost_at_start(self) -> str | None:
+        """Which rank was gone without a word while those that survive each other did not yet do so,
+        in a few words."""
+        return None if self._start is None else self._start.lost
+
     def does_not_end(self) -> str | None:
         """Why the job has to be ended, in a line, where no rank can do that; None where it goes on.
         To be asked every now and then."""
@@ -181,6 +198,10 @@ class Roll:
         if now - self._looked < _LOOKS_EVERY_S:
             return None
         self._looked = now
+        if self._start is not None:
+            self._start.look(now)
+        if self.lost_at_start is not None:
+            return self.lost_at_start
         failed = {FAILED, LOST} & {*self.said().values()}
         self._failed_s = self._failed_s + _LOOKS_EVERY_S if failed else 0.0
         if self._failed_s > _ENDS_S:

@@ -28,11 +28,13 @@ class Verdict:
     Attributes:
         why: for what is LOST, in a few words.
         told: whether a rank has said anything, as far as the launcher can see.
+        at_start: whether it is LOST before anything was trained on.
     """
 
     end: End
     why: str = ""
     told: bool = True
+    at_start: bool = False
 
 
 def judge(code: int, roll: Roll, *, survive: bool) -> Verdict:
@@ -49,6 +51,8 @@ def judge(code: int, roll: Roll, *, survive: bool) -> Verdict:
         return Verdict(End.PREEMPTED)
     if roll.all_stopped is not None:
         return Verdict(End.LOST, roll.all_stopped)
+    if roll.lost_at_start is not None:
+        return Verdict(End.LOST, roll.lost_at_start, at_start=True)
     if survive and LEFT in words and not words & {FAILED, LOST}:
         if roll.unfinished():
             return Verdict(End.LOST, _and_unfinished(killed or "ranks are lost"))

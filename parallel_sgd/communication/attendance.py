@@ -18,10 +18,11 @@ from pathlib import Path
 from .board import FILE, own
 from .launched import FOLDER, launched_rank
 
-PROCESS, ON, ASKED, CHECKPOINT = "process", "on", "asked", "checkpoint"
+PROCESS, ON, TRAINS, ASKED, CHECKPOINT = "process", "on", "trains", "asked", "checkpoint"
 """Suffixes of a rank's files: the pipe that it holds, which tells the number of its process; that
-it has signed on, which is seen from other hosts, too, where they share the folder; that it was
-asked to leave; the newest checkpoint that it knows to be written."""
+it has signed on, which is seen from other hosts, too, where they share the folder; that it has made
+a learner whose ranks survive each other; that it was asked to leave; the newest checkpoint that it
+knows to be written."""
 
 BEGUN, OVER = "begun", "over"
 """Suffixes for a piece of work of all ranks that one of them brings to its end, a training session:
@@ -76,6 +77,11 @@ def limit_the_end() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, max(own.timeout_s, _LEAST_S))
+
+
+def note_training() -> None:
+    """From here on the others go on without this rank, and it without them."""
+    _write(TRAINS, "")
 
 
 def note_asked() -> None:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from ..algorithms import Algorithm, Work
 from ..algorithms.left_out import LeftOut
 from ..communication import Communicator, Group
+from ..communication.attendance import note_training
 from ..optimizers import UpdateRule
 from ..parameter_server import RemoteTables
 from ..parameters import Parameters
@@ -81,6 +82,7 @@ class LearnerSetup(ABC):
             elif self.survival is None:  # else it knows what this rank has served already
                 self.survival = ServedSurvival(self)
             self.survival.begin()
+            note_training()
 
     def _form(self) -> None:
         """Give every rank its role, and make the state before the first minibatch. Collective."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from jobs import finished
+from jobs import ENVIRONMENT, PARALLEL_SGD, TRAIN, executed, finished
 
 REVOKED_AT_ONCE = """
 import parallel_sgd as psgd
@@ -32,3 +33,44 @@ def test_a_communicator_is_revoked_as_soon_as_it_is_made(folder: Path) -> None:
     code, output = finished("run", "-n", "3", "--survive", "revoked.py")
     assert code == 0, output
     assert output.count("3 ranks regroup") == 3
+
+
+#: Imported by every Python as it starts: of the ranks with a launcher's folder one kills itself,
+#: the first time before it could sign on, and the second time between MPI_Init and its learner.
+DIES_TWICE = """
+import os, signal, sys
+
+def dies(mark):
+    try:
+        os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if os.environ.get("OMPI_COMM_WORLD_RANK") == "1" and not dies("first"):
+    def look(event, arguments):
+        if event == "open" and str(arguments[0]).endswith("digits.csv.gz"):
+            dies("second")
+    sys.addaudithook(look)
+"""
+
+
+@pytest.mark.open_mpi
+def test_a_job_of_which_a_rank_dies_before_training_is_started_anew(folder: Path) -> None:
+    """The others would wait for it in MPI_Init; and the same model comes of it."""
+    train = [TRAIN, "--epochs", "2", "--no-plot", "--hidden", "16", "--output"]
+    code, output = finished("simulate", "-n", "3", *train, "whole")
+    assert code == 0, output
+    (folder / "sitecustomize.py").write_text(DIES_TWICE)
+    environ = ENVIRONMENT | {
+        "PYTHONPATH": os.pathsep.join([str(folder), ENVIRONMENT["PYTHONPATH"]])
+    }
+    code, output = executed(
+        [*PARALLEL_SGD, "run", "-n", "3", "--survive", *train, "again"], environ=environ
+    )
+    assert code == 0, output
+    assert Path("first").exists() and Path("second").exists()
+    gone = "was gone without a word before all ranks had made a learner: nothing was trained on"
+    assert output.count(gone) == 2 and f"rank 1 {gone}" in output
+    whole, again = (Path(run, "model.npz").read_bytes() for run in ("whole", "again"))
+    assert whole == again

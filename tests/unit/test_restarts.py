@@ -38,10 +38,15 @@ MPIEXEC = """
 import json, os, signal, sys, time
 from pathlib import Path
 
-number, play = int(os.environ["PARALLEL_SGD_RESTART"]), json.loads(Path("play.json").read_text())
+number = int(os.environ.get("PARALLEL_SGD_RESTART", 0))
+play = json.loads(Path("play.json").read_text())
 with open("starts", "a") as file:
     file.write(json.dumps([sys.argv[1:], os.environ["PARALLEL_SGD_JOB"], number]) + "\\n")
-step = play[min(number, len(play) - 1)]
+starts = len(Path("starts").read_text().splitlines())
+step = play[min(starts, len(play)) - 1]
+if "gone" in step:  # without a word
+    process = Path(os.environ["PARALLEL_SGD_FOLDER"], f"{step['gone']}.process")
+    os.write(os.open(process, os.O_WRONLY), b"17\\n")
 for name, text in step.get("files", {}).items():
     Path(os.environ["PARALLEL_SGD_FOLDER"], name).write_text(text)
 time.sleep(step.get("seconds", 0))
@@ -121,6 +126,27 @@ def test_it_is_not_started_again_more_often_than_that(play, capsys):
     code, starts = play(*steps, restarts=4)
     assert (code, len(starts)) == (137, 5)
     assert "all 4 restarts are used up" in capsys.readouterr().err
+
+
+GONE = {"code": 137, "gone": 1}
+
+
+def test_a_start_is_none_before_anything_was_trained_on_where_ranks_survive(play, capsys):
+    """It counts for no restart, and needs none to be asked for."""
+    code, starts = play(GONE, GONE, KILLED, GONE, WELL, survive=True, restarts=1)
+    assert (code, [number for _, _, number in starts]) == (0, [0, 0, 0, 1, 1])
+    said = capsys.readouterr().err
+    gone = "rank 1 (pid 17) was gone without a word before all ranks had made a learner"
+    assert said.count(f"{gone}: nothing was trained on, so the job is started anew in") == 3
+    assert said.count("restart 1 of 1") == 1
+
+
+@pytest.mark.parametrize("survive", [True, False])
+def test_nor_is_it_started_anew_for_ever(play, capsys, survive):
+    code, starts = play(GONE, survive=survive, restarts=0)
+    assert (code, len(starts)) == (137, 3 if survive else 1)
+    why = "3 times in a row before anything was trained on: no further start"
+    assert (why in capsys.readouterr().err) == survive
 
 
 def test_starts_in_vain_end_early(play, capsys):

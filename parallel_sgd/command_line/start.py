@@ -1,0 +1,80 @@
+"""The start of a job whose ranks survive each other: until all have made a learner, nobody does.
+
+A rank that is gone before MPI is up is waited for by all others in MPI_Init, which no death ends
+there. So the launcher ends such a job, and may start it again: nothing has been trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..communication.attendance import FAILED, LOST, ON, TRAINS
+from .leftovers import ranks_running
+
+#: Once a rank has signed on, mpiexec has made the processes of all others within so long.
+_STARTS_S = 3.0
+
+
+class Start:
+    """
+    Args:
+        folder: of the job's roll.
+        ranks: of the job, all on this host.
+        training: so many of them, the first ones, make a learner; the others are in reserve.
+
+    Attributes:
+        lost: which rank was gone without a word before it was over, in a few words.
+
+    Local.
+    """
+
+    def __init__(self, folder: Path, ranks: int, training: int) -> None:
+        self._folder, self._ranks, self._training = folder, ranks, training
+        self.lost: str | None = None
+        self._over = False
+        self._first_s: float | None = None  # when a rank had signed on
+        self._missing: set[int] = set()  # at the last look
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ranks that train have made a learner."""
+        self._over = self._over or self._told(TRAINS).issuperset(range(self._training))
+        return self._over
+
+    def note_gone(self, processes: Mapping[int, str], said: Mapping[int, str]) -> None:
+        """Ranks are gone.
+
+        Args:
+            processes: their numbers, by rank, in the order in which they went.
+            said: why ranks have ended, by rank, of those that have said it.
+        """
+        silent = [rank for rank in processes if rank not in said]
+        if silent and not {FAILED, LOST} & {*said.values()}:
+            self._lose(f"rank {silent[0]} (pid {processes[silent[0]]})")
+
+    def look(self, now: float) -> None:
+        """Find ranks that were gone before they could sign on: their processes are not there. To be
+        called every now and then.
+
+        Args:
+            now: on the monotonic clock.
+        """
+        signed_on = self._told(ON)
+        if self.lost or self.is_over or not signed_on or len(signed_on) == self._ranks:
+            return
+        self._first_s = self._first_s or now
+        if now - self._first_s < _STARTS_S:
+            return
+        before = self._missing
+        self._missing = set(range(self._ranks)) - signed_on - ranks_running(self._folder)
+        if missing := self._missing & before:
+            self._lose(f"rank {min(missing)}")
+
+    def _lose(self, rank: str) -> None:
+        if self.lost is None and not self.is_over:
+            self.lost = f"{rank} was gone without a word before all ranks had made a learner"
+
+    def _told(self, suffix: str) -> set[int]:
+        """The ranks that have written such a file."""
+        return {int(path.stem) for path in self._folder.glob(f"*.{suffix}")}

@@ -1,0 +1,97 @@
+"""What the launcher makes of a death before the ranks of `--survive` have made their learner."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from parallel_sgd.command_line.leftovers import ranks_running
+from parallel_sgd.command_line.start import Start
+from parallel_sgd.communication.attendance import FAILED, LEFT, LOST, ON, TRAINS
+from parallel_sgd.communication.launched import FOLDER
+
+RANKS, TRAINING = 3, 2  #: the last one is in reserve
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    return Start(tmp_path, RANKS, TRAINING)
+
+
+def tell(folder: Path, suffix: str, *ranks: int) -> None:
+    for rank in ranks:
+        (folder / f"{rank}.{suffix}").touch()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Those of the ranks of this folder's job; and one of another's, of the same number as one that
+    is missing here."""
+    folders = [(0, tmp_path), (1, tmp_path), (2, tmp_path / "another")]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", "print(flush=True); input()"],
+            env={**os.environ, FOLDER: str(folder), "PMI_SIZE": "3", "PMI_RANK": str(rank)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, folder in folders
+    ]
+    for process in started:
+        process.stdout.readline()
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("gone", [{1: "17", 0: "16"}, {2: "18"}])
+def test_a_death_before_all_have_a_learner_is_in_vain(start, tmp_path, gone):
+    """Also that of a rank in reserve: MPI_Init waits for it."""
+    tell(tmp_path, TRAINS, 0)
+    start.note_gone(gone, {})
+    rank, process = next(iter(gone.items()))
+    assert start.lost.startswith(f"rank {rank} (pid {process}) was gone without a word")
+    tell(tmp_path, TRAINS, 1)
+    start.note_gone({0: "16"}, {})
+    assert f"rank {rank} " in start.lost
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{1: LEFT}, {0: FAILED}, {0: LOST}],
+    ids=["it has left", "ended for a failure", "ended for a wait in vain"],
+)
+def test_who_says_why_is_no_loss_and_no_reason_for_one(start, said):
+    start.note_gone({1: "17"}, said)
+    assert start.lost is None
+
+
+def test_a_death_after_that_is_survived(start, tmp_path):
+    tell(tmp_path, TRAINS, 0, 1)
+    start.note_gone({1: "17"}, {})
+    assert start.lost is None and start.is_over
+
+
+def test_a_rank_that_never_signs_on_is_missed_when_it_has_no_process(start, tmp_path, processes):
+    assert ranks_running(tmp_path) == {0, 1}
+    for now in (0.0, 9.0):
+        start.look(now)  # none has signed on: mpiexec may not have started any
+    tell(tmp_path, ON, 0)
+    for now, lost in ((10.0, False), (11.0, False), (14.0, False), (15.0, True)):
+        start.look(now)
+        assert (start.lost is not None) == lost
+    assert start.lost.startswith("rank 2 was gone")
+
+
+def test_a_rank_that_takes_long_to_sign_on_is_waited_for(start, tmp_path, processes):
+    tell(tmp_path, ON, 0, 2)
+    for now in range(100, 200):
+        start.look(float(now))
+    assert start.lost is None
