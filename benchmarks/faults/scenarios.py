@@ -136,6 +136,7 @@ SCENARIOS = {
     "survive-saving": _saving,
     "survive-stop": _survive_stop,
     "survive-start": _survive_start,
+    "survive-start-hosts": _over_hosts(_survive_start),
     "spares": _spares,
     "spares-hosts": _over_hosts(_spares),
     "ends": _ends,

@@ -75,10 +75,10 @@ class Roll:
 
     def __enter__(self) -> Roll:
         remove_leftovers(self._shared)
-        everybody_here = self._shared is None
+        here = self._shared is None
         self._make_folder()
-        if self._training is not None and everybody_here:
-            self._start = Start(self._folder, self.ranks, self._training)
+        if self._training is not None:
+            self._start = Start(self._folder, self.ranks, self._training, here=here)
         self.environ = {FOLDER: str(self._folder)}  #: for the ranks
         self._ends = select.epoll()
         if self.ranks + _SPARE <= os.sysconf("SC_OPEN_MAX"):
@@ -118,7 +118,7 @@ class Roll:
         self._gone += gone
         said = self.said()
         if self._start is not None:
-            self._start.note_gone({rank: self._process(rank) for rank in gone}, said)
+            self._start.note_gone({rank: f"pid {self._process(rank)}" for rank in gone}, said)
         silent = [rank for rank in gone if rank not in said]
         if silent and self._killed is None and not self._may_be_a_consequence():
             self._killed = silent[0]
@@ -199,7 +199,7 @@ class Roll:
             return None
         self._looked = now
         if self._start is not None:
-            self._start.look(now)
+            self._start.look(now, self.said())
         if self.lost_at_start is not None:
             return self.lost_at_start
         failed = {FAILED, LOST} & {*self.said().values()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..communication.attendance import FAILED, LOST, ON, TRAINS
+from ..communication.attendance import FAILED, GONE, LOST, ON, TRAINS
 from .leftovers import ranks_running
 
 #: Once a rank has signed on, mpiexec has made the processes of all others within so long.
@@ -20,8 +20,9 @@ class Start:
     """
     Args:
         folder: of the job's roll.
-        ranks: of the job, all on this host.
+        ranks: of the job.
         training: so many of them, the first ones, make a learner; the others are in reserve.
+        here: whether all are on this host.
 
     Attributes:
         lost: which rank was gone without a word before it was over, in a few words.
@@ -29,8 +30,9 @@ class Start:
     Local.
     """
 
-    def __init__(self, folder: Path, ranks: int, training: int) -> None:
-        self._folder, self._ranks, self._training = folder, ranks, training
+    def __init__(self, folder: Path, ranks: int, training: int, *, here: bool) -> None:
+        self._folder, self._ranks, self._here = folder, ranks, here
+        self._training = frozenset(range(training))
         self.lost: str | None = None
         self._over = False
         self._first_s: float | None = None  # when a rank had signed on
@@ -38,30 +40,36 @@ class Start:
 
     @property
     def is_over(self) -> bool:
-        """Whether all ranks that train have made a learner."""
-        self._over = self._over or self._told(TRAINS).issuperset(range(self._training))
+        """Whether all ranks that train have made a learner. (Some on other hosts may not be able to
+        say so; but all make it together.)"""
+        if not self._over:
+            train = self._training & self._told(ON)
+            self._over = bool(train) and train <= self._told(TRAINS)
         return self._over
 
     def note_gone(self, processes: Mapping[int, str], said: Mapping[int, str]) -> None:
         """Ranks are gone.
 
         Args:
-            processes: their numbers, by rank, in the order in which they went.
+            processes: which they were, by rank, in the order in which they went.
             said: why ranks have ended, by rank, of those that have said it.
         """
         silent = [rank for rank in processes if rank not in said]
         if silent and not {FAILED, LOST} & {*said.values()}:
-            self._lose(f"rank {silent[0]} (pid {processes[silent[0]]})")
+            self._lose(f"rank {silent[0]} ({processes[silent[0]]})")
 
-    def look(self, now: float) -> None:
-        """Find ranks that were gone before they could sign on: their processes are not there. To be
-        called every now and then.
+    def look(self, now: float, said: Mapping[int, str]) -> None:
+        """Find ranks that were gone elsewhere; or before they could sign on, so that this host has
+        no process of them. To be called every now and then.
 
         Args:
             now: on the monotonic clock.
+            said: why ranks have ended, by rank, of those that have said it.
         """
+        for rank in sorted(self._told(GONE)):
+            self.note_gone({rank: "on another host"}, said)
         signed_on = self._told(ON)
-        if self.lost or self.is_over or not signed_on or len(signed_on) == self._ranks:
+        if not self._here or self.is_over or not signed_on or len(signed_on) == self._ranks:
             return
         self._first_s = self._first_s or now
         if now - self._first_s < _STARTS_S:

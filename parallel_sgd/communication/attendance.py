@@ -16,13 +16,17 @@ import threading
 from pathlib import Path
 
 from .board import FILE, own
-from .launched import FOLDER, launched_rank
+from .launched import FOLDER, launched_rank, survives
+from .mourner import Mourner
 
-PROCESS, ON, TRAINS, ASKED, CHECKPOINT = "process", "on", "trains", "asked", "checkpoint"
+PROCESS, ON, GONE, TRAINS = "process", "on", "gone", "trains"
 """Suffixes of a rank's files: the pipe that it holds, which tells the number of its process; that
-it has signed on, which is seen from other hosts, too, where they share the folder; that it has made
-a learner whose ranks survive each other; that it was asked to leave; the newest checkpoint that it
-knows to be written."""
+it has signed on, which is seen from other hosts, too, where they share the folder; that it has died
+on one of those; that it has made a learner whose ranks survive each other."""
+
+ASKED, CHECKPOINT = "asked", "checkpoint"
+"""Suffixes of a rank's files: that it was asked to leave; the newest checkpoint that it knows to be
+written."""
 
 BEGUN, OVER = "begun", "over"
 """Suffixes for a piece of work of all ranks that one of them brings to its end, a training session:
@@ -41,11 +45,12 @@ _CLOSED_FIRST = 200
 _LEAST_S = 60.0
 
 _signed_on: int | None = None  # this process, and no child of it
+_mourner: Mourner | None = None  # where one is needed
 
 
 def sign_on() -> None:
     """This process is a rank, from now on."""
-    global _signed_on
+    global _signed_on, _mourner
     _signed_on = os.getpid()
     board = place_of(FILE, of_rank=False)
     if board is not None:
@@ -54,14 +59,23 @@ def sign_on() -> None:
     if place is None:
         return
     _write(ON, "")
-    with contextlib.suppress(OSError):  # no launcher on this host: then this rank is not named
-        opened = os.open(place, os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            pipe = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _CLOSED_FIRST)  # until the end
-        finally:
-            os.close(opened)
-        os.register_at_fork(after_in_child=lambda: os.close(pipe))
-        os.write(pipe, f"{_signed_on}\n".encode())
+    try:
+        _hold(place)
+    except OSError:  # no launcher on this host: then this rank is not named
+        gone = place_of(GONE)
+        if survives() and gone is not None:
+            _mourner = Mourner(gone)
+
+
+def _hold(place: Path) -> None:
+    """Open the pipe that is there, until the end of this process, and tell its number."""
+    opened = os.open(place, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        pipe = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _CLOSED_FIRST)
+    finally:
+        os.close(opened)
+    os.register_at_fork(after_in_child=lambda: os.close(pipe))
+    os.write(pipe, f"{_signed_on}\n".encode())
 
 
 def sign_off(why: str) -> None:
@@ -81,7 +95,11 @@ def limit_the_end() -> None:
 
 def note_training() -> None:
     """From here on the others go on without this rank, and it without them."""
+    global _mourner
     _write(TRAINS, "")
+    if _mourner is not None:
+        _mourner.leave()
+        _mourner = None
 
 
 def note_asked() -> None:

@@ -102,6 +102,7 @@ REASONS = {
     "torch/arrays.py: finish_on_stream: synchronize": "likewise",
     "torch/buckets.py: Job.wait: synchronize": "likewise",
     "communication/staging.py: Staged._release: while": "as long as copies are done",
+    "communication/mourner.py: Mourner.leave: communicate": "it has been sent SIGKILL",
     "communication/mpi_endpoint.py: MpiEndpoint.arrivals: while": "as long as messages are here",
     "communication/mpi_endpoint.py: MpiEndpoint.close: Wait": "of a receive that was cancelled: "
     "local",

@@ -12,15 +12,15 @@ import pytest
 
 from parallel_sgd.command_line.leftovers import ranks_running
 from parallel_sgd.command_line.start import Start
-from parallel_sgd.communication.attendance import FAILED, LEFT, LOST, ON, TRAINS
-from parallel_sgd.communication.launched import FOLDER
+from parallel_sgd.communication.attendance import FAILED, GONE, LEFT, LOST, ON, TRAINS
+from parallel_sgd.communication.launched import FOLDER, SURVIVE
 
 RANKS, TRAINING = 3, 2  #: the last one is in reserve
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    return Start(tmp_path, RANKS, TRAINING)
+    return Start(tmp_path, RANKS, TRAINING, here=True)
 
 
 def tell(folder: Path, suffix: str, *ranks: int) -> None:
@@ -51,15 +51,16 @@ def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
-@pytest.mark.parametrize("gone", [{1: "17", 0: "16"}, {2: "18"}])
+@pytest.mark.parametrize("gone", [{1: "pid 17", 0: "pid 16"}, {2: "pid 18"}])
 def test_a_death_before_all_have_a_learner_is_in_vain(start, tmp_path, gone):
     """Also that of a rank in reserve: MPI_Init waits for it."""
+    tell(tmp_path, ON, 0, 1)
     tell(tmp_path, TRAINS, 0)
     start.note_gone(gone, {})
     rank, process = next(iter(gone.items()))
-    assert start.lost.startswith(f"rank {rank} (pid {process}) was gone without a word")
+    assert start.lost.startswith(f"rank {rank} ({process}) was gone without a word")
     tell(tmp_path, TRAINS, 1)
-    start.note_gone({0: "16"}, {})
+    start.note_gone({0: "pid 16"}, {})
     assert f"rank {rank} " in start.lost
 
 
@@ -69,29 +70,71 @@ def test_a_death_before_all_have_a_learner_is_in_vain(start, tmp_path, gone):
     ids=["it has left", "ended for a failure", "ended for a wait in vain"],
 )
 def test_who_says_why_is_no_loss_and_no_reason_for_one(start, said):
-    start.note_gone({1: "17"}, said)
+    start.note_gone({1: "pid 17"}, said)
     assert start.lost is None
 
 
-def test_a_death_after_that_is_survived(start, tmp_path):
-    tell(tmp_path, TRAINS, 0, 1)
-    start.note_gone({1: "17"}, {})
+@pytest.mark.parametrize("signed_on", [(0, 1, 2), (1,)], ids=["all", "those of this host"])
+def test_a_death_after_that_is_survived(start, tmp_path, signed_on):
+    tell(tmp_path, ON, *signed_on)
+    tell(tmp_path, TRAINS, *signed_on)
+    start.note_gone({1: "pid 17"}, {})
     assert start.lost is None and start.is_over
 
 
 def test_a_rank_that_never_signs_on_is_missed_when_it_has_no_process(start, tmp_path, processes):
     assert ranks_running(tmp_path) == {0, 1}
     for now in (0.0, 9.0):
-        start.look(now)  # none has signed on: mpiexec may not have started any
+        start.look(now, {})  # none has signed on: mpiexec may not have started any
     tell(tmp_path, ON, 0)
     for now, lost in ((10.0, False), (11.0, False), (14.0, False), (15.0, True)):
-        start.look(now)
+        start.look(now, {})
         assert (start.lost is not None) == lost
     assert start.lost.startswith("rank 2 was gone")
+
+
+def test_a_rank_that_dies_on_another_host_is_told_of(start, tmp_path):
+    tell(tmp_path, ON, 0, 1)
+    tell(tmp_path, GONE, 1)
+    start.look(0.0, {1: LEFT})
+    assert start.lost is None
+    start.look(1.0, {})
+    assert start.lost.startswith("rank 1 (on another host) was gone")
+
+
+#: A rank that finds no launcher on its host.
+ELSEWHERE = """
+import sys
+from parallel_sgd.communication.attendance import note_training, sign_on
+sign_on()
+if sys.argv[1] == "trains":
+    note_training()
+print(flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "trains"])
+def test_a_rank_elsewhere_is_mourned_until_it_trains(tmp_path, when):
+    variables = {FOLDER: str(tmp_path), SURVIVE: "1", "PMI_SIZE": "3", "PMI_RANK": "1"}
+    rank = subprocess.Popen(
+        [sys.executable, "-c", ELSEWHERE, when],
+        env={**os.environ, **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    rank.stdout.readline()
+    assert not (tmp_path / f"1.{GONE}").exists()
+    rank.kill()
+    _, errors = rank.communicate()  # at their end nobody is left who mourns
+    assert (tmp_path / f"1.{GONE}").exists() == (when == "before")
+    assert errors == ""
 
 
 def test_a_rank_that_takes_long_to_sign_on_is_waited_for(start, tmp_path, processes):
     tell(tmp_path, ON, 0, 2)
     for now in range(100, 200):
-        start.look(float(now))
+        start.look(float(now), {})
     assert start.lost is None
