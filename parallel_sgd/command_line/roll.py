@@ -68,7 +68,7 @@ class Roll:
         self._processes: dict[int, str] = {}  # their numbers, by the rank
         self._gone: list[int] = []  # in that order
         self._board: Board | None = None
-        self._looked = time.monotonic()
+        self._looked, self._polled_s = time.monotonic(), time.time()
         self._failed_s = self._stopped_s = self._gone_s = 0.0  # for how long a rank has, or all are
         self._killed: int | None = None  # who was gone before any rank had said what is wrong
         self.all_stopped: str | None = None  #: that the job is ended for that, in a line
@@ -112,13 +112,15 @@ class Roll:
         the kernel puts a pipe that is opened in line, too, until it has been looked at."""
         if not self._pipes:
             return
+        since_s, self._polled_s = self._polled_s, time.time()
         gone = [self._pipes[pipe] for pipe, _ in self._ends.poll(0, self.ranks)]
         if not gone:
             return
         self._gone += gone
         said = self.said()
         if self._start is not None:
-            self._start.note_gone({rank: f"pid {self._process(rank)}" for rank in gone}, said)
+            processes = {rank: f"pid {self._process(rank)}" for rank in gone}
+            self._start.note_gone(processes, said, since_s)
         silent = [rank for rank in gone if rank not in said]
         if silent and self._killed is None and not self._may_be_a_consequence():
             self._killed = silent[0]

@@ -6,9 +6,11 @@ there. So the launcher ends such a job, and may start it again: nothing has been
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..communication.abort import GRACE_S
 from ..communication.attendance import FAILED, GONE, LOST, ON, TRAINS
 from .leftovers import ranks_running
 
@@ -47,16 +49,25 @@ class Start:
             self._over = bool(train) and train <= self._told(TRAINS)
         return self._over
 
-    def note_gone(self, processes: Mapping[int, str], said: Mapping[int, str]) -> None:
+    def note_gone(
+        self, processes: Mapping[int, str], said: Mapping[int, str], since_s: float
+    ) -> None:
         """Ranks are gone.
 
         Args:
             processes: which they were, by rank, in the order in which they went.
             said: why ranks have ended, by rank, of those that have said it.
+            since_s: when they were still there, as `time.time` tells it.
         """
         silent = [rank for rank in processes if rank not in said]
-        if silent and not {FAILED, LOST} & {*said.values()}:
+        if silent and not self._ended_by(since_s):
             self._lose(f"rank {silent[0]} ({processes[silent[0]]})")
+
+    def _ended_by(self, time_s: float) -> bool:
+        """Whether a rank may have ended the others by then, for a failure of the program or a wait
+        in vain. (It waits before it does. Who hears of a death says LOST at once.)"""
+        waits = [path.stat().st_mtime + GRACE_S for path in self._folder.glob(f"*.{LOST}")]
+        return bool(self._told(FAILED)) or min(waits, default=math.inf) < time_s
 
     def look(self, now: float, said: Mapping[int, str]) -> None:
         """Find ranks that were gone elsewhere; or before they could sign on, so that this host has
@@ -66,8 +77,8 @@ class Start:
             now: on the monotonic clock.
             said: why ranks have ended, by rank, of those that have said it.
         """
-        for rank in sorted(self._told(GONE)):
-            self.note_gone({rank: "on another host"}, said)
+        for path in self._folder.glob(f"*.{GONE}"):
+            self.note_gone({int(path.stem): "on another host"}, said, path.stat().st_mtime)
         signed_on = self._told(ON)
         if not self._here or self.is_over or not signed_on or len(signed_on) == self._ranks:
             return

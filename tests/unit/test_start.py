@@ -15,6 +15,8 @@ from parallel_sgd.command_line.start import Start
 from parallel_sgd.communication.attendance import FAILED, GONE, LEFT, LOST, ON, TRAINS
 from parallel_sgd.communication.launched import FOLDER, SURVIVE
 
+NOW = 1e9  #: when ranks that are gone were still there
+
 RANKS, TRAINING = 3, 2  #: the last one is in reserve
 
 
@@ -56,29 +58,38 @@ def test_a_death_before_all_have_a_learner_is_in_vain(start, tmp_path, gone):
     """Also that of a rank in reserve: MPI_Init waits for it."""
     tell(tmp_path, ON, 0, 1)
     tell(tmp_path, TRAINS, 0)
-    start.note_gone(gone, {})
+    start.note_gone(gone, {}, NOW)
     rank, process = next(iter(gone.items()))
     assert start.lost.startswith(f"rank {rank} ({process}) was gone without a word")
     tell(tmp_path, TRAINS, 1)
-    start.note_gone({0: "pid 16"}, {})
+    start.note_gone({0: "pid 16"}, {}, NOW)
     assert f"rank {rank} " in start.lost
 
 
 @pytest.mark.parametrize(
-    "said",
-    [{1: LEFT}, {0: FAILED}, {0: LOST}],
-    ids=["it has left", "ended for a failure", "ended for a wait in vain"],
+    ("rank", "word", "seconds_ago", "is_lost"),
+    [
+        (1, LEFT, 0, False),
+        (0, FAILED, 0, False),
+        (0, LOST, 0, True),  # it has heard of the death
+        (0, LOST, 9, False),  # it has waited in vain, and ended the others
+    ],
 )
-def test_who_says_why_is_no_loss_and_no_reason_for_one(start, said):
-    start.note_gone({1: "pid 17"}, said)
-    assert start.lost is None
+def test_who_says_why_is_no_loss_and_what_follows_from_it_none(
+    start, tmp_path, rank, word, seconds_ago, is_lost
+):
+    tell(tmp_path, ON, 0, 1, 2)
+    tell(tmp_path, word, rank)
+    os.utime(tmp_path / f"{rank}.{word}", (NOW - seconds_ago, NOW - seconds_ago))
+    start.note_gone({1: "pid 17"}, {rank: word}, NOW)
+    assert (start.lost is not None) == is_lost
 
 
 @pytest.mark.parametrize("signed_on", [(0, 1, 2), (1,)], ids=["all", "those of this host"])
 def test_a_death_after_that_is_survived(start, tmp_path, signed_on):
     tell(tmp_path, ON, *signed_on)
     tell(tmp_path, TRAINS, *signed_on)
-    start.note_gone({1: "pid 17"}, {})
+    start.note_gone({1: "pid 17"}, {}, NOW)
     assert start.lost is None and start.is_over
 
 
