@@ -22,7 +22,7 @@ from .mourner import Mourner
 PROCESS, ON, GONE, TRAINS = "process", "on", "gone", "trains"
 """Suffixes of a rank's files: the pipe that it holds, which tells the number of its process; that
 it has signed on, which is seen from other hosts, too, where they share the folder; that it has died
-on one of those; that it has made a learner whose ranks survive each other."""
+on one of those; that it has made a learner."""
 
 ASKED, CHECKPOINT = "asked", "checkpoint"
 """Suffixes of a rank's files: that it was asked to leave; the newest checkpoint that it knows to be
@@ -94,9 +94,10 @@ def limit_the_end() -> None:
 
 
 def note_training() -> None:
-    """From here on the others go on without this rank, and it without them."""
+    """This rank has made a learner: where ranks survive each other, they do from here on."""
     global _mourner
-    _write(TRAINS, "")
+    if survives():
+        _write(TRAINS, "")
     if _mourner is not None:
         _mourner.leave()
         _mourner = None

@@ -82,7 +82,7 @@ class LearnerSetup(ABC):
             elif self.survival is None:  # else it knows what this rank has served already
                 self.survival = ServedSurvival(self)
             self.survival.begin()
-            note_training()
+        note_training()
 
     def _form(self) -> None:
         """Give every rank its role, and make the state before the first minibatch. Collective."""
