@@ -58,15 +58,15 @@ if os.environ.get("OMPI_COMM_WORLD_RANK") == "1" and not dies("first"):
 @pytest.mark.open_mpi
 def test_a_job_of_which_a_rank_dies_before_training_is_started_anew(folder: Path) -> None:
     """The others would wait for it in MPI_Init; and the same model comes of it."""
-    train = [TRAIN, "--epochs", "2", "--no-plot", "--hidden", "16", "--output"]
-    code, output = finished("simulate", "-n", "3", *train, "whole")
+    options = ["--epochs", "2", "--no-plot", "--hidden", "16", "--output"]
+    code, output = finished("simulate", "-n", "3", *options, "whole")
     assert code == 0, output
     (folder / "sitecustomize.py").write_text(DIES_TWICE)
     environ = ENVIRONMENT | {
         "PYTHONPATH": os.pathsep.join([str(folder), ENVIRONMENT["PYTHONPATH"]])
     }
     code, output = executed(
-        [*PARALLEL_SGD, "run", "-n", "3", "--survive", *train, "again"], environ=environ
+        [*PARALLEL_SGD, "run", "-n", "3", "--survive", TRAIN, *options, "again"], environ=environ
     )
     assert code == 0, output
     assert Path("first").exists() and Path("second").exists()
