@@ -29,6 +29,10 @@ OURS, PLAIN_LOOP = "no exchange", "PyTorch, no exchange"
 MOST_S, MOST_STEPS, WARM_UP = 60.0, 400, 5
 LR = 1e-4
 
+#: PyTorch's threads let go of the last step within so long. They need Python's lock for that, and
+#: DDP's end waits for them while it holds the lock: where it came sooner, the process would hang.
+IDLE_S = 0.5
+
 
 @dataclass(frozen=True)
 class OwnCost:
@@ -89,6 +93,7 @@ def measure(model: str, most_s: float = MOST_S, most_steps: int = MOST_STEPS) ->
         if t >= WARM_UP and time.perf_counter() > until:
             break
     dist.destroy_process_group()
+    time.sleep(IDLE_S)
     ours, plain, ddp = map(statistics.median, seconds)
     return OwnCost(model, ours, plain, ddp, len(seconds[0]))
 
