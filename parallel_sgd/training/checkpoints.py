@@ -101,9 +101,9 @@ class Checkpoints:
 
         Collective; on a rank that only serves it does nothing, since the workers save what servers
         hold. Waits until the checkpoint before is written. What goes wrong in the background is
-        raised on all ranks by the next step, and by the next `save`, `wait`, `close` or
-        `load_checkpoint` of this folder. Cost in the foreground: a copy of
-        the state, whose memory is kept for the next one; on the disk the state of every rank.
+        raised on all ranks by the next step, `save`, `wait`, `close` or `load_checkpoint` of this
+        folder, whichever comes first. Cost in the foreground: a copy of the state, whose memory is
+        kept for the next one; on the disk the state of every rank.
         """
         if self._closed:
             raise UserError(f"Checkpoints({str(self.folder)!r}) are closed: nothing more is saved")
@@ -348,8 +348,11 @@ def wait_for_writing(path: Path) -> SharedProblem | None:
         concerned = [writing for folder in folders for writing in _written_now.get(folder, ())]
     problems: dict[str, None] = {}
     for writing in concerned:
+        told = writing.done and not writing.failed
         error = writing.error()
         _forget(writing)
+        if told:
+            continue
         if isinstance(error, UserError):
             problems[str(error)] = None
         elif error is not None:

@@ -223,6 +223,35 @@ def test_a_full_disk_leaves_nothing_behind(on_ranks, tmp_path, monkeypatch, name
     on_ranks(body)
 
 
+def test_what_a_step_has_told_is_not_told_again(on_ranks, tmp_path, monkeypatch):
+    """By another learner of this program, that goes on from the checkpoint before."""
+    right = checkpoint_files.write_rank
+
+    def full(*arguments: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def body(comm: Communicator) -> None:
+        folder = shared(comm, tmp_path)
+        learner, checkpoints = learner_of("data-parallel", comm), psgd.Checkpoints(folder)
+        checkpoints.save(learner)
+        good = checkpoints.wait()
+        comm.barrier()
+        monkeypatch.setattr(checkpoint_files, "write_rank", full)
+        comm.barrier()
+        checkpoints.save(learner)
+        while checkpoints.writing:
+            time.sleep(0.001)
+        comm.barrier()
+        with pytest.raises(UserError, match="no checkpoint could be written to"):
+            train(learner, 0)
+        comm.barrier()
+        monkeypatch.setattr(checkpoint_files, "write_rank", right)
+        another = learner_of("data-parallel", comm)
+        assert psgd.load_checkpoint(another, folder).path == good
+
+    on_ranks(body)
+
+
 def test_what_json_cannot_hold_is_said_on_all_ranks(comm, tmp_path):
     learner, checkpoints = (
         learner_of("data-parallel", comm),
