@@ -130,7 +130,6 @@ def test_more_ranks_than_descriptors_are_not_watched():
 KILLED = """
 import mmap, os, signal
 from pathlib import Path
-from parallel_sgd.command_line import leftovers
 from parallel_sgd.command_line.roll import Roll
 from parallel_sgd.communication.launched import FOLDER
 with Roll(2) as roll:
