@@ -195,7 +195,7 @@ class Run:
         fault.prepare(self)
         places = [self.hosts.folder] if self.hosts else []
         before = Belongings(self.folder / TEMPORARY, *places, work=self.folder)
-        again = self.scenario.expected == "resumes"
+        again = self.scenario.expected == "resumes" and not self.goes_on_by_itself
         times = int(self.random.integers(1, self.scenario.most + 1))
         outcome = Outcome(self.key, self.name, self.number, undisturbed=self.reference.loss)
         struck: list[float] = []

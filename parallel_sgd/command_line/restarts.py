@@ -84,6 +84,7 @@ class Restarts:
         self._done = self._in_vain = self._waits = self._lost_at_start = 0
         self._checkpoint: str | None = None
         self._deadline = Deadline.after(request.timeout_s)
+        self._judged = bool(request.restarts or request.survive)  # by the ranks' words alone
 
     def run(self) -> int:
         """Run the job to its end, and return the exit code.
@@ -124,24 +125,34 @@ class Restarts:
         launch, began = self._plan(replace(request, restart=self._done)), time.monotonic()
         print(f"parallel-sgd: {launch.line()}", file=sys.stderr, flush=True)
         assert request.ranks is not None
-        judged = request.restarts or request.survive
-        shared = Path.cwd() if judged and self._hosts.elsewhere else None
+        shared = Path.cwd() if self._judged and self._hosts.elsewhere else None
         training = request.ranks - (request.spares or 0) if request.survive else None
         with Roll(request.ranks, shared, training=training) as roll:
             environ = {**self._environ, **launch.environ, **roll.environ}
             code = run_job(launch.command, environ, self._deadline, roll, signals)
             verdict = judge(code, roll, survive=request.survive)
-            if verdict.end is End.COMPLETE and judged and not verdict.told:
-                print(
-                    "parallel-sgd: no rank could say whether it is complete (do all hosts share "
-                    f"{str(Path.cwd())!r}?): that is mpiexec's word alone",
-                    file=sys.stderr,
-                )
+            if verdict.end is End.COMPLETE and self._judged:
+                self._tell_of_doubt(code, verdict)
             gone = None if request.survive else roll.gone_without_a_word()
             seconds = time.monotonic() - began
             stopped = bool(signals.ending) or code == TIMED_OUT
             asked = bool(signals.notices) or roll.asked()
             return Attempt(code, verdict, seconds, roll.newest_checkpoint(), gone, stopped, asked)
+
+    def _tell_of_doubt(self, code: int, verdict: Verdict) -> None:
+        """Of a complete job, where mpiexec alone says that it is, or says that it is not."""
+        if not verdict.told:
+            print(
+                "parallel-sgd: no rank could say whether it is complete (do all hosts share "
+                f"{str(Path.cwd())!r}?): that is mpiexec's word alone",
+                file=sys.stderr,
+            )
+        elif code != 0 and not self._request.survive:  # which loses ranks, and says so
+            print(
+                "parallel-sgd: complete: all ranks have come to the end of the program; only after "
+                f"that has something ended mpiexec with exit code {code}",
+                file=sys.stderr,
+            )
 
     def _may_go_on(self, attempt: Attempt) -> bool:
         """Whether a job has been lost for which restarts were asked; tells what there is to tell of
@@ -177,7 +188,7 @@ class Restarts:
         if attempt.verdict.end is End.PREEMPTED:
             return PREEMPTED
         if attempt.verdict.end is End.COMPLETE and not attempt.stopped:
-            return 0 if self._request.survive else attempt.code
+            return 0 if self._judged else attempt.code
         return attempt.code or 1
 
     def _why_not_again(self, attempt: Attempt | None) -> str | None:

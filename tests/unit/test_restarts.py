@@ -108,12 +108,16 @@ def test_a_lost_job_is_started_again_and_told_how_often(play, capsys):
         ({"code": 75, "files": words(PREEMPTED, PREEMPTED)}, 75),
         ({"code": 0, "files": words(PREEMPTED)}, 75),
         (WELL, 0),
-        ({**WELL, "code": 5}, 5),
+        ({**WELL, "code": 5}, 0),  # something has ended it as it was complete
         ({"code": 0}, 0),  # ranks on other hosts, that cannot say anything
     ],
 )
 def test_what_is_not_started_again(play, step, code):
     assert play(step) == (code, [[["3"], "this-job", 0]])
+
+
+def test_without_restarts_it_is_mpiexecs_exit_code(play):
+    assert play({**WELL, "code": 5}, restarts=0)[0] == 5
 
 
 def test_a_job_that_was_lost_has_no_exit_code_of_0(play):
