@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parallel_sgd.command_line.cluster import BURST, EmulatedHosts
-from parallel_sgd.command_line.cluster.links import port
+from parallel_sgd.command_line.cluster.links import address, port
 
 from .child import CHECKPOINTS
 from .diary import Place
@@ -27,6 +28,20 @@ if TYPE_CHECKING:
 DISK_KIB = 4096
 BALLAST = "ballast"
 SLOW_BITS_PER_S = 5e6
+
+#: Waits until a host answers, for 30 s at most: that nobody listens there is an answer.
+KNOCK = """
+import errno, socket, sys, time
+until = time.monotonic() + 30
+while True:
+    with socket.socket() as asks:
+        asks.settimeout(1)
+        if asks.connect_ex((sys.argv[1], 9)) in (0, errno.ECONNREFUSED):
+            break
+    if time.monotonic() > until:
+        sys.exit(f"{sys.argv[1]} does not answer over a link that was restored")
+    time.sleep(0.05)
+"""
 
 
 class Fault(ABC):
@@ -145,6 +160,9 @@ class Cut(Passing):
         hosts = _hosts(run)
         for host in range(len(hosts.names)):
             hosts.mend(host)
+        for name in hosts.names:  # its kernel has found out that nobody answers, and has to forget
+            knock = [sys.executable, "-c", KNOCK, address(0)]
+            subprocess.run(["ip", "netns", "exec", name, *knock], check=True)
 
 
 class Slow(Passing):

@@ -18,9 +18,9 @@ from ..communication.launched import job_name, restarts
 from ..errors import UserError
 from ..validation import checked_path
 from .checkpoint_config import CheckpointConfig
-from .checkpoint_files import checkpoints_in, read_manifest, require_whole, set_aside_after
+from .checkpoint_files import NAME, checkpoints_in, read_manifest, require_whole, set_aside_after
 from .learner import Learner
-from .loading import LoadedCheckpoint, load_checkpoint
+from .loading import LoadedCheckpoint, folder_of, load_checkpoint
 
 
 def checkpoint_to_resume(config: CheckpointConfig) -> Path | None:
@@ -29,7 +29,13 @@ def checkpoint_to_resume(config: CheckpointConfig) -> Path | None:
 
     Cost: after a restart reads a checkpoint of all ranks once.
     """
-    return _own(Path(config.folder)) or config.to_resume
+    own, given = _own(Path(config.folder)), config.to_resume
+    if own is not None or given is None or not restarts() or not given.is_dir():
+        return own or given
+    if NAME.fullmatch(given.name):  # one checkpoint
+        return given
+    other = _of_others(folder_of(given))
+    return given if other is None and config.resume is not True else other
 
 
 def resume(
@@ -70,7 +76,7 @@ def resume(
 def _newest(folder: Path) -> Path | None:
     if not restarts():
         return next(reversed(checkpoints_in(folder)), None)
-    path = _own(folder) or newest_whole(folder)
+    path = _own(folder) or _of_others(folder)
     if path is not None:
         set_aside_after(path)
     return path
@@ -89,6 +95,12 @@ def _own(folder: Path) -> Path | None:
     )
     print_labelled(f"parallel-sgd: restart {number} {goes_on}")
     return path
+
+
+def _of_others(folder: Path) -> Path | None:
+    """The newest whole checkpoint that was there before this job, which has none itself: where it
+    was started first."""
+    return newest_whole(folder, lambda job: job != job_name())
 
 
 def newest_whole(

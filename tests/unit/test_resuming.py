@@ -113,6 +113,25 @@ def test_a_damaged_newest_checkpoint_is_passed_over(job, capsys):
     assert f"goes on from checkpoint 'run/checkpoints/{56:012d}'" in said
 
 
+@pytest.mark.parametrize(("resume", "before"), [(True, 0), (True, 32), ("run", 32)])
+def test_the_only_checkpoint_of_the_job_is_damaged(job, capsys, resume, before):
+    """It begins as it has begun: with nothing, or after what another run had left."""
+    config = psgd.CheckpointConfig(folder="run/checkpoints", every=8, resume=resume)
+    options = {"folder": None, "checkpoints": config}
+    if before:
+        assert job(0, name="older", ends_after=before + 8, folder=None) is None
+    expected = whole_without_folder(job)
+    assert job(0, ends_after=before + 16, **options) is None
+    newest = Path("run/checkpoints", checkpoints()[-1])
+    assert int(newest.name) == before + 8
+    file = newest / "rank-00000.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+    done = job(1, **options)
+    assert same(done, expected)
+    said = capsys.readouterr().err
+    assert "passed over: checkpoint" in said and "begins as the job has begun" in said
+
+
 def test_only_what_the_job_itself_has_written(job, capsys):
     """A run that began anew in a folder of old checkpoints does not go on from those."""
     x = {"folder": None}
