@@ -7,13 +7,13 @@ import os
 import shlex
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
+from ..communication.stderr import tell
 from .batch import Allocation
 from .hostfiles import MPICH, Hostfile
 from .interfaces import interfaces
@@ -79,13 +79,12 @@ class Hosts:
         ranks, least = min(request.ranks, room), request.min_ranks or request.ranks
         told = f"parallel-sgd: no answer from {', '.join(silent)}: "
         if ranks < least:
-            print(
+            tell(
                 f"{told}there is room for {ranks} ranks, and at least {least} are wanted "
-                "(--min-ranks)",
-                file=sys.stderr,
+                "(--min-ranks)"
             )
             return None
-        print(f"{told}going on with {ranks} ranks on the other hosts", file=sys.stderr)
+        tell(f"{told}going on with {ranks} ranks on the other hosts")
         return replace(request, ranks=ranks, hostfile=left)
 
     def _answers(self, name: str) -> bool:
@@ -99,7 +98,8 @@ class Hosts:
             asked = subprocess.run(
                 [*agent, *options, name, "true"],
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
+                stdout=subprocess.DEVNULL,  # a pipe would wait for whatever ssh leaves running
+                stderr=subprocess.DEVNULL,
                 timeout=ANSWER_S,
             )
         except (OSError, subprocess.TimeoutExpired):

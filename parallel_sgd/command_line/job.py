@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
+from ..communication.stderr import tell
 from ..errors import UserError
 from .leftovers import remove_session
 from .roll import Roll
@@ -101,11 +102,22 @@ def run_job(
     if signals is None:
         with caught() as signals:
             return run_job(command, environ, deadline, roll, signals)
-    passed_on = 0
     try:
         job = subprocess.Popen(command, env=environ, preexec_fn=_before_exec(signals.chosen))
     except OSError as error:
         raise UserError(f"mpiexec must be a program that runs: {command[0]!r} ({error})") from None
+    try:
+        return _until_it_ends(job, deadline, roll, signals)
+    except BaseException:  # an error of ours: nothing is to be left behind
+        _end(job, signal.SIGTERM)
+        raise
+
+
+def _until_it_ends(
+    job: subprocess.Popen[bytes], deadline: Deadline | None, roll: Roll | None, signals: Signals
+) -> int:
+    """Wait for the end of an mpiexec, or end it; as `run_job`."""
+    passed_on = 0
     if roll is not None:
         roll.note_mpiexec(job.pid)
     while job.poll() is None:
@@ -113,7 +125,7 @@ def run_job(
             _end(job, signals.ending[0])
             break
         if deadline is not None and deadline.is_over:
-            print(f"parallel-sgd: error: {deadline.told}", file=sys.stderr)
+            tell(f"parallel-sgd: error: {deadline.told}")
             if roll is not None:
                 roll.show_stacks()
             _end(job, signal.SIGTERM)
@@ -124,7 +136,7 @@ def run_job(
             roll.look()
             why = roll.does_not_end()
             if why is not None:
-                print(f"parallel-sgd: error: {why}; ending it", file=sys.stderr)
+                tell(f"parallel-sgd: error: {why}; ending it")
                 _end(job, signal.SIGTERM)
                 return int(not roll.all_left)
         if len(signals.notices) > passed_on:
@@ -132,7 +144,7 @@ def run_job(
             passed_on += 1
     remove_session(job.pid)
     if signals.ending:  # also where mpiexec was quicker: a terminal sends its Ctrl-C to both
-        print(f"parallel-sgd: {signals.ending[0].name}: the job was ended", file=sys.stderr)
+        tell(f"parallel-sgd: {signals.ending[0].name}: the job was ended")
         return 128 + signals.ending[0]
     return job.returncode if job.returncode >= 0 else 128 - job.returncode
 
@@ -140,7 +152,7 @@ def run_job(
 def _pass_on(notice: signal.Signals, job: subprocess.Popen[bytes], roll: Roll | None) -> None:
     """Tell ranks that they are to leave: those on this host, and by mpiexec where there are others.
     (One that only serves could not speak for the others.)"""
-    print(f"parallel-sgd: {notice.name}: the ranks are asked to leave", file=sys.stderr, flush=True)
+    tell(f"parallel-sgd: {notice.name}: the ranks are asked to leave")
     if roll is None or not (roll.pass_on(notice) and roll.all_here):
         job.send_signal(CARRIER)
 

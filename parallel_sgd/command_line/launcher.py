@@ -20,10 +20,12 @@ from ..communication.launched import (
     FOLDER,
     GPUS_PER_RANK,
     INTERFACE,
+    JOB,
     LOG_DIR,
     PREEMPT_ON,
     REQUESTED_RANKS,
     REQUEUE,
+    RESTART,
     ROLE,
     SERVERS,
     SPARES,
@@ -58,7 +60,7 @@ THREAD_VARIABLES = (
 #: Variables of the user's that Open MPI shall give to ranks on other hosts.
 _PASSED_ON = (
     *(SERVERS, SURVIVE, SPARES, ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, WAIT_TIMEOUT_S),
-    *(PREEMPT_ON, REQUEUE),
+    *(PREEMPT_ON, REQUEUE, JOB, RESTART),
     "PYTHONPATH",
 )
 

@@ -9,7 +9,6 @@ ranks find by the name of the job (`training.resuming`).
 from __future__ import annotations
 
 import os
-import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Protocol
 
 from ..communication.launched import JOB, RESTART, restarts
 from ..communication.preemption import chosen_signals, requeue
+from ..communication.stderr import tell
 from .answering import Hosts
 from .job import TIMED_OUT, Deadline, Signals, caught, run_job
 from .roll import Roll
@@ -103,7 +103,7 @@ class Restarts:
                     return self._left() if asked and lost else self._exit_code(attempt)
                 why = attempt.verdict.why if attempt else TOO_FEW
                 if problem := self._why_not_again(attempt):
-                    print(f"parallel-sgd: error: {why}; {problem}", file=sys.stderr, flush=True)
+                    tell(f"parallel-sgd: error: {why}; {problem}")
                     return self._exit_code(attempt)
                 pause = min(FIRST_PAUSE_S * 2 ** min(self._waits, 10), LONGEST_PAUSE_S)
                 self._waits += 1
@@ -113,7 +113,7 @@ class Restarts:
                     self._done += 1
                     what = f"restart {self._done} of {self._request.restarts} in {pause:g} s, from "
                     what += self._from()
-                print(f"parallel-sgd: {why}: {what}", file=sys.stderr, flush=True)
+                tell(f"parallel-sgd: {why}: {what}")
                 self._pause(pause, signals)
                 if not self._is_over(signals):
                     request = self._hosts.possible(self._request)  # takes its time, too
@@ -123,7 +123,7 @@ class Restarts:
     def _attempt(self, request: Request, signals: Signals) -> Attempt:
         """Start the job once."""
         launch, began = self._plan(replace(request, restart=self._done)), time.monotonic()
-        print(f"parallel-sgd: {launch.line()}", file=sys.stderr, flush=True)
+        tell(f"parallel-sgd: {launch.line()}")
         assert request.ranks is not None
         shared = Path.cwd() if self._judged and self._hosts.elsewhere else None
         training = request.ranks - (request.spares or 0) if request.survive else None
@@ -142,16 +142,14 @@ class Restarts:
     def _tell_of_doubt(self, code: int, verdict: Verdict) -> None:
         """Of a complete job, where mpiexec alone says that it is, or says that it is not."""
         if not verdict.told:
-            print(
+            tell(
                 "parallel-sgd: no rank could say whether it is complete (do all hosts share "
-                f"{str(Path.cwd())!r}?): that is mpiexec's word alone",
-                file=sys.stderr,
+                f"{str(Path.cwd())!r}?): that is mpiexec's word alone"
             )
         elif code != 0 and not self._request.survive:  # which loses ranks, and says so
-            print(
+            tell(
                 "parallel-sgd: complete: all ranks have come to the end of the program; only after "
-                f"that has something ended mpiexec with exit code {code}",
-                file=sys.stderr,
+                f"that has something ended mpiexec with exit code {code}"
             )
 
     def _may_go_on(self, attempt: Attempt) -> bool:
@@ -159,24 +157,22 @@ class Restarts:
         its end."""
         lost = attempt.verdict.end is End.LOST
         if lost and attempt.gone and not attempt.stopped:
-            print(f"parallel-sgd: error: {attempt.gone}", file=sys.stderr)
+            tell(f"parallel-sgd: error: {attempt.gone}")
         at_start = attempt.verdict.at_start
         if lost and self._request.survive and not attempt.stopped and not at_start:
-            print(f"parallel-sgd: error: not complete: {attempt.verdict.why}", file=sys.stderr)
+            tell(f"parallel-sgd: error: not complete: {attempt.verdict.why}")
         if attempt.verdict.end is End.FAILED and self._request.restarts:
-            print(
-                "parallel-sgd: the program has failed by itself, and would do so again: no restart",
-                file=sys.stderr,
+            tell(
+                "parallel-sgd: the program has failed by itself, and would do so again: no restart"
             )
         may = not attempt.stopped and not attempt.asked
         return lost and may and (self._request.restarts > 0 or at_start)
 
     def _left(self) -> int:
         """The end of a job that was asked to leave, and was lost before its ranks could do so."""
-        print(
+        tell(
             "parallel-sgd: asked to leave: the job was lost before it had saved its state; the "
-            "newest checkpoint is what it can go on from",
-            file=sys.stderr,
+            "newest checkpoint is what it can go on from"
         )
         if self._request.requeue:
             requeue()
@@ -238,7 +234,7 @@ class Restarts:
         if signals.notices:
             return self._left()
         assert self._deadline is not None
-        print(f"parallel-sgd: error: {self._deadline.told}", file=sys.stderr)
+        tell(f"parallel-sgd: error: {self._deadline.told}")
         return TIMED_OUT
 
 

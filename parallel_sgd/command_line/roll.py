@@ -23,7 +23,7 @@ from ..communication.attendance import (
     PROCESS,
     WORDS,
 )
-from ..communication.board import FILE, SHOW_STACKS, SHOWN_S, Board, Conduct, make_board
+from ..communication.board import FILE, SHOW_STACKS, SHOWN_S, Board, Conduct, is_running, make_board
 from ..communication.communicator import TIMEOUT_S
 from ..communication.launched import FOLDER
 from .leftovers import MPIEXEC, locked_folder, remove, remove_leftovers
@@ -37,6 +37,9 @@ _ENDS_S = 20.0
 
 #: How often the launcher looks what the ranks do. Where it was stopped itself that does not count.
 _LOOKS_EVERY_S = 1.0
+
+#: A process that has closed its pipe as it ends is gone after so many seconds.
+_DIES_S = 0.2
 
 #: How long the kernel may take to end killed ranks.
 _ENDING_S = 10.0
@@ -67,6 +70,7 @@ class Roll:
         self._pipes: dict[int, int] = {}  # ranks, by the descriptor of their pipe
         self._processes: dict[int, str] = {}  # their numbers, by the rank
         self._gone: list[int] = []  # in that order
+        self._replaced: set[int] = set()  # who has another program now
         self._board: Board | None = None
         self._looked, self._polled_s = time.monotonic(), time.time()
         self._failed_s = self._stopped_s = self._gone_s = 0.0  # for how long a rank has, or all are
@@ -113,7 +117,8 @@ class Roll:
         if not self._pipes:
             return
         since_s, self._polled_s = self._polled_s, time.time()
-        gone = [self._pipes[pipe] for pipe, _ in self._ends.poll(0, self.ranks)]
+        closed = [self._pipes[pipe] for pipe, _ in self._ends.poll(0, self.ranks)]
+        gone = [rank for rank in closed if not self._lives_on(rank)]
         if not gone:
             return
         self._gone += gone
@@ -125,9 +130,22 @@ class Roll:
         if silent and self._killed is None and not self._may_be_a_consequence():
             self._killed = silent[0]
 
+    def _lives_on(self, rank: int) -> bool:
+        """Whether the process of a rank that has closed its pipe is still there: it has replaced
+        its program (os.execv) by one that does not say anything any more."""
+        process = self._process(rank)
+        until = time.monotonic() + _DIES_S
+        while process and is_running(int(process)):
+            if time.monotonic() > until:
+                self._replaced.add(rank)
+                return True
+            time.sleep(0.001)
+        return False
+
     def note_mpiexec(self, pid: int) -> None:
         """It has started: the next launcher removes what it leaves, if this one is killed."""
-        (self._folder / MPIEXEC).write_text(str(pid))
+        with contextlib.suppress(OSError):  # a full disk, say
+            (self._folder / MPIEXEC).write_text(str(pid))
 
     @property
     def all_here(self) -> bool:
@@ -162,8 +180,9 @@ class Roll:
         return any(self._folder.glob(f"*.{ASKED}"))
 
     def seen(self) -> bool:
-        """Whether any rank has signed on, as far as can be told."""
-        return any(self._folder.glob(f"*.{ON}"))
+        """Whether any rank has signed on, as far as can be told, and may say how it ends."""
+        on = {int(path.stem) for path in self._folder.glob(f"*.{ON}")}
+        return bool(on - self._replaced)
 
     def unfinished(self) -> bool:
         """Whether some work of all ranks was begun, and nobody is left who brought it to its
@@ -214,7 +233,7 @@ class Roll:
             return f"all ranks have ended, and mpiexec has not within {_ENDS_S:g} s"
         lines = [] if self._board is None else self._board.lines()
         conducts = {line.conduct(now) for line in lines}
-        stopped = len(lines) == self.ranks and conducts == {Conduct.STOPPED}
+        stopped = len(lines) == self.ranks and conducts - {Conduct.GONE} == {Conduct.STOPPED}
         self._stopped_s = self._stopped_s + _LOOKS_EVERY_S if stopped else 0.0
         timeout_s = max((line.timeout_s for line in lines), default=0.0) or TIMEOUT_S
         if self._stopped_s > timeout_s:
@@ -274,7 +293,7 @@ class Roll:
     @staticmethod
     def _read(path: Path) -> str:
         with contextlib.suppress(FileNotFoundError):
-            return path.read_text().strip()
+            return os.fsdecode(path.read_bytes()).strip()
         return ""
 
     def _process(self, rank: int) -> str:

@@ -28,6 +28,7 @@ from ..errors import RanksLost, SharedError, SharedLoss, UserError, WaitedInVain
 from ..validation import line_of
 from .attendance import FAILED, LOST, sign_off
 from .launched import is_hydra, launched_rank, launched_size, srun_step
+from .stderr import tell
 
 #: Before it ends the job a rank waits so long: others with the same error can print it too, and
 #: mpiexec reads what was printed; MPICH's drops what is still on its way when a rank aborts.
@@ -146,10 +147,12 @@ def rank_label() -> str:
 
 
 def _wait_for_all(mpi: Any) -> None:
-    """Wait until every rank is here, `_PRINT_S` at most."""
-    barrier, deadline = mpi.COMM_WORLD.Ibarrier(), time.monotonic() + _PRINT_S
-    while not barrier.Test() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    """Wait until every rank is here, `_PRINT_S` at most; not at all where one has died."""
+    deadline = time.monotonic() + _PRINT_S
+    with contextlib.suppress(mpi.Exception):
+        barrier = mpi.COMM_WORLD.Ibarrier()
+        while not barrier.Test() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def report(error: BaseException) -> int:
@@ -227,10 +230,7 @@ def dead_rank_errors(mpi: Any) -> set[int]:
 def print_labelled(text: str) -> None:
     """Write lines to stderr in one piece, each led by the rank: ranks share one terminal."""
     label = rank_label()
-    lines = [f"{label}{line}\n" for line in text.splitlines()]
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write("".join(lines))
-        sys.stderr.flush()
+    tell(*(f"{label}{line}" for line in text.splitlines()))
 
 
 def users_line(stack: traceback.StackSummary) -> str:

@@ -134,4 +134,4 @@ def _write(suffix: str, text: str) -> None:
     place = place_of(suffix)
     if place is not None:
         with contextlib.suppress(OSError):  # a full disk, say
-            place.write_text(text)
+            place.write_bytes(os.fsencode(text))

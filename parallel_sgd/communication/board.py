@@ -145,16 +145,18 @@ class Board:
         if line.rank < self.size:
             numbers = (line.process, line.birth, line.written, line.moved, line.waits_since)
             name = line.name.encode()[:NAME_BYTES]
-            _LINE.pack_into(self._memory, line.rank * LINE_BYTES, *numbers, line.timeout_s, name)
+            at = line.rank * LINE_BYTES  # at once: `pack_into` would write zeros before
+            self._memory[at : at + _LINE.size] = _LINE.pack(*numbers, line.timeout_s, name)
 
     def lines(self) -> list[Line]:
         """Of the ranks on this host that have written any, in their order."""
         return [line for rank in range(self.size) if (line := self._line(rank)).process]
 
     def _line(self, rank: int) -> Line:
-        (process, birth, written, moved, waits_since, timeout_s, name) = _LINE.unpack_from(
-            self._memory, rank * LINE_BYTES
-        )
+        at, before = rank * LINE_BYTES, None
+        while (line := self._memory[at : at + _LINE.size]) != before:  # it may just be written
+            before = line
+        process, birth, written, moved, waits_since, timeout_s, name = _LINE.unpack(line)
         text = name.rstrip(b"\0").decode(errors="replace")
         return Line(rank, process, birth, written, moved, waits_since, timeout_s, text)
 
@@ -164,7 +166,7 @@ def make_board(path: Path, ranks: int) -> Board:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
     try:
-        os.ftruncate(descriptor, ranks * LINE_BYTES)
+        os.posix_fallocate(descriptor, 0, ranks * LINE_BYTES)  # an error where there is no room
         return Board(mmap.mmap(descriptor, ranks * LINE_BYTES))
     finally:
         os.close(descriptor)
@@ -266,3 +268,9 @@ def _state(process: int, birth: int) -> str | None:
     if not stat or int(stat[19]) != birth or stat[0] in "ZX":
         return None
     return stat[0]
+
+
+def is_running(process: int) -> bool:
+    """Whether there is such a process, and it has not ended. Local."""
+    stat = _stat(process)
+    return bool(stat) and stat[0] not in "ZX"

@@ -21,24 +21,27 @@ _GUARD = """
 import os, select, signal, struct, sys, time
 pid, timeout_s, grace_s, message, lost, board, form, length, show, rank = sys.argv[1:]
 if not select.select([0], [], [], float(timeout_s))[0]:
-    print(message, file=sys.stderr, flush=True)
-    if lost:
-        open(lost, "w").close()
-    if board:
-        length, memory = int(length), open(board, "rb").read()
-        lines = [struct.unpack_from(form, memory, k) for k in range(0, len(memory), length)]
-        there = {k: line for k, line in enumerate(lines) if line[0]}
-        late = [k for k, line in there.items() if not line[4]]
-        if late:
-            names = ", ".join(f"{k} (pid {there[k][0]})" for k in late)
-            text = f"[rank {rank}] parallel_sgd: not there, on this host: rank {names}"
-            print(text, file=sys.stderr, flush=True)
-        if int(show) and int(rank) == min(there.keys() - set(late), default=-1):
-            for line in there.values():
-                try:
-                    os.kill(line[0], int(show))
-                except OSError:
-                    pass
+    try:
+        print(message, file=sys.stderr, flush=True)
+        if lost:
+            open(lost, "w").close()
+        if board:
+            length, memory = int(length), open(board, "rb").read()
+            lines = [struct.unpack_from(form, memory, k) for k in range(0, len(memory), length)]
+            there = {k: line for k, line in enumerate(lines) if line[0]}
+            late = [k for k, line in there.items() if not line[4]]
+            if late:
+                names = ", ".join(f"{k} (pid {there[k][0]})" for k in late)
+                text = f"[rank {rank}] parallel_sgd: not there, on this host: rank {names}"
+                print(text, file=sys.stderr, flush=True)
+            if int(show) and int(rank) == min(there.keys() - set(late), default=-1):
+                for line in there.values():
+                    try:
+                        os.kill(line[0], int(show))
+                    except OSError:
+                        pass
+    except OSError:  # a full disk, say: what is to be said is worth no hang
+        pass
     time.sleep(float(grace_s))  # for the others that wait too, to say so
     os.kill(int(pid), signal.SIGKILL)
 """

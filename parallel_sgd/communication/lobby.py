@@ -15,6 +15,7 @@ capability", IJHPCA 2013 (revoke, shrink, agree).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -25,11 +26,12 @@ import numpy as np
 from mpi4py import MPI
 
 from .abort import print_labelled
-from .attendance import LEFT, LOST, sign_off
+from .attendance import FAILED, LEFT, LOST, sign_off
 from .backoff import Backoff
 from .loss import is_loss
 from .phrases import in_words
 from .regroup import Grouping, Member, Role, grouping
+from .stderr import tell
 from .unresponsive import Killing
 from .watchdog import Watchdog, standing_by
 
@@ -214,7 +216,13 @@ def _all_agree(comm: MPI.Intracomm, ready: bool) -> bool:
 
 def end_without_mpi(*, well: bool = True) -> NoReturn:
     """End the process, without MPI_Finalize."""
+    try:
+        with contextlib.suppress(ValueError, AttributeError):  # it is closed, or there is none
+            sys.stdout.flush()
+    except OSError as error:
+        print_labelled(f"parallel-sgd: error: what was printed could not be written: {error}")
+        sign_off(FAILED)
+        well = False
     sign_off(LEFT if well else LOST)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    tell()
     os._exit(int(not well))

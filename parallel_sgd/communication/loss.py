@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from .communicator import Communicator
 
 
+MOST_IN_VAIN = 3
+"""Times that the ranks regroup, and nobody was missing, in a row: then something else is wrong."""
+
+
 def is_loss(error: BaseException | None) -> bool:
     """Whether an error says so, also one of MPI's own. Local."""
     if isinstance(error, RanksLost):
@@ -31,11 +35,14 @@ def is_loss(error: BaseException | None) -> bool:
 def meet_again(comm: Communicator) -> None:
     """Go on with the ranks that are left, and those that join; again, where more die meanwhile.
     Collective."""
+    in_vain = 0
     while True:
+        before = comm.world_ranks
         try:
             comm.revoke()
             comm.regroup(grows=True)
             return
         except Exception as error:
-            if not is_loss(error):
+            in_vain = in_vain + 1 if comm.world_ranks == before else 0
+            if not is_loss(error) or in_vain > MOST_IN_VAIN:
                 raise

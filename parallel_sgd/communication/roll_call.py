@@ -13,7 +13,6 @@ go on for as long as they like, but not in silence. Everything here is local.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from . import board, mail
 from .abort import SCAFFOLD, users_line
 from .board import ANSWERING, Conduct, Line
 from .phrases import in_words
+from .stderr import tell
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -225,16 +225,10 @@ def print_stacks(rank: int, why: str) -> None:
         if names.get(ident) != "watchdog":
             lines.append(f"thread {names.get(ident, ident)}:")
             lines += stack_lines(traceback.extract_stack(frame))
-    _print("\n".join(f"[rank {rank}] {line}" for line in lines))
+    tell(*(f"[rank {rank}] {line}" for line in lines))
 
 
 def stack_lines(stack: Iterable[traceback.FrameSummary]) -> list[str]:
     """A stack in lines, without the frames that only lead to the user's script, or to here."""
     shown = [frame for frame in stack if frame.filename not in _LEFT_OUT]
     return "".join(traceback.format_list(shown)).splitlines()
-
-
-def _print(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be gone
-        sys.stderr.write(text + "\n")
-        sys.stderr.flush()

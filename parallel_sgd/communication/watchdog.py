@@ -22,6 +22,7 @@ from .last_wait import LastWait
 from .loss import is_loss
 from .phrases import in_words, left_in_vain
 from .roll_call import RollCall, missing_in_words, silent, stack_lines
+from .stderr import tell
 from .unresponsive import kill, kill_unresponsive
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Watchdog:
         """
         if _roll_call is not None and self.departures is not None:
             lines = missing_in_words([peer], _roll_call.ask_all("", why), None)
-            _print(*(f"[rank {self._rank}] parallel_sgd: {line}" for line in lines))
+            tell(*(f"[rank {self._rank}] parallel_sgd: {line}" for line in lines))
 
     def has_left(self, rank: int) -> bool:
         """Whether a rank of the world is known to have left. Local."""
@@ -139,7 +140,7 @@ class Watchdog:
         for_s = max(self.timeout_s - 2 * LOOKS_EVERY_S, self.timeout_s / 2)
         killed = kill_unresponsive(own.board, for_s)
         if killed:
-            _print(
+            tell(
                 f"[rank {self._rank}] parallel_sgd: waited more than timeout_s={self.timeout_s:g} "
                 f"s in {wait.name} for {in_words(killed)}: killed, and the others go on"
             )
@@ -165,9 +166,11 @@ class Watchdog:
         conduct = line.conduct(now)
         if conduct is Conduct.GONE:
             return self._gone_just_now(rank, now)
-        if conduct in (Conduct.WAITS, Conduct.STANDS_BY):
+        if conduct is Conduct.WAITS:
             return True
-        _print(
+        if conduct is Conduct.STANDS_BY:  # its program has ended, and asks for nothing any more
+            return False
+        tell(
             f"[rank {self._rank}] parallel_sgd: nothing was heard of rank {rank} for timeout_s="
             f"{self.timeout_s:g} s: killed, and the others go on"
         )
@@ -188,7 +191,7 @@ class Watchdog:
         """Print why this rank cannot go on: the others may let it wait for long."""
         problem, wait.problem = wait.problem, None
         if problem is not None:
-            _print(
+            tell(
                 f"[rank {self._rank}] parallel_sgd: {problem}; this rank now waits for the others, "
                 f"to tell them (in {wait.name})"
             )
@@ -232,9 +235,10 @@ class Watchdog:
         _ending.append(wait)
         sign_off(word)
         self._tell_problem(wait)
-        threading.Timer(_ENDS_S, os._exit, args=(1,)).start()
-        _print(*lines)
-        _print(*more())
+        with contextlib.suppress(RuntimeError):  # Python ends, or there are too many threads
+            threading.Timer(_ENDS_S, os._exit, args=(1,)).start()
+        tell(*lines)
+        tell(*more())
         _waits.discard(wait)  # it is ended once
         time.sleep(GRACE_S)  # mpiexec drops what it has not read yet, here and from the others
         self._abort()
@@ -346,9 +350,3 @@ def _stack(wait: Wait) -> traceback.StackSummary:
     """Of the thread that waits, if it still does."""
     frame = sys._current_frames().get(wait.thread)
     return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)
-
-
-def _print(*lines: str) -> None:
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be gone
-        sys.stderr.write("".join(f"{line}\n" for line in lines))
-        sys.stderr.flush()

@@ -8,9 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..communication import Communicator, is_loss, meet_again
-
-MOST_IN_VAIN = 3
-"""Times that the ranks regroup, and nobody was missing, in a row: then something else is wrong."""
+from ..communication.loss import MOST_IN_VAIN
 
 
 class Regrouping(ABC):
@@ -99,8 +97,10 @@ class Regrouping(ABC):
         learner.abandon()
         if regroups:
             before = world.world_ranks
-            world.regroup(grows=grows)
-            self._in_vain += world.world_ranks == before
+            try:
+                world.regroup(grows=grows)
+            finally:
+                self._in_vain += world.world_ranks == before
         self._generation = world.generation
         learner.form_again()
 
@@ -109,11 +109,14 @@ def begin_with_those_left(comm: Any, begin: Callable[[], object]) -> None:
     """Begin something; again, where ranks have died in it, with those that are left. Collective."""
     if isinstance(comm, Communicator):
         comm.end_prologue()
+    in_vain = 0
     while True:
         try:
             begin()
             return
         except Exception as error:
-            if not (is_loss(error) and comm.survives):
+            if not (is_loss(error) and comm.survives) or in_vain > MOST_IN_VAIN:
                 raise
+            before = comm.world_ranks
             meet_again(comm)
+            in_vain = in_vain + 1 if comm.world_ranks == before else 0

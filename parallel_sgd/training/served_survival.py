@@ -8,7 +8,6 @@ arrived. Ranks that join serve; where no server is left, all that train serve a 
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..communication.stderr import tell
 from ..errors import RanksLost, SharedLoss, WaitedInVain
 from ..kernels import array_module, on_host
 from ..parameter_server import Assembled, Holding, Pulled, assemble
@@ -416,9 +416,7 @@ class ServedSurvival(Regrouping):
         if world.rank == 0:
             lost, group = ", ".join(map(str, world.lost_ranks)) or "none", learner.group
             values = f"; {whole.lost} values of servers come from a worker" if whole.lost else ""
-            print(
+            tell(
                 f"parallel_sgd: ranks that have died: {lost}; {len(group.workers)} train on, "
-                f"{len(group.servers)} serve{values}",
-                file=sys.stderr,
-                flush=True,
+                f"{len(group.servers)} serve{values}"
             )

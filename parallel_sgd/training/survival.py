@@ -12,12 +12,12 @@ place of what the dead one had of sums.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ..communication.stderr import tell
 from ..errors import RanksLost
 from .copies import Copy, Sharing
 from .regrouping import Regrouping
@@ -257,9 +257,7 @@ class Survival(Regrouping):
         if world.rank == 0:
             lost = ", ".join(map(str, world.lost_ranks)) or "none"
             residuals = f"; {values} values of residuals are lost" if values else ""
-            print(
+            tell(
                 f"parallel_sgd: ranks that have died: {lost}; {world.size} go on from "
-                f"{self._learner.samples} samples, and train on {again} again{residuals}",
-                file=sys.stderr,
-                flush=True,
+                f"{self._learner.samples} samples, and train on {again} again{residuals}"
             )

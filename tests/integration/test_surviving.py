@@ -35,6 +35,30 @@ def test_a_communicator_is_revoked_as_soon_as_it_is_made(folder: Path) -> None:
     assert output.count("3 ranks regroup") == 3
 
 
+LEAVES = """
+import parallel_sgd as psgd
+
+comm = psgd.Communicator.world()
+model = psgd.models.MLP([4, 3], seed=1)
+algorithm = psgd.DataParallelASGD(sync_steps=1, servers=1)
+learner = psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm)
+if not learner.serves:
+    learner.step(samples=1)
+if comm.rank != 1:
+    learner.finish()
+"""
+
+
+@pytest.mark.open_mpi
+def test_a_worker_that_leaves_its_servers_ends_the_job(folder: Path) -> None:
+    """It has not died, so nobody goes on without it; and nobody waits for it for ever."""
+    (folder / "leaves.py").write_text(LEAVES)
+    options = ["-n", "3", "--survive", "--wait-timeout-s", "2"]
+    code, output = finished("run", *options, "leaves.py")
+    assert code not in (0, 124), output
+    assert "has not heard of the worker on rank 1 for timeout_s=2 s" in output
+
+
 #: Imported by every Python as it starts: of the ranks with a launcher's folder one kills itself,
 #: the first time before it could sign on, and the second time between MPI_Init and its learner.
 DIES_TWICE = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from parallel_sgd.command_line.roll import Roll
 from parallel_sgd.command_line.verdict import End, Verdict, judge
 from parallel_sgd.communication.attendance import PROCESS
-from parallel_sgd.communication.board import Board, Conduct, Line, _birth, make_board
+from parallel_sgd.communication.board import LINE_BYTES, Board, Conduct, Line, _birth, make_board
 from parallel_sgd.communication.launched import FOLDER
 from parallel_sgd.communication.unresponsive import kill_unresponsive, unresponsive
 
@@ -91,19 +92,52 @@ def test_a_process_with_a_number_that_has_gone_round_is_left_in_peace(
     assert processes[1].poll() is None
 
 
+WRITER = """
+import sys
+from pathlib import Path
+from parallel_sgd.communication.board import Line, make_board
+board = make_board(Path(sys.argv[1]), 2)
+for number in range(1, 200_000):
+    board.write(Line(1, number, number, number, number, number, number, ""))
+"""
+
+
+def test_a_line_is_read_as_a_whole_while_it_is_written(tmp_path: Path) -> None:
+    """Else a rank in the midst of writing looks like one that has been silent for ever."""
+    board = make_board(tmp_path / "board", 2)
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path / "board")])
+    seen = set()
+    while writer.poll() is None:
+        for line in board.lines():
+            assert len({line.process, line.birth, line.written, line.timeout_s}) == 1, line
+            seen.add(line.process)
+    assert writer.returncode == 0 and len(seen) > 100
+
+
+def test_there_is_room_for_the_whole_board_once_it_is_made(tmp_path: Path) -> None:
+    """Else a full disk would be found out by a signal, when it is written to."""
+    make_board(tmp_path / "board", 1000)
+    assert (tmp_path / "board").stat().st_blocks * 512 >= 1000 * LINE_BYTES
+
+
 def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
     processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And kills what is left of it."""
     monkeypatch.setattr("parallel_sgd.command_line.roll._LOOKS_EVERY_S", 0.05)
     monkeypatch.setattr("parallel_sgd.command_line.roll._ENDING_S", 0.1)  # the pipes are held here
-    with Roll(2) as roll:
-        board = make_board(Path(roll.environ[FOLDER], "board"), 2)
+    with Roll(3) as roll:
+        board = make_board(Path(roll.environ[FOLDER], "board"), 3)
         for rank in range(2):
             pid, now = processes[rank].pid, time.monotonic()
             board.write(Line(rank, pid, _birth(pid), now, now, 0.0, 0.1, ""))
             pipe = os.open(Path(roll.environ[FOLDER], f"{rank}.{PROCESS}"), os.O_WRONLY)
             os.write(pipe, f"{pid}\n".encode())
+        gone = subprocess.Popen(["true"])  # one that has died, and whom the others survive
+        line = Line(2, gone.pid, _birth(gone.pid), now, now, 0.0, 0.1, "")
+        gone.wait()
+        board.write(line)
+        os.close(os.open(Path(roll.environ[FOLDER], f"2.{PROCESS}"), os.O_WRONLY))
         processes[0].send_signal(signal.SIGSTOP)
         for _ in range(5):
             time.sleep(0.06)

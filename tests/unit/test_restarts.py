@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,7 +48,7 @@ starts = len(Path("starts").read_text().splitlines())
 step = play[min(starts, len(play)) - 1]
 if "gone" in step:  # without a word
     process = Path(os.environ["PARALLEL_SGD_FOLDER"], f"{step['gone']}.process")
-    os.write(os.open(process, os.O_WRONLY), b"17\\n")
+    os.write(os.open(process, os.O_WRONLY), b"9999999\\n")
 for name, text in step.get("files", {}).items():
     Path(os.environ["PARALLEL_SGD_FOLDER"], name).write_text(text)
 time.sleep(step.get("seconds", 0))
@@ -120,6 +122,15 @@ def test_without_restarts_it_is_mpiexecs_exit_code(play):
     assert play({**WELL, "code": 5}, restarts=0)[0] == 5
 
 
+def test_a_job_goes_on_where_nothing_can_be_written_to_stderr(play, monkeypatch):
+    def write(text: str) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=write, flush=lambda: None))
+    code, starts = play(saved("1"), {"code": 3, "files": words(LEFT, LEFT, LEFT)})
+    assert (code, len(starts)) == (0, 2)
+
+
 def test_a_job_that_was_lost_has_no_exit_code_of_0(play):
     code, starts = play({"code": 0, "files": words(LEFT, LOST)}, restarts=2)
     assert (code, len(starts)) == (1, 3)
@@ -140,7 +151,7 @@ def test_a_start_is_none_before_anything_was_trained_on_where_ranks_survive(play
     code, starts = play(GONE, GONE, KILLED, GONE, WELL, survive=True, restarts=1)
     assert (code, [number for _, _, number in starts]) == (0, [0, 0, 0, 1, 1])
     said = capsys.readouterr().err
-    gone = "rank 1 (pid 17) was gone without a word before all ranks had made a learner"
+    gone = "rank 1 (pid 9999999) was gone without a word before all ranks had made a learner"
     assert said.count(f"{gone}: nothing was trained on, so the job is started anew in") == 3
     assert said.count("restart 1 of 1") == 1
 

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from parallel_sgd.command_line import leftovers
+from parallel_sgd.command_line import roll as roll_module
 from parallel_sgd.command_line.roll import Roll
+from parallel_sgd.command_line.verdict import End, Verdict, judge
 from parallel_sgd.communication.attendance import FAILED, LEFT, LOST, PROCESS
 from parallel_sgd.communication.launched import FOLDER
 
@@ -32,7 +34,8 @@ if not os.fork():
     print("on", flush=True)  # it has let go of the rank's pipe
     sys.stdin.read()  # until the test lets go
     os._exit(0)
-sys.stdin.read()
+if sys.stdin.readline():
+    os.execvp("sleep", ["sleep", "60"])
 """
 
 
@@ -88,6 +91,28 @@ def test_who_has_signed_off_is_not_named(ranks, why):
         sign_on(roll, ranks)
         for rank in range(RANKS):
             Path(roll.environ[FOLDER], f"{rank}.{why}").touch()
+        kill(ranks, 1)
+        assert roll.gone_without_a_word() is None
+
+
+def test_who_runs_another_program_now_is_not_gone(ranks, monkeypatch):
+    """It says nothing any more; a job of such ranks goes on for as long as mpiexec does."""
+    monkeypatch.setattr(roll_module, "_LOOKS_EVERY_S", 0.01)
+    monkeypatch.setattr(roll_module, "_ENDS_S", 0.0)
+    with Roll(RANKS) as roll:
+        sign_on(roll, ranks)
+        for process in ranks:
+            process.stdin.write("another\n")
+            process.stdin.flush()
+        for process in ranks:
+            until = time.monotonic() + 10
+            while "sleep" not in Path(f"/proc/{process.pid}/cmdline").read_text():
+                assert time.monotonic() < until
+        for _ in range(3):
+            roll.look()
+            time.sleep(0.02)
+            assert roll.does_not_end() is None
+        assert judge(0, roll, survive=False) == Verdict(End.COMPLETE, told=False)
         kill(ranks, 1)
         assert roll.gone_without_a_word() is None
 
