@@ -21,6 +21,7 @@ from ..communication.attendance import (
     ON,
     OVER,
     PROCESS,
+    TOGETHER,
     WORDS,
 )
 from ..communication.board import FILE, SHOW_STACKS, SHOWN_S, Board, Conduct, is_running, make_board
@@ -179,10 +180,13 @@ class Roll:
         """Whether any rank was asked to leave, as far as can be told."""
         return any(self._folder.glob(f"*.{ASKED}"))
 
-    def seen(self) -> bool:
-        """Whether any rank has signed on, as far as can be told, and may say how it ends."""
-        on = {int(path.stem) for path in self._folder.glob(f"*.{ON}")}
-        return bool(on - self._replaced)
+    def seen(self) -> set[int]:
+        """Ranks that have signed on, as far as can be told, and may say how they end."""
+        return {int(path.stem) for path in self._folder.glob(f"*.{ON}")} - self._replaced
+
+    def together(self) -> bool:
+        """Whether a rank has seen all others come to their end."""
+        return any(self._folder.glob(f"*.{TOGETHER}"))
 
     def unfinished(self) -> bool:
         """Whether some work of all ranks was begun, and nobody is left who brought it to its

@@ -64,8 +64,9 @@ def judge(code: int, roll: Roll, *, survive: bool) -> Verdict:
         return Verdict(End.LOST, f"a rank was silent or dead, as seen by rank {ranks}")
     if FAILED in words:
         return Verdict(End.FAILED)
-    everybody = len(said) == roll.ranks
-    if not survive and said and (code == 0 or everybody):  # who has left has seen all others do so
+    silent = roll.seen() - said.keys()  # a program without `Communicator.world` meets nobody
+    told = roll.together() or not silent
+    if not survive and said and ((code == 0 and told) or len(said) == roll.ranks):
         return Verdict(End.COMPLETE)
     if not survive and code == 0 and not roll.seen():
         return Verdict(End.COMPLETE, told=False)

@@ -28,6 +28,9 @@ ASKED, CHECKPOINT = "asked", "checkpoint"
 """Suffixes of a rank's files: that it was asked to leave; the newest checkpoint that it knows to be
 written."""
 
+TOGETHER = "together"
+"""Suffix of a file of a rank that has seen all others come to their end."""
+
 BEGUN, OVER = "begun", "over"
 """Suffixes for a piece of work of all ranks that one of them brings to its end, a training session:
 with its number, that it has begun, and that it is over (well, or by an error that was told)."""
@@ -111,6 +114,11 @@ def note_asked() -> None:
 def note_checkpoint(path: Path) -> None:
     """A checkpoint is whole and on the disk."""
     _write(CHECKPOINT, f"{path.resolve()}\n")
+
+
+def note_all_left() -> None:
+    """All ranks have come to their end, as this one has seen."""
+    _write(TOGETHER, "")
 
 
 def note_work(number: int, what: str) -> None:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import mail
-from .attendance import LEFT, limit_the_end, sign_off
+from .attendance import LEFT, limit_the_end, note_all_left, sign_off
 from .backoff import Backoff
 
 if TYPE_CHECKING:
@@ -136,6 +136,11 @@ class Departures:
         gone = [rank for rank in calls.ranks if self.has_left(rank)]
         return [rank for rank in gone if self._left[rank].get(calls.name, 0) < number]
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all ranks have come to their end."""
+        return self._over
+
     def leave(self) -> None:
         """Tell that this rank has come to its end, and wait until all have.
 
@@ -195,6 +200,8 @@ def _leave() -> None:
     """This process ends, with nothing of ours in the background any more."""
     if _of_the_world is not None:
         _of_the_world.leave()
+        if _of_the_world.is_over:
+            note_all_left()
     for function in _last:
         function()
     sign_off(LEFT)

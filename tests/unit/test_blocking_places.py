@@ -66,8 +66,8 @@ REASONS = {
     "command_line/cluster/namespaces.py: _output: run": "ip talks to this kernel alone",
     "command_line/doctor/command.py: _on_ranks: run": "that job is given --timeout-s",
     "command_line/links.py: measured_links: run": "that job's ranks have a timeout_s",
-    "command_line/job.py: _until_it_ends: while": "the user's job, which --timeout-s, its ranks and the "
-    "roll (does_not_end) end",
+    "command_line/job.py: _until_it_ends: while": "the user's job, which --timeout-s, its ranks "
+    "and the roll (does_not_end) end",
     "command_line/roll.py: Roll._lives_on: while": "_DIES_S",
     "command_line/job.py: _end: wait": "it has been sent SIGKILL",
     "command_line/leftovers.py: locked_folder: flock": "LOCK_NB",

@@ -277,7 +277,10 @@ JUDGED = [
     (1, False, words(LEFT, LEFT, LEFT), End.COMPLETE),  # something has gone wrong after that
     (1, False, words(LEFT, LEFT), End.LOST),
     (0, False, {"0.on": "", "2.on": ""}, End.LOST),  # Open MPI, where a host is lost
-    (0, False, {"0.on": "", "2.on": "", **words(LEFT)}, End.COMPLETE),
+    (0, False, {"0.on": "", "2.on": "", **words(LEFT)}, End.LOST),  # and the program meets nobody
+    (0, False, {"0.on": "", "2.on": "", "0.together": "", **words(LEFT)}, End.COMPLETE),
+    (1, False, {"0.on": "", "2.on": "", "0.together": "", **words(LEFT)}, End.LOST),
+    (0, False, {"0.on": "", **words(LEFT)}, End.COMPLETE),  # others cannot say anything
     (0, False, {}, End.COMPLETE),
     (137, True, words(LEFT, LEFT), End.COMPLETE),
     (0, True, words(LEFT), End.COMPLETE),
