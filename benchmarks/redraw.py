@@ -85,7 +85,7 @@ FIGURES = (
     ),
     *(
         _alone("faults", f"faults-{name}", "bench-faults")
-        for name in ("survive", "survive-hosts", "restarts", "soak")
+        for name in ("survive", "survive-hosts", "restarts", "openmpi", "mpich", "soak")
     ),
     Source("gpu", "gpu.json", "python -m benchmarks gpu", "gpu.png", ("gpu.png",)),
 )
