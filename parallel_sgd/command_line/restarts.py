@@ -131,11 +131,11 @@ class Restarts:
             environ = {**self._environ, **launch.environ, **roll.environ}
             code = run_job(launch.command, environ, self._deadline, roll, signals)
             verdict = judge(code, roll, survive=request.survive)
-            if verdict.end is End.COMPLETE and self._judged:
+            stopped = bool(signals.ending) or code == TIMED_OUT
+            if verdict.end is End.COMPLETE and self._judged and not stopped:
                 self._tell_of_doubt(code, verdict)
             gone = None if request.survive else roll.gone_without_a_word()
             seconds = time.monotonic() - began
-            stopped = bool(signals.ending) or code == TIMED_OUT
             asked = bool(signals.notices) or roll.asked()
             return Attempt(code, verdict, seconds, roll.newest_checkpoint(), gone, stopped, asked)
 

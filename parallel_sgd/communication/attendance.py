@@ -82,7 +82,12 @@ def _hold(place: Path) -> None:
 
 
 def sign_off(why: str) -> None:
-    """This rank ends, and has said all that there is to say. Of several reasons the first holds."""
+    """This rank ends, and has said all that there is to say. Of several reasons the first holds; but
+    behind its end, which MPI.Finalize is, a program may yet fail."""
+    left = place_of(LEFT)
+    if why in (FAILED, LOST) and left is not None:
+        with contextlib.suppress(OSError):
+            left.unlink()
     places = [place_of(word) for word in WORDS]
     if not any(place and place.exists() for place in places):
         _write(why, "")

@@ -46,6 +46,9 @@ SHOW_STACKS = signal.SIGRTMIN + 9 if sys.platform.startswith("linux") else 0
 #: How long a process may take to write its stacks.
 SHOWN_S = 0.5
 
+#: Of a process's flags, as Linux says them: set before anything is closed for its end.
+_PF_EXITING = 0x4
+
 
 class Conduct(Enum):
     """What a rank does, as its host sees it."""
@@ -271,6 +274,6 @@ def _state(process: int, birth: int) -> str | None:
 
 
 def is_running(process: int) -> bool:
-    """Whether there is such a process, and it has not ended. Local."""
+    """Whether there is such a process, and it is not about to end. Local."""
     stat = _stat(process)
-    return bool(stat) and stat[0] not in "ZX"
+    return bool(stat) and stat[0] not in "ZX" and not int(stat[6]) & _PF_EXITING

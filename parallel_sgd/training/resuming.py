@@ -34,8 +34,8 @@ def checkpoint_to_resume(config: CheckpointConfig) -> Path | None:
         return own or given
     if NAME.fullmatch(given.name):  # one checkpoint
         return given
-    other = _of_others(folder_of(given))
-    return given if other is None and config.resume is not True else other
+    whole = newest_whole(folder_of(given))  # the job's first one may be damaged, and its only one
+    return given if whole is None and config.resume is not True else whole
 
 
 def resume(
@@ -76,7 +76,7 @@ def resume(
 def _newest(folder: Path) -> Path | None:
     if not restarts():
         return next(reversed(checkpoints_in(folder)), None)
-    path = _own(folder) or _of_others(folder)
+    path = _own(folder) or newest_whole(folder)
     if path is not None:
         set_aside_after(path)
     return path
@@ -95,12 +95,6 @@ def _own(folder: Path) -> Path | None:
     )
     print_labelled(f"parallel-sgd: restart {number} {goes_on}")
     return path
-
-
-def _of_others(folder: Path) -> Path | None:
-    """The newest whole checkpoint that was there before this job, which has none itself: where it
-    was started first."""
-    return newest_whole(folder, lambda job: job != job_name())
 
 
 def newest_whole(

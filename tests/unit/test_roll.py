@@ -26,16 +26,16 @@ RANKS = 4
 
 #: A rank: it signs on at a line from the launcher, and waits; a child of its own outlives it.
 RANK = """
-import os, sys
+import os, signal, sys
 from parallel_sgd.communication.attendance import sign_on
+signal.signal(signal.SIGUSR1, lambda *_: os.execvp("sleep", ["sleep", "60"]))
 os.environ[sys.argv[1]] = sys.stdin.readline().strip()
 sign_on()
 if not os.fork():
     print("on", flush=True)  # it has let go of the rank's pipe
     sys.stdin.read()  # until the test lets go
     os._exit(0)
-if sys.stdin.readline():
-    os.execvp("sleep", ["sleep", "60"])
+sys.stdin.read()
 """
 
 
@@ -95,6 +95,21 @@ def test_who_has_signed_off_is_not_named(ranks, why):
         assert roll.gone_without_a_word() is None
 
 
+FAILS_AT_LAST = """
+from parallel_sgd.communication.attendance import FAILED, LEFT, sign_off, sign_on
+sign_on()
+for word in (LEFT, FAILED, LEFT):
+    sign_off(word)
+"""
+
+
+def test_who_fails_behind_the_end_of_its_mpi_has_failed():
+    with Roll(1) as roll:
+        environ = {**os.environ, **roll.environ, "PMI_SIZE": "1", "PMI_RANK": "0"}
+        subprocess.run([sys.executable, "-c", FAILS_AT_LAST], env=environ, check=True)
+        assert roll.said() == {0: FAILED}
+
+
 def test_who_runs_another_program_now_is_not_gone(ranks, monkeypatch):
     """It says nothing any more; a job of such ranks goes on for as long as mpiexec does."""
     monkeypatch.setattr(roll_module, "_LOOKS_EVERY_S", 0.01)
@@ -102,8 +117,7 @@ def test_who_runs_another_program_now_is_not_gone(ranks, monkeypatch):
     with Roll(RANKS) as roll:
         sign_on(roll, ranks)
         for process in ranks:
-            process.stdin.write("another\n")
-            process.stdin.flush()
+            process.send_signal(signal.SIGUSR1)
         for process in ranks:
             until = time.monotonic() + 10
             while "sleep" not in Path(f"/proc/{process.pid}/cmdline").read_text():
