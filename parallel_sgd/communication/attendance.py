@@ -82,8 +82,8 @@ def _hold(place: Path) -> None:
 
 
 def sign_off(why: str) -> None:
-    """This rank ends, and has said all that there is to say. Of several reasons the first holds; but
-    behind its end, which MPI.Finalize is, a program may yet fail."""
+    """This rank ends, and has said all that there is to say. Of several reasons the first holds.
+    But behind its end, which MPI.Finalize is, a program may yet fail."""
     left = place_of(LEFT)
     if why in (FAILED, LOST) and left is not None:
         with contextlib.suppress(OSError):
