@@ -107,16 +107,22 @@ def test_a_rank_dies_anywhere_in_a_session(
 
 
 def test_a_death_in_a_collective_of_ones_own_ends_a_session() -> None:
-    """Nobody knows who has come through it. What tells so names the way to go on."""
+    """Nobody knows who has come through it. What tells so names the way to go on. (Who hears of the
+    death before it comes to the collective goes on with those that are left.)"""
+    others = threading.Semaphore(0)
 
     def body(comm: Communicator) -> Any:
         model, number = psgd.models.MLP([4, 3], seed=1), comm.world_ranks[comm.rank]
         algorithm, gradient = psgd.DataParallelASGD(servers=1, mode="sync"), model.gradient
 
         def together(*arguments: Any, **given: Any) -> Any:
-            if number == 1 and learner.samples == 60:
+            if learner.samples == 60 and number == 1:
+                assert all(others.acquire(timeout=20) for _ in range(2))
                 raise Dies
-            learner.comm.barrier()
+            comm = learner.comm
+            if learner.samples == 60:
+                others.release()
+            comm.barrier()
             return gradient(*arguments, **given)
 
         model.gradient = together
