@@ -276,6 +276,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         state.gathered_samples = state.period_samples = state.period_steps = 0
         if state.gathered is not None:
             state.gathered.fill(0)
+        work.left_out.keep(work.samples)
         state.since, state.blocked = time.perf_counter(), client.blocked_s
 
     def _is_sound(

@@ -51,6 +51,11 @@ class LeftOut:
         """The ranks are others, and some of them new: what was before is no row, and not kept."""
         self._told, self._kept_at, self._ended_at = None, -1, -1
 
+    def loaded(self, clock: int) -> None:
+        """The state is another one, of so many samples: go back to no earlier one."""
+        self.begin_again()
+        self.keep(clock)
+
     def tell(self, problem: str) -> None:
         """Something else than the gradient of this rank's minibatch is not finite."""
         self._told = NotFinite(problem)
@@ -78,8 +83,13 @@ class LeftOut:
                 kept.take()
 
     def put_back(self, begun: int, now: int) -> bool:
-        """Make what was kept when the clock had `begun` what it is `now`; whether it was kept."""
-        if begun != self._kept_at:  # another state was loaded since
+        """Make what was kept what it is `now`.
+
+        Returns:
+            Whether it was kept since the clock had `begun`: as a block began, or in the midst of
+            it, as a state was loaded.
+        """
+        if not begun <= self._kept_at <= now:
             return False
         for kept in self.kept.values():
             kept.put_back()

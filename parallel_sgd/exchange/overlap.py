@@ -49,6 +49,7 @@ class OverlappedExchange:
         self._abandoned = False
         self.keeps_residuals: Callable[[], bool] = lambda: False
         self._kept: list[Array] = []  # copies of the residuals
+        self._non_owned = False  # of them
         self._keeping = False
 
     @property
@@ -124,13 +125,14 @@ class OverlappedExchange:
         if residuals is not None and self._keeping:
             for error, kept in zip(residuals.vectors, self._kept, strict=True):
                 error[...] = kept
+            residuals.has_non_owned = self._non_owned
 
     def _keep(self, residuals: Residuals | None) -> None:
         """Copy the residuals, where `drain` may be to put them back."""
         self._keeping = residuals is not None and self.keeps_residuals()
         if residuals is None or not self._keeping:
             return
-        vectors = residuals.vectors
+        vectors, self._non_owned = residuals.vectors, residuals.has_non_owned
         if [error.size for error in vectors] != [kept.size for kept in self._kept]:
             self._kept = [empty_like(error, error.size) for error in vectors]
         for error, kept in zip(vectors, self._kept, strict=True):

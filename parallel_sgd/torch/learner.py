@@ -322,6 +322,8 @@ class Learner(ArrayLearner):
             total = super()._timed_step(samples)
         except BaseException:
             gradients.forget()
+            if self._scaling is not None:
+                self._scaling.begin_again()
             raise
         finally:
             self.in_common.note = 0
@@ -348,6 +350,13 @@ class Learner(ArrayLearner):
         if announced is None or (backwards > 1 and self._own_samples):  # of one minibatch, or more
             announced = self._own_samples
         return announced / self._gradients.unit if announced else None
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """A loss as its `backward` is to be called: by the `scaler`, where there is one. Local."""
+        if self._scaling is None:
+            return loss
+        scaled: torch.Tensor = self._scaling.scaler.scale(loss)
+        return scaled
 
     def no_sync(self) -> AbstractContextManager[None]:
         """For a `with` block around each backward of a step but the last one, where several add up

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -93,11 +94,8 @@ class Objective(AnyObjective):
             total = total + self._sum(loss.detach(), samples_in(piece))
             if self.reduction == "mean" and len(pieces) > 1:
                 loss = loss * (samples_in(piece) / samples)
-            if last:
-                loss.backward()
-            else:
-                with learner.no_sync():
-                    loss.backward()
+            with nullcontext() if last else learner.no_sync():
+                learner.scaled(loss).backward()
         return total
 
     def evaluate(self, batch: Batch) -> dict[str, float]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..communication import Communicator
 from ..errors import UserError
 from ..validation import checked_path, integer, number, set_validated, shown
+from .checkpoint_files import checkpoints_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +67,7 @@ class CheckpointConfig:
         if isinstance(self.resume, str):
             return Path(self.resume)
         folder = Path(self.folder)
-        there = (
-            self.resume and folder.is_dir() and any(p.name.isdecimal() for p in folder.iterdir())
-        )
-        return folder if there else None
+        return folder if self.resume and folder.is_dir() and checkpoints_in(folder) else None
 
 
 class SharedClock:

@@ -300,7 +300,8 @@ class Checkpoints:
             if manifest.get("job") == job:
                 own.add(saved)
         samples = {saved: files.sort_key(saved.name)[0] for saved in whole}
-        replaced = {saved for saved in whole if samples[saved] == samples[path] and saved != path}
+        again = {saved for saved in whole if samples[saved] == samples[path] and saved != path}
+        replaced = {saved for saved in again if not _better(whole[saved], whole[path])}
         left, kept = [saved for saved in whole if saved not in replaced], {path}
         for some in (left, [saved for saved in left if saved in own]):
             rated = [saved for saved in some if whole[saved] is not None]
@@ -370,6 +371,11 @@ def described(learner: Learner, facts: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": str(parameters.dtype),
         "facts": {name: repr(value) for name, value in facts.items()},
     }
+
+
+def _better(metric: float | None, other: float | None) -> bool:
+    """Whether a checkpoint of the one metric is better than one of the other."""
+    return metric is not None and (other is None or metric < other)
 
 
 def _metric(metric: Any) -> float | None:

@@ -61,12 +61,12 @@ def train(at_work: AlgorithmAtWork, samples: int, announced_total: int | None) -
     What it costs where all is finite: nothing, where the algorithm keeps nothing.
     """
     work = at_work.work
-    begun = work.samples
+    begun, warm = work.samples, is_warm(at_work.algorithm, work)
     try:
         total = at_work.train(samples, announced_total)
     except DivergedError as error:
         return _leave_out(at_work, samples, announced_total, begun, str(error))
-    if at_work.algorithm.synchronizes_every_step:
+    if warm or at_work.algorithm.synchronizes_every_step:
         work.left_out.keep(work.samples)
     return total
 

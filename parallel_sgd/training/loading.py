@@ -134,6 +134,7 @@ def load_checkpoint(
 
     _from_first(comm, read_external)
     learner.bytes_sent = sent
+    learner.left_out.loaded(learner.samples)
     if learner.survival is not None:
         learner.survival.commit()  # nobody goes back to before
     extra = extras[0]

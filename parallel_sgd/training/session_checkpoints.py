@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class SessionCheckpoints:
         if standing.ended and standing.total == feeding.total:
             adjusting.ended = standing.ended
         if adjusting.keeps_best and standing.best is not None:
-            best = self._comm.together(lambda: _best_beside(loaded.path, standing))
+            best = self._comm.together(lambda: _best_beside(loaded.path.resolve(), standing))
             load_checkpoint(learner, best, facts=self._facts)
             adjusting.keep()
             load_checkpoint(learner, loaded.path, facts=self._facts)
@@ -80,7 +81,8 @@ class SessionCheckpoints:
     def begin_after(self, resumed: Path | None) -> None:
         """Set aside what is newer than the checkpoint that the run goes on from. Local, for one
         rank."""
-        if resumed and resumed.resolve().parent == Path(self._config.folder).resolve():
+        resumed = resumed and resumed.resolve()
+        if resumed and resumed.parent == Path(self._config.folder).resolve():
             set_aside_after(resumed)
 
     def due(self, before: int) -> bool:
@@ -89,15 +91,15 @@ class SessionCheckpoints:
         due = self._config.every is not None and self._feeding.crossed(before, self._config.every)
         return (self._clock is not None and self._clock.stepped()) or due
 
-    def save(self, standing: Standing, criterion: float | None) -> None:
+    def save(self, standing: Standing, *, best: bool) -> None:
         """Save all state, and the session's. Collective.
 
         Args:
-            criterion: of the model; None: not known.
+            best: whether the model is the best one so far.
         """
         extra = standing.as_dict(history=self._comm.rank == 0)  # one is enough
         with self._learner.aside("checkpoint"):
-            self._saver.save(self._learner, extra=extra, metric=criterion)
+            self._saver.save(self._learner, extra=extra, metric=standing.best if best else None)
 
     def wait(self) -> None:
         """Wait until all is on the disk. Collective."""
@@ -114,8 +116,9 @@ class SessionCheckpoints:
 def _best_beside(resumed: Path, standing: Standing) -> Path:
     """The checkpoint beside the resumed one that has the best criterion so far. Local."""
     for path in checkpoints_in(resumed.parent):
-        if read_manifest(path)["metric"] == standing.best:
-            return path
+        with suppress(UserError):  # a damaged one, of which nothing is needed
+            if read_manifest(path)["metric"] == standing.best:
+                return path
     raise UserError(
         f"checkpoint {str(resumed)!r} cannot be resumed: the best one, of "
         f"{standing.best_samples} samples, is not beside it"

@@ -288,9 +288,7 @@ class TrainingRun:
         if self.learner.samples >= self.feeding.total:
             return True
         searched = crossed(before, None) and self._search_minibatch_size()
-        known = self.measuring.meets and self._criterion is not None
-        best = known and self._criterion == self.standing.best
-        if checkpoints and (checkpoints.due(before) or best):
+        if checkpoints and (checkpoints.due(before) or self._is_best):
             self._save(checkpoints)
             self._require_same_ranks()
         return searched
@@ -419,7 +417,13 @@ class TrainingRun:
 
     def _save(self, checkpoints: SessionCheckpoints) -> None:
         """Save all state, and the session's. Collective."""
-        checkpoints.save(self.standing, self._criterion if self.measuring.meets else None)
+        checkpoints.save(self.standing, best=self._is_best)
+
+    @property
+    def _is_best(self) -> bool:
+        """Whether the model as it is now is the best so far, as all ranks know. Local."""
+        known = self.measuring.meets and self._criterion is not None
+        return known and self._criterion == self.standing.best
 
     def _save_at_end(self, *, needed: bool) -> None:
         """Wait until all is on the disk, if need be with a last checkpoint. Collective."""

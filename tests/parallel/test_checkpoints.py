@@ -177,6 +177,11 @@ def test_the_last_and_the_best_are_kept(comm, tmp_path):
     comm.barrier()
     assert sorted(p.name for p in folder.iterdir()) == ["000000000040", "000000000050-1"]
     assert psgd.load_checkpoint(learner, folder).path.name == "000000000050-1"
+    checkpoints.save(learner, metric=0.7)  # the same samples, but worse: beside the best one
+    assert checkpoints.wait() == folder / "000000000050-2"
+    comm.barrier()
+    kept = [path.name for path in checkpoint_files.checkpoints_in(folder)]
+    assert kept == ["000000000050-1", "000000000050-2"]
 
 
 def save_twice(checkpoints: psgd.Checkpoints, learner: Learner, background: bool) -> None:

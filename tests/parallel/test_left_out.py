@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from cases import zeros
 from few_weights import errors_of, last
@@ -37,6 +38,20 @@ def test_a_block_with_overlap_goes_back_to_the_common_model(comm, culprit):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_residuals_hold_nothing_of_it(comm, overlap):
     what_is_left_out_is_not_owed(comm, overlap)
+
+
+def test_residuals_of_what_others_send_are_not_forgotten(comm):
+    """Those that a rank still has after a checkpoint was loaded: an exchange that is given up has
+    not sent them."""
+    algorithm, optimizer, _ = ALGORITHMS["overlap"]
+    learner = psgd.Learner(zeros("one block"), optimizer, algorithm, comm, not_finite="skip")
+    residuals = learner.state.exchange.residuals
+    for bad in (True, False):
+        residuals.has_non_owned = True
+        residuals.worker_error[...] = kept = 0.125 * (1 + comm.rank)
+        step(learner, 1, bad="gradient" * bad)
+        assert residuals.has_non_owned == bad
+        assert np.all(residuals.worker_error == kept) == bad
 
 
 @pytest.mark.parametrize("name", ["overlap", "warm start", "blocks, overlap"])

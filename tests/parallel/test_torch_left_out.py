@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from torch_models import MODELS, Branches, batch, learner_of, made, values
 
 import parallel_sgd as psgd
+from parallel_sgd.errors import DivergedError
 from parallel_sgd.training.state_tree import capture, flatten
 
 pytestmark = [pytest.mark.threads(3), pytest.mark.ranks(3)]
@@ -74,6 +76,42 @@ def test_what_is_left_out_leaves_no_trace(comm, name):
     assert all(torch.isfinite(buffer).all() for buffer in models[0].buffers())
 
 
+WARM = 9  # samples: two minibatches
+WITH_OTHERS: dict[str, Any] = {
+    "1 bit": psgd.DataParallelSGD(**LOSSY),
+    "warm start": psgd.DataParallelSGD(distributed_after=WARM),
+    "blocks": psgd.ModelAveragingSGD(sync_steps=2, inner_state="keep"),
+    "blocks, warm start": psgd.BlockMomentumSGD(sync_steps=3, distributed_after=WARM),
+    "servers": psgd.DataParallelASGD(servers=1, sync_steps=2, currency="deltas"),
+}
+
+
+@pytest.mark.parametrize("bad", range(6))
+@pytest.mark.parametrize("name", WITH_OTHERS)
+def test_statistics_are_those_of_good_minibatches(comm, tmp_path, name, bad):
+    """Whichever was left out: in a warm start, as a block begins, or as a state was loaded."""
+    model, algorithm = made(MODELS["convnet"], dtype=torch.float32), WITH_OTHERS[name]
+    folder = comm.allgather_object(tmp_path)[0]
+    with learner_of(model, comm, algorithm=algorithm, not_finite="skip") as learner:
+        for number in range(0 if learner.serves else 6):
+            finite = bool(np.isfinite(values(model)).all())  # else it is no checkpoint's
+            if number in (1, 4) and all(learner.comm.allgather_object(finite)):
+                psgd.Checkpoints(folder).save(learner, background=False)
+                psgd.load_checkpoint(learner, folder)
+            whole, rank = not learner.distributed, learner.comm.rank
+            x, y = batch(model, 0 if whole else rank, number, 5)
+            if number == bad and (whole or rank == learner.comm.size - 1):
+                x[0] = torch.nan
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            learner.step(len(x), loss)
+        learner.finish()
+        counted = comm.allgather_object(learner.left_out.minibatches)
+        assert max(counted) in (1, 2, 3)  # one, or its block
+    assert np.isfinite(values(model)).all()
+    assert all(torch.isfinite(buffer).all() for buffer in model.buffers())
+
+
 def test_what_a_minibatch_has_used_is_left_out_with_it(comm):
     """Else the next update would take what it uses for what that has used."""
     models = [made(Branches) for _ in range(2)]
@@ -90,6 +128,22 @@ def test_what_a_minibatch_has_used_is_left_out_with_it(comm):
                 each.step(3)
     assert learner.samples == twin.samples + 3 * comm.size
     assert same_bits(*map(values, models))
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_a_scaler_goes_on_after_a_step_that_has_diverged(comm, optimizer):
+    """As where a session then goes back to an earlier model: the step leaves nothing behind."""
+    model = made(MODELS["mlp"], dtype=torch.float32)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    learner = learner_of(model, comm, optimizer, scaler=scaler)
+    x, y = batch(model, comm.rank, 0, 3)
+    for diverges in (True, False):
+        before = values(model)
+        scaler.scale(F.cross_entropy(model(x), y)).backward()
+        with pytest.raises(DivergedError) if diverges else nullcontext():
+            learner.step(3, torch.inf if diverges and comm.rank == 0 else 0.5)
+        assert same_bits(values(model), before) == diverges
+    assert scaler.get_scale() == 2.0**10
 
 
 def test_a_scaler_goes_on_as_it_would(comm):

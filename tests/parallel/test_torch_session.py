@@ -126,6 +126,32 @@ def test_gradients_are_added_up_from_pieces(comm, reduction, overlap):
     assert row.metrics["test_loss"] < 1.1  # a mean, whichever the loss is
 
 
+@pytest.mark.parametrize("torchs", [False, True])
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+def test_the_loss_is_scaled_by_the_learners_scaler(comm, torchs, microbatch_size):
+    """By a power of two: then nothing is rounded otherwise than without it."""
+
+    def trained(scaler):
+        model = net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02) if torchs else psgd.SGD(lr=0.2)
+        algorithm = psgd.DataParallelSGD(gradient_bits=4)
+        with psgd.torch.Learner(model, optimizer, algorithm, comm, scaler=scaler) as learner:
+            rows = psgd.TrainingSession(
+                learner=learner,
+                objective=psgd.torch.Objective(model, F.cross_entropy),
+                train=data(),
+                minibatch_size=SIZE,
+                microbatch_size=microbatch_size,
+                epochs=2,
+            ).run()
+        return values(model), rows[-1].train_loss
+
+    scaled, loss = trained(torch.amp.GradScaler("cpu", init_scale=2.0**10))
+    unscaled, other = trained(None)
+    assert np.array_equal(scaled, unscaled) and loss == other
+    assert not np.array_equal(scaled, values(net()))
+
+
 class Means(nn.Module):
     """Of the vectors of a sequence's tokens."""
 
