@@ -110,7 +110,10 @@ class Part:
         return np.concatenate(pieces) if pieces else vector[:0].copy()
 
     def all_of(self, marked: npt.NDArray[np.bool_]) -> bool:
-        """Whether all of the part is marked, in bool [n]."""
+        """Whether all of the part is marked, in bool [n]; an empty one is where all of the model
+        is."""
+        if not self._runs:
+            return bool(marked.all())
         return all(bool(marked[start:stop].all()) for start, stop in self._runs)
 
     def _of(self, vector: Array, cut: Array | None) -> Array:

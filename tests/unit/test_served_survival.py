@@ -43,14 +43,19 @@ def adding(algorithm: Any, shapes: Any = SHAPES) -> Callable[[Communicator], Any
 
 
 def after_a_kill(
-    monkeypatch: pytest.MonkeyPatch, body: Callable[..., Any], rank: int, number: int, **given: Any
+    monkeypatch: pytest.MonkeyPatch,
+    body: Callable[..., Any],
+    rank: int,
+    number: int,
+    ranks: int = RANKS,
+    **given: Any,
 ) -> list[Any] | None:
     """What those that are left have; None where the program was at its end before."""
     with monkeypatch.context() as patch:
         kill = KilledAtMessage(patch, rank, number)
-        results = simulate_survival(RANKS, body, timeout_s=30, **given)
+        results = simulate_survival(ranks, body, timeout_s=30, **given)
     left = [result for result in results if result is not None]
-    assert len(left) >= RANKS - 1
+    assert len(left) >= ranks - 1
     for flat, lost, *_ in left:
         assert lost["ranks_lost"] == [rank] * kill.killed
         assert np.array_equal(flat, left[0][0]), "replicas differ"
@@ -131,6 +136,20 @@ def test_a_server_dies_in_a_round(monkeypatch) -> None:
         workers = [rank for *_, rank in left if rank >= 0]  # of two, but where it began with less
         expected = STEPS * sum(BASE**rank for rank in workers) / len(workers)
         assert np.all(left[0][0] == expected), (number, left[0][0])
+        killed += 1
+    assert killed > 20
+
+
+def test_a_server_dies_beside_one_that_holds_nothing(monkeypatch) -> None:
+    """A round of that one is of the same pushes as everybody's: of those who were in the midst of
+    one, and of those who had not begun."""
+    algorithm = psgd.DataParallelASGD(servers=4, sync_steps=1, mode="sync")  # and two slices
+    killed = 0
+    for number in range(50, 130):
+        left = after_a_kill(monkeypatch, adding(algorithm), 2 + number % 4, number, ranks=6)
+        if left is None:
+            break
+        assert np.all(left[0][0] == STEPS * (1 + BASE) / 2), (number, left[0][0])
         killed += 1
     assert killed > 20
 
