@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..communication import Communicator
 from ..errors import UserError
 from ..validation import checked_path, integer, number, set_validated, shown
 from .checkpoint_files import checkpoints_in
@@ -78,11 +77,11 @@ class SharedClock:
 
     Args:
         seconds: between two times that it tells so.
-        meet: finds out, before they ask, whether a rank has failed: it would be waited for.
+        gathered: what each rank gives to it, on all ranks (`Learner.gathered`).
     """
 
-    def __init__(self, comm: Communicator, seconds: float, meet: Callable[[], object]) -> None:
-        self._comm, self._seconds, self._meet = comm, seconds, meet
+    def __init__(self, seconds: float, gathered: Callable[[float], list[float]]) -> None:
+        self._seconds, self._gathered = seconds, gathered
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -93,8 +92,7 @@ class SharedClock:
         self._steps += 1
         if self._steps < self._ask_at:
             return False
-        self._meet()
-        passed = max(self._comm.allgather_object(time.perf_counter() - self._since))
+        passed = max(self._gathered(time.perf_counter() - self._since))
         if passed >= self._seconds:
             self._start_anew()
             return True

@@ -124,6 +124,19 @@ class Learner(LearnerSetup):
         """
         return function() if self.survival is None else self.survival.all_come_through(function)
 
+    def gathered(self, own: Result) -> list[Result]:
+        """What each rank tells, in a session; a rank that has failed is not waited for. Collective.
+
+        Args:
+            own: as of `Communicator.allgather_object`.
+        """
+
+        def gathered() -> list[Result]:
+            self.meet()
+            return self.comm.allgather_object(own)
+
+        return self.all_come_through(gathered)
+
     def announce(self, samples: int, total: int) -> None:
         """Announce the counts of a coming `step`, so that the ranks need not ask each other.
 

@@ -60,12 +60,7 @@ class Preemption:
         if self._steps < self._ask_at:
             return False
         own = time.perf_counter() - self._since, self._asked or asked_to_leave()
-
-        def gathered() -> list[tuple[float, bool]]:
-            self._learner.meet()  # a rank that has failed would be waited for below
-            return self._learner.comm.allgather_object(own)
-
-        passed, asked = zip(*self._learner.all_come_through(gathered), strict=True)
+        passed, asked = zip(*self._learner.gathered(own), strict=True)
         pace = self._steps * self._every_s / max(*passed, 1e-9)
         # No more than twice as many as now: the first steps may have been slow, or quick.
         self._ask_at = max(1, int(min(pace, 2 * self._ask_at)))
@@ -94,7 +89,8 @@ class Preemption:
             )
             if requeues():
                 requeue()
-        self._learner.comm.barrier()  # the others' end may end the job before
+        self._learner.all_come_through(lambda: self._learner.comm.barrier())  # else the others' end
+        # may end the job before
         raise Preempted
 
     def tell_servers(self) -> None:

@@ -157,6 +157,7 @@ class ServedSurvival(Regrouping):
         """Take a step; False where ranks have died in it before it began to train. Collective as
         the step is."""
         learner = self._learner
+        before = learner.samples
         try:
             if learner.world.generation != self._generation:
                 raise RanksLost("the ranks have changed")
@@ -172,9 +173,11 @@ class ServedSurvival(Regrouping):
             self.recover()
             if minibatch is not None:
                 learner.last_samples = minibatch.total
-            elif self._total and not learner.is_fed:
-                return self.survives_step(step)
-            return minibatch is not None
+                return True
+            if learner.samples > before:  # of the warm start: a worker at least has taken it
+                learner.last_samples = learner.samples - before
+                return True
+            return bool(self._total) and not learner.is_fed and self.survives_step(step)
 
     def finish(self, complete: Callable[[], object]) -> None:
         """Complete the model, again if need be, until all ranks that are left have the same.

@@ -41,7 +41,7 @@ class SessionCheckpoints:
             lambda: Checkpoints(config.folder, keep=config.keep, facts=facts)
         )
         every_s = config.every_s
-        self._clock = None if every_s is None else SharedClock(self._comm, every_s, learner.meet)
+        self._clock = None if every_s is None else SharedClock(every_s, learner.gathered)
 
     def __enter__(self) -> SessionCheckpoints:
         self._saver.__enter__()

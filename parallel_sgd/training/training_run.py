@@ -204,9 +204,9 @@ class TrainingRun:
         self._save_at_end(needed=output.trained)
         self.learner.finish()  # may change the model: the last row is of the final one
         output.finished = True
-        if self.measuring.observes and not history:  # which another rank has done, and has died
-            history.append(self.measuring.row(standing, validates=False))
         final = self.measuring.final()
+        if not history:  # another rank had them, and may die, or has died
+            history.append(self.measuring.row(standing, validates=False))
         if history:
             row = replace(history[-1], **final).finite()
             event = f"back to the model of {standing.best_samples} samples"

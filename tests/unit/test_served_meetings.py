@@ -3,6 +3,7 @@ checkpoints, and where all ask for rows. As threads."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,7 @@ from parallel_sgd.communication import Communicator
 from parallel_sgd.communication.surviving_threads import Dies, simulate_survival
 from parallel_sgd.communication.thread_endpoint import Mailbox
 from parallel_sgd.errors import WaitedInVain
+from parallel_sgd.training.checkpoint_config import SharedClock
 
 RANKS, STEPS = 4, 12
 
@@ -56,6 +58,80 @@ def test_a_session_goes_on_after_a_death_in_an_evaluation(mode: str) -> None:
     results = simulate_survival(RANKS, body, timeout_s=30)
     assert results[1] is None and results[0][-1].samples == 240
     assert [row.metrics for row in results[0]] == [row.metrics for row in results[2]]
+
+
+def test_the_last_row_is_of_a_worker_that_is_left(tmp_path) -> None:
+    """The first worker alone has had rows, and dies as all measure the final model."""
+    folder = tmp_path / "run"
+
+    def body(comm: Communicator) -> Any:
+        model, number = psgd.models.MLP([4, 3], seed=1), comm.world_ranks[comm.rank]
+        algorithm, evaluate = psgd.DataParallelASGD(servers=1, sync_steps=1), model.evaluate_sums
+
+        def evaluated(*arguments: Any, **given: Any) -> Any:
+            if number == 0:
+                raise Dies
+            return evaluate(*arguments, **given)
+
+        model.evaluate_sums = evaluated
+        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
+            return psgd.TrainingSession(
+                learner=learner,
+                objective=model,
+                train=DATA,
+                minibatch_size=6,
+                epochs=2,
+                test=DATA,
+                folder=psgd.RunFolder(folder, plot=False),
+            ).run()
+
+    results = simulate_survival(RANKS, body, timeout_s=30)
+    assert results[0] is None
+    (row,) = (rows[-1] for rows in results if rows)
+    assert row.samples == 120 and row.metrics["test_loss"] > 0
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["test_loss"] == row.metrics["test_loss"]
+
+
+def test_a_rank_dies_as_all_ask_for_the_time(monkeypatch, tmp_path: Path) -> None:
+    """By which checkpoints are due: the others ask again, and train on."""
+    stepped, allgather = SharedClock.stepped, Communicator.allgather_object
+    asking, others = set[str](), threading.Semaphore(0)
+
+    def asked(clock: SharedClock) -> bool:
+        asking.add(threading.current_thread().name)
+        try:
+            return stepped(clock)
+        finally:
+            asking.discard(threading.current_thread().name)
+
+    def gathered(comm: Communicator, item: Any) -> list[Any]:
+        name = threading.current_thread().name
+        if name in asking and name == "rank 1":
+            assert all(others.acquire(timeout=20) for _ in range(2))
+            raise Dies
+        if name in asking:
+            others.release()
+        return allgather(comm, item)
+
+    def body(comm: Communicator) -> Any:
+        model = psgd.models.MLP([4, 3], seed=1)
+        algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, mode="sync")
+        with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
+            return psgd.TrainingSession(
+                learner=learner,
+                objective=model,
+                train=DATA,
+                minibatch_size=6,
+                epochs=2,
+                checkpoints=psgd.CheckpointConfig(folder=tmp_path, every_s=1000),
+            ).run()
+
+    monkeypatch.setattr(SharedClock, "stepped", asked)
+    monkeypatch.setattr(Communicator, "allgather_object", gathered)
+    results = simulate_survival(RANKS, body, timeout_s=30)
+    assert results[1] is None
+    assert [rows[-1].samples for rows in results if rows] == [120, 120]
 
 
 @pytest.mark.parametrize(
