@@ -253,7 +253,7 @@ class ServedSurvival(Regrouping):
             self._completed,
             pulled,
             learner.samples,
-            state.minibatch.total if state.minibatch else 0,
+            state.minibatch.total if state.minibatch else learner.last_samples,
             state.began or learner.serves,
             self.losses if known else None,
             self._calls,

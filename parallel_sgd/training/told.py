@@ -32,7 +32,7 @@ class Told:
         completed: whether it has the final model.
         pulled: of a worker that training goes on from.
         samples: its clock.
-        total: samples of the step that it is in the midst of; 0 where it is in none.
+        total: samples of all in the step that it is in the midst of, or in its latest one.
         began: whether its warm start, if there is one, is over for servers too.
         losses: so far; None from a rank that joins.
         calls: that all workers have come to the end of, as far as it knows.

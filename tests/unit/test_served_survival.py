@@ -154,6 +154,20 @@ def test_a_server_dies_beside_one_that_holds_nothing(monkeypatch) -> None:
     assert killed > 20
 
 
+def test_a_server_dies_in_a_step_that_ends_no_round(monkeypatch) -> None:
+    """As some workers have heard how many samples all have, and others take the step again."""
+    algorithm = psgd.DataParallelASGD(servers=2, sync_steps=3, mode="sync", min_block=10)
+    (whole, *_), *_ = simulate_survival(5, adding(algorithm), timeout_s=30)
+    killed = 0
+    for number in range(40, 130):
+        left = after_a_kill(monkeypatch, adding(algorithm), 3 + number % 2, number, ranks=5)
+        if left is None:
+            break
+        assert np.array_equal(left[0][0], whole), number
+        killed += 1
+    assert killed > 20
+
+
 ROUNDS = psgd.DataParallelASGD(servers=2, sync_steps=1, mode="sync", min_block=10)
 
 
