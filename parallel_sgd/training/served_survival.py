@@ -20,7 +20,7 @@ from ..errors import RanksLost, SharedLoss, WaitedInVain
 from ..kernels import array_module, on_host
 from ..parameter_server import Assembled, Holding, Pulled, assemble
 from .regrouping import Regrouping
-from .told import ServedLosses, Told, plain_of, told_of
+from .told import ServedLosses, Told, largest, plain_of, told_of
 
 Result = TypeVar("Result")
 
@@ -256,6 +256,7 @@ class ServedSurvival(Regrouping):
             state.minibatch.total if state.minibatch else learner.last_samples,
             state.began or learner.serves,
             self.losses if known else None,
+            list(self._workers),
             self._calls,
             state.table,
         )
@@ -264,7 +265,7 @@ class ServedSurvival(Regrouping):
         """Servers go on from what all ranks hold. Collective."""
         learner, world = self._learner, self._learner.world
         everybody = [told_of(plain) for plain in world.allgather_object(plain_of(self._told()))]
-        self.losses = next((told.losses for told in everybody if told.losses), self.losses)
+        self.losses = largest([told.losses for told in everybody if told.losses] or [self.losses])
         self._most_calls = max(everybody[rank].calls for rank in learner.group.workers)
         if any(told.completed for told in everybody):
             self._take_final(everybody)
@@ -292,7 +293,7 @@ class ServedSurvival(Regrouping):
         if not learner.serves:
             self._go_on(whole, workers)
         if not begins:
-            self._count(whole)
+            self._count(whole, min((told.workers for told in everybody if told.workers), key=len))
         self._hold()
         world.barrier()  # whoever comes through it knows that all hold it
         self._holdings, self._model = self._holdings[-1:], None
@@ -406,9 +407,9 @@ class ServedSurvival(Regrouping):
         held.pushers = tuple(now)
         return held.tables
 
-    def _count(self, whole: Assembled) -> None:
+    def _count(self, whole: Assembled, workers: list[int]) -> None:
         learner, losses = self._learner, self.losses
-        dead = set(self._workers) - set(learner.world.world_ranks)
+        dead = set(workers) - set(learner.world.world_ranks)
         size = learner.parameters.flat.size
         losses.residuals += size * len(dead) * (not learner.algorithm.rules.lossless)
         losses.model += whole.lost

@@ -24,6 +24,11 @@ class ServedLosses:
     optimizer: int = 0
 
 
+def largest(known: list[ServedLosses]) -> ServedLosses:
+    """Of what ranks know: some may have counted a death that others have not."""
+    return ServedLosses(*map(max, zip(*(vars(losses).values() for losses in known), strict=True)))
+
+
 @dataclass
 class Told:
     """What every rank tells the others as they go on.
@@ -35,6 +40,7 @@ class Told:
         total: samples of all in the step that it is in the midst of, or in its latest one.
         began: whether its warm start, if there is one, is over for servers too.
         losses: so far; None from a rank that joins.
+        workers: that it has known last, by their ranks in the world; none from a rank that joins.
         calls: that all workers have come to the end of, as far as it knows.
         statistics: of all workers, where it has completed.
     """
@@ -45,6 +51,7 @@ class Told:
     total: int
     began: bool
     losses: ServedLosses | None
+    workers: list[int]
     calls: int
     statistics: Any
 
@@ -59,6 +66,7 @@ def plain_of(told: Told) -> list[Any]:
         told.total,
         told.began,
         losses and list(vars(losses).values()),
+        told.workers,
         told.calls,
         statistics and [its.packed() for its in statistics],
     ]
@@ -66,7 +74,7 @@ def plain_of(told: Told) -> list[Any]:
 
 def told_of(plain: list[Any]) -> Told:
     """The inverse of `plain_of`."""
-    completed, pulled, samples, total, began, losses, calls, statistics = plain
+    completed, pulled, samples, total, began, losses, workers, calls, statistics = plain
     return Told(
         completed,
         pulled and Pulled(*pulled),
@@ -74,6 +82,7 @@ def told_of(plain: list[Any]) -> Told:
         total,
         began,
         losses and ServedLosses(*losses),
+        workers,
         calls,
         statistics and [unpacked_statistics(numbers) for numbers in statistics],
     )
