@@ -100,7 +100,7 @@ class Regrouping(ABC):
             try:
                 world.regroup(grows=grows)
             finally:
-                self._in_vain += world.world_ranks == before
+                self._in_vain = self._in_vain + 1 if world.world_ranks == before else 0
         self._generation = world.generation
         learner.form_again()
 
