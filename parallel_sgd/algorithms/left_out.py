@@ -52,9 +52,17 @@ class LeftOut:
         self._told, self._kept_at, self._ended_at = None, -1, -1
 
     def loaded(self, clock: int) -> None:
-        """The state is another one, of so many samples: go back to no earlier one."""
-        self.begin_again()
+        """The state is that of another run, of so many samples: go back to none before it."""
+        self._told, self._kept_at = None, -1
         self.keep(clock)
+
+    def went_back(self, clock: int) -> None:
+        """The state is that of an earlier time of this run, of so many samples: go back to no later
+        one. (What was kept before, as a block began that is not at its end, is still good.)"""
+        if self._kept_at > clock:
+            self._kept_at = -1
+        if self._kept_at < 0:
+            self.keep(clock)
 
     def tell(self, problem: str) -> None:
         """Something else than the gradient of this rank's minibatch is not finite."""
@@ -83,18 +91,19 @@ class LeftOut:
                 kept.take()
 
     def put_back(self, begun: int, now: int) -> bool:
-        """Make what was kept what it is `now`.
+        """Make what was kept since the clock had `begun` what it is `now`.
 
         Returns:
-            Whether it was kept since the clock had `begun`: as a block began, or in the midst of
-            it, as a state was loaded.
+            Whether it was kept just then. Else it is of the midst of a block, as a state was loaded
+            there, or nothing: an optimizer's state may not be finite.
         """
         if not begun <= self._kept_at <= now:
             return False
+        exact = begun == self._kept_at
         for kept in self.kept.values():
             kept.put_back()
         self._kept_at = now
-        return True
+        return exact
 
     def count(
         self, problem: str, minibatches: int, samples: int, begun: int, now: int

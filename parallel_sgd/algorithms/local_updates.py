@@ -191,8 +191,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
 
     def leave_out(self, state: LocalUpdateState, work: Work) -> tuple[int, int]:
         """The whole block of all ranks: `parameters` are Φ again, and the local optimizer's state
-        what it was as the block began, or as a checkpoint was loaded since; zeroed where the
-        ranks are others since."""
+        what it was as the block began, or zeroed where a checkpoint was loaded since."""
         steps, samples, clock = state.block_steps, state.block_samples, work.samples
         state.block_samples = state.own_samples = state.block_steps = 0
         if not work.left_out.put_back(clock - samples, clock):

@@ -89,8 +89,8 @@ class Preemption:
             )
             if requeues():
                 requeue()
-        self._learner.all_come_through(lambda: self._learner.comm.barrier())  # else the others' end
-        # may end the job before
+        # Else the others' end may end the job before.
+        self._learner.all_come_through(lambda: self._learner.comm.barrier())
         raise Preempted
 
     def tell_servers(self) -> None:

@@ -43,6 +43,6 @@ class Snapshot:
             copy.put_back(learner)
         else:
             Sharing(learner, copy if self.taken else None).put_back(learner, survival.sizes)
-        learner.left_out.loaded(learner.samples)
+        learner.left_out.went_back(learner.samples)
         if survival is not None:
             survival.commit()  # nobody goes back to what has been given up

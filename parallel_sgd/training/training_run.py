@@ -202,16 +202,17 @@ class TrainingRun:
         if adjusting.ended is not None and adjusting.ended != BY_CALLBACK:
             standing.ended, standing.total = adjusting.ended, self.feeding.total
         self._save_at_end(needed=output.trained)
+        samples = self.learner.samples
         self.learner.finish()  # may change the model: the last row is of the final one
         output.finished = True
         final = self.measuring.final()
-        if not history:  # another rank had them, and may die, or has died
+        if not history or (not self.measuring.meets and history[-1].samples < samples):
+            # Another rank has had the rows, and has died, or dies yet.
             history.append(self.measuring.row(standing, validates=False))
-        if history:
-            row = replace(history[-1], **final).finite()
-            event = f"back to the model of {standing.best_samples} samples"
-            back = goes_back and standing.best_samples < row.samples
-            history[-1] = row.with_event(event) if back else row
+        row = replace(history[-1], **final).finite()
+        event = f"back to the model of {standing.best_samples} samples"
+        back = goes_back and standing.best_samples < row.samples
+        history[-1] = row.with_event(event) if back else row
         output.complete(history)
 
     def _leave(self) -> None:
@@ -423,7 +424,8 @@ class TrainingRun:
     def _is_best(self) -> bool:
         """Whether the model as it is now is the best so far, as all ranks know. Local."""
         known = self.measuring.meets and self._criterion is not None
-        return known and self._criterion == self.standing.best
+        best, samples = self.standing.best, self.standing.best_samples
+        return known and self._criterion == best and self.learner.samples == samples
 
     def _save_at_end(self, *, needed: bool) -> None:
         """Wait until all is on the disk, if need be with a last checkpoint. Collective."""

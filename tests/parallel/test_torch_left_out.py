@@ -16,6 +16,7 @@ from torch_models import MODELS, Branches, batch, learner_of, made, values
 
 import parallel_sgd as psgd
 from parallel_sgd.errors import DivergedError
+from parallel_sgd.training.snapshot import Snapshot
 from parallel_sgd.training.state_tree import capture, flatten
 
 pytestmark = [pytest.mark.threads(3), pytest.mark.ranks(3)]
@@ -86,16 +87,22 @@ WITH_OTHERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("snapshot", [False, True])
 @pytest.mark.parametrize("bad", range(6))
 @pytest.mark.parametrize("name", WITH_OTHERS)
-def test_statistics_are_those_of_good_minibatches(comm, tmp_path, name, bad):
-    """Whichever was left out: in a warm start, as a block begins, or as a state was loaded."""
+def test_statistics_are_those_of_good_minibatches(comm, tmp_path, name, bad, snapshot):
+    """Whichever was left out: in a warm start, as a block begins, or as a state was loaded. What is
+    not finite in the midst of a block is not kept either."""
     model, algorithm = made(MODELS["convnet"], dtype=torch.float32), WITH_OTHERS[name]
     folder = comm.allgather_object(tmp_path)[0]
     with learner_of(model, comm, algorithm=algorithm, not_finite="skip") as learner:
-        for number in range(0 if learner.serves else 6):
+        for number in range(0 if learner.serves else 12):
             finite = bool(np.isfinite(values(model)).all())  # else it is no checkpoint's
-            if number in (1, 4) and all(learner.comm.allgather_object(finite)):
+            if snapshot:
+                here = Snapshot()
+                here.take(learner)
+                here.restore(learner)
+            elif number in (1, 4) and all(learner.comm.allgather_object(finite)):
                 psgd.Checkpoints(folder).save(learner, background=False)
                 psgd.load_checkpoint(learner, folder)
             whole, rank = not learner.distributed, learner.comm.rank

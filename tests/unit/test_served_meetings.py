@@ -60,16 +60,16 @@ def test_a_session_goes_on_after_a_death_in_an_evaluation(mode: str) -> None:
     assert [row.metrics for row in results[0]] == [row.metrics for row in results[2]]
 
 
-def test_the_last_row_is_of_a_worker_that_is_left(tmp_path) -> None:
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_last_row_is_of_a_worker_that_is_left(tmp_path, resumed: bool) -> None:
     """The first worker alone has had rows, and dies as all measure the final model."""
-    folder = tmp_path / "run"
 
     def body(comm: Communicator) -> Any:
         model, number = psgd.models.MLP([4, 3], seed=1), comm.world_ranks[comm.rank]
         algorithm, evaluate = psgd.DataParallelASGD(servers=1, sync_steps=1), model.evaluate_sums
 
         def evaluated(*arguments: Any, **given: Any) -> Any:
-            if number == 0:
+            if number == 0 and dies:
                 raise Dies
             return evaluate(*arguments, **given)
 
@@ -80,11 +80,16 @@ def test_the_last_row_is_of_a_worker_that_is_left(tmp_path) -> None:
                 objective=model,
                 train=DATA,
                 minibatch_size=6,
-                epochs=2,
+                epochs=2 if dies else 1,
                 test=DATA,
+                checkpoints=psgd.CheckpointConfig(folder=tmp_path / "saved", resume=True),
                 folder=psgd.RunFolder(folder, plot=False),
             ).run()
 
+    dies, folder = False, tmp_path / "before"
+    if resumed:
+        simulate_survival(RANKS, body, timeout_s=30)
+    dies, folder = True, tmp_path / "run"
     results = simulate_survival(RANKS, body, timeout_s=30)
     assert results[0] is None
     (row,) = (rows[-1] for rows in results if rows)
