@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -127,7 +127,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         x, comm = work.parameters, work.comm
         self.period.require_sample_of_each(comm.size)
         if work.minibatch_size is not None:
-            self.period.require_minibatch(work.minibatch_size, comm.size)
+            self._require_minibatch(work.minibatch_size, comm)
         exchange = ExchangeState.init(
             self.exchange,
             x,
@@ -152,7 +152,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         ranks = work.comm.size
         if state.warm:
             state.start[...], state.warm = work.parameters.flat, False
-        self.period.require_minibatch(total, ranks)
+        self._require_minibatch(total, work.comm)
         if state.block_steps == 0:
             work.left_out.keep(work.samples)
         state.lr = work.optimizer.lr
@@ -165,6 +165,11 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             self._merge(state, work)
         if self.period.ends(state.block_steps, state.block_samples, ranks):
             self._synchronize(state, work, overlap=self.overlap_samples > 0)
+
+    def _require_minibatch(self, samples: int, comm: Any) -> None:
+        """Where ranks have died a minibatch may be longer than a block: then it is one."""
+        if comm.generation == 0:
+            self.period.require_minibatch(samples, comm.size)
 
     def finish(self, state: LocalUpdateState, work: Work) -> None:
         if state.sent_samples:

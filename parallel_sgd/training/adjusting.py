@@ -58,17 +58,30 @@ class Adjusting:
 
     def share(self, standing: Standing) -> None:
         """The ranks are others: all of them are to have the best model. Collective."""
-        if self.keeps_best and standing.best is not None:
-            present = Snapshot()
-            present.take(self._learner)
-            self._best.restore(self._learner)
-            self.keep()
-            present.restore(self._learner)
+        if not self.keeps_best:
+            return
+        best, samples = self._best, standing.best_samples
+        if standing.best is None or best.samples != samples:  # kept of a row that is made again
+            best.forget()
+        if not any(self._learner.comm.allgather_object(best.taken)):
+            standing.best = None
+            return
+        present = Snapshot()
+        present.take(self._learner)
+        best.restore(self._learner)
+        self.keep()
+        present.restore(self._learner)
 
     def finish(self) -> bool:
         """Before training ends: go back to the best model, where that is asked for; whether it
-        was."""
-        return self.ends_with_best and self._go_back()
+        was. Collective."""
+        if not self.ends_with_best:
+            return False
+        before, self.ended = self.ended, self.ended or "ended with the best model"
+        went_back = self._go_back()  # where a rank dies now, nobody is to train on from there
+        if not went_back:
+            self.ended = before
+        return went_back
 
     def adjust(
         self, row: Progress, criterion: float, standing: Standing, *, last: bool

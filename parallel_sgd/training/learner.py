@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, Self, TypeVar
 
-from ..communication import InBackground
+from ..communication import InBackground, is_loss
 from ..errors import SharedError, UserError
 from ..trace import NO_TRACE
 from ..validation import integer
@@ -415,7 +415,13 @@ class Learner(LearnerSetup):
         try:
             self._beside.end(failed=failed)
         finally:
-            self.at_work.close(failed=failed)
+            try:
+                self.at_work.close(failed=failed)
+            except Exception as error:
+                if self.survival is None or not is_loss(error):
+                    raise
+                self.world.revoke()  # nothing of what was under way is needed any more
+                self.abandon()
             self._stop_statistics()
 
     def _stop_statistics(self) -> None:

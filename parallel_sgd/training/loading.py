@@ -136,7 +136,7 @@ def load_checkpoint(
     learner.bytes_sent = sent
     learner.left_out.loaded(learner.samples)
     if learner.survival is not None:
-        learner.survival.commit()  # nobody goes back to before
+        learner.survival.went_back()  # nobody else goes to what was before
     extra = extras[0]
     if manifest["ranks"] == comm.size:
         extras = comm.allgather_object(extra)

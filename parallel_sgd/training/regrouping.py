@@ -74,6 +74,10 @@ class Regrouping(ABC):
     def commit(self) -> None:  # noqa: B027
         """Take a copy now. Local."""
 
+    def went_back(self) -> None:  # noqa: B027
+        """The program has made the state another one: ranks that die take nobody back behind
+        that. Collective where there are copies."""
+
     def set_back(self, name: str) -> None:  # noqa: B027
         """Make one of the learner's states again what it is in the latest copy. Local."""
 

@@ -22,6 +22,15 @@ class Snapshot:
         """Whether there is anything to go back to. Local."""
         return self._copy.generation >= 0
 
+    @property
+    def samples(self) -> int:
+        """Of all ranks, as it was taken. Local."""
+        return self._copy.samples
+
+    def forget(self) -> None:
+        """There is nothing to go back to any more. Local."""
+        self._copy.generation = -1
+
     def fits(self, learner: Learner) -> bool:
         """Whether it can be gone back to. With servers its parts are those of the ranks that there
         were: no more where one has died since. Local."""
@@ -43,6 +52,8 @@ class Snapshot:
             copy.put_back(learner)
         else:
             Sharing(learner, copy if self.taken else None).put_back(learner, survival.sizes)
+            work = learner.at_work
+            work.algorithm.regrouped(work.state, work.work)
         learner.left_out.went_back(learner.samples)
         if survival is not None:
-            survival.commit()  # nobody goes back to what has been given up
+            survival.went_back()  # nobody else goes to what has been given up

@@ -12,6 +12,7 @@ place of what the dead one had of sums.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,7 +63,8 @@ class Survival(Regrouping):
         self._learner: Stateful
         self._every = commit_every
         self._copies = (Copy(), Copy())
-        self._taken = self._steps = 0  # copies so far; steps since the latest
+        self._taken = self._steps = 0  # copies so far, as all count them; steps since the latest
+        self._back_to = sys.maxsize  # in one recovery: the earliest copy that was gone back to
         self._paused = self._at_end = False  # _at_end: the model is the final one, as it was kept
         self._companion: Callable[[], Any] = lambda: None
         self._kept: Any = None  #: beside the copy that training has gone back to
@@ -93,6 +95,14 @@ class Survival(Regrouping):
             yield
         finally:
             self._paused = False
+
+    def went_back(self) -> None:
+        if self._paused:
+            return
+        self._at_end = False
+        if self._steps == 0:
+            self._learner.world.barrier()  # see `_all_have_a_copy`
+        self.commit()
 
     def surviving(self, function: Callable[[], Result]) -> Result:
         """What a function returns, which is called again wherever ranks have died in it. Collective
@@ -163,11 +173,14 @@ class Survival(Regrouping):
         None where training has gone back to before. (A session is told of deaths itself.)
 
         A death may come as some ranks have heard that all have the copy, and others have not. The
-        others see it by the copy that they have gone back to.
+        others see it by the copy that they have gone back to. Between two copies all meet: else
+        some may hold none that others still have.
         """
         number = None
         try:
             result = function()
+            if self._steps == 0 and not self._paused:
+                self._learner.meet()
             self.commit(finished=finished)
             number = None if self._paused else self._taken - 1
             self._learner.meet()  # whoever comes through it knows that all have the copy
@@ -177,7 +190,7 @@ class Survival(Regrouping):
             if not self.by_itself:  # the session begins anew, on all ranks
                 raise
             self.recover(grows=False)  # a rank that joins would not come here
-            is_there = number is not None and self._taken > number + 1
+            is_there = number is not None and self._back_to >= number
             return (result,) if is_there else None
 
     def commit(self, *, finished: bool = False) -> None:
@@ -190,7 +203,7 @@ class Survival(Regrouping):
             self._take_copy(finished, self._companion())
 
     def _take_copy(self, finished: bool, companion: Any) -> None:
-        copy = self._copies[self._taken % 2]
+        copy = min(self._copies, key=lambda copy: copy.number)
         copy.number = -1  # until it is whole
         copy.take(self._learner, self.sizes)
         copy.finished, copy.companion = finished, companion
@@ -202,6 +215,7 @@ class Survival(Regrouping):
 
     def recover(self, *, grows: bool = True) -> None:
         """Go on from the newest copy that all ranks have, on those that are left."""
+        self._back_to = sys.maxsize
         while True:
             try:
                 self._form_again(grows=grows)
@@ -226,12 +240,14 @@ class Survival(Regrouping):
         held = {copy.number: copy for copy in self._copies if copy.number >= 0}
         losses = self.losses.samples, self.losses.values
         everybody = comm.allgather_object((sorted(held), learner.samples, losses))
-        newest = [max(numbers) for numbers, _, _ in everybody if numbers]
-        if not newest:  # nobody has come further than this
+        known = [numbers for numbers, _, _ in everybody if numbers]
+        if not known:  # nobody has come further than this
             self.sizes = comm.allgather_object(stripe_sizes(learner))
             self.commit()
             return
-        number = min(newest)
+        common = set(known[0]).intersection(*known)
+        number = max(common) if common else min(max(numbers) for numbers in known)
+        self._back_to = min(self._back_to, number)
         own = held.get(number)
         self.sizes = comm.allgather_object(stripe_sizes(learner))
         shared = Sharing(learner, own)
@@ -242,13 +258,13 @@ class Survival(Regrouping):
         self.times += 1
         for copy in self._copies:
             copy.number = copy.number if copy is own else -1
-        clock = max(samples for numbers, samples, _ in everybody if numbers)
+        clock = max(shared.samples, *(samples for numbers, samples, _ in everybody if numbers))
         self.losses = Losses(*max(known for _, _, known in everybody))  # a new rank knows of none
         self.losses.samples += clock - shared.samples
         self.losses.values += shared.values_lost
         self._kept, self.has_joined = shared.companion, own is None
         self._at_end = shared.finished
-        self._taken = number + 1
+        self._taken = 1 + max(max(numbers) for numbers in known)  # some may still hold that one
         self._take_copy(shared.finished, self._kept)
         self._tell(clock - shared.samples, shared.values_lost)
 

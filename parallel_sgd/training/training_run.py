@@ -113,6 +113,7 @@ class TrainingRun:
             "standing": self.standing.as_dict(),
             "criterion": self._criterion,
             "ended": self.adjusting.ended,
+            "ends_with_best": self.adjusting.ends_with_best,
             "trained": self.output.trained,
             "begun": self._begun,
             "start": self._start,
@@ -127,6 +128,7 @@ class TrainingRun:
             standing.begin_row()  # the sum of the rank whose place it takes is lost
         self.standing, self._criterion = standing, kept["criterion"]
         self.adjusting.ended = kept["ended"]
+        self.adjusting.ends_with_best = kept["ends_with_best"]
         self.output.trained, self._begun = kept["trained"], kept["begun"]
 
     def _copy(self, *, new_row: bool) -> None:
@@ -171,7 +173,7 @@ class TrainingRun:
         """Go on from where a checkpoint has been, and begin to write, when all is known to be
         right. Collective."""
         session, checkpoints, resumed = self.session, self.checkpoints, None
-        again, self._begun = self._begun, True
+        again = self._begun
         if again:
             self.adjusting.share(self.standing)
         elif checkpoints:
@@ -187,6 +189,9 @@ class TrainingRun:
                 called(session.started, self.learner)
 
         self.output.begin(rows, self.feeding.total, begun)
+        self._begun = True
+        if resumed:  # the copy that was taken as it was loaded knows nothing of this run
+            self._copy(new_row=True)
         if self.learner.algorithm.asynchronous:  # who is ready first would be far ahead
             self.learner.meet()
 
@@ -198,7 +203,6 @@ class TrainingRun:
         goes_back = adjusting.finish()
         if goes_back:
             self._criterion = standing.best
-            adjusting.ended = adjusting.ended or "ended with the best model"
         if adjusting.ended is not None and adjusting.ended != BY_CALLBACK:
             standing.ended, standing.total = adjusting.ended, self.feeding.total
         self._save_at_end(needed=output.trained)
@@ -439,6 +443,7 @@ class TrainingRun:
             checkpoints.wait()
 
         self.learner.all_come_through(saved)
+        self._require_same_ranks()  # it may have gone back already, as others will
         if survival is not None:  # where a rank has died meanwhile, nothing may have been saved
             survival.survives(self.learner.meet)
             self._require_same_ranks()

@@ -250,7 +250,8 @@ def test_every_algorithm_goes_on(monkeypatch, algorithm: Any) -> None:
     """Of residuals those of the dead rank are lost: 300 values, and as many of the one stripe."""
     body = train(algorithm, psgd.SGD(lr=0.01))
     expected = undisturbed(body)
-    for number in (40, 47, 56, 65, 71, 80, 86):
+    # With overlap the latter are of its close, which others come through.
+    for number in (40, 47, 56) if algorithm.overlap else (40, 47, 56, 65, 71, 80, 86):
         rank = number % RANKS
         left = after_a_kill(monkeypatch, body, rank, number, number % 2)
         if left is not None:
@@ -259,6 +260,77 @@ def test_every_algorithm_goes_on(monkeypatch, algorithm: Any) -> None:
             if isinstance(algorithm, psgd.DataParallelSGD) and algorithm.gradient_bits == 1:
                 assert values == {300 + 300 * (rank == 0)}
             assert len(values) == 1
+
+
+def test_a_rank_dies_as_the_others_close(monkeypatch) -> None:
+    """Where an exchange could be under way: they have all that they need."""
+    algorithm = psgd.DataParallelSGD(gradient_bits=4, overlap=True)
+    body, kind = train(algorithm, psgd.SGD(lr=0.01)), partial(KilledAt)
+    for number in range(50, 90):
+        if after_a_kill(monkeypatch, body, number % RANKS, number, 0, kind) is None:
+            break
+    assert number > 60
+
+
+def test_residuals_of_those_that_are_left_are_not_lost(monkeypatch) -> None:
+    """Also where a copy follows another at once, as a pass over the data ends; and where others die
+    while some have come further in the recovery."""
+    random = np.random.default_rng(0)
+    x, rate = random.standard_normal((N, 300)).astype(np.float32), 1e-3
+    algorithm = psgd.DataParallelSGD(gradient_bits=1, code="largest", block_size=64)
+
+    def body(comm: Communicator) -> Any:
+        parameters = psgd.Parameters({"W": np.zeros((20, 15), np.float32)})
+        optimizer = psgd.SGD(lr_per_sample=rate)
+        with psgd.Learner(parameters, optimizer, algorithm, comm, commit_every=1) as learner:
+            for _ in range(EPOCHS):
+                source = psgd.data.Source(x, np.zeros(N, int), minibatch_size=MINIBATCH, epochs=1)
+                for inputs, _ in source.minibatches(learner):
+                    learner.gradient.flat[...] = inputs.sum(0)
+                    learner.step(samples=len(inputs))
+            learner.finish()
+            return parameters.flat.copy(), (learner.report() or {})["survival"]
+
+    for number in range(20, 200):
+        rank = number % RANKS
+        with monkeypatch.context() as patch:
+            kill = KilledAfter(patch, rank, number, (rank + 1) % RANKS)
+            results = simulate_survival(RANKS, body, timeout_s=100)
+        left = [result for result in results if result is not None]
+        if not kill.killed:
+            break
+        for flat, lost in left:
+            assert np.array_equal(flat, left[0][0])
+            if len(lost["ranks"]) == RANKS - 1:  # else some had come to their end
+                assert lost["residual_values_lost"] <= 600, number  # of one rank alone
+    assert number > 70
+
+
+def test_others_die_as_some_have_come_further_in_the_recovery(monkeypatch) -> None:
+    body = train(psgd.DataParallelSGD(), psgd.MomentumSGD(lr=0.01), "float64")
+    expected, twice = undisturbed(body), 0
+    for number in range(40, 70, 7):
+        for later in range(1, 24):
+            with monkeypatch.context() as patch:
+                first = KilledAfter(patch, 1, number, 2)
+                second = KilledAfter(patch, 3, number + later, 0)
+                results = simulate_survival(RANKS, body, timeout_s=100)
+            left = [result for result in results if result is not None]
+            assert len(left) == RANKS - first.killed - second.killed
+            twice += first.killed and second.killed
+            for flat, samples, *_ in left:
+                assert samples == TOTAL
+                assert np.allclose(flat, expected, rtol=1e-12, atol=1e-13)
+    assert twice > 20
+
+
+def test_a_block_that_is_shorter_than_a_minibatch_of_those_that_are_left(monkeypatch) -> None:
+    """Each minibatch is a block then."""
+    algorithm = psgd.ModelAveragingSGD(sync_period=-(-MINIBATCH // RANKS))
+    body = train(algorithm, psgd.SGD(lr=0.01))
+    for number in (40, 60):
+        left = after_a_kill(monkeypatch, body, 1, number, 0)
+        assert left and len(left) == RANKS - 1
 
 
 def session(folder: Path) -> Callable[..., Any]:
@@ -313,3 +385,99 @@ def test_a_session_goes_on(monkeypatch, tmp_path: Path, spares: int, partly: boo
         if not kill.killed:
             break
     assert number > 300
+
+
+SAMPLES, SIZE = 120, 12
+
+
+def ended(folder: Path, algorithm: Any, *, resume: bool = False) -> Callable[..., Any]:
+    """A run whose best model comes long before its end, with which it ends; its validation falls
+    into the midst of blocks."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((SAMPLES, 6)).astype(np.float32)
+    data = psgd.data.Arrays(x, (x[:, :3] + 0.1 * x[:, 3:]).argmax(1))
+    rates = psgd.schedules.Steps({0: 0.3, SAMPLES: 50.0})
+
+    def body(comm: Communicator, epochs: int = 3) -> Any:
+        model, steps = psgd.models.MLP([6, 8, 3], seed=1, dtype=np.float64), 0
+        backward = model.gradient
+
+        def counted(*arguments: Any, **given: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            return backward(*arguments, **given)
+
+        model.gradient = counted
+        with psgd.Learner(
+            model.parameters, psgd.SGD(lr=rates), algorithm, comm, commit_every=2
+        ) as learner:
+            rows = psgd.TrainingSession(
+                learner=learner,
+                objective=model,
+                train=data,
+                minibatch_size=SIZE,
+                epochs=epochs,
+                validation=psgd.CrossValidation(data=data, every=5 * SIZE, restore_best=True),
+                checkpoints=psgd.CheckpointConfig(
+                    folder=folder / "checkpoints", every=84, resume=resume
+                ),
+                folder=psgd.RunFolder(folder / f"run-{epochs}", plot=False),
+            ).run()
+        return model.parameters.flat.copy(), rows, steps
+
+    return body
+
+
+@pytest.mark.parametrize("partly", [False, True])
+@pytest.mark.parametrize(
+    "algorithm",
+    [psgd.DataParallelSGD(), psgd.ModelAveragingSGD(sync_steps=4)],
+    ids=lambda a: type(a).__name__,
+)
+def test_a_run_ends_with_its_best_model(
+    monkeypatch, tmp_path: Path, algorithm: Any, partly: bool
+) -> None:
+    """Where a rank dies as it goes back to that, saves it, or measures it: nobody trains on."""
+    expected, rows, steps = simulate_survival(3, ended(tmp_path, algorithm), timeout_s=100)[0]
+    best = rows[-1].event
+    assert best.startswith("back to the model of ") and steps == 3 * SAMPLES // SIZE
+    for number in range(60, 500, 4 if partly else 7):
+        rank, folder = number % 3, tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            other = (rank + 1) % 3
+            kill: Any = (
+                KilledAfter(patch, rank, number, other) if partly else KilledAt(patch, rank, number)
+            )
+            results = simulate_survival(3, ended(folder, algorithm), timeout_s=100)
+        left = [result for result in results if result is not None]
+        assert len(left) == 3 - kill.killed
+        for flat, others, taken in left:
+            assert np.array_equal(flat, left[0][0]), number
+            assert [row.samples for row in others] == [row.samples for row in rows], number
+            assert taken <= steps + 12, number  # the latest minibatches again, or a block
+            if isinstance(algorithm, psgd.DataParallelSGD):
+                assert np.allclose(flat, expected, rtol=1e-12, atol=1e-13), number
+        if not kill.killed:
+            break
+    assert number > 150
+
+
+def test_a_rank_dies_soon_after_a_run_was_resumed(monkeypatch, tmp_path: Path) -> None:
+    """What the run had come to is not forgotten: its rows, its best model."""
+    algorithm = psgd.DataParallelSGD()
+    expected, rows, _ = simulate_survival(3, ended(tmp_path, algorithm), timeout_s=100)[0]
+    killed = 0
+    for number in range(12, 70, 3):
+        folder = tmp_path / str(number)
+        body = ended(folder, algorithm, resume=True)
+        simulate_survival(3, partial(body, epochs=2), timeout_s=100)
+        with monkeypatch.context() as patch:
+            kill = KilledAt(patch, number % 3, number)
+            results = simulate_survival(3, body, timeout_s=100)
+        killed += kill.killed
+        for flat, others, _ in filter(None, results):
+            assert [row.samples for row in others] == [row.samples for row in rows], number
+            assert np.allclose(flat, expected, rtol=1e-12, atol=1e-13), number
+        lines = (folder / "run-3" / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["samples"] for line in lines] == [row.samples for row in rows]
+    assert killed > 10
