@@ -53,12 +53,15 @@ class LeftOut:
 
     def loaded(self, clock: int) -> None:
         """The state is that of another run, of so many samples: go back to none before it."""
-        self._told, self._kept_at = None, -1
+        self.begin_again()
         self.keep(clock)
 
     def went_back(self, clock: int) -> None:
         """The state is that of an earlier time of this run, of so many samples: go back to no later
         one. (What was kept before, as a block began that is not at its end, is still good.)"""
+        self._told = None
+        if self._ended_at > clock:
+            self._ended_at = -1
         if self._kept_at > clock:
             self._kept_at = -1
         if self._kept_at < 0:

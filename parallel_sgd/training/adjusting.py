@@ -66,11 +66,13 @@ class Adjusting:
         if not any(self._learner.comm.allgather_object(best.taken)):
             standing.best = None
             return
-        present = Snapshot()
-        present.take(self._learner)
-        best.restore(self._learner)
-        self.keep()
-        present.restore(self._learner)
+        survival, present = self._learner.survival, Snapshot()
+        assert survival is not None
+        with survival.paused():  # nobody is to go back to the best model
+            present.take(self._learner)
+            best.restore(self._learner)
+            self.keep()
+            present.restore(self._learner)
 
     def finish(self) -> bool:
         """Before training ends: go back to the best model, where that is asked for; whether it

@@ -420,8 +420,7 @@ class Learner(LearnerSetup):
             except Exception as error:
                 if self.survival is None or not is_loss(error):
                     raise
-                self.world.revoke()  # nothing of what was under way is needed any more
-                self.abandon()
+                self.survival.give_up()
             self._stop_statistics()
 
     def _stop_statistics(self) -> None:

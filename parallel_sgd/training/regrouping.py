@@ -87,6 +87,12 @@ class Regrouping(ABC):
         there are copies."""
         return True
 
+    def give_up(self) -> None:
+        """Ranks have died, and nothing of what is under way is needed any more. Local."""
+        if self._learner.world.generation == self._generation:
+            self._learner.world.revoke()
+        self._learner.abandon()
+
     def _require_loss(self, error: Exception) -> None:
         """Raise the error again, unless ranks have died and the others can go on. Local."""
         if not is_loss(error) or self._in_vain > MOST_IN_VAIN:
@@ -96,9 +102,7 @@ class Regrouping(ABC):
         """Leave what is under way, and form a group of those that are left. Collective."""
         learner, world = self._learner, self._learner.world
         regroups = world.generation == self._generation
-        if regroups:
-            world.revoke()
-        learner.abandon()
+        self.give_up()
         if regroups:
             before = world.world_ranks
             try:

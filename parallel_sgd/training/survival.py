@@ -179,7 +179,9 @@ class Survival(Regrouping):
         number = None
         try:
             result = function()
-            if self._steps == 0 and not self._paused:
+            algorithm = self._learner.at_work.algorithm
+            met = self._steps > 0 and algorithm.synchronizes_every_step  # since the copy before
+            if not (met or self._paused):
                 self._learner.meet()
             self.commit(finished=finished)
             number = None if self._paused else self._taken - 1

@@ -20,6 +20,7 @@ from left_out import (
 )
 
 import parallel_sgd as psgd
+from parallel_sgd.training.snapshot import Snapshot
 
 pytestmark = [pytest.mark.threads(1, 3), pytest.mark.ranks(3)]
 
@@ -38,6 +39,17 @@ def test_a_block_with_overlap_goes_back_to_the_common_model(comm, culprit):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_residuals_hold_nothing_of_it(comm, overlap):
     what_is_left_out_is_not_owed(comm, overlap)
+
+
+def test_what_is_undone_leaves_nothing_to_be_left_out(comm):
+    """A loss of a trial, told in the midst of a block; and what was left out in it."""
+    learner = psgd.Learner(zeros("one block"), ADAM, ALGORITHMS["blocks"][0], comm)
+    before = Snapshot()
+    before.take(learner)
+    learner.left_out.judge(np.nan)
+    learner.left_out.count("", 1, 2, 0, 2)
+    before.restore(learner)
+    assert learner.left_out.problem(None) is None and not learner.left_out.was_latest(2)
 
 
 def test_residuals_of_what_others_send_are_not_forgotten(comm):

@@ -272,12 +272,12 @@ def test_a_rank_dies_as_the_others_close(monkeypatch) -> None:
     assert number > 60
 
 
-def test_residuals_of_those_that_are_left_are_not_lost(monkeypatch) -> None:
-    """Also where a copy follows another at once, as a pass over the data ends; and where others die
-    while some have come further in the recovery."""
+@pytest.mark.parametrize("kind", [psgd.DataParallelSGD, partial(psgd.SlowMo, sync_steps=3)])
+def test_residuals_of_those_that_are_left_are_not_lost(monkeypatch, kind: Any) -> None:
+    """Also where a copy follows another without a meeting, as a pass over the data ends."""
     random = np.random.default_rng(0)
     x, rate = random.standard_normal((N, 300)).astype(np.float32), 1e-3
-    algorithm = psgd.DataParallelSGD(gradient_bits=1, code="largest", block_size=64)
+    algorithm = kind(gradient_bits=1, code="largest", block_size=64)
 
     def body(comm: Communicator) -> Any:
         parameters = psgd.Parameters({"W": np.zeros((20, 15), np.float32)})
@@ -303,7 +303,7 @@ def test_residuals_of_those_that_are_left_are_not_lost(monkeypatch) -> None:
             assert np.array_equal(flat, left[0][0])
             if len(lost["ranks"]) == RANKS - 1:  # else some had come to their end
                 assert lost["residual_values_lost"] <= 600, number  # of one rank alone
-    assert number > 70
+    assert number > 60
 
 
 def test_others_die_as_some_have_come_further_in_the_recovery(monkeypatch) -> None:
