@@ -1,4 +1,4 @@
-"""The start of a job whose ranks survive each other: until all have made a learner, nobody does.
+"""The start of a job whose ranks survive each other: until they have made a learner, nobody does.
 
 A rank that is gone before MPI is up is waited for by all others in MPI_Init, which no death ends
 there. So the launcher ends such a job, and may start it again: nothing has been trained on.
@@ -42,11 +42,10 @@ class Start:
 
     @property
     def is_over(self) -> bool:
-        """Whether all ranks that train have made a learner. (Some on other hosts may not be able to
-        say so; but all make it together.)"""
-        if not self._over:
-            train = self._training & self._told(ON)
-            self._over = bool(train) and train <= self._told(TRAINS)
+        """Whether a rank that trains has made a learner. All make it together: so MPI is up on all,
+        and they go on by themselves, wherever one dies. (Some may be at work before others, which
+        have as much to do yet, can say so.)"""
+        self._over = self._over or bool(self._training & self._told(TRAINS))
         return self._over
 
     def note_gone(
@@ -92,7 +91,7 @@ class Start:
 
     def _lose(self, rank: str) -> None:
         if self.lost is None and not self.is_over:
-            self.lost = f"{rank} was gone without a word before all ranks had made a learner"
+            self.lost = f"{rank} was gone without a word before the ranks had made a learner"
 
     def _told(self, suffix: str) -> set[int]:
         """The ranks that have written such a file."""

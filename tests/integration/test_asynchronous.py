@@ -150,6 +150,25 @@ def test_a_worker_that_is_killed_leaves_the_others_at_work_where_mpi_allows(fold
     assert output.count("final -90.0 [40, 40]") == 2
 
 
+LATE = """
+import os, time
+import parallel_sgd.training.learner_setup as setup
+
+say = setup.note_training
+if os.environ["OMPI_COMM_WORLD_RANK"] == "2":
+    setup.note_training = lambda: (time.sleep(1), say())
+"""
+
+
+@pytest.mark.open_mpi
+def test_a_worker_may_be_killed_before_others_have_said_that_they_train(folder: Path) -> None:
+    """It has trained with them: the job goes on, and does not start anew."""
+    (folder / "late.py").write_text(LATE + LOSING)
+    code, output = finished("run", "-n", "4", "--survive", "late.py", "30", "SIGKILL")
+    assert code == 0 and "started anew" not in output, output
+    assert output.count("final -90.0 [40, 40]") == 2
+
+
 @pytest.mark.open_mpi
 def test_a_server_that_is_killed_is_replaced_by_those_left_where_mpi_allows(folder: Path) -> None:
     """Its values come from a worker's copy; what the others push from then on is not lost."""

@@ -94,7 +94,7 @@ def test_a_job_of_which_a_rank_dies_before_training_is_started_anew(folder: Path
     )
     assert code == 0, output
     assert Path("first").exists() and Path("second").exists()
-    gone = "was gone without a word before all ranks had made a learner: nothing was trained on"
+    gone = "was gone without a word before the ranks had made a learner: nothing was trained on"
     assert output.count(gone) == 2 and f"rank 1 {gone}" in output
     whole, again = (Path(run, "model.npz").read_bytes() for run in ("whole", "again"))
     assert whole == again

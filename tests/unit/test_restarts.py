@@ -151,7 +151,7 @@ def test_a_start_is_none_before_anything_was_trained_on_where_ranks_survive(play
     code, starts = play(GONE, GONE, KILLED, GONE, WELL, survive=True, restarts=1)
     assert (code, [number for _, _, number in starts]) == (0, [0, 0, 0, 1, 1])
     said = capsys.readouterr().err
-    gone = "rank 1 (pid 9999999) was gone without a word before all ranks had made a learner"
+    gone = "rank 1 (pid 9999999) was gone without a word before the ranks had made a learner"
     assert said.count(f"{gone}: nothing was trained on, so the job is started anew in") == 3
     assert said.count("restart 1 of 1") == 1
 

@@ -54,10 +54,10 @@ def processes(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.parametrize("gone", [{1: "pid 17", 0: "pid 16"}, {2: "pid 18"}])
-def test_a_death_before_all_have_a_learner_is_in_vain(start, tmp_path, gone):
+def test_a_death_before_there_is_a_learner_is_in_vain(start, tmp_path, gone):
     """Also that of a rank in reserve: MPI_Init waits for it."""
     tell(tmp_path, ON, 0, 1)
-    tell(tmp_path, TRAINS, 0)
+    tell(tmp_path, TRAINS, 2)  # in reserve
     start.note_gone(gone, {}, NOW)
     rank, process = next(iter(gone.items()))
     assert start.lost.startswith(f"rank {rank} ({process}) was gone without a word")
@@ -87,8 +87,9 @@ def test_who_says_why_is_no_loss_and_what_follows_from_it_none(
 
 @pytest.mark.parametrize("signed_on", [(0, 1, 2), (1,)], ids=["all", "those of this host"])
 def test_a_death_after_that_is_survived(start, tmp_path, signed_on):
+    """Also where others are about to say that they have it."""
     tell(tmp_path, ON, *signed_on)
-    tell(tmp_path, TRAINS, *signed_on)
+    tell(tmp_path, TRAINS, 1)
     start.note_gone({1: "pid 17"}, {}, NOW)
     assert start.lost is None and start.is_over
 
