@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from ..communication import Communicator
 from ..compression import problem_with_largest
 from ..errors import SharedError, UserError
 from ..exchange import Exchange, ExchangeOptions
@@ -166,7 +167,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         if self.period.ends(state.block_steps, state.block_samples, ranks):
             self._synchronize(state, work, overlap=self.overlap_samples > 0)
 
-    def _require_minibatch(self, samples: int, comm: Any) -> None:
+    def _require_minibatch(self, samples: int, comm: Communicator) -> None:
         """Where ranks have died a minibatch may be longer than a block: then it is one."""
         if comm.generation == 0:
             self.period.require_minibatch(samples, comm.size)

@@ -43,7 +43,7 @@ class Snapshot:
         self._copy.take(learner, survival.sizes if survival else [])
 
     def restore(self, learner: Learner) -> None:
-        """See `Copy.put_back`. Collective also where other ranks took it."""
+        """See `Copy.put_back`. Collective also where ranks survive each other."""
         survival, copy = learner.survival, self._copy
         learner.forget_announced()
         same = copy.generation == learner.world.generation

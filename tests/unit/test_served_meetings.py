@@ -26,6 +26,13 @@ X = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
 DATA = psgd.data.Arrays(X, X[:, :3].argmax(1))
 
 
+def rows_of_session(learner: psgd.Learner, model: Any, **options: Any) -> list[psgd.Progress]:
+    """The rows of a session."""
+    return psgd.TrainingSession(
+        learner=learner, objective=model, train=DATA, minibatch_size=6, **options
+    ).run()
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_session_goes_on_after_a_death_in_an_evaluation(mode: str) -> None:
     """To which all workers have come: those that are left begin it anew."""
@@ -46,14 +53,12 @@ def test_a_session_goes_on_after_a_death_in_an_evaluation(mode: str) -> None:
 
         model.evaluate_sums = evaluated
         with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
-            return psgd.TrainingSession(
-                learner=learner,
-                objective=model,
-                train=DATA,
-                minibatch_size=6,
+            return rows_of_session(
+                learner,
+                model,
                 epochs=4,
                 validation=psgd.CrossValidation(data=DATA, patience=50),
-            ).run()
+            )
 
     results = simulate_survival(RANKS, body, timeout_s=30)
     assert results[1] is None and results[0][-1].samples == 240
@@ -75,16 +80,14 @@ def test_the_last_row_is_of_a_worker_that_is_left(tmp_path, resumed: bool) -> No
 
         model.evaluate_sums = evaluated
         with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
-            return psgd.TrainingSession(
-                learner=learner,
-                objective=model,
-                train=DATA,
-                minibatch_size=6,
+            return rows_of_session(
+                learner,
+                model,
                 epochs=2 if dies else 1,
                 test=DATA,
                 checkpoints=psgd.CheckpointConfig(folder=tmp_path / "saved", resume=True),
                 folder=psgd.RunFolder(folder, plot=False),
-            ).run()
+            )
 
     dies, folder = False, tmp_path / "before"
     if resumed:
@@ -123,14 +126,12 @@ def test_a_rank_dies_as_all_ask_for_the_time(monkeypatch, tmp_path: Path) -> Non
         model = psgd.models.MLP([4, 3], seed=1)
         algorithm = psgd.DataParallelASGD(servers=1, sync_steps=1, mode="sync")
         with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
-            return psgd.TrainingSession(
-                learner=learner,
-                objective=model,
-                train=DATA,
-                minibatch_size=6,
+            return rows_of_session(
+                learner,
+                model,
                 epochs=2,
                 checkpoints=psgd.CheckpointConfig(folder=tmp_path, every_s=1000),
-            ).run()
+            )
 
     monkeypatch.setattr(SharedClock, "stepped", asked)
     monkeypatch.setattr(Communicator, "allgather_object", gathered)
@@ -152,11 +153,9 @@ def test_a_rank_dies_anywhere_in_a_session(
         model, called = psgd.models.MLP([4, 3], seed=1), Counter[int]()
         algorithm = psgd.DataParallelASGD(servers=2, sync_steps=1, mode=mode, min_block=1)
         with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
-            rows = psgd.TrainingSession(
-                learner=learner,
-                objective=model,
-                train=DATA,
-                minibatch_size=6,
+            rows = rows_of_session(
+                learner,
+                model,
                 epochs=2,
                 validation=psgd.CrossValidation(
                     data=DATA, every=30, patience=50, restore_best=mode == "sync"
@@ -164,7 +163,7 @@ def test_a_rank_dies_anywhere_in_a_session(
                 callbacks=[lambda row: called.update([row.samples])],
                 checkpoints=psgd.CheckpointConfig(folder=folder / "checkpoints", every=30),
                 folder=psgd.RunFolder(folder / "run", plot=False),
-            ).run()
+            )
             return learner.serves, rows, dict(called), model.parameters.flat.copy()
 
     killed = 0
@@ -208,10 +207,7 @@ def test_a_death_in_a_collective_of_ones_own_ends_a_session() -> None:
 
         model.gradient = together
         with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
-            session = psgd.TrainingSession(
-                learner=learner, objective=model, train=DATA, minibatch_size=6, epochs=4
-            )
-            return session.run()
+            return rows_of_session(learner, model, epochs=4)
 
     with pytest.raises(WaitedInVain, match=r"learner\.between_steps, or start again"):
         simulate_survival(RANKS, body, timeout_s=30)
@@ -306,15 +302,13 @@ def test_checkpoints_and_rows_after_the_first_worker_has_died(tmp_path) -> None:
 
         model.gradient = gradient
         with psgd.Learner(model.parameters, psgd.SGD(lr=0.1), algorithm, comm) as learner:
-            rows = psgd.TrainingSession(
-                learner=learner,
-                objective=model,
-                train=DATA,
-                minibatch_size=6,
+            rows = rows_of_session(
+                learner,
+                model,
                 epochs=4,
                 checkpoints=psgd.CheckpointConfig(folder=folder / "checkpoints", every=120),
                 folder=psgd.RunFolder(folder / "run"),
-            ).run()
+            )
             return learner.serves, learner.group.workers[0] == comm.rank, rows
 
     for dies_at in (30, 90, 150, 210):
