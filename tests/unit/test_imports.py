@@ -24,7 +24,7 @@ FLOORS: list[set[str]] = [
     {"kernels"},
     {"errors", "starting", "state", "trace", "version"},
     {"validation"},
-    {"patterns"},
+    {"patterns", "plain_values"},
     {"checks"},
     {"options"},
     {"files"},
