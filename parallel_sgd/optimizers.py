@@ -85,12 +85,28 @@ class UpdateRule(Options, ABC):
         """Forget all but the clock: the state is as before the first step, in place. Local."""
 
     @abstractmethod
-    def rate_after(self, samples: int) -> float:
-        """The learning rate after so many samples, for a mean gradient or per sample as given.
+    def rate_after(self, samples: int) -> float | None:
+        """The learning rate after so many samples, for a mean gradient or per sample as given; None
+        where the rule chooses its steps without one.
 
         Raises:
             UserError: the value of a schedule is not finite (in float32), or below 0.
         """
+
+    @abstractmethod
+    def mean_lr(self, state: OptimizerState, samples: float) -> float | None:
+        """The learning rate for the mean gradient of `samples` samples, now, times `lr_factor`;
+        None where the rule has none.
+
+        Raises:
+            UserError: as `rate_after`; nothing has changed by then.
+        """
+
+    @property
+    def lacks_rate(self) -> str | None:
+        """Why a factor on the learning rate does not reach all parameters, in a few words; None
+        where it does. Local."""
+        return None
 
 
 @options
@@ -169,14 +185,10 @@ class Optimizer(UpdateRule):
         except UserError as error:
             raise UserError(f"{error} (the schedule's value after {samples} samples)") from None
 
-    def mean_lr(self, state: OptimizerState, samples: int) -> float:
-        """The learning rate for the mean gradient of `samples` samples, now, times `lr_factor`.
-
-        Raises:
-            UserError: as `rate_after`; nothing has changed by then.
-        """
-        rate = self.rate_after(state.samples) * (samples if self.lr is None else 1)
-        return rate * state.lr_factor
+    def mean_lr(self, state: OptimizerState, samples: float) -> float:
+        # In this order the factor gives the bits of a schedule whose values it has multiplied.
+        rate = self.rate_after(state.samples) * state.lr_factor
+        return rate * samples if self.lr is None else rate
 
 
 class LocalStep:
@@ -236,9 +248,15 @@ class LocalStep:
         return self.state.samples
 
     @property
-    def lr(self) -> float:
-        """The learning rate of the next step, for a mean gradient or per sample as given."""
-        rate: float = self.optimizer.rate_after(self.state.samples)
+    def lr(self) -> float | None:
+        """The optimizer's learning rate at the next step, for a mean gradient or per sample as
+        given, without `lr_factor`; None where it has none."""
+        rate: float | None = self.optimizer.rate_after(self.state.samples)
+        return rate
+
+    def mean_lr(self, samples: float) -> float | None:
+        """The learning rate of the next step: see `UpdateRule.mean_lr`."""
+        rate: float | None = self.optimizer.mean_lr(self.state, samples)
         return rate
 
 

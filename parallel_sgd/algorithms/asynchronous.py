@@ -105,6 +105,7 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         ranks, rules, x = cast(ServerGroup, work.group), self.rules, work.parameters
         world, servers = ranks.world, len(ranks.servers)
         rules.require_for(x)
+        self._require_rate(work)
         placement = world.together(lambda: self.places.place(x, servers))
         world.require_agreement({"placement": placement.servers})
         bits, measured = None, None
@@ -157,6 +158,15 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
     def optimizer_on_servers(self) -> bool:  # type: ignore[override]
         return not self.rules.pushes_updates
 
+    def _require_rate(self, work: Work) -> None:
+        """Refuse a ramp of a learning rate that the optimizer has not. Local."""
+        lacks = work.optimizer.optimizer.lacks_rate
+        if self.ramp_up.ramp_minibatches and lacks:
+            raise UserError(
+                f"ramp_minibatches={self.ramp_up.ramp_minibatches} raises the learning rate, but "
+                f"optimizer {lacks}"
+            )
+
     def _facts(self) -> dict[str, str]:
         """The options on which it depends what workers ask for, and when."""
         apart = {"servers", "role", "record", "replay"}
@@ -181,8 +191,13 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
         if state.period_steps == 0:
             work.left_out.keep(clock)
         if self.rules.pushes_updates:
-            work.optimizer.state.lr_factor = factor
-            work.optimizer(gradient, samples, total)
+            local = work.optimizer.state
+            given = local.lr_factor
+            local.lr_factor = given * factor
+            try:
+                work.optimizer(gradient, samples, total)
+            finally:
+                local.lr_factor = given
         else:
             work.optimizer(gradient, 0, total)  # only the clock: servers take the step
         state.gathered_samples += samples

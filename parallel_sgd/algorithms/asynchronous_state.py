@@ -251,8 +251,6 @@ class DataParallelASGDState(External):
                 share = workers / comm.size if self.rules.merge == "sum" else 1.0
                 self.base[...] = model + share * (x - self.base)
                 x[...], self.base[...] = self.base, model
-        if self.is_warm and self.base is not None:
-            self.work.optimizer.state.lr_factor = 1.0  # of no ramp
         self._put_back()
 
     def _put_back(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 
@@ -48,8 +48,8 @@ class LocalUpdateState:
         block_samples: of all ranks, in the present block so far.
         own_samples: of this rank, in the present block so far.
         block_steps: minibatches in the present block so far.
-        lr, sent_lr: the local learning rate of the latest step, and of the last one of the block
-            under way.
+        lr, sent_lr: the learning rate of the latest local step, for a mean gradient, and of the
+            last one of the block under way; 0 where the outer step has no use for it.
         warm: whether there has been no step yet: during a warm start all ranks train one model.
         averaging: for inner states that are averaged.
     """
@@ -127,6 +127,12 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
     def init(self, work: Work) -> LocalUpdateState:
         x, comm = work.parameters, work.comm
         self.period.require_sample_of_each(comm.size)
+        rule = work.optimizer.optimizer
+        if self.outer.divides_by_rate and rule.lacks_rate:
+            raise UserError(
+                f"{type(self).__name__} divides by the local learning rate, but optimizer "
+                f"{rule.lacks_rate}: give it one, or take another algorithm, such as DiLoCo"
+            )
         if work.minibatch_size is not None:
             self._require_minibatch(work.minibatch_size, comm)
         exchange = ExchangeState.init(
@@ -156,7 +162,8 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
         self._require_minibatch(total, work.comm)
         if state.block_steps == 0:
             work.left_out.keep(work.samples)
-        state.lr = work.optimizer.lr
+        if self.outer.divides_by_rate:
+            state.lr = cast(float, work.optimizer.mean_lr(total / ranks))
         with work.comm.trace.span("update"):
             work.optimizer(work.gradient.flat, samples, total)
         state.own_samples += samples

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from ..kernels import body
 from ..options import Choice, Options, Real, option, options
@@ -28,7 +28,8 @@ class Block(NamedTuple):
     Attributes:
         samples: of all ranks, in it.
         length: the same as its period counts them: of all ranks, or of each.
-        lr: the local optimizer's learning rate in its last step.
+        lr: the local optimizer's learning rate in its last step, for the mean gradient of as many
+            samples as a rank has on average; 0 unless the outer step `divides_by_rate`.
         ranks: how many there are.
     """
 
@@ -39,7 +40,13 @@ class Block(NamedTuple):
 
 
 class OuterStep(Options, ABC):
-    """One outer step, with its options: `init` and `step`."""
+    """One outer step, with its options: `init` and `step`.
+
+    Attributes:
+        divides_by_rate: whether it needs `Block.lr`.
+    """
+
+    divides_by_rate: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -176,7 +183,8 @@ class CNTKBlockMomentum(BlockMomentum):
 @options
 class SlowMomentum(OuterStepWithInnerState):
     """u ← slow_momentum u + G / lr;  Φ ← Φ - slow_learning_rate lr u, with lr the local optimizer's
-    learning rate in the block (in its last step, where it changes within).
+    learning rate in the block (in its last step, where it changes within). It is the rate for a
+    mean gradient, times a session's factor on it; of a rate per sample, that times N / K.
 
     While lr is constant this is classical block momentum; when lr falls, what the momentum
     remembers falls with it. At lr = 0 the limit holds: Φ moves by slow_learning_rate G, and u
@@ -186,6 +194,8 @@ class SlowMomentum(OuterStepWithInnerState):
     Source: Wang, Tantia, Ballas, Rabbat, "SlowMo: Improving Communication-Efficient Distributed SGD
     with Slow Momentum", ICLR 2020, algorithm 1.
     """
+
+    divides_by_rate = True
 
     slow_momentum: float = option(0.5, Real(below=1), "in [0, 1); the paper's beta")
     slow_learning_rate: float = option(1.0, Real(), "the paper's alpha")

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..data import RankSource
+from ..schedules import Steps
 from ..state import weight_of
 from ..training import Learner
 from ..training.state_tree import capture, flatten, restore, unflatten
@@ -39,6 +40,7 @@ STOPS = 8
 
 DRY = 4  #: rank 0 has no samples from this minibatch on
 EMPTY = 6  #: nobody has samples in this minibatch
+FASTER, FACTOR = 4, 3.0  #: from which minibatch on the learning rate is higher, by what factor
 LENGTHS = (17, 5, 0, 9)  #: samples of ranks 0, 1, ... where each has its own
 
 
@@ -124,6 +126,25 @@ def repeatable(case: Case) -> str | None:
 def announced(case: Case) -> str | None:
     """It makes no difference whether a source tells the samples of all ranks, or they must ask."""
     return unlike(case.run(announced=False), case.run(announced=True))
+
+
+@check()
+def rates(case: Case) -> str | None:
+    """A session's factor on the learning rate gives the bits of a schedule with these values."""
+    algorithm = case.algorithm
+    if algorithm.asynchronous or algorithm.optimizer_on_servers:
+        return None  # where no session gives a factor
+    given, data = case.optimizer, case.data()
+    name = "lr_per_sample" if given.lr is None else "lr"
+    rate, later = given.rate_after(0), sum(len(part) for parts in data[:FASTER] for part in parts)
+    constant = replace(given, **{name: rate})
+    rises = Steps({0: rate, later: FACTOR * rate})
+    scheduled = trained(case.learner(optimizer=replace(given, **{name: rises})), data)
+    learner, run = case.learner(optimizer=constant), Run()
+    for t, parts in enumerate(data):
+        learner.local_step.state.lr_factor = FACTOR if t >= FASTER else 1.0
+        run.look_at(learner, step(learner, parts))
+    return unlike(run.finish(learner), scheduled)
 
 
 @check()

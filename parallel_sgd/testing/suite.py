@@ -39,6 +39,7 @@ CHECKS: dict[str, Check] = {
         conduct.nothing,
         conduct.dry_ranks,
         conduct.repeatable,
+        conduct.rates,
         conduct.observed,
         conduct.resume,
         reshard_rules.same_state,

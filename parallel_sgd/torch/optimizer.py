@@ -63,9 +63,24 @@ class TorchOptimizer(UpdateRule):
         assert isinstance(state, TorchOptimizerState)
         state.forget()
 
-    def rate_after(self, samples: int) -> float:
+    def rate_after(self, samples: int) -> float | None:
         """The learning rate of the first parameter group, now."""
-        return float(self._optimizer.param_groups[0]["lr"])  # type: ignore[attr-defined]
+        rate = self._optimizer.param_groups[0].get("lr")  # type: ignore[attr-defined]
+        return None if rate is None else float(rate)
+
+    def mean_lr(self, state: OptimizerState, samples: float) -> float | None:
+        rate = self.rate_after(state.samples)
+        if rate is None:
+            return None
+        rate *= state.lr_factor
+        return rate if self._mean else rate * samples  # type: ignore[attr-defined]
+
+    @property
+    def lacks_rate(self) -> str | None:
+        for number, group in enumerate(self._optimizer.param_groups):  # type: ignore[attr-defined]
+            if group.get("lr") is None:
+                return f"{self.kind} has none (lr=None in parameter group {number})"
+        return None
 
 
 def rule_of(optimizer: Any, module: FlatModule, algorithm: Any, *, mean: bool) -> UpdateRule:
@@ -159,8 +174,10 @@ class TorchStep(LocalStep):
 
     @contextmanager
     def _rates_times(self, factor: float) -> Iterator[None]:
-        """For a while all learning rates are so many times as high."""
+        """For a while all learning rates, numbers or tensors, are so many times as high."""
         groups = self._torch.param_groups if factor != 1 else []
+        if groups and (lacks := self.optimizer.lacks_rate):
+            raise UserError(f"learning rates are to be times {factor:g}, but optimizer {lacks}")
         rates = [group["lr"] for group in groups]
         for group in groups:
             group["lr"] = group["lr"] * factor

@@ -107,7 +107,9 @@ class Adjusting:
         standing.factor *= verdict.factor
         if verdict.factor != 1:
             row = row.with_event(f"learning rate times {verdict.factor:g}")
-        if self._learner.local_step.lr * standing.factor < rate.min_learn_rate:
+        given = self._learner.local_step.lr
+        assert given is not None  # the session has refused an optimizer without a rate
+        if given * standing.factor < rate.min_learn_rate:
             self.ended = f"ended: the learning rate has fallen below {rate.min_learn_rate:g}"
         if not verdict.roll_back:
             standing.latest = criterion

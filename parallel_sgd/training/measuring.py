@@ -97,9 +97,10 @@ class Measuring:
     def next_step(self, standing: Standing) -> dict[str, Any]:
         """What a row says of the step that comes next. Local."""
         samples, feeding = self._learner.samples, self._feeding
+        rate = self._learner.local_step.lr
         factor = standing.factor * feeding.rate_factor(samples)
         return {
-            "learning_rate": self._learner.local_step.lr * factor,
+            "learning_rate": None if rate is None else rate * factor,
             "minibatch_size": feeding.size_after(samples),
         }
 

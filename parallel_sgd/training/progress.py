@@ -19,7 +19,7 @@ class Progress:
         samples: of all ranks.
         train_loss: the mean over the minibatches since the row before, each before its own update;
             None where there were none.
-        learning_rate: of the next step.
+        learning_rate: of the next step; None where the optimizer has none.
         minibatch_size: of the next minibatch, in samples of all ranks.
         bytes_sent: the sum over all ranks, with parameter servers of both ways.
         seconds: of training, without evaluation, on the rank that took longest.
@@ -37,7 +37,7 @@ class Progress:
     epoch: float
     samples: int
     train_loss: float | None
-    learning_rate: float
+    learning_rate: float | None
     minibatch_size: int
     bytes_sent: int
     seconds: float
@@ -137,7 +137,7 @@ class Standing:
         self.loss, self.count = 0.0, 0
 
 
-MAY_BE_NONE = {"train_loss", "best", "latest"}
+MAY_BE_NONE = {"train_loss", "best", "latest", "learning_rate"}
 
 
 def _is_standing(extra: Any) -> bool:

@@ -121,10 +121,17 @@ class SessionOptions:
         ]
         if isinstance(self.not_finite, NotFinitePolicy) and self.not_finite.not_finite == "reduce":
             adjusted.append("not_finite='reduce'")
-        if adjusted and (algorithm.asynchronous or algorithm.optimizer_on_servers):
+        on_servers = algorithm.optimizer_on_servers or bool(getattr(algorithm, "tables", None))
+        if adjusted and (algorithm.asynchronous or on_servers):
             raise UserError(
                 f"{adjusted[0]} must not be given with {type(algorithm).__name__}, whose workers "
                 "take steps at their own pace, or leave them to servers"
+            )
+        rates = [name for name in adjusted if name != "auto_minibatch_size"]
+        lacks = self.learner.local_step.optimizer.lacks_rate
+        if rates and lacks:
+            raise UserError(
+                f"{rates[0]} must not be given: it changes the learning rate, but optimizer {lacks}"
             )
         if self.microbatch_size is not None and isinstance(self.train, SequenceSource):
             raise UserError(

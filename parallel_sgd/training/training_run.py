@@ -102,6 +102,7 @@ class TrainingRun:
             self.output.fail(error)
             raise
         finally:
+            self.learner.local_step.state.lr_factor = 1.0  # of this session alone
             self.output.close()
         return self.standing.history if self.measuring.observes else []
 

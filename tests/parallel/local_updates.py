@@ -344,6 +344,26 @@ def slow_momentum_is_classical_at_a_constant_rate(comm: Communicator) -> None:
     assert not alike(one, other)
 
 
+def slow_momentum_divides_by_the_rate_of_a_mean(comm: Communicator) -> None:
+    """A rate per sample counts as what it is for the mean gradient of a minibatch, which grows."""
+
+    def final(optimizer: Optimizer) -> Array:
+        model = MLP([6, 5, 4], seed=0, dtype=np.float64)
+        learner = Learner(model.parameters, optimizer, SlowMo(sync_steps=2), comm)
+        for step in range(8):
+            samples = 2 if step < 4 else 6
+            random = np.random.default_rng([9, comm.rank, step])
+            x, y = random.standard_normal((samples, 6)), random.integers(0, 4, samples)
+            model.gradient(x, y, out=learner.gradient)
+            learner.step(samples=samples)
+        learner.finish()
+        return model.parameters.flat.copy()
+
+    rises = Steps({0: 0.1, 8 * comm.size: 0.3})
+    assert alike(final(SGD(lr_per_sample=0.05)), final(SGD(lr=rises)))
+    assert not alike(final(SGD(lr=0.1)), final(SGD(lr=rises)))
+
+
 def diloco_is_nesterov_block_momentum(comm: Communicator) -> None:
     """Identity 5, on Adam whose state stays with the ranks."""
     block = replace(classical(0.8, 0.5, sync_steps=3), use_nesterov_momentum=True)

@@ -29,6 +29,7 @@ IDENTITIES = [
     local_updates.block_momentum_every_step_is_momentum,
     local_updates.cntk_is_classical_with_a_larger_rate,
     local_updates.slow_momentum_is_classical_at_a_constant_rate,
+    local_updates.slow_momentum_divides_by_the_rate_of_a_mean,
     local_updates.diloco_is_nesterov_block_momentum,
 ]
 

@@ -72,6 +72,47 @@ def test_minibatches_that_grow(comm, follows, per_sample, factor):
     assert rows[0].learning_rate == pytest.approx(expected)
 
 
+BY_THEMSELVES = {
+    "SlowMo": psgd.SlowMo(sync_steps=2),
+    "SlowMo, overlap": psgd.SlowMo(sync_steps=2, overlap_samples=12),
+    "DiLoCo": psgd.DiLoCo(sync_steps=2),
+    "rounds of updates": psgd.DataParallelASGD(
+        mode="sync", currency="deltas", servers=0, sync_steps=2
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:servers=0")
+@pytest.mark.parametrize("name", BY_THEMSELVES)
+def test_a_rate_that_follows_is_that_of_a_schedule(comm, name):
+    """To the last bit, also where the algorithm makes use of the rate itself."""
+    growing = {"minibatch_size": {0: 12, 60: 36}, "dtype": np.float32}
+    rises = psgd.schedules.Steps({0: 0.1, 60: 3 * 0.1})
+    scheduled, _ = trained(comm, BY_THEMSELVES[name], psgd.SGD(lr=rises), **growing)
+    follows, rows = trained(
+        comm, BY_THEMSELVES[name], psgd.SGD(lr=0.1), rate_follows="linear", **growing
+    )
+    assert np.array_equal(scheduled, follows)
+    assert rows[-1].learning_rate == pytest.approx(0.3)
+    constant, _ = trained(comm, BY_THEMSELVES[name], psgd.SGD(lr=0.1), **growing)
+    assert not np.array_equal(constant, follows)
+
+
+def test_the_factor_on_the_rate_ends_with_its_session(comm):
+    own = model()
+    with learner_of(comm, own) as learner:
+        seen: list[float] = []
+        psgd.TrainingSession(
+            learner=learner,
+            objective=own,
+            train=data(),
+            minibatch_size={0: 12, 24: 24},
+            rate_follows="linear",
+            callbacks=[lambda row: seen.append(learner.local_step.state.lr_factor)],
+        ).run()
+        assert seen == [2.0] and learner.local_step.mean_lr(12) == 0.2
+
+
 def test_gradients_are_added_up_from_pieces(comm):
     whole, rows = trained(comm)
     pieces, others = trained(comm, microbatch_size=1)

@@ -249,3 +249,109 @@ def test_what_is_refused(comm):
         psgd.torch.Objective(3, F.cross_entropy)
     with pytest.raises(psgd.UserError, match="loss must be a function"):
         psgd.torch.Objective(model, "cross_entropy")
+
+
+class Relative(torch.optim.Optimizer):
+    """One that chooses its steps by itself, as Adafactor can."""
+
+    def __init__(self, params, lr=None):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad.sign() * 1e-3)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [psgd.DataParallelSGD(), psgd.BlockMomentumSGD(sync_steps=2), psgd.DiLoCo(sync_steps=2)],
+    ids=["every step", "blocks", "DiLoCo"],
+)
+def test_an_optimizer_without_a_rate(comm, tmp_path, algorithm):
+    model = net()
+    before = values(model)
+
+    def session(epochs, **options):
+        with psgd.torch.Learner(model, Relative(model.parameters()), algorithm, comm) as learner:
+            return psgd.TrainingSession(
+                learner=learner,
+                objective=psgd.torch.Objective(model, F.cross_entropy),
+                train=data(),
+                minibatch_size=SIZE,
+                epochs=epochs,
+                checkpoints=psgd.CheckpointConfig(folder=str(folder)),
+                **options,
+            ).run()
+
+    folder = comm.allgather_object(str(tmp_path))[0]
+    assert session(2)[-1].learning_rate is None
+    rows = session(3)  # goes on from the checkpoint, whose rows have none
+    assert [row.samples for row in rows] == [60, 120, 180]
+    assert not np.array_equal(values(model), before)
+    assert "learning_rate" not in rows[-1].as_dict()
+    for options in (
+        {"rate_follows": "linear"},
+        {"auto_learning_rate": psgd.AutoLearningRate()},
+        {"not_finite": "reduce"},
+    ):
+        message = r"must not be given: it changes .*optimizer Relative has none \(lr=None"
+        with pytest.raises(psgd.UserError, match=message):
+            session(4, **options)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (psgd.SlowMo(sync_steps=2), "SlowMo divides by the local learning rate, but optimizer Re"),
+        (
+            psgd.DataParallelASGD(currency="deltas", servers=0, ramp_minibatches=2),
+            "ramp_minibatches=2 raises the learning rate, but optimizer Relative has none",
+        ),
+    ],
+    ids=["SlowMo", "ramp"],
+)
+@pytest.mark.filterwarnings("ignore:servers=0")
+def test_algorithms_that_need_a_rate(comm, algorithm, message):
+    model = net()
+    with pytest.raises(psgd.UserError, match=message):
+        psgd.torch.Learner(model, Relative(model.parameters()), algorithm, comm)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("kind", [float, torch.tensor], ids=["number", "tensor"])
+def test_a_factor_on_pytorchs_rates_is_the_rate(comm, kind, reduction):
+    """To the last bit, whether rates are numbers or tensors, which stay what they are."""
+
+    def trained(*, scheduled):
+        model = net()
+        first, *others = model.parameters()
+        groups = [{"params": [first], "lr": kind(0.25)}, {"params": others}]
+        optimizer = torch.optim.Adam(groups, lr=kind(0.125))
+        rates = [group["lr"] for group in optimizer.param_groups]
+        with psgd.torch.Learner(
+            model, optimizer, psgd.SlowMo(sync_steps=2), comm, reduction=reduction
+        ) as learner:
+            for step in range(8):
+                factor = 1 + 2 * (step >= 4)
+                if not scheduled:
+                    learner.local_step.state.lr_factor = float(factor)
+                elif factor > 1:
+                    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                        group["lr"] = rate * factor
+                random = np.random.default_rng([5, step, comm.rank])
+                x = torch.from_numpy(random.standard_normal((4, 4)).astype(np.float32))
+                y = torch.from_numpy(random.integers(0, 3, 4))
+                F.cross_entropy(model(x), y, reduction=reduction).backward()
+                learner.step(samples=4)
+            learner.finish()
+            if not scheduled:
+                assert all(
+                    group["lr"] is rate
+                    for group, rate in zip(optimizer.param_groups, rates, strict=True)
+                )
+        return values(model)
+
+    assert np.array_equal(trained(scheduled=True), trained(scheduled=False))

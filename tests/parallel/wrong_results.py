@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from mutations import Instead
 
-from parallel_sgd import DataParallelSGD, DiLoCo, ModelAveragingSGD
+from parallel_sgd import DataParallelSGD, DiLoCo, ModelAveragingSGD, SlowMo
 from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.algorithms.outer import Averaging, OuterNesterov
 
@@ -186,6 +186,14 @@ class RoundsToFloat32(DataParallelSGD):
         work.parameters.flat[...] = work.parameters.flat.astype(np.float32)
 
 
+class ForgetsTheFactor(SlowMo):
+    """The outer step divides by another rate than the local steps have had."""
+
+    def step(self, state, work, minibatch):
+        super().step(state, work, minibatch)
+        state.lr = work.optimizer.lr
+
+
 FEW_BITS = {"gradient_bits": 1, "block_size": 64}
 
 FAULTS = [
@@ -216,6 +224,7 @@ FAULTS = [
     (Global(), ["repeatable", "resume"]),
     (WritesSharedModel(sync_steps=3), ["agreement"]),
     (with_exchange(DataParallelSGD, WaitingChangesResiduals, **FEW_BITS), ["observed"]),
+    (ForgetsTheFactor(sync_steps=3), ["rates"]),
     (RoundsToFloat32(), ["float64", "serial"]),
     (DataParallelSGD(**FEW_BITS, error_feedback=False), ["owed"]),
     (ModelAveragingSGD(**FEW_BITS, error_feedback=False, sync_steps=3), ["owed"]),
