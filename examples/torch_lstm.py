@@ -32,6 +32,10 @@ def tensors(x, y):
     return [torch.from_numpy(part) for part in (y.values[y.mask], x.values, x.mask)]
 
 
+def count(batch):
+    return len(batch[0])  # tokens, over which score gives the means
+
+
 def score(model, y, x, mask):
     logits = model(x)[mask]
     return {"loss": cross_entropy(logits, y), "accuracy": (logits.argmax(1) == y).float().mean()}
@@ -55,5 +59,6 @@ for epoch in range(options.epochs):
     for x, y in source.epoch(epoch, learner):
         score(model, *tensors(x, y))["loss"].backward()
         learner.step(samples=x.tokens)
-    scores = learner.evaluate([tensors(*test.read(part)) for part in own], score)
+    batches = [tensors(*test.read(part)) for part in own]
+    scores = learner.evaluate(batches, score, samples=count)
     comm.print(epoch + 1, "test loss {loss:.4f}, accuracy {accuracy:.2%}".format(**scores))

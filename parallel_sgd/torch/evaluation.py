@@ -6,66 +6,47 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import UserError
+from ..training.batches import Samples, is_leaf, samples_in
+from ..training.objective import numbers_of
 from ..validation import kind_of
 
 Score = Callable[..., Mapping[str, Any]]
 """Given a module and a batch, the mean of each metric over its samples, by name."""
 
 
-def sums_over(batches: Iterable[Any], model: Any, score: Score) -> tuple[dict[str, float], int]:
+def sums_over(
+    batches: Iterable[Any], model: Any, score: Score, samples: Samples | None = None
+) -> tuple[dict[str, float], int]:
     """This rank's sum of each metric, and its number of samples. Local.
 
+    Args:
+        samples: counts those of a batch; None: see `training.batches.samples_in`.
     Raises:
-        UserError: a batch has no length, or other metrics than those before it.
+        UserError: an argument is not as required; the samples of a batch cannot be counted; or its
+            metrics are other ones than those before it.
     """
+    if not isinstance(batches, Iterable):
+        raise UserError(
+            f"batches must be an iterable, such as a DataLoader or a list: it is {kind_of(batches)}"
+        )
+    for name, function in (("score", score), ("samples", samples)):
+        if function is not None and not callable(function):
+            raise UserError(f"{name} must be a function: it is {kind_of(function)}")
     sums: dict[str, float] = {}
-    samples = 0
+    total = 0
     for batch in batches:
-        parts = list(batch) if isinstance(batch, tuple | list) else [batch]
-        count = samples_in(parts)
+        count = samples_in(batch, samples)
         if count == 0:  # of which no mean is a number
             continue
-        values = numbers_of(score(model, *parts))
+        values = numbers_of("score", score(model, *parts_of(batch)))
         if sums and values.keys() != sums.keys():
             raise UserError(f"score gave {sorted(values)} of a batch, and {sorted(sums)} before")
         for name, value in values.items():
             sums[name] = sums.get(name, 0.0) + value * count
-        samples += count
-    return sums, samples
+        total += count
+    return sums, total
 
 
-def numbers_of(values: Any) -> dict[str, float]:
-    """What a score has given. Local.
-
-    Raises:
-        UserError: no mapping from names to numbers.
-    """
-    if not isinstance(values, Mapping):
-        raise UserError(
-            "score must give a mapping from the names of metrics to numbers, such as "
-            f"{{'loss': loss}}: it gave {kind_of(values)}"
-        )
-    numbers = {}
-    for name, value in values.items():
-        try:
-            numbers[name] = float(value)
-        except (TypeError, ValueError, RuntimeError):
-            raise UserError(
-                f"score gave {kind_of(value)} for {name!r}, which must be one number: its mean "
-                "over the batch's samples"
-            ) from None
-    return numbers
-
-
-def samples_in(parts: list[Any]) -> int:
-    """How many samples a batch has: the length of the first thing in it."""
-    first = parts[0] if parts else None
-    if isinstance(first, Mapping):
-        first = next(iter(first.values()), None)
-    try:
-        return len(first)  # type: ignore[arg-type]
-    except TypeError:
-        raise UserError(
-            "a batch must begin with a tensor, of which the first axis is that of the samples: it "
-            f"is {type(first).__name__}"
-        ) from None
+def parts_of(batch: Any) -> list[Any]:
+    """What a score is given of a batch: its parts, or itself where it has none. Local."""
+    return [*batch] if isinstance(batch, tuple | list) and not is_leaf(batch) else [batch]

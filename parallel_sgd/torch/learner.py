@@ -15,6 +15,7 @@ from ..errors import SharedError, UserError
 from ..optimizers import Optimizer, UpdateRule
 from ..training import Learner as ArrayLearner
 from ..training.arguments import require_communicator
+from ..training.batches import Samples
 from ..training.evaluation import weighted_means
 from ..training.feed import Feed
 from ..training.in_common import EVERY
@@ -397,34 +398,39 @@ class Learner(ArrayLearner):
                     for part, training in modes:
                         part.training = training
 
-    def evaluate(self, batches: Iterable[Any], score: Score) -> dict[str, float]:
+    def evaluate(
+        self, batches: Iterable[Any], score: Score, *, samples: Samples | None = None
+    ) -> dict[str, float]:
         """Means over the samples of all ranks, with the model that they have in common.
 
         Args:
             batches: this rank's part of the data, such as a DataLoader of it; may be empty.
             score: called with the model and the parts of each batch, in ``eval`` mode and without
-                gradients; gives the mean of every metric over the batch's samples, by name. A batch
-                has as many samples as its first part is long.
+                gradients; gives the mean of every metric over the batch's samples, by name.
+            samples: given a batch, over how many samples a score is the mean. None: the length of
+                the first axis, which all tensors of the batch must have in common, however they are
+                nested; of `data.Padded` sequences the tokens; of a PackedSequence its sequences or
+                its tokens, whichever the other tensors have.
         Returns:
             The mean of every metric, the same on all ranks.
         Raises:
-            UserError: on all ranks, if batches or scores are not as described on any of them, or no
-                rank has a sample.
+            UserError: on all ranks, if batches or scores are not as described on any of them, the
+                samples of a batch cannot be told, or no rank has a sample.
 
         Collective; not for ranks that only serve. Training goes on as if it had not been there.
         """
-        if self.survival is not None and iter(batches) is batches:
+        if self.survival is not None and isinstance(batches, Iterator):
             batches = list(batches)  # they may be needed again
 
         def means() -> dict[str, float]:
             with self.evaluation():
-                problem, sums, samples = None, dict[str, float](), 0
+                problem, sums, total = None, dict[str, float](), 0
                 try:
-                    sums, samples = sums_over(batches, self.model, score)
+                    sums, total = sums_over(batches, self.model, score, samples)
                 except UserError as error:
                     problem = str(error)
                 self.comm.raise_together(problem)
-                return weighted_means(self.comm, sums, samples)
+                return weighted_means(self.comm, sums, total)
 
         with on_one_stream(self._module.device):
             return self.between_steps(means)

@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from ..data import Padded
+from ..data.validation import float_dtype
 from ..errors import UserError
 from ..training import Learner as AnyLearner
-from ..training.objective import Batch, Metric, measured, samples_in
+from ..training.batches import Batch, Samples, mapped, samples_in
+from ..training.objective import Metric, checked_metrics, measured
 from ..training.objective import Objective as AnyObjective
-from ..validation import choice, kind_of
+from ..validation import choice, integer, kind_of
 from .learner import Learner, Reduction
 from .module import device_of
 
@@ -34,10 +36,17 @@ class Objective(AnyObjective):
         reduction: "mean" or "sum": what the loss is over the samples; the same as the learner's.
         dtype: of inputs that come from a data set, as floats.
         classes: that labels must be below; None: targets are any numbers.
+        samples: given a minibatch, how many samples of this rank it has: over so many `loss` is the
+            mean, or the sum. None: the length of the first axis, which all its tensors must have in
+            common; of a PackedSequence its sequences or its tokens, whichever the targets have; of
+            `data.Padded` the tokens (with reduction="sum" whatever the targets have).
+    Raises:
+        UserError: an argument is not as required.
 
-    A minibatch is its inputs, and last its targets: ``model(*inputs)`` gives the outputs. NumPy's
-    arrays become tensors on the model's device, also the two of `data.Padded` sequences. What does
-    not fit that is a class of one's own, derived from `parallel_sgd.Objective`.
+    A minibatch is its inputs, and last its targets: ``model(*inputs)`` gives the outputs. An
+    input may be tuples, lists and mappings of tensors, in any depth. NumPy's arrays become tensors
+    on the model's device, also the two of `data.Padded` sequences. What does not fit that is a
+    class of one's own, derived from `parallel_sgd.Objective`.
 
     Local.
 
@@ -61,6 +70,7 @@ class Objective(AnyObjective):
         reduction: Reduction = "mean",
         dtype: Any = np.float32,
         classes: int | None = None,
+        samples: Samples | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UserError(f"model must be a torch.nn.Module: it is {kind_of(model)}")
@@ -68,9 +78,21 @@ class Objective(AnyObjective):
             raise UserError(
                 f"loss must be a function of outputs and targets: it is {kind_of(loss)}"
             )
-        self.model, self.loss, self.metrics = model, loss, dict(metrics or {})
-        self.dtype, self.classes = dtype, classes
+        if samples is not None and not callable(samples):
+            raise UserError(
+                f"samples must be a function of a batch, or None: it is {kind_of(samples)}"
+            )
+        self.model, self.loss, self.metrics = model, loss, checked_metrics(metrics)
+        self.dtype = float_dtype(dtype)
+        self.classes = None if classes is None else integer("classes", classes, 1)
+        self._samples = samples
         self.reduction = choice("reduction", reduction, ("mean", "sum"))
+
+    def samples_of(self, batch: Batch) -> int:
+        """See `parallel_sgd.training.Objective`."""
+        if self._samples is None and self.reduction == "sum" and isinstance(batch[0], Padded):
+            return batch[0].tokens
+        return samples_in(batch, self._samples)
 
     def backward(self, learner: AnyLearner, pieces: Sequence[Batch]) -> Any:
         """See `parallel_sgd.training.Objective`."""
@@ -81,19 +103,24 @@ class Objective(AnyObjective):
                 f"reduction={self.reduction!r} of the objective must be the learner's, "
                 f"{learner.reduction!r}"
             )
-        samples = sum(map(samples_in, pieces))
+        counts = [self.samples_of(piece) for piece in pieces]
+        samples = sum(counts)
         total: Any = 0.0
         if samples == 0:
             return total
         if not self.model.training:
             self.model.train()
-        for i, piece in enumerate(pieces):
+        for i, (piece, count) in enumerate(zip(pieces, counts, strict=True)):
             last = i == len(pieces) - 1
-            outputs, targets = self._forward(piece)
-            loss = self.loss(outputs, targets)
-            total = total + self._sum(loss.detach(), samples_in(piece))
+            loss, _, _ = self._loss(piece)
+            if not loss.requires_grad:
+                raise UserError(
+                    "loss gave a tensor without a gradient: it must be computed from the model's "
+                    "outputs"
+                )
+            total = total + self._sum(loss.detach(), count)
             if self.reduction == "mean" and len(pieces) > 1:
-                loss = loss * (samples_in(piece) / samples)
+                loss = loss * (count / samples)
             with nullcontext() if last else learner.no_sync():
                 learner.scaled(loss).backward()
         return total
@@ -104,25 +131,39 @@ class Objective(AnyObjective):
         self.model.eval()
         try:
             with torch.no_grad():
-                outputs, targets = self._forward(batch)
-                samples = samples_in(batch)
-                loss = self._sum(self.loss(outputs, targets), samples) / samples
+                loss, outputs, targets = self._loss(batch)
+                samples = self.samples_of(batch)
+                loss = self._sum(loss, samples) / samples
                 return {"loss": float(loss)} | measured(self.metrics, outputs, targets)
         finally:
             for part, training in modes:
                 part.training = training
 
-    def _forward(self, batch: Batch) -> tuple[Any, Any]:
-        """The model's outputs, and what they should be."""
-        *inputs, targets = (self._on_device(part) for part in batch)
-        return self.model(*inputs), targets
+    def _loss(self, batch: Batch) -> tuple[torch.Tensor, Any, Any]:
+        """The loss of some samples, the model's outputs, and what they should be.
+
+        Raises:
+            UserError: the loss is no tensor of one value.
+        """
+        *inputs, targets = (mapped(self._on_device, part) for part in batch)
+        outputs = self.model(*inputs)
+        loss = self.loss(outputs, targets)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            what = "" if not isinstance(loss, torch.Tensor) else f" of shape {list(loss.shape)}"
+            raise UserError(
+                f"loss must give a tensor of one value, the {self.reduction} over the samples: it "
+                f"gave {kind_of(loss)}{what}"
+            )
+        return loss, outputs, targets
 
     def _sum(self, loss: torch.Tensor, samples: int) -> torch.Tensor:
         return loss * samples if self.reduction == "mean" else loss
 
     def _on_device(self, part: Any) -> Any:
+        device = device_of(self.model)
         if isinstance(part, Padded):
             return Padded(*map(self._on_device, part))
         if isinstance(part, np.ndarray):
             part = torch.from_numpy(part)
-        return part.to(device_of(self.model)) if isinstance(part, torch.Tensor) else part
+        moves = isinstance(part, torch.Tensor | nn.utils.rnn.PackedSequence)
+        return part.to(device) if moves else part

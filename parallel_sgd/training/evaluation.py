@@ -10,7 +10,7 @@ import numpy as np
 from ..communication import Communicator
 from ..data import Dataset, Sequences
 from ..errors import SharedError
-from .objective import Objective, samples_in
+from .objective import Objective
 
 
 def weighted_means(comm: Communicator, sums: Mapping[str, float], samples: int) -> dict[str, float]:
@@ -53,7 +53,7 @@ def evaluate(
             read = data.read(indexes, dtype=objective.dtype, classes=objective.classes)
             for name, value in objective.sums(read).items():
                 sums[name] = sums.get(name, 0.0) + value
-            samples += samples_in(read)
+            samples += objective.samples_of(read)
         return sums, samples
 
     found = comm.allgather_object(comm.together(summed))

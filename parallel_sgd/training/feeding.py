@@ -10,8 +10,8 @@ from ..data import BaseSource, Source, as_dataset
 from ..data.minibatches import MinibatchSize, size_after, told_size
 from ..errors import UserError
 from ..validation import shown
+from .batches import Batch
 from .learner import Learner
-from .objective import Batch
 from .session_options import SessionOptions
 
 MINIBATCH_SIZE = 64  #: where none is given
@@ -113,8 +113,22 @@ class Feeding:
                 yield batch
 
     def samples_of(self, batch: Batch) -> int:
-        """Of this rank, as the learner counts them. Local."""
-        return len(batch[0]) if self._source is None else self._source.samples_of(batch)
+        """Of this rank, as the learner and the objective count them. Local.
+
+        Raises:
+            UserError: they do not count alike, or cannot.
+        """
+        objective = self._session.objective
+        if self._source is None:
+            return objective.samples_of(batch)  # type: ignore[no-any-return]
+        samples = self._source.samples_of(batch)
+        counted = objective.samples_of(batch)
+        if counted != samples:
+            raise UserError(
+                f"the source counts {samples} samples in a minibatch, and the objective {counted}: "
+                "they must count alike, by the source's unit and the objective's samples"
+            )
+        return samples
 
     def size_after(self, samples: int) -> int:
         """Of the minibatch that begins there, in samples of all ranks. Local."""

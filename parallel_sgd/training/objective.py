@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,21 +13,21 @@ from ..data import Padded
 from ..errors import UserError
 from ..models import Model
 from ..parameters import Parameters
-from ..validation import kind_of, line_of
+from ..validation import kind_of, line_of, shown
+from .batches import Batch, samples_in
 from .learner import Learner
-
-Batch = Sequence[Any]
-"""The parts of a minibatch, each of as many samples: the inputs, and last what they shall give."""
 
 Metric = Callable[[Any, Any], Any]
 """Given a model's outputs for some samples, and what they should be, the mean over them."""
+
+OVERRIDE = "define samples_of in your Objective, which gives the number of its samples"
 
 
 class Objective(ABC):
     """A model, the loss that it is trained by, and the metrics that it is judged by.
 
-    A class of one's own has `backward` and `evaluate`, and, where a metric is no mean over samples,
-    `sums` and `scores`.
+    A class of one's own has `backward` and `evaluate`; where a metric is no mean over samples,
+    `sums` and `scores`; and where samples are not the first axis of a batch, `samples_of`.
 
     Attributes:
         dtype: of the inputs, as a data set is asked for them.
@@ -53,17 +54,27 @@ class Objective(ABC):
         """The mean of the loss and of every metric over some samples, at least one, by name; among
         them "loss". Local."""
 
+    def samples_of(self, batch: Batch) -> int:
+        """Count the samples of a minibatch of this rank: of `Padded` inputs the tokens, else the
+        length of the first axis that all its arrays have.
+
+        Raises:
+            UserError: they have none in common.
+
+        Local.
+        """
+        if isinstance(batch[0], Padded):
+            return batch[0].tokens
+        return samples_in(batch, instead=OVERRIDE)
+
     def sums(self, batch: Batch) -> Mapping[str, Any]:
         """What `scores` makes the metrics of: numbers or arrays, by name. Those of parts of the
         data, added, are those of the whole. Local."""
-        means = self.evaluate(batch)
-        if not isinstance(means, Mapping) or "loss" not in means:
-            raise UserError(
-                "evaluate must give a mapping from the names of metrics to numbers, with 'loss' "
-                f"among them: it gave {kind_of(means)}"
-            )
-        samples = samples_in(batch)
-        return {name: float(mean) * samples for name, mean in means.items()}
+        means = numbers_of("evaluate", self.evaluate(batch))
+        if "loss" not in means:
+            raise UserError(f"evaluate must give 'loss' among its metrics: it gave {[*means]}")
+        samples = self.samples_of(batch)
+        return {name: mean * samples for name, mean in means.items()}
 
     def scores(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
         """The loss and every metric, given the `sums` of so many samples. Local."""
@@ -80,7 +91,9 @@ class ModelObjective(Objective):
     """
 
     def __init__(self, model: Model, metrics: Mapping[str, Metric] | None = None) -> None:
-        self.model, self.metrics = model, dict(metrics or {})
+        if not isinstance(model, Model):
+            raise UserError(f"model must be a model of parallel_sgd.models: it is {kind_of(model)}")
+        self.model, self.metrics = model, checked_metrics(metrics)
         self.dtype, self.classes = model.parameters.dtype, model.classes
         self._piece: Parameters | None = None  #: the gradient of one piece
 
@@ -117,6 +130,60 @@ class ModelObjective(Objective):
 SCORE = "loss and score"
 
 
+def one_number(loss: Any) -> Any:
+    """Return what `Objective.backward` has given, unless it is not one number. Local.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not hasattr(loss, "__float__") or math.prod(getattr(loss, "shape", ())) != 1:
+        raise UserError(
+            "backward must give the loss, summed over the samples, as one number: it gave "
+            f"{kind_of(loss)}"
+        )
+    return loss
+
+
+def numbers_of(function: str, values: Any) -> dict[str, float]:
+    """Return the means that a user's function has given for a batch, as floats. Local.
+
+    Raises:
+        UserError: no mapping from names to numbers.
+    """
+    if not isinstance(values, Mapping):
+        raise UserError(
+            f"{function} must give a mapping from the names of metrics to numbers, such as "
+            f"{{'loss': loss}}: it gave {kind_of(values)}"
+        )
+    numbers = {}
+    for name, value in values.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(
+                f"{function} gave {kind_of(value)} for {name!r}, which must be one number: its "
+                "mean over the batch's samples"
+            ) from None
+    return numbers
+
+
+def checked_metrics(metrics: Any) -> dict[str, Metric]:
+    """Return metrics as a dict. Local.
+
+    Raises:
+        UserError: they are no mapping from names to functions.
+    """
+    if metrics is None:
+        return {}
+    named = isinstance(metrics, Mapping) and all(isinstance(name, str) for name in metrics)
+    if not named or not all(map(callable, metrics.values())):
+        raise UserError(
+            f"metrics={shown(metrics)} must be a mapping from names to functions of outputs and "
+            "targets"
+        )
+    return dict(metrics)
+
+
 def measured(metrics: Mapping[str, Metric], outputs: Any, targets: Any) -> dict[str, float]:
     """The value of every metric, as a number. Local.
 
@@ -147,17 +214,3 @@ def objective_of(given: Any, metrics: Mapping[str, Metric] | None = None) -> Obj
         "objective must be a model of parallel_sgd.models, psgd.torch.Objective(model, loss), or "
         f"an Objective of your own: it is {kind_of(given)}"
     )
-
-
-def samples_in(batch: Batch) -> int:
-    """How many samples a minibatch has: of sequences the tokens. Local."""
-    return batch[0].tokens if isinstance(batch[0], Padded) else len(batch[0])
-
-
-def pieces_of(batch: Batch, size: int | None) -> list[Batch]:
-    """A minibatch in pieces of at most so many samples; of none at all, one. Local."""
-    samples = samples_in(batch)
-    if size is None or samples <= size:
-        return [batch]
-    starts = np.arange(0, samples, size)
-    return [tuple(part[start : start + size] for part in batch) for start in starts]

@@ -12,13 +12,14 @@ import numpy as np
 
 from ..communication.preemption import preempt_on
 from ..data.minibatches import size_after, told_size
-from ..errors import DivergedError, Preempted
+from ..errors import DivergedError, Preempted, SharedError, UserError
 from .adjusting import Adjusting
+from .batches import Batch, pieces_of
 from .feeding import Feeding
 from .learner import Learner
 from .measuring import Measuring
 from .not_finite import NotFiniteAtWork
-from .objective import Batch, pieces_of
+from .objective import one_number
 from .preemption import Preemption
 from .progress import Progress, Standing
 from .run_output import Once, RunOutput, called
@@ -261,8 +262,7 @@ class TrainingRun:
         if adjusts or session.rate_follows is not None:
             factor = standing.factor * self.feeding.rate_factor(learner.samples)
             learner.local_step.state.lr_factor = factor
-        samples = self.feeding.samples_of(batch)
-        loss = session.objective.backward(learner, pieces_of(batch, session.microbatch_size))
+        samples, loss = self._gradient(batch)
         counts, counted = self.not_finite.counts(loss), (standing.loss, standing.count)
         if counts and (learner.distributed or self.comm.rank == 0):  # before, all have the same
             standing.loss += loss
@@ -276,6 +276,22 @@ class TrainingRun:
         standing.seconds += time.perf_counter() - begin
         self.output.show(learner.samples)
         return total
+
+    def _gradient(self, batch: Batch) -> tuple[int, Any]:
+        """Compute the gradient of a minibatch: its samples of this rank, and its loss.
+
+        Raises:
+            SharedError: on all ranks, if the minibatch or its loss is not as required on any.
+        """
+        try:
+            samples = self.feeding.samples_of(batch)
+            pieces = pieces_of(batch, self.session.microbatch_size, samples)
+            loss = one_number(self.session.objective.backward(self.learner, pieces))
+        except SharedError:
+            raise
+        except UserError as error:
+            self.learner.fail(str(error))
+        return samples, loss
 
     def _between(self, before: int) -> bool:
         """Do what is due after a step; whether the place in the data has changed, or training ends.

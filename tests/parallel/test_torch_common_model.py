@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_sequence
 from torch_models import MLP, MODELS, OPTIMIZERS, batch, learner_of, made, train, values
 
 import parallel_sgd as psgd
@@ -58,6 +59,32 @@ def test_evaluation_is_of_the_model_of_all(comm):
     assert model.training and np.array_equal(values(model), before)
     with pytest.raises(UserError, match="no rank has a sample"):
         learner.evaluate([], score)
+
+
+def test_evaluation_weighs_batches_however_they_are_nested(comm):
+    """Rank k has a batch of 5 samples, then one of k + 1."""
+    learner = learner_of(made(MLP), comm)
+    sizes = (5, comm.rank + 1)
+    ys = [torch.arange(n) + 10.0 * i + comm.rank for i, n in enumerate(sizes)]
+    everybody = [y for own in comm.allgather_object([y.numpy() for y in ys]) for y in own]
+    nested = [[[y[:, None], y[:, None]], {"of": {"what": y}}] for y in ys]
+    first = [(y.expand(3, len(y)), y) for y in ys]  # 3 steps of time, then the samples
+    packed = [(pack_sequence([y[i : i + 1].expand(3) for i in range(len(y))]), y) for y in ys]
+
+    def score(_: nn.Module, x: Any, y: Any) -> dict[str, Any]:
+        return {"y": (y["of"]["what"] if isinstance(y, dict) else y).double().mean()}
+
+    for batches, options in (
+        (nested, {}),
+        (packed, {}),
+        (iter(first), {"samples": lambda batch: len(batch[1])}),
+    ):
+        found = learner.evaluate(batches, score, **options)["y"]
+        assert found == pytest.approx(np.concatenate(everybody).mean(), rel=1e-6)
+    mine = first if comm.rank == comm.size - 1 else packed
+    with pytest.raises(UserError, match=rf"has 3, and .* samples=.*on rank {comm.size - 1}"):
+        learner.evaluate(mine, score)
+    learner.evaluate(packed, score)  # and training can go on
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw", "adagrad"])

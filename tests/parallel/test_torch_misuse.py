@@ -318,7 +318,11 @@ def test_samples(comm, samples):
 
 
 SCORES: dict[str, tuple[Any, Any, str]] = {
-    "no batch": (5, {"loss": 0.0}, "a batch must begin with a tensor"),
+    "no batch": (
+        5,
+        {"loss": 0.0},
+        r"a batch must have one number of samples: nothing in a int.*samples=",
+    ),
     "no mapping": (None, torch.tensor(0.5), "score must give a mapping .* it gave"),
     "no number": (None, {"loss": torch.zeros(2)}, "for 'loss', which must be one number"),
 }

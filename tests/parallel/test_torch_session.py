@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch_models import made
 
 import parallel_sgd as psgd
@@ -200,6 +200,143 @@ def test_sequences(comm):
     assert rows[-1].metrics["validation_loss"] == pytest.approx(expected, rel=1e-5)
 
 
+class Two(nn.Module):
+    """Has two inputs in a list, and a third in a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, pair, named):
+        return self.last(torch.cat([*pair, named["last"]], dim=1))
+
+
+class Nested(Dataset):
+    """The rows of `data`, their inputs nested."""
+
+    def __init__(self) -> None:
+        self.x, self.y = map(torch.from_numpy, data().arrays())
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return [self.x[i, :1], self.x[i, 1:2]], {"last": self.x[i, 2:]}, self.y[i]
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+def test_nested_inputs(comm, microbatch_size):
+    """They train as one flat input does."""
+
+    def trained(model, train):
+        with learner_of(model, comm) as learner:
+            sampler = psgd.torch.sampler(train, learner, 16)  # 60 samples: the last is shorter
+            rows = psgd.TrainingSession(
+                learner=learner,
+                objective=psgd.torch.Objective(model, F.cross_entropy),
+                train=DataLoader(train, batch_sampler=sampler),
+                epochs=2,
+                microbatch_size=microbatch_size,
+            ).run()
+        return values(model), rows[-1].train_loss
+
+    flat = made(lambda: nn.Sequential(nn.Linear(4, 3)), dtype=torch.float32)
+    nested = made(Two, dtype=torch.float32)
+    nested.last.load_state_dict(flat[0].state_dict())
+    expected, loss = trained(flat, TensorDataset(*map(torch.from_numpy, data().arrays())))
+    found, other = trained(nested, Nested())
+    assert np.array_equal(found, expected) and other == loss
+
+
+class TimeFirst(nn.Module):
+    """Means over time, the first axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(x.mean(0))
+
+
+def test_samples_beside_the_first_axis(comm):
+    """Counted by the objective's samples=; refused on all ranks without it, or in pieces."""
+
+    def collate(items):
+        return [
+            torch.stack([x for x, _ in items]).expand(7, -1, -1),
+            torch.stack([y for _, y in items]),
+        ]
+
+    def run(microbatch_size=None, **options):
+        model = made(TimeFirst, dtype=torch.float32)
+        train = TensorDataset(*map(torch.from_numpy, data().arrays()))
+        with learner_of(model, comm) as learner:
+            sampler = psgd.torch.sampler(train, learner, 30)
+            return psgd.TrainingSession(
+                learner=learner,
+                objective=psgd.torch.Objective(model, F.cross_entropy, **options),
+                train=DataLoader(train, batch_sampler=sampler, collate_fn=collate),
+                microbatch_size=microbatch_size,
+            ).run()
+
+    def samples(batch):
+        return len(batch[1])
+
+    assert run(samples=samples)[-1].samples == 60
+    with pytest.raises(psgd.UserError, match=r"batch\[0\] has 7, and batch\[1\] .*samples="):
+        run()
+    with pytest.raises(psgd.UserError, match=r"microbatch_size=2 must be None .*batch\[0\] has 7"):
+        run(2, samples=samples)
+
+
+def test_a_source_and_the_objective_count_the_same(comm):
+    """A mean over sequences is no mean over tokens."""
+    x, y = [np.arange(n) for n in (1, 2, 3, 4)], [0, 1, 2, 0]
+
+    def run(**options):
+        model = made(Means, dtype=torch.float32)
+        with learner_of(model, comm) as learner:
+            return psgd.TrainingSession(
+                learner=learner,
+                objective=psgd.torch.Objective(model, F.cross_entropy, **options),
+                train=psgd.data.SequenceSource(x, y, 4, unit="sequences", classes=3),
+                test=psgd.data.SequenceArrays(x, y),
+            ).run()
+
+    row = run(samples=lambda batch: len(batch[1]))[-1]
+    inputs = psgd.data.Padded(*map(torch.from_numpy, psgd.data.padded(x)))
+    before = F.cross_entropy(made(Means, dtype=torch.float32)(inputs), torch.tensor(y)).item()
+    assert (row.samples, row.train_loss) == (4, pytest.approx(before, rel=1e-5))
+    assert 0 < row.metrics["test_loss"] < before
+    with pytest.raises(psgd.UserError, match=r"must have one number of samples: batch\[0\] has"):
+        run()
+    with pytest.raises(psgd.UserError, match=r"source counts \d samples .*, and the objective \d+"):
+        run(samples=lambda batch: batch[0].tokens)
+
+
+LOSSES = {
+    "a number": (lambda outputs, y: 0.5, r"loss must give a tensor of one value, .* a float"),
+    "a vector": (
+        lambda outputs, y: F.cross_entropy(outputs, y, reduction="none"),
+        r"loss must give a tensor of one value, .* a torch\.Tensor of shape \[\d+\]",
+    ),
+    "without a gradient": (lambda outputs, y: outputs.sum().detach(), r"without a gradient"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_that_are_none(comm, name):
+    """On one rank alone."""
+    loss, text = LOSSES[name]
+    model, last = net(), comm.size - 1
+    with learner_of(model, comm) as learner:
+        objective = psgd.torch.Objective(model, loss if comm.rank == last else F.cross_entropy)
+        session = psgd.TrainingSession(learner=learner, objective=objective, train=data())
+        with pytest.raises(psgd.UserError, match=rf"{text}.*on rank {last}"):
+            session.run()
+
+
 def test_a_rollback_takes_the_modules_state_along(comm, tmp_path):
     """Buffers and the optimizer's moments too: the end is the loop's of two epochs."""
     model = net()
@@ -247,8 +384,16 @@ def test_what_is_refused(comm):
                 session.run()
     with pytest.raises(psgd.UserError, match="model must be a torch"):
         psgd.torch.Objective(3, F.cross_entropy)
-    with pytest.raises(psgd.UserError, match="loss must be a function"):
-        psgd.torch.Objective(model, "cross_entropy")
+    for options, message in [
+        ({"loss": "cross_entropy"}, "loss must be a function"),
+        ({"metrics": [1]}, r"metrics=\[1\] must be a mapping from names to functions"),
+        ({"metrics": {"accuracy": 1}}, "metrics=.* must be a mapping from names to functions"),
+        ({"samples": 3}, "samples must be a function of a batch"),
+        ({"dtype": "int"}, "dtype='int' must be a float type"),
+        ({"classes": "3"}, "classes='3' must be a whole number"),
+    ]:
+        with pytest.raises(psgd.UserError, match=message):
+            psgd.torch.Objective(model, **{"loss": F.cross_entropy, **options})
 
 
 class Relative(torch.optim.Optimizer):
