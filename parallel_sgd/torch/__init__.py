@@ -1,5 +1,6 @@
 """PyTorch models on the ranks of MPI: every algorithm, for a model and a loop of your own."""
 
+from . import plain_tensors  # noqa: F401  (checkpoints can hold tensors)
 from .ddp import HookState
 from .hook import hook, hook_state
 from .learner import Learner

@@ -34,7 +34,7 @@ from ..array_files import (
 from ..errors import UserError
 from ..files import content_of, make_new, remove_tree
 from ..validation import shown
-from .documents import FORMAT, check_manifest, check_numbers, parsed
+from .documents import FORMAT, READABLE, check_manifest, check_numbers, converted, parsed
 
 __all__ = ["FORMAT", "Damaged", "Reader"]
 
@@ -104,10 +104,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
         version = manifest.get("format") if isinstance(manifest, dict) else None
         if version is None:
             raise UserError("it lacks 'format'")
-    if version != FORMAT:
+    if version not in READABLE:
         raise UserError(
             f"checkpoint {str(path)!r} has format {shown(version)}, written by parallel_sgd "
-            f"{shown(manifest.get('parallel_sgd'))}; this version reads format {FORMAT}"
+            f"{shown(manifest.get('parallel_sgd'))}; this version reads formats "
+            f"{' and '.join(map(str, READABLE))}"
         )
     with _as_damage(path, MANIFEST):
         check_manifest(manifest)
@@ -129,11 +130,12 @@ class Reader:
     """Reads the files of one checkpoint, each of them verified first.
 
     Args:
-        path, files: the checkpoint's folder, and its manifest's ``"files"``.
+        path, manifest: the checkpoint's folder, and what `read_manifest` says of it.
     """
 
-    def __init__(self, path: Path, files: Facts) -> None:
-        self.path, self.files = path, files
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self.path, self._version = path, manifest["format"]
+        self.files: Facts = manifest["files"]
         self._tensors: dict[int, Any] = {}
 
     def numbers(self, rank: int) -> dict[str, Any]:
@@ -145,7 +147,7 @@ class Reader:
         with _as_damage(self.path, name):
             numbers: dict[str, Any] = parsed(data)
             check_numbers(numbers)
-        return numbers
+            return converted(numbers, self._version)
 
     def verify(self, rank: int) -> None:
         """Raise Damaged where a rank's arrays are not as they were written."""
@@ -193,7 +195,7 @@ class Reader:
 def require_whole(path: Path) -> None:
     """Verify every file of a checkpoint; raises Damaged."""
     manifest = read_manifest(path)
-    reader = Reader(path, manifest["files"])
+    reader = Reader(path, manifest)
     for rank in range(manifest["ranks"]):
         reader.numbers(rank)
         reader.verify(rank)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -19,6 +18,7 @@ from ..communication.attendance import note_checkpoint
 from ..communication.launched import job_name
 from ..errors import SharedError, SharedProblem, UserError
 from ..options import values_of
+from ..plain_values import to_json
 from ..state import weight_of
 from ..validation import checked_path, integer, line_of, shown
 from ..version import __version__
@@ -91,13 +91,18 @@ class Checkpoints:
         Args:
             learner: saved are its parameters, the optimizer's state, the algorithm's (residuals,
                 block starts, momenta) and the bytes sent; sources go on from its samples.
-            extra: anything of this rank's that JSON can hold: a random generator's state, say.
+            extra: what this rank's program wants back from `load_checkpoint`, such as a scheduler's
+                or a random generator's state: a plain value, which comes back equal and of the same
+                types. Plain are None, bool, int, float, complex, str, bytes, list, tuple, set, dict
+                with keys of such, OrderedDict, Counter, deque, NumPy's arrays and numbers; where
+                `parallel_sgd.torch` is imported PyTorch's tensors, too.
             metric: the same on all ranks; lower is better; None or NaN: not to be compared.
             background: write while training goes on, after a copy in memory. False, or an MPI
                 that does not let several threads communicate: return when it is on the disk.
         Raises:
-            UserError: on all ranks, if any of them has failed, or this checkpoint or the one before
-                it, written in the background, could not be written. The earlier ones are untouched.
+            UserError: on all ranks, if any of them has failed, or `extra` is or holds something
+                else, or this checkpoint or the one before it, written in the background, could not
+                be written. The earlier ones are untouched.
 
         Collective; on a rank that only serves it does nothing, since the workers save what servers
         hold. Waits until the checkpoint before is written. What goes wrong in the background is
@@ -129,7 +134,7 @@ class Checkpoints:
                 "state": tree,
                 "weight": weight_of(learner.state),
                 "bytes_sent": learner.bytes_sent,
-                "extra": _copy_as_json(extra),
+                "extra": to_json("extra", extra),
             }
         except UserError as error:
             problem = str(error)
@@ -389,10 +394,3 @@ def _options(options: Any) -> dict[str, Any]:
     """The class of a dataclass of options, and the `repr` of each."""
     values = {name: repr(value) for name, value in values_of(options).items()}
     return {"name": type(options).__name__, "options": values}
-
-
-def _copy_as_json(extra: Any) -> Any:
-    try:
-        return json.loads(json.dumps(extra))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"extra must be what JSON can hold: {error}") from error

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..errors import UserError
+from ..plain_values import to_json
 from ..validation import integer, shown
 
-FORMAT = 2  #: of the folder; another is refused
+FORMAT = 3  #: of the folders that are written
+READABLE = (2, 3)  #: formats that are read; another is refused
 
 FILE = re.compile(r"[\w-]+\.(json|safetensors)")
 CHECKSUM = re.compile(r"[0-9a-f]{64}")
@@ -46,6 +48,19 @@ def check_manifest(manifest: Any) -> None:
 def check_numbers(numbers: Any) -> None:
     """The same of what a rank has written beside its arrays."""
     _mapping_of(NUMBERS)("numbers", numbers)
+
+
+def converted(numbers: dict[str, Any], version: int) -> dict[str, Any]:
+    """Numbers of a rank in any readable format, as the present format has them.
+
+    Format 2 has what `extra` was as JSON gave it, and not as `plain_values` writes it.
+
+    Raises:
+        UserError: the present format cannot hold them.
+    """
+    if version == 2:
+        numbers["extra"] = to_json("extra", numbers["extra"])
+    return numbers
 
 
 def _whole(least: int) -> Check:

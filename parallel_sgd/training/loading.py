@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, TypeVar, cast
 from ..array_files import reading_errors
 from ..communication import Communicator
 from ..errors import SharedError, UserError
+from ..plain_values import from_json
 from ..validation import checked_path, line_of
 from . import checkpoint_files as files
 from .checkpoint_files import Damaged, Reader
@@ -110,7 +112,7 @@ def load_checkpoint(
     sizes = comm.allgather_object(stripe_sizes(learner))
     read, problem, damaged = None, None, False
     try:
-        reader = Reader(at, manifest["files"])
+        reader = Reader(at, manifest)
         if comm.rank == 0:
             reader.verify_others()
             for component in learner.at_work.external:
@@ -123,7 +125,8 @@ def load_checkpoint(
         problem = problem and problem + hint
     comm.raise_together(problem)
     assert read is not None
-    tree, room, sent, extras = read
+    tree, room, sent, documents = read
+    extra, extras = comm.together(lambda: _extras(comm, at, manifest["ranks"], documents))
     learner.forget_announced()
     restore(learner, tree, room)
     folder_of_all = str(at.resolve())
@@ -137,11 +140,6 @@ def load_checkpoint(
     learner.left_out.loaded(learner.samples)
     if learner.survival is not None:
         learner.survival.went_back()  # nobody else goes to what was before
-    extra = extras[0]
-    if manifest["ranks"] == comm.size:
-        extras = comm.allgather_object(extra)
-    elif any(other != extra for other in extras):
-        extra = None
     return LoadedCheckpoint(
         path=at,
         ranks=manifest["ranks"],
@@ -149,6 +147,26 @@ def load_checkpoint(
         extra=extra,
         extras=extras,
     )
+
+
+def _extras(
+    comm: Communicator, path: Path, ranks: int, documents: list[str]
+) -> tuple[Any, list[Any]]:
+    """Return this rank's `extra`, and those of all ranks that wrote the checkpoint.
+
+    Args:
+        ranks: that wrote it.
+        documents: of the ranks that this rank has read: itself alone, or all.
+
+    Collective.
+    """
+    own = documents[0] if len(set(documents)) == 1 else "null"
+    if ranks == comm.size:
+        documents = comm.allgather_object(own)
+    try:
+        return from_json(json.loads(own)), [from_json(json.loads(text)) for text in documents]
+    except UserError as error:
+        raise Damaged(f"checkpoint {str(path)!r}: its extra {error}") from None
 
 
 def folder_of(path: Path) -> Path:
@@ -187,16 +205,16 @@ def _earlier(damaged: Path) -> str:
 
 def _read(
     learner: Learner, reader: Reader, ranks: int, sizes: list[dict[str, int]]
-) -> tuple[Tree, Tree, int, list[Any]]:
+) -> tuple[Tree, Tree, int, list[str]]:
     """This rank's tree, room for it, the bytes that the rank has sent, and the extras of the ranks
-    that it has read."""
+    that it has read, as documents of `plain_values`."""
     rank, size = learner.comm.rank, learner.comm.size
     writers = [rank] if ranks == size else list(range(ranks))
     numbers = [reader.numbers(writer) for writer in writers]
     for writer in writers:
         reader.verify(writer)
     arrays = {writer: reader.arrays(writer) for writer in writers}
-    states, extras = [n["state"] for n in numbers], [n["extra"] for n in numbers]
+    states, extras = [n["state"] for n in numbers], [json.dumps(n["extra"]) for n in numbers]
     sent = sum(n["bytes_sent"] for n in numbers)
     try:
         for writer, state in zip(writers, states, strict=True):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import itertools
+import math
 import shutil
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,13 +259,42 @@ def test_what_a_step_has_told_is_not_told_again(on_ranks, tmp_path, monkeypatch)
     on_ranks(body)
 
 
-def test_what_json_cannot_hold_is_said_on_all_ranks(comm, tmp_path):
+def extra_of(rank: int) -> dict[Any, Any]:
+    return {
+        "rank": rank,
+        "milestones": Counter({3: 1, 6: 2}),
+        "drawn": {0: (1.5, math.nan), "0": [np.float32(0.1), b"\0"]},
+        "state": np.random.PCG64(5).state,
+        "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "long": 10**4000,
+    }
+
+
+def test_what_a_program_adds_comes_back_as_it_was(comm, tmp_path):
+    """On every rank its own, and those of all ranks in their order."""
+    folder = shared(comm, tmp_path)
+    learner = learner_of("data-parallel", comm)
+    with psgd.Checkpoints(folder) as checkpoints:
+        extra = extra_of(comm.rank)
+        checkpoints.save(learner, extra=extra)
+        extra["drawn"][0] = "changed while it is written"
+    loaded = psgd.load_checkpoint(learner, folder)
+    assert len(loaded.extras) == comm.size
+    for rank, extra in [(comm.rank, loaded.extra), *enumerate(loaded.extras)]:
+        assert repr(extra) == repr(extra_of(rank))
+        assert type(extra["milestones"]) is Counter
+        extra["array"][0, 0] = 7  # each is an object of its own, and can be changed
+
+
+def test_what_cannot_come_back_is_said_on_all_ranks(comm, tmp_path):
     learner, checkpoints = (
         learner_of("data-parallel", comm),
         psgd.Checkpoints(shared(comm, tmp_path)),
     )
-    checkpoints.save(learner, extra={1j} if comm.rank == comm.size - 1 else None)
-    with pytest.raises(UserError, match="extra must be what JSON can hold"):
+    checkpoints.save(learner, extra={"a": [map]} if comm.rank == comm.size - 1 else None)
+    with pytest.raises(
+        UserError, match=r"extra\['a'\]\[0\]=.* is the class map, which a checkpoint"
+    ):
         checkpoints.wait()
 
 

@@ -18,6 +18,7 @@ import pytest
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
+from parallel_sgd.array_files import flushed
 from parallel_sgd.state import across, workspace
 from parallel_sgd.training import checkpoint_files
 from parallel_sgd.training.progress import Progress, Standing
@@ -69,7 +70,7 @@ def test_the_files_are_plain(saved):
         "samples": 6,
     }
     assert numbers["extra"] == {"epoch": 1}
-    assert (manifest["samples"], manifest["ranks"], manifest["format"]) == (6, 1, 2)
+    assert (manifest["samples"], manifest["ranks"], manifest["format"]) == (6, 1, 3)
     assert manifest["layout"] == {"w": [2, 3]}
     assert manifest["parallel_sgd"] == psgd.__version__
     for name, facts in manifest["files"].items():
@@ -113,11 +114,55 @@ def test_every_truncation_and_flipped_bits_are_refused(saved, name):
 
 
 def test_another_format_is_refused(saved, monkeypatch):
-    monkeypatch.setattr(checkpoint_files, "FORMAT", 3)
+    monkeypatch.setattr(checkpoint_files, "READABLE", (1, 4))
     with pytest.raises(
-        UserError, match=r"has format 2, written by .*; this version reads format 3"
+        UserError, match=r"has format 3, written by .*; this version reads formats 1 and 4"
     ):
         psgd.load_checkpoint(learner_of(), saved)
+
+
+def rewritten(path: Path, version: int, extra: str) -> None:
+    """Make a checkpoint of one rank one of a format, with this JSON as its `extra`."""
+    numbers = path / "rank-00000.json"
+    document = json.loads(numbers.read_text())
+    document["extra"] = json.loads(extra)
+    numbers.write_text(json.dumps(document, indent=1) + "\n")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["format"] = version
+    manifest["files"][numbers.name] = flushed(numbers)
+    del manifest["sha256"]
+    (path / "manifest.json").unlink()
+    shutil.move(path, path.with_name("part"))
+    checkpoint_files.publish(path.with_name("part"), path, manifest)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        '{"note": [1, 2.5, null, NaN, -Infinity], "generator": {"state": {"3": true}}}',
+        '{"$tuple": [1], "$dict": [["a", 1]], "$": {"$unknown": 1}}',
+        "[[1, 2], 340282366920938463463374607431768211456]",
+        '"text"',
+        "null",
+    ],
+)
+def test_a_checkpoint_of_the_format_before_is_read(saved, extra):
+    right = everything(train(learner_of(), 3))
+    rewritten(saved, 2, extra)
+    learner = learner_of()
+    loaded = psgd.load_checkpoint(learner, saved)
+    assert repr(loaded.extra) == repr(json.loads(extra)) == repr(loaded.extras[0])
+    assert everything(learner) == right
+
+
+@pytest.mark.parametrize("extra", ['{"$torch.none": 1}', '{"$tuple": 3}', '{"$int": "x"}'])
+def test_an_extra_of_no_value_is_refused_and_changes_nothing(saved, extra):
+    learner = learner_of()
+    before = everything(learner)
+    rewritten(saved, 3, extra)
+    with pytest.raises(UserError, match=r"checkpoint .*: its extra holds"):
+        psgd.load_checkpoint(learner, saved)
+    assert everything(learner) == before
 
 
 def test_partial_writes_and_places_without_a_checkpoint(saved):
