@@ -16,6 +16,9 @@ __all__ = [
     "WaitedInVain",
 ]
 
+SMALLER_RATE = "a smaller learning rate may help"
+"""The end of the line of every error of training that has diverged."""
+
 
 class UserError(ValueError):
     """A mistake in what was asked for: its one line is all that the user needs, so no traceback.

@@ -19,7 +19,7 @@ from ..communication import Communicator
 from ..communication.entry_point import abort_on_error
 from ..communication.launched import job_name, requested_servers
 from ..data.minibatches import size_after
-from ..errors import UserError
+from ..errors import SMALLER_RATE, SharedError, UserError
 from ..models import use_gpu
 from ..optimizers import OPTIMIZERS, Optimizer
 from ..options import all_options
@@ -48,8 +48,8 @@ from .reporting import (
     ranks_in_words,
 )
 from .train_arguments import ADJUSTING, adjusting, described_as_config, read
-from .train_data import TrainingData, read_data
-from .train_model import TrainingModel, make_model
+from .train_data import TrainingData, read_data, standardized
+from .train_model import TrainingModel, kind_of_model, make_model
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,6 +96,8 @@ def train_on(
             lambda: _after_epochs(algorithm, options.distributed_after_epochs, len(data.train))
         )
     resumed = comm.together(lambda: _resumed_run(options))
+    data = standardized(data, options, _run_of(options.resume), comm)
+    options.standardize = asked.standardize = data.standardization is not None
     output = options.output or resumed or f"runs/{job_name() or time.strftime('%Y-%m-%d-%H%M%S')}"
     output = comm.allgather_object(output)[workers[0]]  # one time for all
     options.output = output
@@ -111,6 +113,7 @@ def train_on(
         ),
         resumed=bool(resumed),
         tensorboard=options.tensorboard,
+        standardization=data.standardization,
     )
     if first:
         print(f"{ranks}, {len(data.train)} samples\n{algorithm}\n{optimizer}", flush=True)
@@ -127,7 +130,10 @@ def train_on(
     tracing = traced(trace, comm, after_errors=algorithm.roles.together) if trace else nullcontext()
     with tracing, model.learner(optimizer, algorithm, comm, options) as learner:
         parallel = _session(options, data, model, learner, folder, checkpoints)
-        history = parallel.run()
+        try:
+            history = parallel.run()
+        except SharedError as error:
+            raise _with_hint(error, options, data, learner.samples) from None
         first = comm.rank == learner.group.workers[0]  # another one, where the first has died
     ranks += deaths_in_words(len(comm.lost_ranks))
     serial = None
@@ -264,11 +270,29 @@ def _resumed_run(options: argparse.Namespace) -> str | None:
     """The run's folder that --resume means, without --output; raises a UserError for none."""
     if options.resume is None or options.output:
         return None
-    path = Path(options.resume)
-    for folder in (path, path.parent, path.parent.parent):
-        if os.path.isfile(folder / "options.json"):
-            return str(folder)
-    raise UserError(f"resume={shown(options.resume)} is in no run's folder: give --output too")
+    run = _run_of(options.resume)
+    if run is None:
+        raise UserError(f"resume={shown(options.resume)} is in no run's folder: give --output too")
+    return run
+
+
+def _run_of(path: str | None) -> str | None:
+    """The folder of the run that a path, of its checkpoints or one of them, is in, if any."""
+    if path is None:
+        return None
+    folders = (Path(path), Path(path).parent, Path(path).parent.parent)
+    return next((str(f) for f in folders if os.path.isfile(f / "options.json")), None)
+
+
+def _with_hint(
+    error: SharedError, options: argparse.Namespace, data: TrainingData, samples: int
+) -> SharedError:
+    """The error of a run; of one that diverges in its first epoch it names --standardize, too."""
+    standardizes = data.standardization is not None or kind_of_model(options) == "bytes"
+    if SMALLER_RATE not in str(error) or standardizes or samples > len(data.train):
+        return error
+    hint = f"{SMALLER_RATE}, or --standardize, where features are large"
+    return SharedError(str(error).replace(SMALLER_RATE, hint))
 
 
 def _require_use_of_servers(algorithm: Algorithm[Any]) -> None:

@@ -7,15 +7,18 @@ import ast
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ..communication import Communicator
 from ..data import (
     DIGITS_CLASSES,
     Dataset,
     Dense,
     Sparse,
+    Standardization,
     Task,
     digits,
     library_source,
     load_train_test,
+    read_standardization,
     task_of,
 )
 from ..errors import UserError
@@ -37,12 +40,13 @@ ITS_OWN = ("path", "labels", "format", "test", "seed")
 
 class TrainingData(NamedTuple):
     """What is trained on, measured in the course of training (None: what is tested on), and tested
-    on; and what is to be learned of it."""
+    on; what is to be learned of it; and the numbers that have standardized the features, if any."""
 
     train: Dataset
     validation: Dataset | None
     test: Dataset
     task: Task
+    standardization: Standardization | None = None
 
 
 def read_data(options: argparse.Namespace) -> TrainingData:
@@ -63,6 +67,51 @@ def read_data(options: argparse.Namespace) -> TrainingData:
         )
     train, validation = train.split(options.validation, seed=options.seed)
     return TrainingData(train, validation, test, task)
+
+
+def standardized(
+    data: TrainingData, options: argparse.Namespace, run: str | None, comm: Communicator
+) -> TrainingData:
+    """The data with standardized features, where these are asked for.
+
+    The run that goes on, or gave the initial model, decides whether its numbers are used.
+
+    Args:
+        run: the folder of the run that goes on; None: a new one.
+    Raises:
+        SharedError: --standardize does not fit that run, or the data cannot be standardized.
+
+    Collective. Cost: one pass over the training data where there are no numbers yet.
+    """
+    before = run or options.initial_model
+
+    def earlier() -> Standardization | None:
+        by = None if before is None else read_standardization(before)
+        if before is not None and by is None and options.standardize:
+            option = "resume" if run else "initial_model"
+            raise UserError(
+                f"standardize=True: the model of {option}={shown(str(before))} was trained on "
+                "features as they are"
+            )
+        return by
+
+    by = comm.together(earlier)
+    if by is None:
+        if not options.standardize:
+            return data
+        by = Standardization.of(data.train, comm)
+    numbers = by
+
+    def given() -> TrainingData:
+        validation = data.validation and numbers.given(data.validation)
+        return data._replace(
+            train=numbers.given(data.train),
+            validation=validation,
+            test=numbers.given(data.test),
+            standardization=numbers,
+        )
+
+    return comm.together(given)
 
 
 def require_data_options(options: argparse.Namespace) -> None:

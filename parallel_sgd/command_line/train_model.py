@@ -74,6 +74,8 @@ def require_model_options(options: argparse.Namespace) -> None:
         raise UserError(f"hidden={shown(options.hidden)}: a {kind} model has no hidden layers")
     needs = "a --model whose classes are not the bytes"
     require_use("classes", options.classes, None, kind != "bytes", needs)
+    needs = "a --model whose inputs are not the bytes"
+    require_use("standardize", options.standardize, False, kind != "bytes", needs)
 
 
 def make_model(options: argparse.Namespace, data: TrainingData) -> TrainingModel:

@@ -147,6 +147,12 @@ def _add_data(p: argparse.ArgumentParser) -> None:
         "fraction of the training samples that the model is measured on in the course of training; "
         "0: the test data serve for that, too",
     )
+    add(
+        "--standardize",
+        action="store_true",
+        help="give each feature mean 0 and standard deviation 1 over the training samples; the "
+        "run's folder keeps the numbers for runs that go on (--resume, --initial-model)",
+    )
 
 
 def _add_model(p: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import NotFinite
+from ..errors import SMALLER_RATE, NotFinite
 from ..kernels import body
 from ..options import Choice, Options, Whole, option, options
 from .codec import (
@@ -119,13 +119,11 @@ def problem_with_largest(largest: float, bits: float, name: str) -> str | None:
     """`problem_with` a vector whose largest magnitude is known. Local."""
     if not math.isfinite(largest):
         return NotFinite(
-            f"the {name} is not finite: its largest magnitude is {largest}; "
-            "a smaller learning rate may help"
+            f"the {name} is not finite: its largest magnitude is {largest}; {SMALLER_RATE}"
         )
     if bits < 32 and largest > LARGEST:
         return (
             f"the {name} is too large: its largest magnitude is {largest:.9g}, and at most "
-            f"{LARGEST:g} can be exchanged with gradient_bits={bits}; "
-            "a smaller learning rate may help"
+            f"{LARGEST:g} can be exchanged with gradient_bits={bits}; {SMALLER_RATE}"
         )
     return None

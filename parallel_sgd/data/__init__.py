@@ -33,6 +33,7 @@ from .sequence_source import SequenceSource
 from .sequences import Padded, SequenceArrays, Sequences, as_sequences, padded
 from .source import Source
 from .sparse_rows import SparseRows
+from .standardization import Standardization, Standardized, read_standardization
 from .tables import arrow_parts, load_arrow, load_parquet, parquet_parts
 from .tasks import TASKS, Task, task_of
 from .view import CommunicatorView, FeedView, LearnerView
@@ -76,6 +77,8 @@ __all__ = [
     "Source",
     "Sparse",
     "SparseRows",
+    "Standardization",
+    "Standardized",
     "Subset",
     "Task",
     "arrow_parts",
@@ -107,6 +110,7 @@ __all__ = [
     "load_train_test",
     "padded",
     "parquet_parts",
+    "read_standardization",
     "require_same_data",
     "task_of",
     "text_sequences",

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..communication.launched import job_name, restarts
+from ..data import Standardization
+from ..data.standardization import STANDARDIZATION
 from ..errors import UserError
 from ..files import append_line, aside_of, reason, write_whole, writing
 from ..kernels import array_module
@@ -38,6 +40,8 @@ class RunFolder:
             started again, is taken over without.
         plot: whether the session draws loss.png, by matplotlib.
         tensorboard: whether metrics are written for TensorBoard, too, to ``tensorboard/``.
+        standardization: the numbers that standardize the features, written as standardization.npz:
+            `data.read_standardization` reads them.
 
     Every file is there whole or not at all; metrics.jsonl grows line by line. Where one cannot be
     written (the disk is full, say) that is a UserError. The folder may be a link; what is written
@@ -53,9 +57,11 @@ class RunFolder:
         resumed: bool = False,
         plot: bool = False,
         tensorboard: bool = False,
+        standardization: Standardization | None = None,
     ) -> None:
         self.path, self.options, self.resumed = checked_path("output", path), options, resumed
         self.plot, self._config, self._tensorboard = plot, config, tensorboard
+        self._standardization = standardization
         self._events: Any = None  #: TensorBoard's writer
 
     def create(self, metrics: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -88,6 +94,8 @@ class RunFolder:
         if self._config is not None:
             text = self._config
             self._write("config.toml", lambda path: path.write_text(text))
+        if self._standardization is not None:
+            self._write(STANDARDIZATION, self._standardization.write)
         if metrics or filled or self.resumed:
             lines = [json.dumps(row, allow_nan=False) + "\n" for row in metrics]
             self._write("metrics.jsonl", lambda path: path.write_text("".join(lines)))

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..communication.preemption import preempt_on
 from ..data.minibatches import size_after, told_size
-from ..errors import DivergedError, Preempted, SharedError, UserError
+from ..errors import SMALLER_RATE, DivergedError, Preempted, SharedError, UserError
 from .adjusting import Adjusting
 from .batches import Batch, pieces_of
 from .feeding import Feeding
@@ -371,7 +371,7 @@ class TrainingRun:
             if loss is not None and not math.isfinite(loss) and not self.adjusting.can_roll_back:
                 problem = (
                     f"training has diverged: the {name.replace('_', ' ')} is {loss} after "
-                    f"{row.samples} samples; a smaller learning rate may help"
+                    f"{row.samples} samples; {SMALLER_RATE}"
                 )
                 if self.not_finite.reduces:
                     raise DivergedError(problem)

@@ -1,0 +1,207 @@
+"""Features of mean 0 and standard deviation 1, by the numbers of the training set."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UserError
+from ..validation import checked_path
+from .dataset import Dataset
+from .files import npz_member
+from .text_file import by_ranks
+from .validation import Array, DType, checked_inputs, float_dtype
+from .view import CommunicatorView
+
+STANDARDIZATION = "standardization.npz"  #: in a run's folder
+PARTS = 256  #: at most so many parts of the data, whatever the ranks, have moments of their own
+MOMENTS = 5
+MOST_BYTES = 1 << 25  #: of samples that are read together, and of moments that ranks exchange
+
+
+@dataclass(frozen=True, eq=False)
+class Standardization:
+    """The numbers that standardize features: x becomes (x - mean) / scale.
+
+    Attributes:
+        mean: float64, of one sample's shape: the mean of each feature over the training set.
+        scale: float64, of the same shape: its standard deviation; 1 where it is constant.
+    """
+
+    mean: npt.NDArray[np.float64]
+    scale: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, train: Dataset, comm: CommunicatorView | None = None) -> Standardization:
+        """Compute the numbers of a data set, the same bits for any number of ranks.
+
+        Args:
+            train: of at least one sample.
+            comm: each of its ranks reads its part of the data; None: this rank reads all.
+        Raises:
+            UserError: there are no samples, x holds ids, a value is not finite, or a standard
+                deviation is not; a SharedError on all ranks of `comm`.
+
+        Local; with `comm` collective. Cost: one pass over the data.
+        """
+        if not len(train):
+            raise UserError(f"{train!r} has no samples to standardize by")
+        shape = _floats(train, np.arange(0)).shape[1:]
+        parts = min(max(MOST_BYTES // (8 * MOMENTS * max(math.prod(shape), 1)), 1), PARTS)
+        bounds = np.linspace(0, len(train), parts + 1).astype(np.int64)
+
+        def moments(begin: int, end: int) -> Array:
+            pairs = zip(bounds[begin:end], bounds[begin + 1 : end + 1], strict=True)
+            found = [_moments_of(train, first, after) for first, after in pairs if first < after]
+            return np.stack(found) if found else np.empty((0, MOMENTS, *shape))
+
+        samples, mean, squares, least, largest = reduce(_merged, by_ranks(moments, parts, comm))
+        scale = np.sqrt(squares / samples)
+        if not (np.isfinite(mean).all() and np.isfinite(scale).all()):
+            raise UserError(f"{train!r} has features too large to be standardized")
+        return cls(mean, np.where((least == largest) | (scale == 0), 1.0, scale))
+
+    def apply(self, x: Any, dtype: DType = np.float32) -> Array:
+        """Standardize inputs.
+
+        Args:
+            x: [m, …], numbers of the shape that the training set's samples have; not changed.
+            dtype: the float type of the result; None: float64.
+        Returns:
+            [m, …], a new array.
+        Raises:
+            UserError: x has another shape, or a result is not finite.
+
+        Local.
+        """
+        x = np.asarray(x)
+        if x.shape[1:] != self.mean.shape:
+            raise UserError(
+                f"x has samples {list(x.shape[1:])}: must be {list(self.mean.shape)}, as those "
+                "that the standardization was computed of"
+            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = (x - self.mean) / self.scale
+        return checked_inputs("standardized x", scaled, np.arange(len(x)), float_dtype(dtype))
+
+    def given(self, dataset: Dataset) -> Dataset:
+        """The data set with its x standardized as it is read. Local.
+
+        Raises:
+            UserError: its samples have another shape.
+        """
+        self.apply(_floats(dataset, np.arange(0)))
+        return Standardized(dataset, self)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the numbers to a new file. Local.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with Path(path).open("wb") as file:
+            np.savez(file, mean=self.mean, scale=self.scale)
+
+
+def read_standardization(path: str | os.PathLike[str]) -> Standardization | None:
+    """Read the numbers that a run has used.
+
+    Args:
+        path: of the run's folder, of its ``model.npz``, or of the file itself.
+    Returns:
+        The numbers; None where the run has used none.
+    Raises:
+        UserError: the file is damaged.
+
+    Nothing in it is executed. Local.
+    """
+    place = checked_path("path", path, "run's folder")
+    folder = place if place.is_dir() else place.parent
+    file = folder / STANDARDIZATION
+    if not file.is_file():
+        return None
+    mean, scale = (np.array(npz_member(file, name)) for name in ("mean", "scale"))
+    both = mean.dtype == scale.dtype == np.float64 and mean.shape == scale.shape
+    if not (both and np.isfinite(mean).all() and np.isfinite(scale).all() and (scale > 0).all()):
+        raise UserError(
+            f"{file} must hold float64 mean and scale of one shape, finite, and the scale above 0"
+        )
+    return Standardization(mean, scale)
+
+
+class Standardized(Dataset):
+    """Another data set, whose x is standardized as it is read.
+
+    Args:
+        dataset: where the samples are read; errors name the place there.
+        by: the numbers.
+    """
+
+    def __init__(self, dataset: Dataset, by: Standardization) -> None:
+        self.dataset, self.by = dataset, by
+        self.repeatable, self.classes = dataset.repeatable, dataset.classes
+        self.y_name, self.open_groups = dataset.y_name, dataset.open_groups
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        kind = float_dtype(dtype)
+        x, y = self.dataset.read(indexes, dtype=np.float64, classes=classes)
+        if y.dtype.kind == "f" and kind is not None:
+            y = checked_inputs(self.y_name, y, indexes, kind)
+        return self.by.apply(x, kind), y
+
+    def targets(self, indexes: Array) -> Array:
+        return self.dataset.targets(indexes)
+
+    def groups(self, indexes: Array) -> Array | None:
+        return self.dataset.groups(indexes)
+
+    def __repr__(self) -> str:
+        return f"Standardized({self.dataset!r})"
+
+
+def _floats(dataset: Dataset, indexes: Array) -> Array:
+    x, _ = dataset.read(indexes, dtype=np.float64)
+    if x.dtype.kind != "f":
+        raise UserError(f"{dataset!r} has ids for x, {x.dtype}: they cannot be standardized")
+    return x
+
+
+def _moments_of(dataset: Dataset, begin: int, end: int) -> Array:
+    """Of each feature of some samples, at least one, [5, …]: their number, the mean, the sum of
+    squared differences from it, the least and the largest value."""
+    first = _floats(dataset, np.arange(begin, begin + 1))
+    batch = max(MOST_BYTES // max(first.nbytes, 1), 1)
+    parts = (np.arange(i, min(i + batch, end)) for i in range(begin, end, batch))
+    return reduce(_merged, (_moments(_floats(dataset, indexes)) for indexes in parts))
+
+
+def _moments(x: Array) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = x.mean(axis=0)
+        squares = ((x - mean) ** 2).sum(axis=0)
+    samples = np.full_like(mean, len(x))
+    return np.stack([samples, mean, squares, x.min(axis=0), x.max(axis=0)])
+
+
+def _merged(one: Array, other: Array) -> Array:
+    """The moments of two sets of samples together (Chan, Golub and LeVeque, 1979)."""
+    samples = one[0] + other[0]
+    with np.errstate(over="ignore", invalid="ignore"):
+        difference = other[1] - one[1]
+        mean = one[1] + difference * (other[0] / samples)
+        squares = one[2] + other[2] + difference**2 * (one[0] * other[0] / samples)
+    return np.stack(
+        [samples, mean, squares, np.minimum(one[3], other[3]), np.maximum(one[4], other[4])]
+    )
