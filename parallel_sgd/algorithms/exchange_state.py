@@ -265,6 +265,8 @@ class ExchangeState(Component):
                 raise UserError(f"has residuals of buckets {[*had]}, but there are {[*has]}")
         bits, buckets = saved["bits"], {str(number) for number in range(len(self.buckets))}
         possible = {*registered_bits()}
+        if (bits is None) != (self.bits is None):
+            raise UserError(f"has bits={shown(bits)}, unlike these options")
         if bits is not None and (bits.keys() != buckets or not {*bits.values()} <= possible):
             raise UserError(f"has bits={shown(bits)}, which must be of each bucket")
 

@@ -16,7 +16,7 @@ from ..optimizers import OptimizerState
 from ..state import across
 from .client import Client
 from .served import COUNTERS, OF_EACH_WORKER
-from .wire import Kind
+from .wire import LARGEST, Kind
 
 Array = Any  #: a NumPy or CuPy array
 Counters = npt.NDArray[np.int64]
@@ -57,8 +57,13 @@ class ServedState:
         columns = COUNTERS + OF_EACH_WORKER * workers
         if counters.dtype != np.int64 or counters.ndim != 2 or counters.shape[1] != columns:
             raise UserError(f"has algorithm.served.counters that are no int64 [servers, {columns}]")
-        if not len(counters) or counters.min() < 0:
-            raise UserError("has algorithm.served.counters that are missing, or less than 0")
+        if not len(counters) or counters.min() < 0 or counters.max() > LARGEST // 2:
+            raise UserError(
+                "has algorithm.served.counters that are missing, less than 0, or more than any run"
+            )
+        clocks = counters[:, COUNTERS : COUNTERS + workers]
+        if (clocks != clocks[0]).any():
+            raise UserError("has algorithm.served.counters that differ in how often workers pushed")
         shape = (1 + buffers, x.size)
         if first and (vectors is None or (vectors.shape, vectors.dtype) != (shape, x.dtype)):
             raise UserError(f"has algorithm.served.vectors that are no {x.dtype} {list(shape)}")

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..communication import Communicator
 from ..errors import UserError
+from ..plain_values import from_json, to_json
 from ..state import Component, across, workspace
+from ..validation import shown
 from .arrays import as_array, as_tensor
 from .gradients import Gradients
-from .module import FlatModule, buffers_of, layout_of_buffers
+from .module import FlatModule, buffers_of, layout_of_buffers, plain_name
 
 Array = Any  #: a NumPy or CuPy array
 
 Buffers = Literal["mean", "first", "local"]
 BUFFERS = get_args(Buffers)
+
+LARGEST_COUNT = (1 << 31) - 1  #: of a GradScaler's steps, which it keeps in 32 bits
 
 
 @dataclass
@@ -27,8 +34,10 @@ class ModelState(Component):
     """A module's buffers, and what else of PyTorch's a rank goes on with.
 
     Attributes:
-        buffers: of numbers with a point, by name: the statistics of BatchNorm, say.
+        buffers: of floating-point or complex numbers, by name: the statistics of BatchNorm, say.
         counters: the other buffers.
+        others: what else the module's `state_dict` has, by its keys, as JSON of `plain_values`:
+            the result of a `get_extra_state`, say.
         random: the state of PyTorch's generators of this rank, on the CPU and the model's GPU.
         scale: of a GradScaler's, by the names in its `state_dict`.
         unit: of gradients and residuals: see `Gradients`.
@@ -38,6 +47,7 @@ class ModelState(Component):
 
     buffers: dict[str, Array] = across("mean", default_factory=dict)
     counters: dict[str, Array] = across("same", default_factory=dict)
+    others: dict[str, str] = across("same", default_factory=dict)
     random: dict[str, Array] = across("drop", default_factory=dict)
     scale: dict[str, float] = across("same", default_factory=dict)
     unit: int = across("same", least=0, default=0)
@@ -47,18 +57,28 @@ class ModelState(Component):
     gradients: Gradients = workspace(default=None)
 
     def wait(self) -> None:
-        """Bring everything up to date."""
+        """Bring everything up to date.
+
+        Raises:
+            UserError: the module's `state_dict` has what no checkpoint can give back.
+        """
         tensors = dict(buffers_of(self.module.module))
         self.buffers = {n: as_array(_storable(b)) for n, b in tensors.items() if _averaged(b)}
         self.counters = {n: as_array(b) for n, b in tensors.items() if not _averaged(b)}
-        self.random = {name: as_array(state) for name, state in self._generators().items()}
+        self.others = {
+            name: json.dumps(to_json(f"model.state_dict()[{name!r}]", value))
+            for name, value in _others_of(self.module.module).items()
+        }
+        self.random = {
+            name: as_array(generator.get_state()) for name, generator in self._generators().items()
+        }
         self.scale = dict(self.scaler.state_dict()) if self.scaler else {}
         self.unit = self.gradients.unit
         self.frozen = self.module.frozen_checksum()
 
     def check(self, saved: Mapping[str, Any], ranks: int) -> None:
         self.wait()
-        for kind in ("buffers", "counters", "scale"):
+        for kind in ("buffers", "counters", "others", "scale"):
             own = getattr(self, kind)
             if saved[kind].keys() != own.keys():
                 odd = sorted(saved[kind].keys() ^ own.keys())[0]
@@ -74,24 +94,59 @@ class ModelState(Component):
             raise UserError(
                 "was trained with other frozen parameters (requires_grad=False) than this model's"
             )
+        for name, text in saved["others"].items():
+            try:
+                from_json(_parsed(text))
+            except UserError as error:
+                raise UserError(f"has model.others.{name}, which {error}") from None
+        for name, value in saved["scale"].items():
+            most = LARGEST_COUNT if isinstance(value, int) else math.inf
+            if not 0 <= value <= most or math.isinf(value) or (name == "scale" and not value):
+                raise UserError(f"has model.scale.{name}={shown(value)}, which no GradScaler has")
+        self._check_generators(saved["random"])
+
+    def _check_generators(self, states: Mapping[str, Any]) -> None:
+        """See that PyTorch takes the states of random generators."""
+        for name, own in self._generators().items():
+            state = states.get(name)
+            if state is not None:
+                try:
+                    torch.Generator(own.device).set_state(_state_of_generator(state))
+                except (RuntimeError, TypeError) as error:
+                    raise UserError(
+                        f"has model.random.{name}, which is no state of PyTorch's generator: "
+                        f"{shown(str(error))}"
+                    ) from None
 
     def restored(self) -> None:
         self.gradients.unit = self.unit
         values = {**self.buffers, **self.counters}
         for name, buffer in buffers_of(self.module.module):
-            buffer.copy_(as_tensor(values[name]))
-        for name, state in self.random.items():
+            _real(buffer).copy_(as_tensor(values[name]))
+        self._restore_others()
+        for name, generator in self._generators().items():
+            state = self.random.get(name)
             if state is not None:  # another number of ranks goes on from where it is
-                self._set_generator(name, as_tensor(state))
+                generator.set_state(_state_of_generator(state))
         if self.scaler:
             self.scaler.load_state_dict(dict(self.scale))
+
+    def _restore_others(self) -> None:
+        """Have the module itself put back what only its own methods know."""
+        if not self.others:
+            return
+        state = dict(self.module.module.state_dict())
+        for key in state:
+            if plain_name(key) in self.others:
+                state[key] = from_json(_parsed(self.others[plain_name(key)]))
+        self.module.module.load_state_dict(state, strict=False)
 
     def unite(self, how: Buffers, comm: Communicator) -> None:
         """Make the buffers the same on all ranks.
 
         Args:
-            how: "mean": of all ranks; what is no number with a point is rank 0's. "first": rank
-                0's. "local": not at all.
+            how: "mean": of all ranks; integers and truth values are rank 0's. "first": rank 0's.
+                "local": not at all.
 
         Raises:
             UserError: on all ranks, if they have other buffers than each other, or of other shapes.
@@ -104,7 +159,8 @@ class ModelState(Component):
         tensors = [buffer for _, buffer in buffers_of(self.module.module)]
         averaged = [b for b in tensors if how == "mean" and _averaged(b)]
         if averaged:
-            own = torch.cat([b.detach().flatten().double() for b in averaged]).cpu().numpy()
+            averaged = [_real(b) for b in averaged]
+            own = torch.cat([b.flatten().double() for b in averaged]).cpu().numpy()
             of_all = np.empty((comm.size, own.size))
             comm.allgather(own, of_all.reshape(-1), [own.size] * comm.size)
             mean = torch.from_numpy(of_all.mean(axis=0))
@@ -116,17 +172,14 @@ class ModelState(Component):
             if how == "first" or not _averaged(buffer):
                 broadcast(buffer, comm)
 
-    def _generators(self) -> dict[str, torch.Tensor]:
-        states = {"cpu": torch.get_rng_state()}
-        if self.module.device.type == "cuda":
-            states["cuda"] = torch.cuda.get_rng_state(self.module.device)
-        return states
-
-    def _set_generator(self, name: str, state: torch.Tensor) -> None:
-        if name == "cpu":
-            torch.set_rng_state(state)
-        else:
-            torch.cuda.set_rng_state(state.cpu(), self.module.device)
+    def _generators(self) -> dict[str, torch.Generator]:
+        """PyTorch's own, which dropout draws from."""
+        device = self.module.device
+        generators = {"cpu": torch.default_generator}
+        if device.type == "cuda":
+            torch.cuda.init()
+            generators["cuda"] = torch.cuda.default_generators[device.index or 0]
+        return generators
 
 
 def broadcast(tensor: torch.Tensor, comm: Communicator, root: int = 0) -> None:
@@ -141,9 +194,40 @@ def broadcast(tensor: torch.Tensor, comm: Communicator, root: int = 0) -> None:
 
 
 def _averaged(buffer: torch.Tensor) -> bool:
-    return bool(buffer.is_floating_point())
+    return bool(buffer.is_floating_point() or buffer.is_complex())
+
+
+def _real(buffer: torch.Tensor) -> torch.Tensor:
+    """The same memory as real numbers: of a complex one real and imaginary parts."""
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
 
 def _storable(buffer: torch.Tensor) -> torch.Tensor:
-    """In a type that arrays have."""
-    return buffer.float() if buffer.dtype == torch.bfloat16 else buffer
+    """The values in a dtype that arrays have: float32 holds all of the shorter ones."""
+    real = _real(buffer)
+    return real if real.dtype in (torch.float16, torch.float32, torch.float64) else real.float()
+
+
+def _state_of_generator(state: Array) -> torch.Tensor:
+    return as_tensor(state).cpu()
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"is no JSON that can be read: {shown(str(error))}") from None
+
+
+def _others_of(module: nn.Module) -> dict[str, Any]:
+    """What a module's `state_dict` has that is neither parameter nor persistent buffer, by its
+    keys: `get_extra_state`, or what a class or a hook of its own adds. Local."""
+    known = dict(module.named_parameters(remove_duplicate=False))
+    known.update(buffers_of(module))
+    names, places = {plain_name(name) for name in known}, {t.data_ptr() for t in known.values()}
+    return {
+        plain_name(key): value
+        for key, value in module.state_dict().items()
+        if plain_name(key) not in names
+        and not (isinstance(value, torch.Tensor) and value.data_ptr() in places - {0})
+    }

@@ -247,11 +247,11 @@ def device_of(model: Any) -> torch.device:
 
 
 def buffers_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The buffers that ``state_dict`` has, by name. Local."""
+    """The buffers that ``state_dict`` has, by name, each without its gradient. Local."""
     for place, part in module.named_modules():
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
-                yield plain_name(f"{place}.{name}".lstrip(".")), buffer
+                yield plain_name(f"{place}.{name}".lstrip(".")), buffer.detach()
 
 
 def layout_of(model: nn.Module) -> dict[str, Any]:

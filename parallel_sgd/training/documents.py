@@ -53,13 +53,16 @@ def check_numbers(numbers: Any) -> None:
 def converted(numbers: dict[str, Any], version: int) -> dict[str, Any]:
     """Numbers of a rank in any readable format, as the present format has them.
 
-    Format 2 has what `extra` was as JSON gave it, and not as `plain_values` writes it.
+    Format 2 has what `extra` was as JSON gave it, and not as `plain_values` writes it; of a PyTorch
+    model it has parameters and buffers alone.
 
     Raises:
         UserError: the present format cannot hold them.
     """
     if version == 2:
         numbers["extra"] = to_json("extra", numbers["extra"])
+        if isinstance(model := numbers["state"].get("model"), dict):
+            model["others"] = {}
     return numbers
 
 

@@ -85,6 +85,10 @@ class _Resharding:
             }
         if isinstance(saved[0], dict):
             live = live if isinstance(live, dict) else {}
+            for rank, value in enumerate(saved):
+                if value.keys() != saved[0].keys():
+                    odd = sorted(value.keys() ^ saved[0].keys())[0]
+                    raise UserError(f"has {where}.{odd} on one of the ranks 0 and {rank} alone")
             return {
                 name: self._walk(
                     live.get(name), [value[name] for value in saved], f"{where}.{name}", rule
@@ -100,7 +104,23 @@ class _Resharding:
                 f"{where} does not say what it means on another number of ranks "
                 "(parallel_sgd.state.across)"
             )
+        if rule in ("mean", "sum"):
+            self._require_one_shape(saved, where)
         return resharded(saved, where) if rule == "stripe" else resharded(saved)
+
+    def _require_one_shape(self, saved: list[Any], where: str) -> None:
+        """See that what is added up can be."""
+        arrays = {rank: value for rank, value in enumerate(saved) if value is not None}
+        shapes = {
+            rank: list(self.read(rank, value[0]).shape) if isinstance(value, list) else None
+            for rank, value in arrays.items()
+        }
+        first = next(iter(shapes))
+        for rank, shape in shapes.items():
+            if shape != shapes[first]:
+                raise UserError(
+                    f"has {where} of {shapes[first]} on rank {first}, but {shape} on rank {rank}"
+                )
 
     def _same(self, saved: list[Any]) -> Any:
         first = saved[0]

@@ -110,6 +110,193 @@ def test_random_generators_go_on(comm, tmp_path, stop):
     assert np.array_equal(values(one), values(two))
 
 
+class Annealed(nn.Linear):
+    """Whose outputs grow by call; `get_extra_state` alone knows of it."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        return super().forward(x) / max(0.1, 1 - 0.1 * self.calls)
+
+    def get_extra_state(self) -> Any:
+        return {"calls": self.calls, 0: (torch.tensor([self.calls], dtype=torch.bfloat16),)}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert int(state[0][0]) == state["calls"]
+        self.calls = state["calls"]
+
+
+class Counting(nn.Module):
+    """Which adds to the `state_dict` by methods of its own."""
+
+    seen = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += float(x.detach().abs().mean())
+        return x * (1 + self.seen / 10)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[prefix + "seen"] = self.seen
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        self.seen = state_dict[prefix + "seen"]
+
+
+class Remembering(nn.Sequential):
+    inputs = (6,)
+
+    def __init__(self) -> None:
+        super().__init__(Annealed(6, 8), Counting(), Annealed(8, 5))
+
+
+class OddBuffers(nn.Module):
+    """Of every dtype; each forward pass changes all of them, on each rank otherwise."""
+
+    inputs = (6,)
+    DTYPES = "float16 bfloat16 float32 float64 float8_e4m3fn complex64 complex128 bool uint8 int8"
+    DTYPES += " int16 int32 int64"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 5)
+        for name in self.DTYPES.split():
+            dtype = getattr(torch, name)
+            self.register_buffer(f"{name}_six", torch.zeros(2, 3, dtype=dtype))
+            self.register_buffer(f"{name}_none", torch.zeros(0, 3, dtype=dtype))
+            self.register_buffer(f"{name}_one", torch.zeros((), dtype=dtype))
+        self.register_buffer("turned", torch.zeros(3, 2).T)
+        self.register_buffer("leaf", torch.zeros(2, 3, requires_grad=True))
+        self.register_buffer("own", torch.zeros(2, 3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for buffer in self.buffers():
+                if buffer.numel():
+                    buffer.copy_(x.detach()[:2, :3] if buffer.dim() else x.detach()[0, 0])
+        out: torch.Tensor = self.last(x)
+        return out
+
+
+class Normed(nn.Module):
+    """With cumulative averages, parametrizations, both kinds of weight_norm, and tied weights."""
+
+    inputs = (6,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6, momentum=None)
+        self.first = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+        self.second = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+        self.third = nn.Linear(6, 6)
+        self.fourth = nn.Linear(6, 6)
+        self.fourth.weight = self.third.weight
+        self.again = self.norm
+        self.last = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.again(self.third(torch.tanh(self.second(self.first(self.norm(x))))))
+        out: torch.Tensor = self.last(self.fourth(x))
+        return out
+
+
+def built(build: Any, seed: int) -> nn.Module:
+    """A model with initial values that no other thread's draws decide."""
+    model: nn.Module = build()
+    random = np.random.default_rng(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.from_numpy(random.uniform(-0.4, 0.4, p.shape)))
+    return model
+
+
+def bits_of(state: Any) -> Any:
+    """A `state_dict`, as text that tells every bit."""
+    if isinstance(state, torch.Tensor):
+        plain = state.detach().contiguous().flatten()
+        return state.dtype, state.shape, plain.view(torch.uint8).tolist() if len(plain) else []
+    if isinstance(state, dict):
+        return {key: bits_of(value) for key, value in state.items()}
+    return [bits_of(value) for value in state] if isinstance(state, tuple) else repr(state)
+
+
+@pytest.mark.parametrize(
+    ("build", "compiled"),
+    [(Remembering, False), (Remembering, True), (OddBuffers, False), (Normed, False)],
+)
+@pytest.mark.threads(1)  # of which there is one generator
+def test_a_model_resumes_as_by_pytorchs_own_save_and_load(comm, tmp_path, build, compiled):
+    """Bit for bit, whatever its state_dict has."""
+    folder, algorithm = folder_of_all(comm, tmp_path), psgd.DataParallelSGD()
+    one, two, three = (built(build, seed) for seed in (0, 7, 8))
+    torch.manual_seed(comm.rank)
+    first = learner_of(one, comm, "momentum", algorithm)
+    train(first, 0, STOP)
+    with psgd.Checkpoints(folder) as checkpoints:
+        checkpoints.save(first)
+    three.load_state_dict(one.state_dict())
+    saved = bits_of(one.state_dict())
+    assert saved == bits_of(three.state_dict())
+    train(first, STOP, STEPS)
+    assert bits_of(one.state_dict()) != saved
+    seen = torch.compile(two, backend="eager") if compiled else two
+    second = learner_of(seen, comm, "momentum", algorithm)
+    psgd.load_checkpoint(second, folder)
+    assert bits_of(two.state_dict()) == saved
+    second.model = two
+    train(second, STOP, STEPS)
+    assert bits_of(one.state_dict()) == bits_of(two.state_dict())
+    if build is OddBuffers:  # PyTorch does not keep it, either
+        assert not built(build, 7).own.any() and two.own.any()
+
+
+def test_odd_buffers_become_means_on_another_number_of_ranks(comm, tmp_path):
+    folder, algorithm = folder_of_all(comm, tmp_path), psgd.DataParallelSGD()
+    learner = learner_of(one := built(OddBuffers, 0), comm, "momentum", algorithm)
+    train(learner, 0, STOP)
+    with psgd.Checkpoints(folder) as checkpoints:
+        checkpoints.save(learner)
+    of_all = comm.allgather_object(
+        {name: b.detach().to(torch.complex128).numpy() for name, b in one.named_buffers()}
+    )
+    if comm.rank == 0:
+        two = built(OddBuffers, 3)
+        psgd.load_checkpoint(learner_of(two, Communicator.single(), "momentum", algorithm), folder)
+        for name, buffer in two.named_buffers():
+            mean = np.mean([theirs[name] for theirs in of_all], axis=0)
+            own = buffer.detach().to(torch.complex128).numpy()
+            if name == "own":
+                assert not own.any()
+            elif buffer.is_floating_point() or buffer.is_complex():
+                tolerance = 0.07 if "float8" in name else 0.01
+                assert np.allclose(own, mean, rtol=tolerance, atol=tolerance), name
+            else:
+                assert np.array_equal(own, of_all[0][name]), name
+    with learner.evaluation():  # the mean in the same way
+        for name, buffer in one.named_buffers():
+            if buffer.is_complex():
+                mean = np.mean([theirs[name] for theirs in of_all], axis=0)
+                assert np.allclose(buffer.numpy(), mean, atol=1e-6), name
+    comm.barrier()
+
+
+class Opaque(Annealed):
+    def get_extra_state(self) -> Any:
+        return {"calls": [object()]}
+
+
+def test_an_extra_state_that_cannot_come_back_is_refused_by_name(comm, tmp_path):
+    model = built(lambda: nn.Sequential(nn.Linear(6, 6), Opaque(6, 5)), 0)
+    learner = learner_of(model, comm, "momentum", psgd.DataParallelSGD())
+    checkpoints = psgd.Checkpoints(folder_of_all(comm, tmp_path))
+    checkpoints.save(learner)
+    with pytest.raises(
+        UserError, match=r"model.state_dict\(\)\['1._extra_state'\]\['calls'\]\[0\]="
+    ):
+        checkpoints.close()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw", "adagrad"])
 def test_another_number_of_ranks_takes_over(comm, tmp_path, optimizer):
     """With the mean of what the ranks had: in data-parallel SGD all have the same."""

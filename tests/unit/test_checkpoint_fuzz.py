@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError, simulate
-from parallel_sgd.array_files import flushed
+from parallel_sgd.array_files import flushed, write_arrays
 from parallel_sgd.training.checkpoint_files import CHECKSUM_FIELD, MANIFEST
 from parallel_sgd.training.state_tree import capture, flatten
 
@@ -35,6 +36,8 @@ ALGORITHMS: dict[str, psgd.Algorithm[Any]] = {
     "parameter servers": psgd.DataParallelASGD(servers=0, sync_steps=2, tables=(TABLE,)),
 }
 
+PYTORCH = "PyTorch"  #: a model of its own, on one rank: threads share PyTorch's generator
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:servers=0"),
     pytest.mark.usefixtures("no_waiting_for_the_disk"),
@@ -42,12 +45,43 @@ pytestmark = [
 
 
 def learner_of(name: str, comm: Communicator) -> Learner:
+    if name == PYTORCH:
+        return torch_learner(comm)
     parameters = psgd.Parameters({"w": np.ones((4, 3), np.float32), "b": np.ones(1, np.float32)})
     return Learner(parameters, psgd.Adam(lr=0.1), ALGORITHMS[name], comm)
 
 
-def train(learner: Learner, steps: int) -> None:
+def torch_learner(comm: Communicator) -> Any:
+    """With everything that a model can remember beside its parameters."""
+    import torch
+
+    class Called(torch.nn.Linear):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+        def get_extra_state(self) -> Any:
+            return {"calls": self.calls, "latest": torch.tensor([0.5])}
+
+        def set_extra_state(self, state: Any) -> None:
+            self.calls = state["calls"] if isinstance(state, dict) else 0
+
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(Called(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    return psgd.torch.Learner(model, psgd.Adam(lr=0.1), psgd.DataParallelSGD(), comm, scaler=scaler)
+
+
+def train(learner: Any, steps: int) -> None:
     for step in range(steps):
+        if hasattr(learner, "model"):
+            import torch
+
+            learner.scaled(learner.model(torch.ones(2, 3) * step).sum()).backward()
+            learner.step(samples=2)
+            continue
         learner.gradient.flat[:] = np.sin(step + np.arange(13))
         learner.step(samples=2)
         for table in learner.tables.values():
@@ -120,11 +154,18 @@ def with_checksum(checkpoint: Path, manifest: Any) -> None:
     (checkpoint / MANIFEST).write_text(f'{body}{checksum}"\n}}\n')
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("document", ["manifest.json", "rank-00000.json"])
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_edited_documents(name, document, ranks, tmp_path):
-    """On as many ranks as have written it (one), and on others."""
+def cases() -> list[Any]:
+    """Each algorithm, the ranks that write a checkpoint, and those that load it."""
+    ranks = [(1, 1), (1, 2), (2, 1)]
+    cases = [(name, *some) for name in ALGORITHMS for some in ranks]
+    return [*cases, (PYTORCH, 1, 1), (PYTORCH, 2, 1)]
+
+
+@pytest.mark.parametrize(("name", "writers", "ranks"), cases())
+@pytest.mark.parametrize("document", ["manifest.json", "rank-{:05d}.json"])
+def test_edited_documents(name, document, writers, ranks, tmp_path):
+    """On as many ranks as have written it, and on others."""
+    document = document.format(writers - 1)
 
     def save(comm: Communicator) -> None:
         learner = learner_of(name, comm)
@@ -133,7 +174,7 @@ def test_edited_documents(name, document, ranks, tmp_path):
             checkpoints.save(learner, extra={"note": [1, 2.5]})
         learner.close()
 
-    simulate(1, save)
+    simulate(writers, save)
     (right,) = (tmp_path / "right").iterdir()
     manifest = json.loads((right / MANIFEST).read_text())
     del manifest["sha256"]
@@ -141,7 +182,7 @@ def test_edited_documents(name, document, ranks, tmp_path):
     wrong = tmp_path / right.name
     shutil.copytree(right, wrong)
     (wrong / document).unlink()
-    pick = random.Random(f"{name} {document} {ranks}")
+    pick = random.Random(f"{name} {document} {writers} {ranks}")
 
     def edit() -> None:
         text = mutated(pick, original)
@@ -178,3 +219,86 @@ def test_edited_documents(name, document, ranks, tmp_path):
 
     refused = simulate(ranks, body, timeout_s=30)[0]
     assert refused > MUTATIONS // 3
+
+
+def odd_arrays(array: np.ndarray) -> list[np.ndarray]:
+    """Others in its place."""
+    values = [np.zeros_like(array), np.ones_like(array), np.full_like(array, 7)]
+    if array.dtype.kind == "f":
+        values += [np.full_like(array, bad) for bad in (np.nan, np.inf, -1, 1e30)]
+    else:
+        limits = np.iinfo(array.dtype) if array.dtype.kind in "iu" else None
+        values += [np.full_like(array, bad) for bad in (limits.min, limits.max)] if limits else []
+    flat = array.reshape(-1)
+    shapes = [flat[:0], flat[:-1], np.concatenate([flat, flat[:1]]), array.reshape(1, *array.shape)]
+    dtypes = [array.astype(kind) for kind in (np.float64, np.float16, np.int64, bool)]
+    return [np.ascontiguousarray(one) for one in [*values, *shapes, *dtypes]]
+
+
+@pytest.mark.parametrize(("name", "writers", "ranks"), cases())
+def test_edited_arrays(name, writers, ranks, tmp_path):
+    """Each array in turn, with checksums made right: taken up, or refused and nothing changed."""
+
+    def save(comm: Communicator) -> None:
+        learner = learner_of(name, comm)
+        train(learner, 3)
+        with psgd.Checkpoints(tmp_path / "right") as checkpoints:
+            checkpoints.save(learner)
+        learner.close()
+
+    simulate(writers, save)
+    (right,) = (tmp_path / "right").iterdir()
+    manifest = json.loads((right / MANIFEST).read_text())
+    del manifest["sha256"]
+    file = right / f"rank-{writers - 1:05d}.safetensors"
+    arrays = load_file(file)
+    edits = [{**arrays, key: odd} for key, array in arrays.items() for odd in odd_arrays(array)]
+
+    def body(comm: Communicator) -> int:
+        learner, refused = learner_of(name, comm), 0
+        train(learner, 1)
+        for edited in edits:
+            comm.barrier()
+            if comm.rank == 0:
+                file.unlink()
+                manifest["files"][file.name] = write_arrays(file, edited)
+                with_checksum(right, manifest)
+            comm.barrier()
+            before = everything(learner)
+            try:
+                psgd.load_checkpoint(learner, right)
+            except UserError as error:
+                assert "\n" not in str(error)
+                assert repr(everything(learner)) == repr(before), str(error)
+                refused += 1
+            else:
+                with suppress(UserError):  # no longer that of a run
+                    train(learner, 1)
+                    learner.close()
+                learner = learner_of(name, comm)
+                train(learner, 1)
+        learner.close()
+        return refused
+
+    refused = simulate(ranks, body, timeout_s=30)[0]
+    assert refused > len(edits) // 3
+
+
+def test_bits_that_were_measured_are_not_missing(tmp_path):
+    with Communicator.single() as comm:
+        algorithm = psgd.DataParallelSGD(gradient_bits="auto")
+        parameters = psgd.Parameters({"w": np.ones(3, np.float32)})
+        learner = Learner(parameters, psgd.SGD(lr=0.1), algorithm, comm)
+        with psgd.Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(learner)
+        (path,) = tmp_path.iterdir()
+        manifest = json.loads((path / MANIFEST).read_text())
+        numbers = json.loads((path / "rank-00000.json").read_text())
+        assert numbers["state"]["algorithm"]["exchange"]["bits"] is not None
+        numbers["state"]["algorithm"]["exchange"]["bits"] = None
+        (path / "rank-00000.json").write_text(json.dumps(numbers))
+        manifest["files"]["rank-00000.json"] = flushed(path / "rank-00000.json")
+        del manifest["sha256"]
+        with_checksum(path, manifest)
+        with pytest.raises(UserError, match="has bits=None, unlike these options"):
+            psgd.load_checkpoint(learner, path)
