@@ -33,7 +33,7 @@ def opened(name: str, path: str | os.PathLike[str]) -> BufferedReader:
     """
     try:
         file = open(  # noqa: SIM115 - the caller's to close
-            path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)
+            os.fspath(path), "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)
         )
     except FileNotFoundError:
         raise UserError(f"{name}: there is no such file") from None

@@ -122,7 +122,8 @@ def text_sequences(
         raise UserError(f"suffixes={shown(suffixes)} must be a collection of texts, as ('.txt',)")
     endings = tuple(suffixes)
     try:
-        files = sorted(files_below(place, lambda name: name.endswith(endings)))
+        found = files_below(place, lambda name: name.endswith(endings))
+        files = sorted((path, status.st_size) for path, status in found)
     except OSError as error:
         raise UserError(f"{error.filename or place} cannot be read: {reason(error)}") from None
     if not files:

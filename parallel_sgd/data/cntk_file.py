@@ -79,6 +79,7 @@ class CNTKFile:
         Returns:
             By stream, the samples of all, one after the other, and how many each has.
         """
+        self.file.require_unchanged()
         found: dict[str, list[Sample]] = {name: [] for name in self.streams}
         lengths = {name: np.zeros(len(indexes), np.int64) for name in self.streams}
         for row, index in enumerate(indexes):
@@ -153,7 +154,7 @@ class CNTKFile:
             most = self.begins[first] + BLOCK
             after = min(max(int(self.begins.searchsorted(most)), first + 1), end)
             bounds = self.begins[first : after + 1]
-            self.file.require_whole()
+            self.file.require_unchanged()
             part = self.file.bytes[bounds[0] : bounds[-1]]
             places = np.flatnonzero(part == ord("|")) + 1
             for character in alias:

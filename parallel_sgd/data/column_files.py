@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ import numpy as np
 from ..errors import UserError
 from ..files import opened
 from ..validation import NUMBERS, line_of
+from .unchanged import identity_of, reopened
 from .validation import Array
 
 MOST_ROWS = 1 << 48  #: of a file
@@ -42,6 +44,7 @@ class ColumnFile(ABC):
         self.path = path
         require_pyarrow(self.format)
         with opened(str(path), path) as file, self._refusing():
+            self._before = identity_of(os.fstat(file.fileno()))
             schema, self.rows = self._opened(file)
             names = list(schema.names)
             self.columns = tuple(names)
@@ -73,7 +76,7 @@ class ColumnFile(ABC):
 
         Local. The columns of the group are read and decoded.
         """
-        with opened(str(self.path), self.path) as file:
+        with reopened(str(self.path), self.path, self._before) as file:
             with self._refusing():
                 table = self._read(file, group, list(dict.fromkeys(columns)))
                 table.validate(full=True)

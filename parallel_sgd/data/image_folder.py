@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..files import opened, reason
+from ..files import reason
 from ..validation import checked_path, choice, integer, line_of, shown
 from .dataset import Dataset
 from .images import LARGEST_BYTE
 from .library_source import files_below
+from .unchanged import Identity, identity_of, reopened
 from .validation import Array, DType, checked_labels, float_dtype
 
 #: Of files that count as images, and of Pillow's decoders that may be used: none runs programs.
@@ -53,8 +54,9 @@ class ImageFolder(Dataset):
         files: the path of each sample.
     Raises:
         UserError: Pillow is missing, an argument is not as required, or there is no class, or one
-            without images. As it is read: a file that is no image or damaged, with more than 8 bits
-            a colour, of another size, or of more pixels than `PIL.Image.MAX_IMAGE_PIXELS`.
+            without images. As it is read: a file that is no image or damaged, has changed, with
+            more than 8 bits a colour, of another size, or of more pixels than
+            `PIL.Image.MAX_IMAGE_PIXELS`.
 
     Local: every rank lists the folder, and decodes the images of its own part of each minibatch.
     """
@@ -84,7 +86,9 @@ class ImageFolder(Dataset):
                 f"{shown(others)}"
             )
         labels = {name: label for label, name in enumerate(self.names)}
-        self.files = [path for name in self.names for path in found.get(name, [])]
+        images = [image for name in self.names for image in found.get(name, [])]
+        self.files = [path for path, _ in images]
+        self._before = np.array([before for _, before in images], np.uint64).reshape(-1, 4)
         of_each = [labels[name] for name in self.names for _ in found.get(name, [])]
         self._labels = np.array(of_each, np.int64)
         self.y_name = f"{self.folder}: y"
@@ -104,7 +108,7 @@ class ImageFolder(Dataset):
         height, width = self.size
         pixels = np.empty((len(y), height, width, self.channels), np.uint8)
         for image, index in zip(pixels, np.asarray(indexes).tolist(), strict=True):
-            image[...] = self._decoded(self.files[index], self.size)
+            image[...] = self._decoded(index, self.size)
         kind = float_dtype(dtype) or np.dtype(np.float32)
         x = pixels.transpose(0, 3, 1, 2).astype(kind, order="C")
         x /= LARGEST_BYTE
@@ -114,13 +118,16 @@ class ImageFolder(Dataset):
         return self._labels[indexes]
 
     def _size_of_first(self) -> tuple[int, int]:
-        with _image(self.files[0]) as image:
+        with self._image(0) as image:
             return image.height, image.width
 
-    def _decoded(self, path: Path, size: tuple[int, int]) -> Array:
+    def _image(self, index: int) -> AbstractContextManager[Any]:
+        return _image(self.files[index], Identity(*self._before[index].tolist()))
+
+    def _decoded(self, index: int, size: tuple[int, int]) -> Array:
         """The pixels of an image, uint8 [height, width, channels]."""
-        height, width = size
-        with _image(path) as image:
+        path, (height, width) = self.files[index], size
+        with self._image(index) as image:
             if not self._resizes and (image.height, image.width) != size:
                 raise UserError(
                     f"{path} has {image.height} x {image.width} pixels: must have {height} x "
@@ -167,8 +174,8 @@ def has_image_parts(folder: Path) -> bool:
     return any((folder / name).is_dir() for name in TESTING) and (folder / TRAINING).is_dir()
 
 
-def _classes(folder: Path) -> dict[str, list[Path]]:
-    """The images of each class, in the order of their paths.
+def _classes(folder: Path) -> dict[str, list[tuple[Path, Identity]]]:
+    """The images of each class, in the order of their paths, and what each is known by.
 
     Raises:
         UserError: the folder cannot be read, there is no class, or one without images.
@@ -184,7 +191,7 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
         found = {}
         for name in classes:
             files = files_below(folder / name, _is_image, lambda name: name.startswith("."))
-            found[name] = [folder / name / path for path, _ in sorted(files)]
+            found[name] = [(folder / name / path, identity_of(it)) for path, it in sorted(files)]
             if not found[name]:
                 raise UserError(
                     f"{folder / name} must hold images of a class, with names that end in "
@@ -200,14 +207,14 @@ def _is_image(name: str) -> bool:
 
 
 @contextmanager
-def _image(path: Path) -> Iterator[Any]:
+def _image(path: Path, before: Identity) -> Iterator[Any]:
     """A Pillow image, not yet decoded; what goes wrong with it until it is closed names the path.
 
     Raises:
-        UserError: it is no image that can be read.
+        UserError: it is no image that can be read, or has changed since its folder was listed.
     """
     pillow = import_module("PIL.Image")
-    with opened(str(path), path) as file:
+    with reopened(str(path), path, before) as file:
         try:
             with pillow.open(file, formats=DECODERS) as image:
                 most = pillow.MAX_IMAGE_PIXELS

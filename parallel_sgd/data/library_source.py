@@ -108,7 +108,8 @@ def library_files(
     random = np.random.default_rng((checked_seed(seed), *SPLIT_STREAM))
     folder = Path(sysconfig.get_path("stdlib"))
     try:
-        names = sorted(files_below(folder, _is_source, _is_left_out))
+        found = files_below(folder, _is_source, _is_left_out)
+        names = sorted((path, status.st_size) for path, status in found)
         if not names:
             raise UserError(f"{folder}: Python's library has no source there")
         files, _ = _fitting((names[i] for i in random.permutation(len(names))), room)
@@ -132,13 +133,14 @@ def files_below(
     folder: Path,
     wanted: Callable[[str], bool],
     left_out: Callable[[str], bool] = lambda name: False,
-) -> Iterable[File]:
-    """Find the files below a folder whose name is wanted, in no particular order.
+) -> Iterable[tuple[str, os.stat_result]]:
+    """Find the files below a folder whose name is wanted, in no particular order: the path below
+    the folder, and the file's status.
 
     Args:
         left_out: whether a folder of this name is not looked into.
     Raises:
-        OSError: a folder, or the size of a file, cannot be read.
+        OSError: a folder, or the status of a file, cannot be read.
     """
 
     def refuse(error: OSError) -> None:
@@ -148,7 +150,7 @@ def files_below(
         folders[:] = [name for name in folders if not left_out(name)]
         for name in filter(wanted, names):
             path = Path(place, name)
-            yield PurePath(path.relative_to(folder)).as_posix(), path.stat().st_size
+            yield PurePath(path.relative_to(folder)).as_posix(), path.stat()
 
 
 def _is_source(name: str) -> bool:

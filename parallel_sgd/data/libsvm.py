@@ -66,6 +66,7 @@ class LibSVM(Dataset):
     ) -> tuple[SparseRows, Array]:
         """As `read`, with x as what is not 0 of it. Local."""
         kind = float_dtype(dtype) or np.dtype(np.float64)
+        self._file.require_unchanged()
         records = [self._record(int(index), kind) for index in indexes]
         shape = len(records), self.features
         begins = np.cumsum([0, *(len(columns) for _, columns, _ in records)])
@@ -78,6 +79,7 @@ class LibSVM(Dataset):
         )
 
     def targets(self, indexes: Array) -> Array:
+        self._file.require_unchanged()
         labels = [self._labels(int(index), self._split(int(index))[0]) for index in indexes]
         return self._targets(labels)
 
@@ -89,6 +91,7 @@ class LibSVM(Dataset):
 
         Local.
         """
+        self._file.require_unchanged()
         found = np.empty(len(indexes), np.int64)
         for row, index in enumerate(indexes):
             _, query, _ = self._split(int(index))

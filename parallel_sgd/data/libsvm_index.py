@@ -20,7 +20,7 @@ def largest_index(file: TextFile, begins: IndexArray) -> IndexArray:
         lines, first = begins[first:after], after
         last_line = int(lines[-1])
         end = last_line + len(file.line(last_line))
-        file.require_whole()
+        file.require_unchanged()
         part, lines = file.bytes[int(lines[0]) : end], lines - lines[0]
         ends = _ends(part, lines)
         colons = np.flatnonzero(part == ord(":"))

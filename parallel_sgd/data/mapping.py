@@ -1,10 +1,11 @@
-"""Arrays in mapped files, which others may cut while they are read."""
+"""Arrays in mapped files, which others may cut or overwrite while they are read."""
 
 from __future__ import annotations
 
 import mmap
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..files import opened
 from ..validation import line_of
+from .unchanged import Identity, identity_of, require_same
 
 
 def mapped_file(path: Path) -> npt.NDArray[np.uint8]:
@@ -31,11 +33,43 @@ def mapped_file(path: Path) -> npt.NDArray[np.uint8]:
             raise UserError(f"{path} cannot be mapped into memory: {line_of(error)}") from None
 
 
-def mapping_of(array: Any) -> tuple[mmap.mmap, int] | None:
-    """The pages that an array, or the one of which it is a view, lies in; None where it does not.
+class Mapping(NamedTuple):
+    """The pages that an array lies in, which keep their file open.
 
-    Returns:
-        The pages, which keep their file open, and how many bytes of that must be there.
+    Attributes:
+        end: how many bytes of the file must be there.
+        path: of the file; "" where that is not known, or the array's owner may write to it.
+        before: what the file was.
+    """
+
+    pages: mmap.mmap
+    end: int
+    path: str
+    before: Identity | None
+
+    def require_whole(self, name: str) -> None:
+        """Raise a UserError where the file has become shorter. Local; one system call."""
+        size = self.pages.size()
+        if size < self.end:
+            raise UserError(
+                f"{name} has been cut while it is read: its file has {size} bytes left of the "
+                f"{self.end} that it had"
+            )
+
+    def require_unchanged(self, name: str) -> None:
+        """Raise a UserError where the file has become shorter or was written to.
+
+        The pages stay those of the first file where another one has taken its name. Local; two
+        system calls, some microseconds.
+        """
+        self.require_whole(name)
+        now = _identity_at(self.path)
+        if now is not None and self.before is not None and now[:2] == self.before[:2]:
+            require_same(name, self.before, now)
+
+
+def mapping_of(array: Any) -> Mapping | None:
+    """The mapping of an array, or of the one of which it is a view; None where there is none.
 
     Local.
     """
@@ -46,14 +80,13 @@ def mapping_of(array: Any) -> tuple[mmap.mmap, int] | None:
     pages = array.base
     assert isinstance(pages, mmap.mmap)
     begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
-    return pages, begin + len(pages)
+    path = str(array.filename) if array.filename and array.mode in ("r", "c") else ""
+    return Mapping(pages, begin + len(pages), path, _identity_at(path))
 
 
-def require_whole(name: str, pages: mmap.mmap, end: int) -> None:
-    """Raise a UserError where a mapped file has become shorter. Local; one system call."""
-    size = pages.size()
-    if size < end:
-        raise UserError(
-            f"{name} has been cut while it is read: its file has {size} bytes left of the "
-            f"{end} that it had"
-        )
+def _identity_at(path: str) -> Identity | None:
+    """What a file is known by; None where there is none of this name."""
+    try:
+        return identity_of(os.stat(path))
+    except OSError:
+        return None

@@ -12,8 +12,9 @@ import numpy as np
 
 from ..errors import UserError
 from ..validation import LARGEST_INTEGER, checked_path, require_memory
-from .mapping import mapped_file, mapping_of, require_whole
+from .mapping import mapped_file, mapping_of
 from .order import IndexArray
+from .unchanged import Identity, require_same
 from .validation import Array
 from .view import CommunicatorView
 
@@ -44,29 +45,36 @@ class TextFile:
         mapping = mapping_of(self.bytes)
         if mapping is None:
             raise UserError(f"{self.name} is empty")
-        self.pages, self.size = mapping
+        self._mapping = mapping
+        self.pages, self.size = mapping.pages, mapping.end
         self.bytes = np.asarray(self.bytes)  # whose parts are made in a tenth of the time
         self.begin = len(BYTE_ORDER_MARK) * (self.pages[:3] == BYTE_ORDER_MARK)
 
     def __reduce__(self) -> Any:
-        return type(self)._of_size, (Path(os.path.abspath(self.path)), self.size, self.name)
+        path = Path(os.path.abspath(self.path))
+        return type(self)._known, (path, tuple(self._mapping.before or ()), self.name)
 
     @classmethod
-    def _of_size(cls, path: Path, size: int, name: str) -> TextFile:
+    def _known(cls, path: Path, before: tuple[int, ...], name: str) -> TextFile:
         file = cls(path)
         file.name = name
-        if file.size != size:
-            raise UserError(f"{name} has changed: it has {file.size} bytes, and had {size}")
+        if before and file._mapping.before is not None:
+            require_same(name, Identity(*before), file._mapping.before)
         return file
 
     def require_whole(self) -> None:
         """Raise a UserError where the file has become shorter. Local; one system call."""
-        require_whole(self.name, self.pages, self.size)
+        self._mapping.require_whole(self.name)
+
+    def require_unchanged(self) -> None:
+        """Raise a UserError where the file has become shorter or was written to. Local; some
+        microseconds, once a minibatch."""
+        self._mapping.require_unchanged(self.name)
 
     def blocks(self, begin: int, end: int) -> Iterator[tuple[int, Array]]:
         """Parts of the file, one after the other: where each begins, and its bytes."""
         for at in range(begin, end, BLOCK):
-            self.require_whole()
+            self.require_unchanged()
             yield at, self.bytes[at : min(at + BLOCK, end)]
 
     def line_begins(self, comm: CommunicatorView | None = None) -> IndexArray:

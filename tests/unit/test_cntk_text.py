@@ -68,19 +68,20 @@ def written(tmp_path):
 
 
 def test_samples(written):
-    data = load_cntk_text(written(SINGLE), STREAMS)
+    path = written(SINGLE)
+    data = load_cntk_text(path, STREAMS)
     x, y = data.read(np.array([3, 0, 1, 2]), classes=4)
     assert x.dtype == np.float32 and y.dtype == np.int64
     same(x, np.array(X, np.float32)[[3, 0, 1, 2]])
     assert y.tolist() == [3, 2, 0, 1]
     assert data.targets(np.arange(4)).tolist() == [2, 0, 1, 3]
     assert task_of(data).classes == 4
-    same(load(written(SINGLE), streams=STREAMS).read(np.arange(4))[0], np.array(X, np.float32))
+    same(load(path, streams=STREAMS).read(np.arange(4))[0], np.array(X, np.float32))
     plain = {"features": {"dense": 3, "alias": "x"}, "label": {"sparse": 4, "one_hot": True}}
-    same(load(written(SINGLE), streams=plain).arrays()[1], data.arrays()[1])
+    same(load(path, streams=plain).arrays()[1], data.arrays()[1])
     with pytest.raises(UserError, match="streams=None must be a mapping from names to streams"):
-        load(written(SINGLE))
-    x, y = load_cntk_text(written(SINGLE), {"label": Sparse(4), "x": Dense(3)}).arrays(dtype=None)
+        load(path)
+    x, y = load_cntk_text(path, {"label": Sparse(4), "x": Dense(3)}).arrays(dtype=None)
     assert x.dtype == y.dtype == np.float64
     assert x.tolist() == np.eye(4)[[2, 0, 1, 3]].tolist() and y.tolist() == X
     empty, _ = data.read(np.empty(0, np.int64))

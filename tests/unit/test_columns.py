@@ -340,7 +340,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(tmp_path, form):
     columns = FORMATS[form](path)
     columns.read(np.array([0]))
     write(path, numbered(6))
-    with pytest.raises(SharedError, match=f"{path} is not a well-formed "):
+    with pytest.raises(SharedError, match=f"{path} has changed since it was opened: it has "):
         list(data.Source(columns, None, 8, shuffle=False).minibatches(Learner()))
 
 

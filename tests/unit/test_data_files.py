@@ -182,7 +182,8 @@ def test_a_file_that_is_cut_while_it_is_read(tmp_path, kind):
         with pytest.raises(UserError, match="x has been cut while it is read"):
             data.count_classes(loaded)
     os.truncate(paths[0], 10**7)
-    next(Source(loaded).minibatches(Learner()))
+    with pytest.raises(SharedError, match="x has changed since it was opened: it has 10000000 byt"):
+        next(Source(loaded).minibatches(Learner()))
 
 
 def test_bad_arguments_are_refused_by_name():
