@@ -31,6 +31,8 @@ _LIKE: dict[type, type] = {np.memmap: np.ndarray, type(Path()): Path}
 
 _COMPLEX = struct.Struct("<dd")
 
+_Read = Callable[[bytes, int], Any]  #: of what is in a tag, so many tags deep
+
 
 BEGINS_WITH = 1 << 10
 """Bytes of room; more is taken as it is needed. The library's own are 256 KiB for every call."""
@@ -60,9 +62,7 @@ def unpacked(data: bytes | bytearray) -> Any:
         UserError: they are of no value.
     """
     try:
-        return msgpack.unpackb(
-            data, ext_hook=_untagged, strict_map_key=False, unicode_errors="surrogatepass"
-        )
+        return _unpacked(data, 0)
     except Exception as error:  # of the library, or of what is in a tag: of many kinds
         raise UserError(
             "what another rank has sent is damaged, or of another version of parallel_sgd: "
@@ -86,6 +86,18 @@ def _packed(item: Any, depth: int) -> bytes:
     return data
 
 
+def _unpacked(data: bytes | bytearray, depth: int) -> Any:
+    """Counts as `_packed` does: each level takes C's stack, and its end would be the process's."""
+    if depth > DEEPEST:
+        raise ValueError(f"it holds tuples, sets or keys more than {DEEPEST} deep")
+    return msgpack.unpackb(
+        data,
+        ext_hook=partial(_untagged, depth=depth + 1),
+        strict_map_key=False,
+        unicode_errors="surrogatepass",
+    )
+
+
 def _tagged(item: Any, depth: int) -> Any:
     """What MessagePack does not have."""
     kind = type(item)
@@ -103,10 +115,10 @@ def _ext(kind: type, data: bytes) -> Any:
     return msgpack.ExtType(_TAGS[kind][0], data)
 
 
-def _untagged(tag: int, data: bytes) -> Any:
+def _untagged(tag: int, data: bytes, depth: int) -> Any:
     if tag not in _READS:
         raise ValueError(f"tag {tag} is not known")
-    return _READS[tag](data)
+    return _READS[tag](data, depth)
 
 
 def _array_packed(array: Any, depth: int) -> bytes:
@@ -116,8 +128,8 @@ def _array_packed(array: Any, depth: int) -> bytes:
     return _packed([*described, array.tobytes()], depth)
 
 
-def _array(data: bytes) -> Any:
-    described, shape, values = unpacked(data)
+def _array(data: bytes, depth: int) -> Any:
+    described, shape, values = _unpacked(data, depth)
     dtype = np.lib.format.descr_to_dtype(described)
     if dtype.hasobject:
         raise ValueError("an array of objects")
@@ -128,8 +140,8 @@ def _integer_packed(item: int, depth: int) -> bytes:
     return item.to_bytes(item.bit_length() // 8 + 1, "little", signed=True)
 
 
-def _text(kind: Callable[[str], Any]) -> Callable[[bytes], Any]:
-    return lambda data: kind(data.decode(errors="surrogatepass"))
+def _text(kind: Callable[[str], Any]) -> _Read:
+    return lambda data, _: kind(data.decode(errors="surrogatepass"))
 
 
 def _text_packed(item: Any, depth: int) -> bytes:
@@ -140,23 +152,23 @@ def _values_packed(items: Any, depth: int) -> bytes:
     return _packed([*items], depth)
 
 
-def _values(kind: Callable[[list[Any]], Any]) -> Callable[[bytes], Any]:
-    return lambda data: kind(unpacked(data))
+def _values(kind: Callable[[list[Any]], Any]) -> _Read:
+    return lambda data, depth: kind(_unpacked(data, depth))
 
 
 #: The number of each tag, how its bytes are made, and what is made of them.
-_TAGS: dict[type, tuple[int, Callable[[Any, int], bytes], Callable[[bytes], Any]]] = {
+_TAGS: dict[type, tuple[int, Callable[[Any, int], bytes], _Read]] = {
     tuple: (1, _values_packed, _values(tuple)),
     set: (2, _values_packed, _values(set)),
     frozenset: (3, _values_packed, _values(frozenset)),
-    int: (4, _integer_packed, lambda data: int.from_bytes(data, "little", signed=True)),
+    int: (4, _integer_packed, lambda data, _: int.from_bytes(data, "little", signed=True)),
     complex: (
         5,
         lambda item, _: _COMPLEX.pack(item.real, item.imag),
-        lambda data: complex(*_COMPLEX.unpack(data)),
+        lambda data, _: complex(*_COMPLEX.unpack(data)),
     ),
     np.ndarray: (6, _array_packed, _array),
-    np.generic: (7, _array_packed, lambda data: _array(data)[()]),
+    np.generic: (7, _array_packed, lambda data, depth: _array(data, depth)[()]),
     Path: (8, _text_packed, _text(Path)),
     SharedProblem: (9, _text_packed, _text(SharedProblem)),
     NotFinite: (10, _text_packed, _text(NotFinite)),

@@ -149,6 +149,29 @@ def test_what_is_refused(item, message):
     assert "\n" not in str(caught.value)
 
 
+def nested(tag: int, depth: int) -> bytes:
+    """What a damaged or hostile message may be: tags in each other, so many deep."""
+    data = packed([])
+    for _ in range(depth):
+        data = msgpack.packb([msgpack.ExtType(tag, data)])
+    return data
+
+
+@pytest.mark.parametrize("tag", [1, 2, 3, 6, 7])
+@pytest.mark.parametrize("depth", [DEEPEST + 1, 200, 5000])
+def test_no_message_is_deeper_than_what_is_sent(tag, depth):
+    """Each level takes C's stack: at 200 the process ended by SIGSEGV."""
+    with pytest.raises(UserError, match=f"holds tuples, sets or keys more than {DEEPEST} deep"):
+        unpacked(nested(tag, depth))
+
+
+def test_what_is_just_not_too_deep_arrives():
+    item: object = ()
+    for _ in range(DEEPEST - 1):
+        item = (item,)
+    assert unpacked(packed(item)) == item
+
+
 WHOLE = packed([None, 2**70, (1.5, {"a": RECORD}), {frozenset({1})}, Path("x"), np.float32(1)])
 
 
