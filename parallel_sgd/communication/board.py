@@ -17,23 +17,34 @@ import struct
 import sys
 import tempfile
 import time
+import zlib
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 FILE = "board"  #: in the launcher's folder
-LINE_BYTES = 128
 NAME_BYTES = 64
 
 #: process, birth, written, moved, waits since (0: it does not), timeout_s (0: MPI is not up), name
 #: of what it waits in, or stands by for
-LINE_FORMAT = f"=qqdddd{NAME_BYTES}s"
-_LINE = struct.Struct(LINE_FORMAT)
-assert _LINE.size <= LINE_BYTES
+_FIELDS = struct.Struct(f"=qqdddd{NAME_BYTES}s")
+
+#: What a copy of a line begins with: the checksum of all that follows; how often it was written.
+_HEAD = struct.Struct("=IQ")
+_CHECKSUM = struct.Struct("=I")
+_COPY_BYTES = 128
+assert _HEAD.size + _FIELDS.size <= _COPY_BYTES
+
+LINE_BYTES = 2 * _COPY_BYTES
+_EMPTY = bytes(LINE_BYTES)  #: of a rank that has not written yet, or is on another host
+
+#: How often a reader looks for a whole copy. It finds none after as many looks only where a rank
+#: has been stopped in the midst of its very first line.
+_LOOKS = 1000
 
 #: A rank that has written within so many seconds answers; it does so twice a second.
 FRESH_S = 2.0
@@ -137,6 +148,11 @@ class Line:
 class Board:
     """A line for each rank of the world, of which those on this host are written.
 
+    A line is there twice, and its rank writes the older copy: the other one stays whole, also where
+    the rank is stopped in the midst of writing. A reader takes the newer copy whose checksum is
+    right. So it needs nothing of the order in which another core sees the bytes, which differs
+    between processors, and which Python cannot ask for.
+
     Args:
         memory: `LINE_BYTES` for each rank.
     """
@@ -145,23 +161,42 @@ class Board:
         self._memory, self.size = memory, len(memory) // LINE_BYTES
 
     def write(self, line: Line) -> None:
-        if line.rank < self.size:
-            numbers = (line.process, line.birth, line.written, line.moved, line.waits_since)
-            name = line.name.encode()[:NAME_BYTES]
-            at = line.rank * LINE_BYTES  # at once: `pack_into` would write zeros before
-            self._memory[at : at + _LINE.size] = _LINE.pack(*numbers, line.timeout_s, name)
+        if line.rank >= self.size:
+            return
+        at = line.rank * LINE_BYTES
+        written = max((number for number, _ in self._copies(at)), default=0) + 1
+        numbers = (line.process, line.birth, line.written, line.moved, line.waits_since)
+        fields = _FIELDS.pack(*numbers, line.timeout_s, line.name.encode()[:NAME_BYTES])
+        copy = bytearray(_HEAD.pack(0, written) + fields)
+        _CHECKSUM.pack_into(copy, 0, zlib.crc32(copy[_CHECKSUM.size :]))
+        at += written % 2 * _COPY_BYTES
+        self._memory[at : at + len(copy)] = bytes(copy)
 
     def lines(self) -> list[Line]:
         """Of the ranks on this host that have written any, in their order."""
-        return [line for rank in range(self.size) if (line := self._line(rank)).process]
+        return [line for rank in range(self.size) if (line := self._line(rank)) is not None]
 
-    def _line(self, rank: int) -> Line:
-        at, before = rank * LINE_BYTES, None
-        while (line := self._memory[at : at + _LINE.size]) != before:  # it may just be written
-            before = line
-        process, birth, written, moved, waits_since, timeout_s, name = _LINE.unpack(line)
-        text = name.rstrip(b"\0").decode(errors="replace")
-        return Line(rank, process, birth, written, moved, waits_since, timeout_s, text)
+    def _line(self, rank: int) -> Line | None:
+        """The newest whole line of a rank; None: it has written none."""
+        at = rank * LINE_BYTES
+        for _ in range(_LOOKS):
+            if self._memory[at : at + LINE_BYTES] == _EMPTY:
+                return None
+            if copies := self._copies(at):
+                _, (process, birth, written, moved, waits_since, timeout_s, name) = max(copies)
+                text = name.rstrip(b"\0").decode(errors="replace")
+                return Line(rank, process, birth, written, moved, waits_since, timeout_s, text)
+        return None
+
+    def _copies(self, at: int) -> list[tuple[int, tuple[Any, ...]]]:
+        """The whole copies of the line that begins there: how often it was written, its fields."""
+        memory, found = self._memory[at : at + LINE_BYTES], []
+        for begin in (0, _COPY_BYTES):
+            copy = memory[begin : begin + _HEAD.size + _FIELDS.size]
+            checksum, number = _HEAD.unpack_from(copy)
+            if number and checksum == zlib.crc32(copy[_CHECKSUM.size :]):
+                found.append((number, _FIELDS.unpack_from(copy, _HEAD.size)))
+        return found
 
 
 def make_board(path: Path, ranks: int) -> Board:
@@ -171,6 +206,15 @@ def make_board(path: Path, ranks: int) -> Board:
     try:
         os.posix_fallocate(descriptor, 0, ranks * LINE_BYTES)  # an error where there is no room
         return Board(mmap.mmap(descriptor, ranks * LINE_BYTES))
+    finally:
+        os.close(descriptor)
+
+
+def opened_board(path: Path) -> Board:
+    """The one that is there. Raises OSError or ValueError where there is none."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return Board(mmap.mmap(descriptor, 0))
     finally:
         os.close(descriptor)
 
@@ -188,11 +232,7 @@ class OwnLine:
     def sign_on(self, path: Path, rank: int) -> None:
         """Be on the launcher's board, where there is one: before MPI is up."""
         with contextlib.suppress(OSError, ValueError):  # there is none: as without a launcher
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                self.join(Board(mmap.mmap(descriptor, 0)), rank)
-            finally:
-                os.close(descriptor)
+            self.join(opened_board(path), rank)
 
     def meet(self, world: MPI.Intracomm, timeout_s: float) -> None:
         """Be on one board with the other ranks of this host, also without a launcher. Collective

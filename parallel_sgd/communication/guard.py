@@ -9,41 +9,43 @@ import sys
 import time
 from collections.abc import Iterator
 
+from . import board
 from .abort import GRACE_S
 from .attendance import LOST, place_of
-from .board import FILE, LINE_BYTES, LINE_FORMAT, SHOW_STACKS, own
+from .board import FILE, own
 from .watchdog import message
 
 #: The process of `ended_if_longer_than`: its stdin is closed when the wait is over. Ranks that have
 #: come to the board, and are not in a wait like this, are missing; the first that waits has all of
-#: them show their stacks.
+#: them show their stacks. It reads the board by that module's file, without the package.
 _GUARD = """
-import os, select, signal, struct, sys, time
-pid, timeout_s, grace_s, message, lost, board, form, length, show, rank = sys.argv[1:]
+import os, select, signal, sys, time
+pid, timeout_s, grace_s, message, lost, place, module, rank = sys.argv[1:]
 if not select.select([0], [], [], float(timeout_s))[0]:
     try:
         print(message, file=sys.stderr, flush=True)
         if lost:
             open(lost, "w").close()
-        if board:
-            length, memory = int(length), open(board, "rb").read()
-            lines = [struct.unpack_from(form, memory, k) for k in range(0, len(memory), length)]
-            there = {k: line for k, line in enumerate(lines) if line[0]}
-            late = [k for k, line in there.items() if not line[4]]
+        if place:
+            import importlib.util, pathlib
+            found = importlib.util.spec_from_file_location("board", module)
+            board = sys.modules["board"] = importlib.util.module_from_spec(found)
+            found.loader.exec_module(board)
+            lines = board.opened_board(pathlib.Path(place)).lines()
+            late = [line for line in lines if not line.waits_since]
             if late:
-                names = ", ".join(f"{k} (pid {there[k][0]})" for k in late)
+                names = ", ".join(f"{line.rank} (pid {line.process})" for line in late)
                 text = f"[rank {rank}] parallel_sgd: not there, on this host: rank {names}"
                 print(text, file=sys.stderr, flush=True)
-            if int(show) and int(rank) == min(there.keys() - set(late), default=-1):
-                for line in there.values():
-                    try:
-                        os.kill(line[0], int(show))
-                    except OSError:
-                        pass
+            waiting = [line.rank for line in lines if line.waits_since]
+            if int(rank) == min(waiting, default=-1):
+                for line in lines:
+                    line.signal(board.SHOW_STACKS)
     except OSError:  # a full disk, say: what is to be said is worth no hang
         pass
-    time.sleep(float(grace_s))  # for the others that wait too, to say so
-    os.kill(int(pid), signal.SIGKILL)
+    finally:  # whatever there was to say
+        time.sleep(float(grace_s))  # for the others that wait too, to say so
+        os.kill(int(pid), signal.SIGKILL)
 """
 
 
@@ -56,12 +58,11 @@ def ended_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[Non
 
     Local. Cost: starting one bare interpreter, some 10 ms in the background.
     """
-    board, lost = place_of(FILE, of_rank=False), place_of(LOST)
+    place, lost = place_of(FILE, of_rank=False), place_of(LOST)
     facts = (os.getpid(), timeout_s, GRACE_S, message(timeout_s, rank, name), lost or "")
-    seen = board if board is not None and board.exists() else ""
-    others = (seen, LINE_FORMAT, LINE_BYTES, SHOW_STACKS, rank)
+    seen = place if place is not None and place.exists() else ""
     guard = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _GUARD, *map(str, (*facts, *others))],
+        [sys.executable, "-I", "-S", "-c", _GUARD, *map(str, (*facts, seen, board.__file__, rank))],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )
