@@ -7,12 +7,12 @@ seen there.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from ..communication.rank_process import close_in_children
 from ..errors import UserError
 from ..files import opened_to_append
 from ..validation import line_of
@@ -61,14 +61,9 @@ def to_log(folder: str, rank: int) -> None:
             start_new_session=True,  # what ends this process's group does not end that one
         )
     )
-    os.register_at_fork(after_in_child=lambda: _close(lives))
+    close_in_children(lives)
     for log, number in kept:
         os.dup2(log, number)
         os.close(log)
     for descriptor in (ends, *shown):
-        os.close(descriptor)
-
-
-def _close(descriptor: int) -> None:
-    with contextlib.suppress(OSError):
         os.close(descriptor)

@@ -14,6 +14,7 @@ import errno
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -28,6 +29,7 @@ from ..errors import RanksLost, SharedError, SharedLoss, UserError, WaitedInVain
 from ..validation import line_of
 from .attendance import FAILED, LOST, sign_off
 from .launched import is_hydra, launched_rank, launched_size, srun_step
+from .rank_process import claim, is_rank
 from .stderr import tell
 
 #: Before it ends the job a rank waits so long: others with the same error can print it too, and
@@ -63,8 +65,8 @@ def install_excepthook() -> None:
     """Make an uncaught exception on this rank end the job, also in a script started by `python`.
 
     Prints like `abort_on_error`. An exception at an interactive prompt, and one in a process that
-    is alone, goes to the hook that was there before. `sys.exit(3)` on one rank does not reach any
-    hook: scripts that do so are for `parallel-sgd run` or `abort_on_error`.
+    is alone or was started by a rank, goes to the hook that was there before. `sys.exit(3)` on one
+    rank does not reach any hook: scripts that do so are for `parallel-sgd run` or `abort_on_error`.
 
     Local. Calling it again changes nothing.
     """
@@ -83,12 +85,14 @@ def install_excepthook() -> None:
 
 
 def install_excepthook_if_launched() -> None:
-    """`install_excepthook` where a launcher says that it started several ranks; else nothing.
+    """`install_excepthook` where a launcher says that it started several ranks; else nothing. The
+    first process of a launcher's that calls this is the rank: see `rank_process`.
 
     For `import parallel_sgd`, since a rank may fail before it reaches `Communicator.world()`, in
     which the others then wait. Local. Cost: a few look-ups in the environment.
     """
-    if (launched_size() or 1) > 1:
+    claim()
+    if is_rank() and (launched_size() or 1) > 1:
         install_excepthook()
 
 
@@ -250,7 +254,9 @@ def users_line(stack: traceback.StackSummary) -> str:
 
 
 def has_others() -> bool:
-    """Whether other ranks may be waiting for this one."""
+    """Whether other ranks may be waiting for this process, which is a rank itself."""
+    if not is_rank():
+        return False
     mpi = mpi_that_is_up()
     if mpi is not None and mpi.COMM_WORLD.Get_size() > 1:
         return True
@@ -275,15 +281,23 @@ def _tell_hydra(code: int) -> None:
 
     Hydra takes the exit code of a rank that never called MPI_Init for a normal end, and lets the
     others wait for it in MPI_Init for ever. It listens on the socket over which the library would
-    talk to it (PMI-1); should it not heed that, it does heed a rank that dies of a signal.
+    talk to it (PMI-1); should it not heed that, it does heed a rank that dies of a signal. Where
+    another program stands between the two, the number may be of any other file here.
     """
-    socket = os.environ.get("PMI_FD", "")
-    if not is_hydra(os.environ) or not socket.isdecimal():
+    number = os.environ.get("PMI_FD", "")
+    if not is_hydra(os.environ) or not number.isdecimal() or not _is_hydras(int(number)):
         return
     with contextlib.suppress(OSError):
-        os.write(int(socket), f"cmd=abort exitcode={code}\n".encode())
+        os.write(int(number), f"cmd=abort exitcode={code}\n".encode())
     time.sleep(_HYDRA_S)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_hydras(descriptor: int) -> bool:
+    """Whether a descriptor is of the kind that Hydra gives: one of a pair of sockets."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+        return found.family == socket.AF_UNIX and not (found.getsockname() or found.getpeername())
+    return False
 
 
 def _tell_slurm() -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from .board import FILE, own
 from .launched import FOLDER, launched_rank, survives
 from .mourner import Mourner
+from .rank_process import close_in_children, is_rank
 
 PROCESS, ON, GONE, TRAINS = "process", "on", "gone", "trains"
 """Suffixes of a rank's files: the pipe that it holds, which tells the number of its process; that
@@ -52,8 +53,10 @@ _mourner: Mourner | None = None  # where one is needed
 
 
 def sign_on() -> None:
-    """This process is a rank, from now on."""
+    """This process is a rank, from now on; not one that a rank has started."""
     global _signed_on, _mourner
+    if not is_rank():
+        return
     _signed_on = os.getpid()
     board = place_of(FILE, of_rank=False)
     if board is not None:
@@ -77,7 +80,7 @@ def _hold(place: Path) -> None:
         pipe = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _CLOSED_FIRST)
     finally:
         os.close(opened)
-    os.register_at_fork(after_in_child=lambda: os.close(pipe))
+    close_in_children(pipe)
     os.write(pipe, f"{_signed_on}\n".encode())
 
 

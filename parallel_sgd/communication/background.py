@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -152,6 +153,15 @@ class InBackground(Generic[Result]):
             self._function = None  # and what it holds
             self._ended.set()
             _running.discard(self)
+
+
+def _forget() -> None:
+    """In a child that this process has forked: none of these threads runs there."""
+    for tasks in (_running, _failed):
+        tasks.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 @atexit.register

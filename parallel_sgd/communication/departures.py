@@ -23,8 +23,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import mail
+from .abort import mpi_that_is_up
 from .attendance import LEFT, limit_the_end, note_all_left, sign_off
 from .backoff import Backoff
+from .rank_process import is_rank
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -169,6 +171,7 @@ class Departures:
 
 _of_the_world: Departures | None = None
 _last: list[Callable[[], object]] = []
+_finalizes = False
 
 
 def departures(world: MPI.Intracomm) -> Departures:
@@ -198,6 +201,8 @@ def look() -> None:
 
 def _leave() -> None:
     """This process ends, with nothing of ours in the background any more."""
+    if not is_rank():  # but a child of it
+        return
     if _of_the_world is not None:
         _of_the_world.leave()
         if _of_the_world.is_over:
@@ -211,5 +216,19 @@ def _leave() -> None:
 def _end() -> None:
     """As above; and then MPI is shut down, which takes all ranks."""
     _leave()
-    if _of_the_world is not None and os.getpid() == _of_the_world.process:
+    if _of_the_world is not None and is_rank():
         limit_the_end()
+    _finalize()
+
+
+def finalize_at_exit() -> None:
+    """MPI, which nobody else does, is finalized as the rank ends; and not as a child of it does,
+    which would wait there for the other ranks."""
+    global _finalizes
+    _finalizes = True
+
+
+def _finalize() -> None:
+    mpi = mpi_that_is_up()
+    if _finalizes and is_rank() and mpi is not None:
+        mpi.Finalize()

@@ -52,6 +52,9 @@ SPARES = "PARALLEL_SGD_SPARES"
 #: Set by `parallel-sgd run`: where ranks on its host sign on and off.
 FOLDER = "PARALLEL_SGD_FOLDER"
 
+#: Set by each rank for the processes that it starts: see `rank_process`.
+RANK_PROCESS = "PARALLEL_SGD_RANK_PROCESS"
+
 #: Set by `parallel-sgd run --restarts` and `--requeue`: a name of this job, the same each time that
 #: it is started, and how often it has been started again.
 JOB, RESTART = "PARALLEL_SGD_JOB", "PARALLEL_SGD_RESTART"
@@ -115,7 +118,7 @@ _LAUNCHER_PREFIXES = (
 _LAUNCHER_NAMES = (
     *("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE, SPARES, FOLDER),
     *(ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, TERMINAL, WAIT_TIMEOUT_S),
-    *(JOB, RESTART, PREEMPT_ON, REQUEUE),
+    *(JOB, RESTART, PREEMPT_ON, REQUEUE, RANK_PROCESS),
 )
 
 

@@ -20,7 +20,7 @@ from ..kernels import array_module
 from .abort import install_excepthook
 from .board import own as own_line
 from .communicator import Closed, Communicator, Counts
-from .departures import Calls, departures
+from .departures import Calls, departures, finalize_at_exit
 from .endpoint import Endpoint
 from .guard import ended_if_longer_than
 from .launched import (
@@ -33,13 +33,14 @@ from .launched import (
     world_mismatch,
 )
 from .messages import MOST_VALUES, Array, Messages, pieces_of
+from .rank_process import claim_world
 from .staging import pinned_like
 from .watchdog import Wait, Watchdog, call_the_roll
 
 PIECES = 1  #: tag of messages that stand for a collective: nothing else is then under way
 
 mpi4py.rc.initialize = False  # `mpi_world` looks first whether launcher and library fit
-mpi4py.rc.finalize = True
+mpi4py.rc.finalize = False  # a process that this one forks would do it, too: see `departures`
 from mpi4py import MPI  # noqa: E402
 
 _worlds = itertools.count()  #: this process's so far, and every other rank's
@@ -62,6 +63,7 @@ def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
 def begin(timeout_s: float) -> Watchdog:
     """Initialize MPI, where that has not been done, if its ranks are all that were launched. What
     bounds the waits for them."""
+    claim_world()
     install_excepthook()
     vendor, launcher = MPI.get_vendor()[0], launcher_name()
     fits = (launched_size() or 1) == 1 or launcher is None or launcher_starts(launcher, vendor)
@@ -70,6 +72,7 @@ def begin(timeout_s: float) -> Watchdog:
         limit = ended_if_longer_than(timeout_s, launched_rank() or 0, "Communicator.world()")
         with limit if launcher is not None else contextlib.nullcontext():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        finalize_at_exit()
     problem = world_mismatch(MPI.COMM_WORLD.size if fits else 1, vendor)
     if problem:
         raise UserError(problem)

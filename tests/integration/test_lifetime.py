@@ -165,6 +165,55 @@ def test_ranks_that_have_done_all_may_end_before_the_others(program: str, server
     assert code == 0, output
 
 
+CHILDREN = """
+import os, subprocess, sys, threading
+
+FAILS = "import parallel_sgd; raise ValueError('no display')"
+
+
+def reports():  # as multiprocessing's thread in a child that hands out descriptors
+    try:
+        raise ValueError("a client is gone")
+    except ValueError:
+        sys.excepthook(*sys.exc_info())
+
+
+def forked(function):
+    child = os.fork()
+    if not child:
+        function()  # what follows it is the rank's alone
+        sys.exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def fails():
+    raise ValueError("a child")
+
+
+assert comm.size == 2
+if comm.rank == 0:
+    assert forked(lambda: None) == 0  # without MPI_Finalize, which waits for the other ranks
+    assert forked(reports) == 0
+    assert forked(lambda: sys.exit(3)) == 3
+    assert forked(fails) == 1
+    assert subprocess.run([sys.executable, "-c", FAILS], close_fds=False).returncode == 1
+    try:
+        code = "import parallel_sgd; parallel_sgd.Communicator.world()"
+        subprocess.run([sys.executable, "-c", code], close_fds=False, check=True)
+    except subprocess.CalledProcessError as error:
+        assert error.returncode == 1
+comm.barrier()
+print("rank", comm.rank, "goes on", flush=True)
+"""
+
+
+def test_what_a_child_of_a_rank_does_is_no_end_of_the_job(folder: Path) -> None:
+    code, output = run(HEAD + CHILDREN, ranks=2)
+    assert code == 0 and output.count("goes on") == 2, output
+    assert output.count("ValueError: ") == 3, output
+    assert "must be called in the process of a rank: rank 0 is process" in output, output
+
+
 @pytest.mark.any_mpi
 def test_the_same_without_mpiexec(folder: Path) -> None:
     alone = (HEAD + UNASKED).replace("world(timeout_s=60)", "single()")

@@ -1,12 +1,22 @@
 """What a launcher's environment says, and how an error on a rank is told."""
 
 import os
+import signal
+import socket
+import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
 
-from parallel_sgd.communication import Communicator, abort, default_timeout, launched
+from parallel_sgd.communication import (
+    Communicator,
+    abort,
+    default_timeout,
+    launched,
+    rank_process,
+)
 from parallel_sgd.communication.abort import install_excepthook, install_excepthook_if_launched
 from parallel_sgd.communication.entry_point import abort_on_error
 from parallel_sgd.communication.launched import (
@@ -93,6 +103,7 @@ def on_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PMI_SIZE", raising=False)
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     monkeypatch.setattr(abort, "GRACE_S", 0.0)
+    monkeypatch.setattr(rank_process, "_process", os.getpid())
 
 
 @pytest.mark.usefixtures("on_a_rank")
@@ -191,8 +202,96 @@ def test_excepthook_is_for_ranks_among_others(
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(rank_process, "_process", None)
     install_excepthook_if_launched()
     assert (sys.excepthook is not sys.__excepthook__) == installed
+
+
+STARTED = """
+import os, socket, subprocess, sys
+import parallel_sgd
+
+FAILS = "import parallel_sgd; raise ValueError('no display')"
+if sys.argv[1] == "forked":
+    child = os.fork()
+    if not child:
+        raise ValueError("no display")
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+else:
+    code = subprocess.run([sys.executable, "-c", FAILS], close_fds=False).returncode
+print(code, "has_others" if parallel_sgd.communication.abort.has_others() else "is alone")
+"""
+
+
+@pytest.mark.parametrize("how", ["forked", "started"])
+@pytest.mark.parametrize("number", ["a socket", "a file"])
+def test_only_the_rank_ends_the_job(how: str, number: str, tmp_path: Any) -> None:
+    """A process that it starts has its environment, its exception hook and its descriptors."""
+    own, hydras = socket.socketpair()
+    with own, hydras, (tmp_path / "file").open("w") as file:
+        given = own.fileno() if number == "a socket" else file.fileno()
+        environ = without_launcher(os.environ) | MPICH | {"PMI_FD": str(given)}
+        run = partial(subprocess.run, env=environ, pass_fds=[given], capture_output=True, text=True)
+        ended = run([sys.executable, "-c", STARTED, how])
+        hydras.setblocking(False)
+        assert ended.stdout == "1 has_others\n", ended
+        assert "ValueError: no display" in ended.stderr and "[rank" not in ended.stderr
+        with pytest.raises(BlockingIOError):
+            hydras.recv(99)
+        code = "import parallel_sgd; raise ValueError('the rank itself')"
+        ended = run([sys.executable, "-c", code])
+        assert "[rank 2] ValueError: the rank itself" in ended.stderr
+        if number == "a socket":
+            assert hydras.recv(99) == b"cmd=abort exitcode=1\n"
+            assert ended.returncode == -signal.SIGKILL
+        else:  # another program has closed Hydra's, and opened that one
+            assert ended.returncode == 1
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_process_that_is_started_by_a_rank_has_no_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But one that is started by a mere wrapper, and one of a job that is started in a rank."""
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rank_process, "_process", None)
+    monkeypatch.setenv(launched.RANK_PROCESS, "")
+    rank_process.claim_world()
+    assert rank_process.is_rank()
+    said = os.environ[launched.RANK_PROCESS]
+    monkeypatch.setenv(launched.RANK_PROCESS, said.replace(str(os.getpid()), "17"))
+    with pytest.raises(
+        UserError, match=r"rank 2 is process 17, which has made the world, and then"
+    ):
+        rank_process.claim_world()
+    monkeypatch.setenv("PMIX_NAMESPACE", "another")
+    rank_process.claim_world()
+    monkeypatch.setenv(launched.RANK_PROCESS, said.rpartition("|")[0] + "|")
+    monkeypatch.delenv("PMIX_NAMESPACE")
+    rank_process.claim_world()
+
+
+CLOSES = """
+import os
+from parallel_sgd.communication.rank_process import close_in_children
+reads, writes = os.pipe()
+close_in_children(writes)
+child = os.fork()
+if child == 0:  # its own file has that number now, also in what it forks itself
+    assert os.open(os.devnull, os.O_RDONLY) == writes
+    child = os.fork()
+    if child == 0:
+        os.fstat(writes)
+        os._exit(0)
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+assert os.waitpid(child, 0)[1] == 0
+os.close(writes)
+assert os.read(reads, 1) == b""
+"""
+
+
+def test_a_descriptor_is_closed_once_in_children() -> None:
+    ended = subprocess.run([sys.executable, "-c", CLOSES], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_open_mpi_sends_pieces_without_asking(monkeypatch):
@@ -242,6 +341,7 @@ def test_a_rank_that_fails_early_ends_its_step(
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     monkeypatch.setattr(abort, "GRACE_S", 0.0)
     monkeypatch.setattr(abort, "_SLURM_S", 5.0)
+    monkeypatch.setattr(rank_process, "_process", os.getpid())
     monkeypatch.setattr(abort.time, "sleep", lambda seconds: None)
     with pytest.raises(SystemExit):
         abort.end_job(1)
