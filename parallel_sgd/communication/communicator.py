@@ -103,8 +103,9 @@ class Communicator(ABC):
             cuda_aware: pass CuPy arrays to MPI as they are, because you know that your MPI can
                 take them. By default they are staged through pinned host memory.
         Raises:
-            UserError: the launcher started more ranks than MPI sees (mpiexec and mpi4py belong to
-                different MPIs), or there is no MPI library under a parallel launcher.
+            UserError: more processes were started than MPI sees: mpiexec and mpi4py belong to
+                different MPIs, torchrun is no launcher of MPI's, or there is no MPI library. Or a
+                rank that has made the world has started this process.
 
         Collective. An uncaught exception on any rank ends the job on all: under mpiexec from
         `import parallel_sgd` on. `sys.exit` on one rank, or its program's end, does so within
@@ -112,6 +113,14 @@ class Communicator(ABC):
         """
         seconds = default_timeout() if timeout_s is None else checked_timeout(timeout_s)
         return Communicator._make_world(seconds, cuda_aware)
+
+    def require_whole(self) -> None:
+        """Refuse to train where more processes were started for that than MPI has ranks. Local.
+
+        Raises:
+            UserError: by torchrun or `multiprocessing`, say.
+        """
+        return None  # what threads are ranks of is whole
 
     @staticmethod
     def single() -> Communicator:

@@ -134,21 +134,21 @@ def launched_size(environ: Mapping[str, str] | None = None) -> int | None:
         The number of ranks; None where no launcher started this process (plain `python`).
     """
     launcher, environ = _launcher(environ)
-    return _number(environ, *launcher.size) if launcher else None
+    return number_of(environ, *launcher.size) if launcher else None
 
 
 def launched_rank(environ: Mapping[str, str] | None = None) -> int | None:
     """This process's rank according to its launcher; None where none started it or none says."""
     launcher, environ = _launcher(environ)
     if launcher is None:
-        return _number(environ, "PMIX_RANK")
-    return _number(environ, launcher.rank)
+        return number_of(environ, "PMIX_RANK")
+    return number_of(environ, launcher.rank)
 
 
 def launched_local_size(environ: Mapping[str, str] | None = None) -> int | None:
     """How many of the ranks are on this node according to the launcher; None where unknown."""
     launcher, environ = _launcher(environ)
-    return _number(environ, launcher.local_size) if launcher else None
+    return number_of(environ, launcher.local_size) if launcher else None
 
 
 def launched_local_rank(environ: Mapping[str, str] | None = None) -> int | None:
@@ -159,8 +159,8 @@ def launched_local_rank(environ: Mapping[str, str] | None = None) -> int | None:
     if launcher is None:
         return None
     if launcher_name(environ) == "srun":  # which may also have set PMI_SIZE
-        return _number(environ, _SRUN_LOCAL)
-    return _number(environ, launcher.local_rank)
+        return number_of(environ, _SRUN_LOCAL)
+    return number_of(environ, launcher.local_rank)
 
 
 def launcher_name(environ: Mapping[str, str] | None = None) -> str | None:
@@ -189,9 +189,9 @@ def job_name(environ: Mapping[str, str] | None = None) -> str | None:
 def restarts(environ: Mapping[str, str] | None = None) -> int:
     """How often this job has been started again; 0 where nobody says."""
     environ = os.environ if environ is None else environ
-    count = _number(environ, RESTART)
+    count = number_of(environ, RESTART)
     if count is None and environ.get(REQUEUE) == "1":
-        count = _number(environ, "SLURM_RESTART_COUNT")
+        count = number_of(environ, "SLURM_RESTART_COUNT")
     return count or 0
 
 
@@ -207,7 +207,7 @@ def requested_servers(environ: Mapping[str, str] | None = None) -> int | None:
     environ = os.environ if environ is None else environ
     if SERVERS not in environ:
         return None
-    servers = _number(environ, SERVERS)
+    servers = number_of(environ, SERVERS)
     if servers is None:
         raise UserError(f"{SERVERS}={environ[SERVERS]!r} must be a whole number, at least 0")
     return servers
@@ -241,33 +241,6 @@ def requested_role(environ: Mapping[str, str] | None = None) -> str | None:
     return next(iter(said.values()), None)
 
 
-def world_mismatch(
-    world_size: int, vendor: str, environ: Mapping[str, str] | None = None
-) -> str | None:
-    """What is wrong where the MPI world is not the one that was launched or asked for.
-
-    Args:
-        world_size: size of MPI.COMM_WORLD, in ranks.
-        vendor: the MPI that mpi4py is bound to, as `MPI.get_vendor()[0]` says.
-
-    Returns:
-        One line for a UserError, or None where all agree (and where nothing is known).
-    """
-    environ = os.environ if environ is None else environ
-    launched, name = launched_size(environ), launcher_name(environ)
-    if launched is not None and launched != world_size:
-        line = f"{name} started {_ranks(launched)}, but this MPI world has {_ranks(world_size)}"
-        if name is not None and not launcher_starts(name, vendor):
-            line += f": mpi4py is bound to {vendor}, whose own mpiexec is required"
-        else:
-            line += f": mpi4py is bound to {vendor}, and the two do not find each other"
-        return f"{line}. `parallel-sgd run` picks the right one, `parallel-sgd info` shows both"
-    requested = _number(environ, REQUESTED_RANKS)
-    if requested is not None and requested != world_size:
-        return f"{_ranks(requested)} were asked for, but this MPI world has {_ranks(world_size)}"
-    return None
-
-
 def survives(environ: Mapping[str, str] | None = None) -> bool:
     """Whether ranks shall go on where another has died: `parallel-sgd run --survive`."""
     return (os.environ if environ is None else environ).get(SURVIVE) == "1"
@@ -275,7 +248,7 @@ def survives(environ: Mapping[str, str] | None = None) -> bool:
 
 def requested_spares(environ: Mapping[str, str] | None = None) -> int:
     """How many ranks wait in reserve, the last ones of the world: `parallel-sgd run --spares`."""
-    return _number(os.environ if environ is None else environ, SPARES) or 0
+    return number_of(os.environ if environ is None else environ, SPARES) or 0
 
 
 def same_mpi_family(one: str, other: str) -> bool:
@@ -307,7 +280,7 @@ def _launcher(environ: Mapping[str, str] | None) -> tuple[_Launcher | None, Mapp
     for launcher in _LAUNCHERS:
         if launcher.name == "srun" and not _inside_srun(environ):
             continue
-        if _number(environ, *launcher.size) is not None:
+        if number_of(environ, *launcher.size) is not None:
             return launcher, environ
     return None, environ
 
@@ -316,29 +289,25 @@ def srun_step(environ: Mapping[str, str] | None = None) -> str | None:
     """The job step whose task this process is, as `scancel` takes it; None where srun has not
     started it. Local."""
     environ = os.environ if environ is None else environ
-    job = _number(environ, "SLURM_JOB_ID", "SLURM_JOBID")
+    job = number_of(environ, "SLURM_JOB_ID", "SLURM_JOBID")
     if launcher_name(environ) != "srun" or job is None:
         return None
-    return f"{job}.{_number(environ, 'SLURM_STEP_ID', 'SLURM_STEPID')}"
+    return f"{job}.{number_of(environ, 'SLURM_STEP_ID', 'SLURM_STEPID')}"
 
 
 def _inside_srun(environ: Mapping[str, str]) -> bool:
     """Whether srun started this process: salloc and sbatch set SLURM_NTASKS, but no such step."""
-    step = _number(environ, "SLURM_STEP_ID", "SLURM_STEPID")
+    step = number_of(environ, "SLURM_STEP_ID", "SLURM_STEPID")
     return step is not None and step < _SLURM_OWN_STEPS and "SLURM_PROCID" in environ
 
 
-def _number(environ: Mapping[str, str], *names: str) -> int | None:
+def number_of(environ: Mapping[str, str], *names: str) -> int | None:
     """The first of these variables that holds a whole number, at least 0."""
     for name in names:
         value = environ.get(name, "")
         if value.isdecimal():
             return int(value)
     return None
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank" if count == 1 else f"{count} ranks"
 
 
 def send_without_asking() -> None:

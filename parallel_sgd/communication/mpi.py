@@ -15,7 +15,7 @@ import mpi4py
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import RanksLost, UserError
+from ..errors import RanksLost
 from ..kernels import array_module
 from .abort import install_excepthook
 from .board import own as own_line
@@ -30,12 +30,12 @@ from .launched import (
     launcher_starts,
     send_without_asking,
     survives,
-    world_mismatch,
 )
 from .messages import MOST_VALUES, Array, Messages, pieces_of
 from .rank_process import claim_world
 from .staging import pinned_like
 from .watchdog import Wait, Watchdog, call_the_roll
+from .whole_world import require_whole
 
 PIECES = 1  #: tag of messages that stand for a collective: nothing else is then under way
 
@@ -73,9 +73,7 @@ def begin(timeout_s: float) -> Watchdog:
         with limit if launcher is not None else contextlib.nullcontext():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         finalize_at_exit()
-    problem = world_mismatch(MPI.COMM_WORLD.size if fits else 1, vendor)
-    if problem:
-        raise UserError(problem)
+    require_whole(MPI.COMM_WORLD.size if fits else 1, vendor)
     return Watchdog(timeout_s, MPI.COMM_WORLD.rank, _end_job_from_another_thread)
 
 
@@ -243,6 +241,9 @@ class MpiCommunicator(Communicator):
     @property
     def world_ranks(self) -> tuple[int, ...]:
         return self._calls.ranks
+
+    def require_whole(self) -> None:
+        require_whole(MPI.COMM_WORLD.size, MPI.get_vendor()[0], trains=True)
 
     @property
     def host(self) -> str:

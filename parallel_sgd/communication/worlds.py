@@ -8,19 +8,21 @@ from ..errors import UserError
 from .communicator import Communicator
 from .launched import launched_size, launcher_name, survives
 from .threads import ThreadWorld
+from .whole_world import require_whole
 
 
 def world(timeout_s: float, cuda_aware: bool) -> Communicator:
     """See `Communicator.world`. MPI is imported here, and not before."""
-    launched = launched_size()
     try:
         from .mpi import mpi_world
     except (ImportError, RuntimeError) as error:
-        if launched is not None and launched > 1:
+        launched = launched_size() or 1
+        if launched > 1:
             raise UserError(
                 f"{launcher_name()} started {launched} ranks, but mpi4py finds no MPI "
                 "library: install one beside it (pip install 'parallel_sgd[mpich]')"
             ) from error
+        require_whole(1, "no MPI library")
         warnings.warn(
             "mpi4py finds no MPI library (pip install 'parallel_sgd[mpich]'): training on one rank",
             stacklevel=3,

@@ -55,7 +55,10 @@ class LearnerSetup(ABC):
         self._performance: SyncPerformance | None = None
         self.survival: Survival | ServedSurvival | None = None
         self._group: Group | None = None
-        self._number = comm.learners if isinstance(comm, Communicator) else 0
+        self._number = 0
+        if isinstance(comm, Communicator):  # else it is refused below
+            comm.require_whole()
+            self._number = comm.learners
         begin_with_those_left(comm, self._begin)
         comm.learners += 1
 

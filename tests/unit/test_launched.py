@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,9 +26,9 @@ from parallel_sgd.communication.launched import (
     launched_size,
     launcher_name,
     without_launcher,
-    world_mismatch,
 )
 from parallel_sgd.communication.messages import PIECE_BYTES
+from parallel_sgd.communication.whole_world import require_whole, world_mismatch
 from parallel_sgd.errors import UserError
 
 OPEN_MPI = {
@@ -39,6 +40,7 @@ OPEN_MPI = {
 MPICH = {"PMI_SIZE": "4", "PMI_RANK": "2", "MPI_LOCALNRANKS": "3", "PMI_FD": "9"}
 MVAPICH = {"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"}
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
 SRUN = ALLOCATION | {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}
 
 
@@ -85,6 +87,29 @@ def test_without_launcher() -> None:
         (SRUN, 1, "Open MPI", "the two do not find each other"),
         (OPEN_MPI | {"PARALLEL_SGD_RANKS": "8"}, 4, "Open MPI", "8 ranks were asked for, but this "
             "MPI world has 4 ranks"),
+        ({"PMIX_RANK": "1"}, 1, "MPICH", "a PMIx launcher started this process as rank 1, but"),
+        ({"PMIX_RANK": "0"}, 1, "MPICH", None),
+        # What starts processes that find each other without MPI
+        (TORCHRUN, 1, "MPICH", "torchrun started 2 processes (WORLD_SIZE=2, RANK=0), but this MPI "
+            "world has 1 rank: each would train a model of its own. Start the ranks by"),
+        (ALLOCATION | TORCHRUN, 1, "MPICH", "torchrun started 2 processes"),
+        (OPEN_MPI | TORCHRUN | {"WORLD_SIZE": "8"}, 4, "Open MPI", "torchrun started 8 processes"),
+        (TORCHRUN | {"PARALLEL_SGD_RANKS": "1"}, 1, "MPICH", "torchrun started 2 processes"),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, 1, "MPICH", "a launcher of PyTorch's started 4 proc"),
+        ({"LOCAL_RANK": "3", "WORLD_SIZE": "4"}, 1, "MPICH", "(WORLD_SIZE=4, LOCAL_RANK=3)"),
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "4"}, 1, "MPICH", "horovodrun started 4 processes"),
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "1", "RANK": "0", "WORLD_SIZE": "4"}, 1, "MPICH",
+            "started 4 processes (WORLD_SIZE=4, RANK=0)"),  # as DeepSpeed does
+        # No more than the world has, or not said of this process
+        (TORCHRUN | {"WORLD_SIZE": "1"}, 1, "MPICH", None),
+        (OPEN_MPI | {"RANK": "2", "WORLD_SIZE": "4"}, 4, "Open MPI", None),
+        (MPICH | {"RANK": "0", "WORLD_SIZE": "8"}, 4, "MPICH", None),  # a shell's, before mpiexec
+        ({"PARALLEL_SGD_RANKS": "1", "RANK": "0", "WORLD_SIZE": "8"}, 1, "MPICH", None),
+        ({"WORLD_SIZE": "4"}, 1, "MPICH", None),
+        ({"WORLD_SIZE": "x", "RANK": "0"}, 1, "MPICH", None),
+        ({"RANK": "3"}, 1, "MPICH", None),
+        (ALLOCATION, 1, "MPICH", None),  # `python` in a batch script
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, 1, "MPICH", None),
     ],
 )  # fmt: skip
 def test_world_mismatch(environ: dict[str, str], world: int, vendor: str, says: str | None) -> None:
@@ -93,6 +118,67 @@ def test_world_mismatch(environ: dict[str, str], world: int, vendor: str, says: 
         assert line == says
     else:
         assert says in line and "\n" not in line
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_process_group_of_more_than_the_world(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """PyTorch's, which is not imported here."""
+    for name in set(os.environ) - set(without_launcher(os.environ)):
+        monkeypatch.delenv(name)
+    yes = lambda: True  # noqa: E731
+    group = SimpleNamespace(is_available=yes, is_initialized=yes, get_world_size=lambda: size)
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    require_whole(3, "MPICH", trains=True)
+    if size > 2:
+        with pytest.raises(UserError, match=r"a process group of 3 processes, but this MPI world "):
+            require_whole(2, "MPICH")
+    else:
+        require_whole(2, "MPICH", trains=True)
+
+
+APART = """
+import multiprocessing, os, sys
+import numpy as np
+import parallel_sgd as psgd
+
+comm = psgd.Communicator.world()  # also in what is started by "spawn", as for a DataLoader
+
+
+def trains(comm):
+    parameters = psgd.Parameters({"w": np.ones(3, np.float32)})
+    psgd.Learner(parameters, psgd.SGD(lr=0.1), psgd.DataParallelSGD(), comm)
+
+
+def child(case):
+    if case == "its only one":
+        os.environ["WORLD_SIZE"] = "1"
+    try:
+        trains(psgd.Communicator.single() if case == "apart" else comm)
+    except psgd.UserError as error:
+        print(case, error, flush=True)
+    else:
+        print(case, "trains", flush=True)
+
+
+if __name__ == "__main__":
+    trains(comm)
+    for case in ("its own", "apart", "its only one"):
+        process = multiprocessing.get_context(sys.argv[1]).Process(target=child, args=(case,))
+        process.start()
+        process.join()
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_processes_of_multiprocessing_that_train_apart(how: str, tmp_path: Any) -> None:
+    (tmp_path / "apart.py").write_text(APART)
+    run = [sys.executable, str(tmp_path / "apart.py"), how]
+    environ = without_launcher(os.environ)
+    ended = subprocess.run(run, env=environ, capture_output=True, text=True, timeout=100)
+    own, apart, only = ended.stdout.splitlines()
+    assert own.startswith("its own multiprocessing started this process ("), ended
+    assert "Communicator.single() is for a model apart" in own
+    assert (apart, only) == ("apart trains", "its only one trains")
 
 
 @pytest.fixture
