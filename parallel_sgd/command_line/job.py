@@ -75,13 +75,29 @@ class Deadline:
         return f"the job ran longer than {self.timeout_s:g} s"
 
 
+@dataclass(frozen=True)
+class JobEnd:
+    """How an mpiexec has ended.
+
+    Attributes:
+        code: its exit code, 128 + the signal that ended it or that this process got, or
+            `TIMED_OUT`.
+        killed: that a signal of somebody else has ended mpiexec itself, in a line.
+    """
+
+    code: int
+    killed: str | None = None
+
+
 def run_job(
     command: Sequence[str],
     environ: Mapping[str, str],
     deadline: Deadline | None = None,
     roll: Roll | None = None,
     signals: Signals | None = None,
-) -> int:
+    *,
+    stdin: int | None = None,
+) -> JobEnd:
     """Run an mpiexec to its end.
 
     SIGINT and SIGTERM (and SIGHUP) to this process end the job: mpiexec is asked, asked harder, and
@@ -94,16 +110,14 @@ def run_job(
         roll: of the ranks, to be looked at.
         signals: as they come, where the caller catches them (`caught`). A notice is passed on to
             the ranks.
-
-    Returns:
-        mpiexec's exit code, 128 + the signal that ended it or that this process got, or
-        `TIMED_OUT`.
+        stdin: its standard input, as `subprocess.Popen` takes it; None: that of this process.
     """
     if signals is None:
         with caught() as signals:
-            return run_job(command, environ, deadline, roll, signals)
+            return run_job(command, environ, deadline, roll, signals, stdin=stdin)
     try:
-        job = subprocess.Popen(command, env=environ, preexec_fn=_before_exec(signals.chosen))
+        prepare = _before_exec(signals.chosen)
+        job = subprocess.Popen(command, env=environ, stdin=stdin, preexec_fn=prepare)
     except OSError as error:
         raise UserError(f"mpiexec must be a program that runs: {command[0]!r} ({error})") from None
     try:
@@ -115,7 +129,7 @@ def run_job(
 
 def _until_it_ends(
     job: subprocess.Popen[bytes], deadline: Deadline | None, roll: Roll | None, signals: Signals
-) -> int:
+) -> JobEnd:
     """Wait for the end of an mpiexec, or end it; as `run_job`."""
     passed_on = 0
     if roll is not None:
@@ -129,7 +143,7 @@ def _until_it_ends(
             if roll is not None:
                 roll.show_stacks()
             _end(job, signal.SIGTERM)
-            return TIMED_OUT
+            return JobEnd(TIMED_OUT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             job.wait(0.05)
         if roll is not None:
@@ -138,15 +152,24 @@ def _until_it_ends(
             if why is not None:
                 tell(f"parallel-sgd: error: {why}; ending it")
                 _end(job, signal.SIGTERM)
-                return int(not roll.all_left)
+                return JobEnd(int(not roll.all_left))
         if len(signals.notices) > passed_on:
             _pass_on(signals.notices[passed_on], job, roll)
             passed_on += 1
     remove_session(job.pid)
     if signals.ending:  # also where mpiexec was quicker: a terminal sends its Ctrl-C to both
         tell(f"parallel-sgd: {signals.ending[0].name}: the job was ended")
-        return 128 + signals.ending[0]
-    return job.returncode if job.returncode >= 0 else 128 - job.returncode
+        return JobEnd(128 + signals.ending[0])
+    if job.returncode >= 0:
+        return JobEnd(job.returncode)
+    number = -job.returncode
+    return JobEnd(128 + number, f"mpiexec (pid {job.pid}) was ended by {_named(number)}")
+
+
+def _named(number: int) -> str:
+    """The name of a signal, and what it says of a pipe."""
+    name = next((one.name for one in signal.Signals if one == number), f"signal {number}")
+    return f"{name}: nobody reads what it prints" if number == signal.SIGPIPE else name
 
 
 def _pass_on(notice: signal.Signals, job: subprocess.Popen[bytes], roll: Roll | None) -> None:
@@ -173,11 +196,17 @@ def _end(job: subprocess.Popen[bytes], first: signal.Signals) -> None:
 
 
 def _foreground() -> bool:
-    """Whether a terminal sends its Ctrl-C to this process."""
+    """Whether a terminal sends its Ctrl-C to this process, wherever its standard input is from."""
     try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # there is none
         return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:  # it is gone
+        return False
+    finally:
+        os.close(terminal)
 
 
 @contextlib.contextmanager

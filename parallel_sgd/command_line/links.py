@@ -77,7 +77,9 @@ def measured_links(given: argparse.Namespace) -> dict[str, Any]:
     if ranks < 2:
         raise UserError(f"--hostfile {given.hostfile} has 1 slot, and --links needs 2 ranks: -n 2")
     run = [sys.executable, "-m", "parallel_sgd", "run", "-n", str(ranks), *hosts, "-m", __name__]
-    job = subprocess.run(run, stdout=subprocess.PIPE, text=True, check=False)
+    job = subprocess.run(
+        run, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False
+    )
     lines = [line for line in job.stdout.splitlines() if line.startswith("{")]
     if job.returncode != 0 or not lines:
         raise UserError(

@@ -20,6 +20,7 @@ from ..communication.launched import (
     GPUS_PER_RANK,
     INTERFACE,
     LOG_DIR,
+    REQUESTED_RANKS,
     launched_local_rank,
     launched_rank,
     launched_size,
@@ -46,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def prepare() -> None:
     """Do what the environment asks of this rank, before MPI, CUDA or gloo are up.
 
+    Where `parallel-sgd run` has started it, its standard input is empty: of an mpiexec some ranks
+    have one of which no end ever comes.
+
     `LOG_DIR`: its output goes to files there. `GPUS_PER_RANK`: it sees only its own GPUs.
     `INTERFACE`: it talks to other hosts by that network. `PREEMPT_ON`: it catches those signals.
 
@@ -56,6 +60,8 @@ def prepare() -> None:
     """
     folder, gpus, interface = (os.environ.get(name) for name in (LOG_DIR, GPUS_PER_RANK, INTERFACE))
     try:
+        if REQUESTED_RANKS in os.environ:
+            _read_nothing()
         if folder:
             to_log(folder, launched_rank() or 0)
         listen()
@@ -69,6 +75,13 @@ def prepare() -> None:
     if interface is not None:
         chosen = on_this_host(checked_interface(interface), interfaces())
         os.environ.update(variables(chosen))
+
+
+def _read_nothing() -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    if nothing:
+        os.close(nothing)
 
 
 def _local_rank() -> int:

@@ -9,6 +9,7 @@ ranks find by the name of the job (`training.resuming`).
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -129,12 +130,15 @@ class Restarts:
         training = request.ranks - (request.spares or 0) if request.survive else None
         with Roll(request.ranks, shared, training=training) as roll:
             environ = {**self._environ, **launch.environ, **roll.environ}
-            code = run_job(launch.command, environ, self._deadline, roll, signals)
-            verdict = judge(code, roll, survive=request.survive)
+            nothing = subprocess.DEVNULL  # mpiexec would read, or stop for, what is the user's
+            end = run_job(launch.command, environ, self._deadline, roll, signals, stdin=nothing)
+            code, verdict = end.code, judge(end.code, roll, survive=request.survive)
             stopped = bool(signals.ending) or code == TIMED_OUT
             if verdict.end is End.COMPLETE and self._judged and not stopped:
                 self._tell_of_doubt(code, verdict)
             gone = None if request.survive else roll.gone_without_a_word()
+            if end.killed and verdict.end is End.LOST:  # what the ranks died of, too
+                verdict, gone = replace(verdict, why=end.killed), end.killed
             seconds = time.monotonic() - began
             asked = bool(signals.notices) or roll.asked()
             return Attempt(code, verdict, seconds, roll.newest_checkpoint(), gone, stopped, asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,10 @@ NEED_N = (
     *("hostfile", "timeout_s", "survive", "mpiexec", "mpiexec_options"),
     *("restarts", "min_ranks"),
 )
+
+
+#: An argument that gives a number of ranks.
+_RANKS = r"-np?(=?\d+)?"
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ def parse(argv: Sequence[str]) -> Request:
     elif ranks is None:
         ranks = None if allocated is None else allocated.slots
         if ranks is None:
-            raise UserError("-n must be given: how many ranks to start")
+            raise UserError(_without_ranks(command))
     if given.module is not None:
         if not given.module:
             raise UserError("-m must be followed by a module")
@@ -142,6 +147,19 @@ def parse(argv: Sequence[str]) -> Request:
         min_ranks=given.min_ranks,
         preempt_on=",".join(signals) or None,
         requeue=given.requeue or requeues(),
+    )
+
+
+def _without_ranks(command: Sequence[str]) -> str:
+    """What is wrong with a command line that names no number of ranks."""
+    behind = next((i for i, word in enumerate(command[1:], 1) if re.fullmatch(_RANKS, word)), None)
+    if behind is None:
+        return "-n must be given: how many ranks to start"
+    words = command[behind : behind + 1 + (command[behind] in ("-n", "-np"))]
+    rest = shlex.join([*command[:behind], *command[behind + len(words) :]])
+    return (
+        f"{shlex.join(words)} must stand before the script, which gets what is behind it: "
+        f"parallel-sgd run {shlex.join(words)} {rest}"
     )
 
 

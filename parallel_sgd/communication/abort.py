@@ -309,6 +309,11 @@ def _tell_slurm() -> None:
     if step is None:
         return
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # no scancel on this node
-        asked = subprocess.run(["scancel", step], capture_output=True, timeout=_SLURM_S)
+        asked = subprocess.run(
+            ["scancel", step],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SLURM_S,
+        )
         if asked.returncode == 0:
             time.sleep(_SLURM_S)  # this rank is killed with the others

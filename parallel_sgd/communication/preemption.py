@@ -109,7 +109,11 @@ def requeue() -> None:
         return
     try:
         asked = subprocess.run(
-            ["scontrol", "requeue", job], capture_output=True, text=True, timeout=_SLURM_S
+            ["scontrol", "requeue", job],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SLURM_S,
         )
         problem = None if asked.returncode == 0 else line_of(Exception(asked.stderr.strip()))
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -75,6 +75,7 @@ def test_every_rank_runs_the_script_as_python_would(folder: Path) -> None:
         f"assert os.path.realpath(sys.path[0]) == os.path.realpath({str(folder)!r}), sys.path\n"
         "assert sys.argv == ['script.py', '--lr', '0.1', '-n', '9'], sys.argv\n"
         "assert os.environ['NUMBA_NUM_THREADS'].isdecimal()\n"
+        "assert sys.stdin.read() == '' and not sys.stdin.isatty()\n"
         "assert comm.allreduce(beside.value) == 21\n",
         *("--lr", "0.1", "-n", "9"),
     )

@@ -60,10 +60,8 @@ OURS = {
 
 #: Places that have no limit of their own, and what ends them.
 REASONS = {
-    "command_line/cluster/namespaces.py: call: run": "ip and tc talk to this kernel alone",
     "command_line/cluster/namespaces.py: remove: while": "it has a deadline in its body",
-    "command_line/cluster/namespaces.py: remove: run": "ip talks to this kernel alone",
-    "command_line/cluster/namespaces.py: _output: run": "ip talks to this kernel alone",
+    "command_line/cluster/namespaces.py: _ran: run": "ip and tc talk to this kernel alone",
     "command_line/doctor/command.py: _on_ranks: run": "that job is given --timeout-s",
     "command_line/links.py: measured_links: run": "that job's ranks have a timeout_s",
     "command_line/job.py: _until_it_ends: while": "the user's job, which --timeout-s, its ranks "

@@ -19,6 +19,7 @@ from parallel_sgd.command_line.cluster import EmulatedHosts, command, hostfile, 
 from parallel_sgd.command_line.cluster import hosts as hosts_module
 from parallel_sgd.command_line.cluster.mpi import AGENT, wiring
 from parallel_sgd.command_line.hostfiles import MPICH, OPEN_MPI, read_hostfile
+from parallel_sgd.command_line.job import JobEnd
 from parallel_sgd.command_line.launcher import THREAD_VARIABLES
 from parallel_sgd.command_line.main import main
 from parallel_sgd.command_line.run_options import parse
@@ -241,7 +242,7 @@ def test_the_command_refuses_in_one_line(calls, monkeypatch, tmp_path, capsys, a
 def test_the_command_keeps_its_own_options(calls, monkeypatch, tmp_path, capsys, before):
     run = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "run_job", lambda words, environ: run.append(words) or 3)
+    monkeypatch.setattr(command, "run_job", lambda words, environ: run.append(words) or JobEnd(3))
     assert main(["cluster", "--hosts", "1", *before, "mpiexec", "-n", "2", "--", "x"]) == 3
     assert run[0][4:] == ["mpiexec", "-n", "2", "--", "x"]
     assert "1 host, slots=1, links of 1000 Mbit/s, in hosts: mpiexec" in capsys.readouterr().err

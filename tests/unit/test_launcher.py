@@ -244,6 +244,9 @@ def test_arguments_after_the_script_are_the_scripts(script: str) -> None:
     ("line", "wrong"),
     [
         ("run train.py", "-n must be given"),
+        ("run train.py -n 4 --lr 1", "-n 4 must stand before .*: .* run -n 4 train.py --lr 1$"),
+        ("run train.py --lr 1 -np=4", "-np=4 must stand before the script.*-np=4 train.py --lr 1$"),
+        ("run -m pytest -n4", "-n4 must stand before .*: parallel-sgd run -n4 -m pytest$"),
         ("run -n 0 train.py", "-n.*from 1 to 1048576: '0'"),
         ("run -n 2147483648 train.py", "-n.*from 1 to 1048576: '2147483648'"),
         ("run -n four train.py", "-n.*whole number.*'four'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,12 +47,18 @@ with open("starts", "a") as file:
     file.write(json.dumps([sys.argv[1:], os.environ["PARALLEL_SGD_JOB"], number]) + "\\n")
 starts = len(Path("starts").read_text().splitlines())
 step = play[min(starts, len(play)) - 1]
+if step.get("reads"):
+    Path("read").write_text(sys.stdin.read())
 if "gone" in step:  # without a word
     process = Path(os.environ["PARALLEL_SGD_FOLDER"], f"{step['gone']}.process")
     os.write(os.open(process, os.O_WRONLY), b"9999999\\n")
 for name, text in step.get("files", {}).items():
     Path(os.environ["PARALLEL_SGD_FOLDER"], name).write_text(text)
 time.sleep(step.get("seconds", 0))
+if "signal" in step:
+    if step["signal"] != signal.SIGKILL:
+        signal.signal(step["signal"], signal.SIG_DFL)  # as it is for a program that is not Python's
+    os.kill(os.getpid(), step["signal"])
 sys.exit(step.get("code", 0))
 """
 
@@ -144,6 +151,40 @@ def test_it_is_not_started_again_more_often_than_that(play, capsys):
 
 
 GONE = {"code": 137, "gone": 1}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGPIPE])
+def test_what_has_ended_mpiexec_is_said_and_no_rank_is_blamed(play, capsys, how):
+    """Its ranks die of its end: the first one of them no more than the others."""
+    code, starts = play({**GONE, "signal": how}, WELL, restarts=1)
+    assert (code, len(starts)) == (0, 2)
+    lines = capsys.readouterr().err.splitlines()
+    why = rf"mpiexec \(pid \d+\) was ended by {how.name}"
+    assert sum(bool(re.search(rf"^parallel-sgd: error: {why}", line)) for line in lines) == 1
+    assert (
+        sum(bool(re.search(rf"^parallel-sgd: {why}.*: restart 1 of 1", line)) for line in lines)
+        == 1
+    )
+    assert not any("without a word" in line for line in lines)
+    assert any("nobody reads what it prints" in line for line in lines) == (how == signal.SIGPIPE)
+    assert play({**GONE, "signal": how}, restarts=0)[0] == 128 + how
+
+
+def test_standard_input_stays_the_users(play):
+    """A loop of a shell reads its next line there; and a terminal would stop an mpiexec for it."""
+    reads, writes = os.pipe()
+    os.write(writes, b"the next line\n")
+    os.close(writes)
+    before = os.dup(0)
+    os.dup2(reads, 0)
+    try:
+        assert play({**WELL, "reads": True})[0] == 0
+        assert os.read(0, 64) == b"the next line\n"
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+        os.close(reads)
+    assert Path("read").read_text() == ""
 
 
 def test_a_start_is_none_before_anything_was_trained_on_where_ranks_survive(play, capsys):

@@ -70,7 +70,7 @@ def _run(options: argparse.Namespace, command: Sequence[str]) -> int:
             file=sys.stderr,
             flush=True,
         )
-        return run_job([*hosts.inside, *command], environ)
+        return run_job([*hosts.inside, *command], environ).code
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -52,7 +52,7 @@ def require() -> None:
 
 def call(command: Sequence[str]) -> None:
     """Run one command; where it fails, raise a UserError with what it has said."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = _ran(command)
     if done.returncode != 0:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise UserError(f"emulated hosts cannot be made here: {shlex.join(command)}: {said}")
@@ -74,7 +74,7 @@ def remove(names: Iterable[str]) -> int:
             break
         time.sleep(0.01)
     for name in names:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        _ran(["ip", "netns", "del", name])
     return len(ended)
 
 
@@ -146,4 +146,10 @@ def undisturbed() -> Iterator[None]:
 
 
 def _output(command: Sequence[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return _ran(command).stdout
+
+
+def _ran(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
