@@ -41,6 +41,7 @@ class ModelState(Component):
         random: the state of PyTorch's generators of this rank, on the CPU and the model's GPU.
         scale: of a GradScaler's, by the names in its `state_dict`.
         unit: of gradients and residuals: see `Gradients`.
+        epoch: samples at which the epoch begins that a sampler has given minibatches of; -1 before.
         frozen: a checksum of the parameters that are not trained.
         module, scaler, gradients: at work.
     """
@@ -51,6 +52,7 @@ class ModelState(Component):
     random: dict[str, Array] = across("drop", default_factory=dict)
     scale: dict[str, float] = across("same", default_factory=dict)
     unit: int = across("same", least=0, default=0)
+    epoch: int = across("same", least=-1, default=-1)
     frozen: str = across("same", default="")
     module: FlatModule = workspace(default=None)
     scaler: Any = workspace(default=None)
@@ -70,7 +72,7 @@ class ModelState(Component):
             for name, value in _others_of(self.module.module).items()
         }
         self.random = {
-            name: as_array(generator.get_state()) for name, generator in self._generators().items()
+            name: as_array(generator.get_state()) for name, generator in self.generators().items()
         }
         self.scale = dict(self.scaler.state_dict()) if self.scaler else {}
         self.unit = self.gradients.unit
@@ -107,7 +109,7 @@ class ModelState(Component):
 
     def _check_generators(self, states: Mapping[str, Any]) -> None:
         """See that PyTorch takes the states of random generators."""
-        for name, own in self._generators().items():
+        for name, own in self.generators().items():
             state = states.get(name)
             if state is not None:
                 try:
@@ -124,7 +126,7 @@ class ModelState(Component):
         for name, buffer in buffers_of(self.module.module):
             _real(buffer).copy_(as_tensor(values[name]))
         self._restore_others()
-        for name, generator in self._generators().items():
+        for name, generator in self.generators().items():
             state = self.random.get(name)
             if state is not None:  # another number of ranks goes on from where it is
                 generator.set_state(_state_of_generator(state))
@@ -172,8 +174,8 @@ class ModelState(Component):
             if how == "first" or not _averaged(buffer):
                 broadcast(buffer, comm)
 
-    def _generators(self) -> dict[str, torch.Generator]:
-        """PyTorch's own, which dropout draws from."""
+    def generators(self) -> dict[str, torch.Generator]:
+        """Return PyTorch's own, which dropout draws from, by the kind of device. Local."""
         device = self.module.device
         generators = {"cpu": torch.default_generator}
         if device.type == "cuda":

@@ -19,6 +19,7 @@ from ..data.order import IndexArray, epoch_order, rank_slice
 from ..data.view import FeedView, Rewound
 from ..errors import UserError
 from ..validation import checked_seed, choice, integer, kind_of
+from .loader_seed import LoaderSeed
 
 
 class MinibatchSampler(Sampler[list[int]]):
@@ -41,6 +42,10 @@ class MinibatchSampler(Sampler[list[int]]):
     Where the next minibatch begins is the learner's clock, ``learner.samples``, and nothing else:
     after `load_checkpoint` the loader goes on in the midst of an epoch. Minibatches may be fetched
     ahead by workers of the DataLoader.
+
+    Each epoch takes one number from PyTorch's generator, however many passes a DataLoader begins in
+    it: so training with dropout resumes bit for bit. What a data set draws in workers of the
+    DataLoader does not: in the midst of an epoch they begin with another seed.
 
     Args:
         dataset: with a length, or that length. Of a `parallel_sgd.data.Dataset` whose samples are
@@ -95,6 +100,8 @@ class MinibatchSampler(Sampler[list[int]]):
         if getattr(learner, "serves", False):
             return
         self._problem, self._met = problem, -1
+        model = getattr(learner, "model_state", None)  # with generators that checkpoints keep
+        self._seed = None if model is None else LoaderSeed(model.generators().values())
         if self._survival is None:
             self._meet()
 
@@ -168,6 +175,8 @@ class MinibatchSampler(Sampler[list[int]]):
         in."""
         if getattr(self.learner, "serves", False):
             return iter(())
+        if self._seed is not None:
+            self._seed.begin()
         return AskedAgain(self._pass())
 
     def _pass(self) -> Iterator[list[int] | None]:
@@ -180,7 +189,9 @@ class MinibatchSampler(Sampler[list[int]]):
                     f"start={self.start} must be at most the {feed.samples} samples that the "
                     "learner has seen"
                 )
-            end = (self._epoch_at(feed.samples) + 1) * self.samples_per_epoch
+            begin = self._epoch_at(feed.samples) * self.samples_per_epoch
+            end = begin + self.samples_per_epoch
+            self._settle_seed(self.start + begin, feed.samples)
             while True:
                 try:
                     last = yield from self._minibatches(feed, end)
@@ -191,6 +202,18 @@ class MinibatchSampler(Sampler[list[int]]):
                 except Rewound:
                     self._meet_those_left()
                     feed.begin_again()
+
+    def _settle_seed(self, begin: int, samples: int) -> None:
+        """See that the epoch takes one number from PyTorch's generators.
+
+        Args:
+            begin: samples at which the epoch begins.
+            samples: where the pass begins.
+        """
+        if self._seed is not None:
+            state = cast(Any, self.learner).model_state
+            self._seed.settle(counted=samples > begin or state.epoch == begin)
+            state.epoch = begin
 
     def _minibatches(self, feed: FeedView, end: int) -> Generator[list[int], None, list[int]]:
         """From where the learner stands to `end`; the last one, once more, is what it returns."""

@@ -62,7 +62,7 @@ def converted(numbers: dict[str, Any], version: int) -> dict[str, Any]:
     if version == 2:
         numbers["extra"] = to_json("extra", numbers["extra"])
         if isinstance(model := numbers["state"].get("model"), dict):
-            model["others"] = {}
+            model |= {"others": {}, "epoch": -1}
     return numbers
 
 

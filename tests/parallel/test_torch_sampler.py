@@ -120,6 +120,71 @@ def test_the_position_is_part_of_a_checkpoint(comm, tmp_path, stop):
     comm.barrier()
 
 
+def dropout_run(
+    comm: Communicator, folder: Path, workers: int, saves: tuple[int, bool] | None
+) -> np.ndarray:
+    """The final model of three epochs with dropout.
+
+    Args:
+        workers: of the DataLoader, which persist.
+        saves: after how many steps to save, and whether within the loop, where the next minibatch
+            has been fetched; None to go on from what was saved.
+    """
+    torch.manual_seed(comm.rank)
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(6, CLASSES).double())
+    with torch.no_grad():
+        model[1].weight.copy_(torch.linspace(-1, 1, 6 * CLASSES).view(CLASSES, 6))
+    learner = psgd.torch.Learner(model, OPTIMIZERS["momentum"](model), psgd.DataParallelSGD(), comm)
+    dataset = data()
+    sampler = psgd.torch.sampler(dataset, learner, MINIBATCH, seed=3)
+    loader = DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        generator=torch.Generator() if workers == 0 and comm.size == 3 else None,
+    )
+    steps = 0
+    if saves is None:
+        torch.manual_seed(77)
+        psgd.load_checkpoint(learner, folder)
+    for _ in sampler.epochs(3):
+        for x, y, _numbers in loader:
+            if saves == (steps, True):
+                psgd.Checkpoints(folder).save(learner, background=False)
+            F.cross_entropy(learner.model(x), y).backward()
+            learner.step(samples=len(x))
+            steps += 1
+            if saves == (steps, False):
+                psgd.Checkpoints(folder).save(learner, background=False)
+    learner.finish()
+    learner.close()
+    return values(model)
+
+
+@pytest.mark.threads(1)  # a process has one generator
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "saves", [(2, False), (4, False), (4, True), (6, True), (8, False)], ids=str
+)
+def test_training_with_dropout_resumes_bit_for_bit(comm, tmp_path, workers, saves):
+    """In the midst of an epoch and at its border, after a step and before the next one; workers
+    that persist draw from PyTorch's generator in the first epoch alone."""
+    folder = Path(comm.allgather_object(str(tmp_path))[0])
+    right = dropout_run(comm, folder, workers, saves)
+    assert np.array_equal(dropout_run(comm, folder, workers, None), right)
+
+
+def test_what_the_program_draws_between_is_not_taken_back(comm):
+    learner = learner_of(comm)
+    loader = loader_of(learner)
+    train(learner, loader, 2)
+    minibatches = iter(loader)  # in the midst of an epoch
+    drawn = torch.rand(3)
+    next(minibatches)
+    assert not torch.equal(torch.rand(3), drawn)
+
+
 class Grouped(psgd.data.Arrays):
     """Samples of which each three are read together, of two such groups at a time."""
 
