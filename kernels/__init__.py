@@ -12,6 +12,7 @@ GIL on the CPU.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
@@ -33,6 +34,7 @@ __all__ = [
     "on_host",
     "one_of_offsets",
     "payload_offsets",
+    "prepare",
     "row_kernels",
 ]
 
@@ -79,6 +81,13 @@ def finish_on_device(array: Array) -> None:
 def body(array: Array) -> Any:
     """The kernels for an array: module `cuda` for CuPy, `cpu` for NumPy."""
     return _load("cpu" if array_module(array) is np else "cuda")
+
+
+def prepare(
+    calls: Sequence[Callable[[], object]], first: int, say: Callable[[str], object]
+) -> None:
+    """See `machine_code.prepare`."""
+    _load("machine_code").prepare(calls, first, say)
 
 
 def row_kernels() -> Any:

@@ -6,8 +6,7 @@ the columns of the present row, and rotates with them. So both passes go over th
 of memory: the first leaves v = g + r in r and finds the largest magnitude of every lane, the second
 finds where that is, and leaves v - q there.
 
-The bytes are those of `reference.encode_one_of`. Numba's cache does not watch this file: after a
-change, touch `cpu.py`.
+The bytes are those of `reference.encode_one_of`.
 """
 
 from __future__ import annotations

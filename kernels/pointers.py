@@ -1,7 +1,6 @@
 """Loads, stores and prefetches at plain addresses, for kernels whose data lies in many pieces.
 
-Nothing here checks anything, and nothing keeps the memory alive: callers hold its arrays. Numba's
-cache does not watch this file: after a change, touch `slots.py` and `rows.py`.
+Nothing here checks anything, and nothing keeps the memory alive: callers hold its arrays.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Rows of float32 that are found by ids: an embedding table. Array in, array out; CPU only.
 
 All kernels of such tables are here: `ids` and `slots` come along. The update rules are those of
-`steps`, row by row, and so are their values. Numba's cache does not watch the files that a kernel
-uses others of: after a change there, touch this one and `slots`.
+`steps`, row by row, and so are their values.
 """
 
 from __future__ import annotations

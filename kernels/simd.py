@@ -6,8 +6,7 @@ would rest meanwhile, so it fetches the next block's gradient.
 
 Every function here takes one block: arrays with the index of its first value (`at`), or of its
 first packed byte (`byte`), and its number of values `n`. The last n % 32 values pass through a
-stack buffer that is padded with zeros. Numba's cache watches neither this file nor `emitter`:
-after a change, touch `cpu.py` and `steps.py`.
+stack buffer that is padded with zeros.
 """
 
 from __future__ import annotations
@@ -96,6 +95,36 @@ def get_level(e: Emitter, payload: Value, byte: Value) -> Value:
 @vector_function("payload", "int", "float")
 def set_level(e: Emitter, payload: Value, byte: Value, level: Value) -> None:
     e.vector_store(level, e.place(payload, byte, I8), 4)
+
+
+@vector_function("g", "r", "payload", "int", "int", "int")
+def encode_raw(
+    e: Emitter, g: Value, r: Value, payload: Value, at: Value, byte: Value, n: Value
+) -> None:
+    """payload = v;  r = 0"""
+    place, zeros = e.place(payload, byte, I8), F32X32(None)
+
+    def body(first: Value, tail: Value | None) -> None:
+        index = e.b.add(at, first)
+        e.store(e.b.fadd(e.load(g, index, tail), e.load(r, index, tail)), place, first, tail)
+        e.store(zeros, r, index, tail)
+
+    e.groups(n, body)
+
+
+def _decode_raw(how: How) -> Any:
+    @vector_function("payload", "out", "int", "int", "int")
+    def decode_raw(
+        e: Emitter, payload: Value, out: Value, byte: Value, at: Value, n: Value
+    ) -> None:
+        place = e.place(payload, byte, I8)
+
+        def body(first: Value, tail: Value | None) -> None:
+            e.put(e.load(place, first, tail), out, e.b.add(at, first), tail, how)
+
+        e.groups(n, body)
+
+    return decode_raw
 
 
 @vector_function(
@@ -283,6 +312,7 @@ def _unpack_codes(bits: int, how: How) -> Any:
     return unpack_codes
 
 
+decode_raw, decode_raw_add = _decode_raw(How.SET), _decode_raw(How.ADD)
 unpack_bits, unpack_bits_stream, unpack_bits_add = map(_unpack_bits, How)
 pack_codes_2, pack_codes_4, pack_codes_8 = map(_pack_codes, (2, 4, 8))
 unpack_codes_2, unpack_codes_2_stream, unpack_codes_2_add = (_unpack_codes(2, how) for how in How)

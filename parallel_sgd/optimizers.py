@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import UserError
@@ -241,6 +241,15 @@ class LocalStep:
         few = Parameters({"few": self.parameters.flat[:0].copy()})
         for out in (None, few.flat.copy()):
             LocalStep(self.optimizer, few)(few.flat, 1, out=out)
+
+    def first_calls(self) -> list[Callable[[], object]]:
+        """A step of no values, in place, for `kernels.prepare`; nothing for an optimizer of the
+        user's. Local."""
+        if type(self.optimizer) not in OPTIMIZERS.values():
+            return []
+        few = Parameters({"few": self.parameters.flat[:0].copy()})
+        step = LocalStep(replace(self.optimizer, lr=1.0, lr_per_sample=None), few)
+        return [lambda: step(few.flat, 1)]
 
     @property
     def samples(self) -> int:

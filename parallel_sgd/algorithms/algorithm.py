@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -170,6 +170,17 @@ class Algorithm(Options, ABC, Generic[StateT]):
         exchange = Exchange(work.parameters, work.comm)
         exchange.sum(vector)
         exchange.close()
+
+    def first_calls(self, x: Array) -> list[Callable[[], object]]:
+        """Calls for `kernels.prepare` that need the algorithm's kernels, and do nothing else, so
+        that no step waits for a compiler. What is not among them is compiled when it is needed.
+
+        Args:
+            x: no values [0] of the model's dtype, in NumPy.
+
+        Local.
+        """
+        return [lambda: problem_with(x)]
 
     def problem(self, state: StateT, work: Work, samples: int) -> str | None:
         """Why this rank's gradient, of so many samples, cannot be trained on, in one line; None

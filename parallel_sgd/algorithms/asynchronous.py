@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import ClassVar, cast
 
 import numpy as np
@@ -166,6 +167,9 @@ class DataParallelASGD(Algorithm[DataParallelASGDState]):
                 f"ramp_minibatches={self.ramp_up.ramp_minibatches} raises the learning rate, but "
                 f"optimizer {lacks}"
             )
+
+    def first_calls(self, x: Array) -> list[Callable[[], object]]:
+        return [*self.rules.first_calls(), *super().first_calls(x)]
 
     def _facts(self) -> dict[str, str]:
         """The options on which it depends what workers ask for, and when."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..compression import problem_with
@@ -132,6 +132,9 @@ class DataParallelSGD(Algorithm[DataParallelState]):
 
     def sum_late(self, state: DataParallelState, work: Work, vector: Array) -> None:
         state.exchange.sum(vector)
+
+    def first_calls(self, x: Array) -> list[Callable[[], object]]:
+        return [*self.exchange.first_calls(), *super().first_calls(x)]
 
     def problem(self, state: DataParallelState, work: Work, samples: int) -> str | None:
         overlapped = state.exchange.overlapped

@@ -13,7 +13,7 @@ Between two synchronizations nothing is communicated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -186,6 +186,20 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
             self._synchronize(state, work, overlap=False)
         if not state.warm:
             work.parameters.flat[...] = state.start
+
+    def first_calls(self, x: Array) -> list[Callable[[], object]]:
+        kernels, out = body(x), x.copy() if self.overlap_samples else None
+        calls = [
+            *self.exchange.first_calls(),
+            lambda: kernels.weighted_difference(x, x, 1.0, out),
+        ]
+        if isinstance(self.outer, Averaging):
+            calls.append(lambda: kernels.averaging_step(x, x))
+        else:
+            calls.append(lambda: kernels.outer_momentum_step(x, x, x, 1.0, 0.0, 1.0, False))
+        if self.overlap_samples:
+            calls.append(lambda: kernels.mix(x, x, 1.0))
+        return calls
 
     def replicated(self, state: LocalUpdateState, work: Work) -> bool:
         return state.block_samples == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +122,10 @@ class PowerSGD(Algorithm[PowerSGDState]):
             p_sum=p_sum,
             q_sum={} if q_sum is None else q_sum,
         )
+
+    def first_calls(self, x: Array) -> list[Callable[[], object]]:
+        product = body(x).low_rank_product
+        return [lambda: product(x, x, x, self.rank, True), *super().first_calls(x)]
 
     def step(self, state: PowerSGDState, work: Work, minibatch: Minibatch) -> None:
         gradient, p, q, trace = work.gradient, state.p_sum, state.q_sum, work.comm.trace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import numpy as np
@@ -12,7 +12,7 @@ from ..options import ByPattern, BySamples, Options, group, option, options
 from ..parameters import Parameters
 from ..patterns import Patterns
 from . import full_precision, half_precision, one_bit, one_of, uniform_levels  # noqa: F401 - known
-from .codec import Codec
+from .codec import Codec, auto_bits
 from .mixed import Mixed
 from .options import AUTO, CompressionOptions, GradientBits
 
@@ -79,6 +79,12 @@ class BitsOptions(Options):
         every += [(f"bits_of[{pattern!r}]", bits) for pattern, bits in self.bits_of.items()]
         for name, bits in every:
             require_float32(self.compression.codec(cast(float, bits)), parameters, name)
+
+    def first_calls(self) -> list[Callable[[], object]]:
+        """Those of all codecs that may be used, for `kernels.prepare`. Local."""
+        possible = self.all_bits - {AUTO} | set(auto_bits() if AUTO in self.all_bits else ())
+        codecs = [self.compression.codec(cast(float, bits)) for bits in possible]
+        return [call for codec in codecs for call in codec.first_calls()]
 
     def codec(self, bits: float) -> Codec:
         """Of parameters that have so many bits, but for those with bits of their own."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
 from ..errors import UserError
 from ..kernels import Blocks
 from ..parameters import Parameters
@@ -64,6 +66,20 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
         """``out = q``, or with `add` ``out += q``; `out` is float32 [n]."""
+
+    def first_calls(self) -> list[Callable[[], object]]:
+        """Calls for `kernels.prepare` that need the codec's kernels for NumPy arrays, and do
+        nothing else; none if the codec has no such kernels. Local."""
+        return []
+
+    def _calls_without_values(self) -> list[Callable[[], object]]:
+        """For `first_calls`: encode no blocks, and decode none."""
+        none = np.zeros(1, np.int64)
+        blocks, values, payload = Blocks(none, none), np.zeros(0, np.float32), np.zeros(0, np.uint8)
+        return [
+            lambda: self.encode(blocks, values, values, payload),
+            lambda: self.decode(blocks, payload, values, False),
+        ]
 
     @classmethod
     def for_bits(cls: type[CodecT], bits: float, **options: Any) -> CodecT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +35,9 @@ class HalfPrecision(Codec):
     def blocks(self, parameters: Parameters) -> Blocks:
         starts = parameters.block_starts(self.block_size)
         return Blocks(starts, 2 * starts)
+
+    def first_calls(self) -> list[Callable[[], object]]:
+        return self._calls_without_values()
 
     def encode(self, blocks: Blocks, vector: Array, residual: Array, payload: Array) -> None:
         body(vector).encode_half(vector, residual, payload, self.half_format == "bfloat16")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -77,6 +77,9 @@ class Mixed(Codec):
             first, values = first + len(blocks), values + int(blocks.starts[-1])
         offsets = np.concatenate(lengths).cumsum()
         return MixedBlocks(np.concatenate(starts), offsets, tuple(runs), 0)
+
+    def first_calls(self) -> list[Callable[[], object]]:
+        return [call for codec in (self.others, *self.own.values()) for call in codec.first_calls()]
 
     def encode(self, blocks: Blocks, vector: Array, residual: Array, payload: Array) -> None:
         for codec, part, values, place, end in _parts(blocks):

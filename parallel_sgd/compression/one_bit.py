@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,6 +37,9 @@ class OneBit(Codec):
     def blocks(self, parameters: Parameters) -> Blocks:
         starts = parameters.block_starts(self.block_size)
         return Blocks(starts, payload_offsets(starts, 1))
+
+    def first_calls(self) -> list[Callable[[], object]]:
+        return self._calls_without_values()
 
     def encode(self, blocks: Blocks, vector: Array, residual: Array, payload: Array) -> None:
         mean = self.threshold == "mean"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,6 +52,9 @@ class OneOf(Codec):
     def blocks(self, parameters: Parameters) -> Blocks:
         starts = parameters.block_starts(self.block_size)
         return Blocks(starts, one_of_offsets(starts, self.group))
+
+    def first_calls(self) -> list[Callable[[], object]]:
+        return self._calls_without_values()
 
     def encode(self, blocks: Blocks, vector: Array, residual: Array, payload: Array) -> None:
         body(vector).encode_one_of(self.group, blocks, vector, residual, payload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..kernels import Blocks, body, payload_offsets
@@ -33,6 +34,9 @@ class UniformLevels(Codec):
     def blocks(self, parameters: Parameters) -> Blocks:
         starts = parameters.block_starts(self.block_size)
         return Blocks(starts, payload_offsets(starts, self.bits))
+
+    def first_calls(self) -> list[Callable[[], object]]:
+        return self._calls_without_values()
 
     def encode(self, blocks: Blocks, vector: Array, residual: Array, payload: Array) -> None:
         body(vector).encode_levels(self.bits, blocks, vector, residual, payload)

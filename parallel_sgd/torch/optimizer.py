@@ -134,6 +134,10 @@ class TorchStep(LocalStep):
     def compile(self) -> None:
         """Nothing is compiled. Local."""
 
+    def first_calls(self) -> list[Callable[[], object]]:
+        """None: PyTorch's step has no kernels of ours. Local."""
+        return []
+
     def require_ready(self, scaling: Scaling | None) -> None:
         """See that the optimizer still has the module's parameters alone, and their gradients are
         as backward has left them. Local.

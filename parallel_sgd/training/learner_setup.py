@@ -7,10 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import numpy as np
+
 from ..algorithms import Algorithm, Work
 from ..algorithms.left_out import LeftOut
 from ..communication import Communicator, Group
 from ..communication.attendance import note_training
+from ..communication.stderr import tell
+from ..kernels import array_module, prepare
 from ..optimizers import UpdateRule
 from ..parameter_server import RemoteTables
 from ..parameters import Parameters
@@ -70,6 +74,7 @@ class LearnerSetup(ABC):
         self.left_out.skips, self.left_out.most, self._compare_every = about_numbers
         self.gradient = self.parameters.like()
         self.local_step = self._arguments[1].bind(self.parameters)
+        self._prepare_kernels()
         self._form()
         self._watch_performance(every)
         self.last_samples = self.in_step = 0
@@ -86,6 +91,19 @@ class LearnerSetup(ABC):
                 self.survival = ServedSurvival(self)
             self.survival.begin()
         note_training()
+
+    def _prepare_kernels(self) -> None:
+        """Have the kernels for NumPy arrays ready, before anything is measured or timed; of what
+        has to be compiled, each rank begins with something else. Local."""
+        x = self.parameters.flat
+        if array_module(x) is not np:
+            return
+        calls = [
+            *self.algorithm.first_calls(x[:0].copy()),
+            *self.local_step.first_calls(),
+        ]
+        rank = self.world.rank
+        prepare(calls, rank, lambda line: tell(f"parallel-sgd: {line}") if rank == 0 else None)
 
     def _form(self) -> None:
         """Give every rank its role, and make the state before the first minibatch. Collective."""

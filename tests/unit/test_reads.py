@@ -34,6 +34,7 @@ CALLS = {
     *("system", "popen", "all_gather_object", "gather_object", "broadcast_object_list"),
     *("scatter_object_list", "send_object_list", "recv_object_list", "CDLL", "PyDLL"),
     *("run_path", "run_module", "load_module", "LoadLibrary", "fork_exec", "create_server"),
+    *("FunctionCache", "IndexDataCacheFile"),
 }
 
 #: Safe with this argument alone, by the library's name, as sources import it.
@@ -63,8 +64,9 @@ REASONS = {
     "communication/children.py: CDLL": "the same",
     "command_line/job.py: CDLL": "the same",
     "kernels/emitter.py: exec": "a text of this file's, with the name of a function of ours",
-    "kernels/compiled.py: njit(cache=True)": "Numba keeps its machine code beside Python's .pyc "
+    "kernels/machine_code.py: FunctionCache": "Numba keeps its machine code beside Python's .pyc "
     "files, or in the user's own cache: who can write there can write the package itself",
+    "kernels/machine_code.py: IndexDataCacheFile": "the same",
     "testing/contract.py: eval": "the repr of the algorithm that is under test",
     "torch/process_group.py: create_server": "tells a random token to whoever connects, and reads "
     "nothing; open for the moment in which ranks find an address for PyTorch's process group",

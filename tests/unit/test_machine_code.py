@@ -1,0 +1,237 @@
+"""Kernels are compiled once by all processes, and before training."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from limits import patience
+
+import parallel_sgd as psgd
+from parallel_sgd.kernels import cpu, machine_code
+
+KERNELS = """
+from parallel_sgd.kernels.compiled import compiled
+
+@compiled
+def part(x):
+    return x + 1
+
+@compiled
+def one(x):
+    return part(x) + 1
+
+@compiled
+def two(x):
+    return part(x) + 2
+
+@compiled
+def three(x):
+    return x + 3
+"""
+
+#: Prepares the kernels, beginning with one of them; prints what was said, and what was compiled.
+PREPARE = """
+import json, sys
+from numba.core import event
+from parallel_sgd.kernels import machine_code
+import some_kernels as k
+
+class Compiled(event.Listener):
+    def on_start(self, told):
+        names.append(told.data["dispatcher"].__name__)
+    def on_end(self, told):
+        pass
+
+names, said = [], []
+event.register("numba:compile", Compiled())
+calls = [lambda: k.one(1), lambda: k.two(1), lambda: k.three(1)]
+machine_code.prepare(calls, int(sys.argv[1]), said.append)
+assert (k.one(1), k.two(1), k.three(1)) == (3, 4, 4)
+ours = [name for name in names if hasattr(k, name)]
+print(json.dumps([said, ours]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "some_kernels.py").write_text(KERNELS)
+    return tmp_path
+
+
+def start(folder: Path, first: int, **environment: str) -> subprocess.Popen[str]:
+    """A process that prepares the kernels in a folder, beginning with one of them."""
+    paths = {"PYTHONPATH": str(folder), "NUMBA_CACHE_DIR": str(folder / "cache")}
+    return subprocess.Popen(
+        [sys.executable, "-c", PREPARE, str(first)],
+        env=os.environ | paths | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def prepared(process: subprocess.Popen[str]) -> tuple[list[str], list[str]]:
+    """What a process has said, and which kernels it has compiled."""
+    output, _ = process.communicate(timeout=60 * patience())
+    assert process.returncode == 0
+    said, names = json.loads(output)
+    return said, names
+
+
+def test_processes_compile_each_kernel_once(folder):
+    results = [prepared(process) for process in [start(folder, first) for first in range(3)]]
+    compiled = sorted(name for _, names in results for name in names)
+    assert compiled == ["one", "part", "three", "two"]
+    assert all(said in ([], [machine_code.COMPILING]) for said, _ in results)
+    assert any(said for said, _ in results)
+    assert prepared(start(folder, 0)) == ([], [])  # from the disk
+
+
+def test_without_a_folder_each_process_compiles_and_says_what_helps(folder):
+    (folder / "__pycache__").write_text("no folder")
+    nowhere = {"NUMBA_CACHE_DIR": "", "XDG_CACHE_HOME": str(folder / "__pycache__")}
+    said, names = prepared(start(folder, 0, **nowhere))
+    assert said == [machine_code.COMPILING_ANEW] and "NUMBA_CACHE_DIR" in said[0]
+    assert sorted(names) == ["one", "part", "three", "two"]
+
+
+@pytest.fixture
+def kernels(folder, monkeypatch) -> Callable[[], ModuleType]:
+    """Loads the kernels anew, as another process would."""
+    monkeypatch.setattr("numba.core.config.CACHE_DIR", str(folder / "cache"))
+
+    def load() -> ModuleType:
+        spec = importlib.util.spec_from_file_location("some_kernels", folder / "some_kernels.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def misses(kernel: Any) -> int:
+    return sum(kernel.stats.cache_misses.values())
+
+
+def test_a_kernel_that_another_process_compiles_is_put_off_and_waited_for_no_longer_than_that(
+    kernels, monkeypatch, folder
+):
+    first = kernels()
+    first.three(1)
+    lock = next((folder / "cache").glob("*/some_kernels.three-*.lock"))
+    os.remove(next((folder / "cache").glob("*/some_kernels.three-*.nbi")))
+    monkeypatch.setattr(machine_code, "WAIT_S", 0.2)
+    second, order = kernels(), []
+
+    def call(name: str) -> Callable[[], object]:
+        return lambda: order.append((name, getattr(second, name)(1)))
+
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # and is never given back
+        machine_code.prepare([call("three"), call("one"), call("two")], 0, lambda line: None)
+    assert order == [("one", 3), ("two", 4), ("three", 4)]
+    assert misses(second.three) == 1
+
+
+def test_a_change_of_any_file_of_the_kernels_counts(kernels, monkeypatch):
+    kernels().three(1)
+    unchanged = kernels()
+    unchanged.three(1)
+    assert misses(unchanged.three) == 0
+    monkeypatch.setattr(machine_code, "_stamp", lambda: b"after a change")
+    changed = kernels()
+    changed.three(1)
+    assert misses(changed.three) == 1
+
+
+def test_a_lock_is_given_back_where_machine_code_cannot_be_written(kernels, monkeypatch, folder):
+    def save(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", save)
+    said: list[str] = []
+    machine_code.prepare([lambda: kernels().three(1)], 0, said.append)
+    assert said == [machine_code.COMPILING, machine_code.COMPILING_ANEW]
+    lock = next((folder / "cache").glob("*/some_kernels.three-*.lock"))
+    with lock.open("w") as free:
+        fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def kind(argument: object) -> object:
+    """What Numba decides by which machine code an argument needs."""
+    return argument.dtype if isinstance(argument, np.ndarray) else type(argument)
+
+
+ALGORITHMS = {
+    **{
+        f"{bits} bits": psgd.DataParallelSGD(gradient_bits=bits)
+        for bits in (32, 16, 8, 4, 2, 1, 0.5, 0.25)
+    },
+    "signs": psgd.DataParallelSGD(gradient_bits=1, code="sign"),
+    "bfloat16": psgd.DataParallelSGD(gradient_bits=16, half_format="bfloat16"),
+    "bits by samples": psgd.DataParallelSGD(gradient_bits={0: 4, 4: 1}),
+    "bits by parameter": psgd.DataParallelSGD(gradient_bits=4, bits_of={"w": 8}),
+    "overlap": psgd.DataParallelSGD(gradient_bits=1, overlap=True),
+    "averaging": psgd.ModelAveragingSGD(sync_steps=1),
+    "block momentum": psgd.BlockMomentumSGD(sync_steps=1, gradient_bits=4),
+    "block momentum, overlapped": psgd.BlockMomentumSGD(sync_steps=2, overlap_samples=1),
+    "SlowMo": psgd.SlowMo(sync_steps=1),
+    "DiLoCo": psgd.DiLoCo(sync_steps=1),
+    "low rank": psgd.PowerSGD(rank=1),
+}
+OPTIMIZERS = [psgd.SGD(lr=0.1), psgd.MomentumSGD(lr=0.1), psgd.NesterovSGD(lr=0.1)]
+OPTIMIZERS += [psgd.Adam(lr=0.1), psgd.Adagrad(lr=0.1)]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer", "dtype"),
+    [
+        *((algorithm, OPTIMIZERS[0], np.float32) for algorithm in ALGORITHMS),
+        *(("32 bits", optimizer, np.float32) for optimizer in OPTIMIZERS[1:]),
+        *((name, OPTIMIZERS[3], np.float64) for name in ("32 bits", "averaging", "low rank")),
+    ],
+)
+def test_no_step_needs_a_kernel_that_the_learner_has_not_prepared(
+    algorithm, optimizer, dtype, monkeypatch
+):
+    used: set[object] = set()
+
+    def spy(name: str) -> Callable[..., object]:
+        function = getattr(cpu, name)
+
+        def called(*arguments: object) -> object:
+            used.add((name, *map(kind, arguments)))
+            return function(*arguments)
+
+        return called
+
+    for name in cpu.__all__:
+        monkeypatch.setattr(cpu, name, spy(name))
+
+    def train(comm: psgd.Communicator) -> tuple[set[object], int]:
+        sizes = {"w": (40, 40), "b": (3000,)}
+        x = psgd.Parameters({name: np.ones(shape, dtype) for name, shape in sizes.items()})
+        with psgd.Learner(x, optimizer, ALGORITHMS[algorithm], comm) as learner:
+            comm.barrier()
+            before = set(used)
+            comm.barrier()
+            for _ in range(4):
+                learner.gradient.flat[...] = 1 + comm.rank
+                learner.step(samples=1)
+            learner.finish()
+        return before, comm.size
+
+    results = psgd.simulate(2, train)
+    assert all(size == 2 for _, size in results)
+    assert used and used - results[0][0] == set()
