@@ -116,7 +116,10 @@ def train_on(
         standardization=data.standardization,
     )
     if first:
-        print(f"{ranks}, {len(data.train)} samples\n{algorithm}\n{optimizer}", flush=True)
+        print(f"{ranks}, {len(data.train)} samples")
+        if data.taken:
+            print(data.taken)
+        print(f"{algorithm}\n{optimizer}", flush=True)
         period = getattr(algorithm, "period", None)
         if isinstance(period, BlockPeriod):
             samples = max(len(data.train) * options.epochs - algorithm.distributed_after, 0)

@@ -35,17 +35,19 @@ BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
 STREAMS = {"Dense": Dense, "Sparse": Sparse}
 
 #: What train.py says to a reader by itself.
-ITS_OWN = ("path", "labels", "format", "test", "seed")
+ITS_OWN = ("path", "labels", "format", "test", "seed", "say")
 
 
 class TrainingData(NamedTuple):
     """What is trained on, measured in the course of training (None: what is tested on), and tested
-    on; what is to be learned of it; and the numbers that have standardized the features, if any."""
+    on; what is to be learned of it; which files were taken for what, in one line; and the numbers
+    that have standardized the features, if any."""
 
     train: Dataset
     validation: Dataset | None
     test: Dataset
     task: Task
+    taken: str = ""
     standardization: Standardization | None = None
 
 
@@ -57,16 +59,16 @@ def read_data(options: argparse.Namespace) -> TrainingData:
 
     Local.
     """
-    train, test, task = _read(options)
+    train, test, task, taken = _read(options)
     if not options.validation:
-        return TrainingData(train, None, test, task)
+        return TrainingData(train, None, test, task, taken)
     if not 0 < round(options.validation * len(train)) < len(train):
         raise UserError(
             f"validation={shown(options.validation)} must leave at least one of {len(train)} "
             "training samples on either side"
         )
     train, validation = train.split(options.validation, seed=options.seed)
-    return TrainingData(train, validation, test, task)
+    return TrainingData(train, validation, test, task, taken)
 
 
 def standardized(
@@ -127,21 +129,24 @@ def require_data_options(options: argparse.Namespace) -> None:
     _reader_options(options.reader or [])
 
 
-def _read(options: argparse.Namespace) -> tuple[Dataset, Dataset, Task]:
+def _read(options: argparse.Namespace) -> tuple[Dataset, Dataset, Task, str]:
     if options.data in BUNDLED:
         classes, read_bundled = BUNDLED[options.data]
         train, test = read_bundled(test=options.test, seed=options.seed)
         classes = options.classes or classes
-        return train, test, Task("classification", classes, classes)
+        return train, test, Task("classification", classes, classes), ""
+    taken: list[str] = []
     train, test = load_train_test(
         options.data,
         options.labels,
         format=options.format,
         test=options.test,
         seed=options.seed,
+        say=taken.append,
         **_reader_options(options.reader or []),
     )
-    return train, test, task_of(train, options.task, options.classes)
+    task = task_of(train, options.task, options.classes)
+    return train, test, task, f"{task.name}, {'; '.join(taken)}"
 
 
 def _reader_options(given: list[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..files import opened, reason
 from ..validation import checked_path, integer, number, require_memory, shown
 from .dataset import Dataset
 from .library_source import files_below, library_files
+from .parts import Parts, is_litter, named, parts_of
 from .validation import Array, DType, checked_targets, float_dtype
 
 SEQUENCE_CONTEXT = 256
@@ -101,18 +102,21 @@ def text_sequences(
     """The files of a folder as sequences of bytes, as (training, test).
 
     All files below the folder whose names end in one of `suffixes` are joined, in the order of
-    their paths; the last of the bytes are tested on, and no byte is in both.
+    their paths; the last of the bytes are tested on, and no byte is in both. Where files or folders
+    are named as parts (wiki.train.txt, wiki.valid.txt, or ``train/``, ``test/``), these are the
+    two: see `parquet_parts`. Hidden files are left out, and what systems leave behind.
 
     Args:
         context: the length of a sequence, at least 1.
-        test: the fraction of the bytes to test on, above 0 and below 1.
+        test: the fraction of the bytes to test on, above 0 and below 1, where there are no parts.
         suffixes: case counts; "" takes every file.
     Returns:
         Two data sets with x int64 [n, context] and y int64 [n, context], bytes from 0 to 255. The
         same on every machine with the same files.
     Raises:
         UserError: an argument is not as required, there is no such file, one cannot be read or is
-            no regular file, or the text is too short for a sequence on either side.
+            no regular file, it is in doubt which of them are to test on, or the text is too short
+            for a sequence on either side.
 
     Local: every rank reads the files.
     """
@@ -122,16 +126,36 @@ def text_sequences(
         raise UserError(f"suffixes={shown(suffixes)} must be a collection of texts, as ('.txt',)")
     endings = tuple(suffixes)
     try:
-        found = files_below(place, lambda name: name.endswith(endings))
+        found = files_below(
+            place, lambda name: name.endswith(endings) and not is_litter(name), is_litter
+        )
         files = sorted((path, status.st_size) for path, status in found)
     except OSError as error:
         raise UserError(f"{error.filename or place} cannot be read: {reason(error)}") from None
     if not files:
         raise UserError(f"{place} must hold files whose names end in {' or '.join(endings)}")
     require_memory(str(place), sum(size for _, size in files))
-    text = b"".join(_content(place / path) for path, _ in files)
+    paths = [place / path for path, _ in files]
+    parts = _parts_in(place, paths)
+    if parts is not None:
+        return _both(_joined(paths, parts.train), _joined(paths, parts.test), context)
+    text = _joined(paths, paths)
     cut = len(text) - round(fraction * len(text))
     return _both(text[:cut], text[cut:], context)
+
+
+def _parts_in(folder: Path, files: Sequence[Path]) -> Parts | None:
+    """The parts among the files and folders of a folder, where texts are named as such."""
+    entries = sorted({folder / path.relative_to(folder).parts[0] for path in files})
+    kinds = {path: named(path.stem).kind for path in entries}
+    tests = any(path.is_file() for path, kind in kinds.items() if kind in ("test", "validation"))
+    # A folder of tests alone may be one of a program's.
+    return parts_of(folder, entries) if tests or "train" in kinds.values() else None
+
+
+def _joined(files: Sequence[Path], wanted: Sequence[Path]) -> bytes:
+    """The content of those files that are wanted, or lie in a folder that is."""
+    return b"".join(_content(f) for f in files if {f, *f.parents} & set(wanted))
 
 
 def _both(training: bytes, testing: bytes, context: int) -> tuple[ByteSequences, ByteSequences]:

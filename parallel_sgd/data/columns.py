@@ -43,6 +43,8 @@ class Columns(Dataset):
         y: likewise; the name of a column of numbers gives [n]. None: the first of "y", "label" and
             "target" that there is.
         most_bytes: of decoded columns in memory on this rank; the same on all.
+    Attributes:
+        x_columns, y_columns: the names of the columns.
     Raises:
         UserError: there is no such column, one holds no plain numbers, or the files' columns
             differ. As it is read: a missing value (null), a list of another length, a damaged file,
@@ -64,15 +66,18 @@ class Columns(Dataset):
         self.files = tuple(files)
         self.most_bytes = integer("most_bytes", most_bytes, 1)
         first = self.files[0]
-        self._y = usual_y(first) if y is None else chosen("y", y, first)
-        self._x = usual_x(first, self._y) if x is None else chosen("x", x, first)
+        self.y_columns = usual_y(first) if y is None else chosen("y", y, first)
+        self.x_columns = usual_x(first, self.y_columns) if x is None else chosen("x", x, first)
         for file in self.files[1:]:
             self._require_alike(file)
         self._groups = [(file, group) for file in self.files for group in range(len(file.rows))]
         rows = [file.rows[group] for file, group in self._groups]
         self._ends = np.array(list(accumulate(rows)), np.int64)
         self._lock = Lock()  # threads that share a data set are ranks of their own
-        self._none = self._empty(self._x), self._empty(self._y, vector=isinstance(y, str | None))
+        self._none = (
+            self._empty(self.x_columns),
+            self._empty(self.y_columns, vector=isinstance(y, str | None)),
+        )
         bytes_a_row = sum(a.itemsize * math.prod(a.shape[1:]) for a in self._none)
         self._fits = bytes_a_row * len(self) <= self.most_bytes
         if self._fits:
@@ -109,7 +114,7 @@ class Columns(Dataset):
         for number, places, rows in self._where(np.asarray(indexes)):
             with self._lock:
                 kept = self._kept.get(number)
-            stored = kept[1] if kept else self._stored(number, self._y)[0]
+            stored = kept[1] if kept else self._stored(number, self.y_columns)[0]
             y[places] = stored[rows]
         return y
 
@@ -136,7 +141,9 @@ class Columns(Dataset):
                     if number in self._kept:
                         continue
                     part = slice(self._begin(number), int(self._ends[number]))
-                    self._all[0][part], self._all[1][part] = self._stored(number, self._x, self._y)
+                    self._all[0][part], self._all[1][part] = self._stored(
+                        number, self.x_columns, self.y_columns
+                    )
                     self._kept[number] = self._all[0][part], self._all[1][part]
             return self._all
 
@@ -144,7 +151,7 @@ class Columns(Dataset):
         """x and y of a group, as stored. Decodes it unless it is kept."""
         with self._lock:
             if number not in self._kept:
-                x, y = self._stored(number, self._x, self._y)
+                x, y = self._stored(number, self.x_columns, self.y_columns)
                 while len(self._kept) >= self.open_groups:
                     self._kept.popitem(last=False)
                 self._kept[number] = x, y
@@ -191,7 +198,7 @@ class Columns(Dataset):
         arrays = iter(file.read(group, [name for names in columns for name in names]))
         stored = []
         for names in columns:
-            like = self._none[names is self._y]
+            like = self._none[names is self.y_columns]
             own = [next(arrays) for _ in names]
             rows = own[0] if len(own) == 1 else np.stack(own, axis=1)
             if rows.ndim < like.ndim:
@@ -219,7 +226,7 @@ class Columns(Dataset):
 
     def _require_alike(self, file: ColumnFile) -> None:
         first = self.files[0]
-        for name in (*self._x, *self._y):
+        for name in (*self.x_columns, *self.y_columns):
             if file.types.get(name) != first.types[name]:
                 raise UserError(
                     f"{file.path}: column {name!r} holds {file.types.get(name, 'nothing')}: must "
@@ -227,5 +234,6 @@ class Columns(Dataset):
                 )
 
     def __repr__(self) -> str:
-        files = str(self.files[0].path) if len(self.files) == 1 else f"{len(self.files)} files"
-        return f"Columns({files}, {len(self)} samples, x={self._x}, y={self._y})"
+        first, *more = (str(file.path) for file in self.files)
+        files = f"{first} … {more[-1]}, {len(self.files)} files" if more else first
+        return f"Columns({files}, {len(self)} samples, x={self.x_columns}, y={self.y_columns})"

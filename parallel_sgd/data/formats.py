@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,11 @@ from .cntk_text import CNTKSamples, load_cntk_text
 from .dataset import Dataset
 from .files import load_idx_pair, load_npy, load_npz
 from .idx import is_idx
-from .image_folder import ImageFolder, has_image_parts, image_folders
+from .image_folder import ImageFolder, has_image_parts, image_folders, images_left_out
 from .libsvm import load_libsvm
+from .parts import both_parts
 from .tables import (
+    arrow_left_out,
     arrow_parts,
     has_arrow_parts,
     has_parquet_parts,
@@ -28,6 +30,7 @@ from .tables import (
     is_parquet,
     load_arrow,
     load_parquet,
+    parquet_left_out,
     parquet_parts,
 )
 
@@ -44,6 +47,7 @@ class Format:
             there are always two.
         both: reads a path as (training, test).
         has_both: whether a path of this format has these two parts of its own.
+        left_out: files and folders that `both` leaves out: to validate on, beside those to test on.
         labels: y is in another file.
     """
 
@@ -51,6 +55,7 @@ class Format:
     load: Callable[..., Dataset] | None = None
     both: Callable[..., tuple[Dataset, Dataset]] | None = None
     has_both: Callable[[Path], bool] = lambda path: False
+    left_out: Callable[[Path], Sequence[Path]] = lambda path: ()
     labels: bool = False
 
 
@@ -69,14 +74,14 @@ FORMATS: dict[str, Format] = {
     "npz": Format(ends(".npz"), load_npz),
     "npy": Format(ends(".npy"), load_npy, labels=True),
     "idx": Format(is_idx, load_idx_pair, labels=True),
-    "parquet": Format(is_parquet, load_parquet, parquet_parts, has_parquet_parts),
-    "arrow": Format(is_arrow, load_arrow, arrow_parts, has_arrow_parts),
+    "parquet": Format(is_parquet, load_parquet, parquet_parts, has_parquet_parts, parquet_left_out),
+    "arrow": Format(is_arrow, load_arrow, arrow_parts, has_arrow_parts, arrow_left_out),
     "libsvm": Format(ends(".svm", ".libsvm", ".svmlight"), load_libsvm),
     "cntk": Format(ends(".ctf"), _cntk),
     "mnist": Format(is_mnist, None, fashion_mnist, Path.is_dir),
     "cifar10": Format(partial(is_cifar, CIFAR10), load_cifar10, cifar10, Path.is_dir),
     "cifar100": Format(partial(is_cifar, CIFAR100), load_cifar100, cifar100, Path.is_dir),
-    "images": Format(Path.is_dir, ImageFolder, image_folders, has_image_parts),
+    "images": Format(Path.is_dir, ImageFolder, image_folders, has_image_parts, images_left_out),
 }
 
 
@@ -112,10 +117,8 @@ def load(
     Nothing in a file is ever executed. Local.
     """
     name, place = _format_of(path, format)
-    if FORMATS[name].has_both(place):
-        raise UserError(
-            f"{path} is data to train on and data to test on: data.load_train_test gives both"
-        )
+    if _has_both(name, place, options):
+        raise UserError(both_parts(place))
     return _load(name, path, labels, options)
 
 
@@ -126,6 +129,7 @@ def load_train_test(
     format: str | None = None,
     test: int | float = 0.2,
     seed: int = 0,
+    say: Callable[[str], object] | None = None,
     **options: Any,
 ) -> tuple[Dataset, Dataset]:
     """Open data to train on and data to test on: the parts that they are published in, or a split.
@@ -134,6 +138,8 @@ def load_train_test(
         path, labels, format, options: as for `load`.
         test, seed: as for `Dataset.split`, where the data are not cut into the two already (as
             CIFAR, MNIST, and what is in ``train/`` and ``test/`` are): there they have no effect.
+        say: is told in one line what was taken to train on and what to test on, as
+            ``say=comm.print`` prints it on rank 0.
     Returns:
         (training, test).
     Raises:
@@ -142,12 +148,26 @@ def load_train_test(
     Local.
     """
     name, place = _format_of(path, format)
-    both = FORMATS[name].both
-    if both is None or not FORMATS[name].has_both(place):
-        return _load(name, path, labels, options).split(test, seed=seed)
-    _require_no_labels(name, path, labels)
-    _require_options(name, both, options)
-    return both(path, **options)
+    left_out: Sequence[Path] = ()
+    if _has_both(name, place, options):
+        _require_no_labels(name, path, labels)
+        both = FORMATS[name].both
+        assert both is not None
+        _require_options(name, both, options)
+        train, test_data = both(path, **options)
+        left_out = FORMATS[name].left_out(place)
+    else:
+        train, test_data = _load(name, path, labels, options).split(test, seed=seed)
+    if say is not None:
+        rest = f"; left out: {', '.join(map(str, left_out))}" if left_out else ""
+        say(f"to train on: {train!r}; to test on: {test_data!r}{rest}")
+    return train, test_data
+
+
+def _has_both(name: str, place: Path, options: Mapping[str, Any]) -> bool:
+    """Whether data are cut into two parts; `names` of all classes says that folders are none."""
+    known = FORMATS[name]
+    return known.both is not None and "names" not in options and known.has_both(place)
 
 
 def _format_of(path: PathLike, format: str | None) -> tuple[str, Path]:

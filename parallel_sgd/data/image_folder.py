@@ -12,16 +12,27 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..files import reason
+from ..files import opened, reason
 from ..validation import checked_path, choice, integer, line_of, shown
 from .dataset import Dataset
 from .images import LARGEST_BYTE
 from .library_source import files_below
+from .parts import REQUIRED, Parts, both_parts, is_litter, named, parts_of
 from .unchanged import Identity, identity_of, reopened
 from .validation import Array, DType, checked_labels, float_dtype
 
 #: Of files that count as images, and of Pillow's decoders that may be used: none runs programs.
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SUFFIXES = (
+    *(".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm"),
+    *(".tif", ".tiff", ".webp"),
+)
+TEXTS = (".txt", ".xml", ".json", ".csv", ".md", ".html", ".yaml", ".yml", ".py", ".npy", ".mat")
+#: Of files with another suffix: how images begin, of kinds that are read and of others.
+MAGIC = (
+    *(b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*"),
+    *(b"\0\0\0\x0cjP  ", b"\0\0\0\x0cJXL ", b"\xff\x0a", b"8BPS"),
+)
+BRANDS = (b"WEBP", b"avif", b"avis", b"heic", b"heix", b"heif", b"mif1", b"msf1")  #: 8 bytes later
 DECODERS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 #: Pillow's names of 8 bits a colour, which become RGB or grey without loss of range.
@@ -29,7 +40,6 @@ MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}
 
 COLOURS = {"rgb": ("RGB", 3), "grey": ("L", 1)}
 MOST_PIXELS = 1 << 15  #: of a side that images are resized to
-TRAINING, TESTING = "train", ("test", "val")
 
 
 class ImageFolder(Dataset):
@@ -42,12 +52,14 @@ class ImageFolder(Dataset):
     Args:
         folder: its subfolders are the classes, by sorted names, 0 for the first. All files below
             one whose names end in one of `SUFFIXES`, in any case, are its images; hidden files and
-            folders are left out.
+            folders are left out, and what systems leave behind (Thumbs.db, __MACOSX). A file of
+            another name whose content is an image is refused.
         size: (height, width) that each image is resized to, after what is too long of one side has
             been cut off at both ends. None: all images must have one size, that of the first.
         colour: "rgb" for 3 channels, "grey" for 1.
         names: the classes' names, where they are not to be taken from the folder: it may have no
-            others.
+            others. Where folders are called as parts of data are (train, test, dev), it says that
+            they are classes.
     Attributes:
         names: of the classes, by label.
         size: (height, width); None while it is not known.
@@ -76,7 +88,7 @@ class ImageFolder(Dataset):
         self.size = None if size is None else _checked_size(size)
         self._resizes = size is not None
         _require_pillow()
-        found = _classes(self.folder)
+        found = _classes(self.folder, named_so=names is not None)
         self.names = tuple(sorted(found) if names is None else names)
         self.classes = len(self.names)
         others = sorted(set(found) - set(self.names))
@@ -151,47 +163,99 @@ def image_folders(
     """Images in ``train/`` and ``test/`` (or ``val/``) of a folder, as (training, test).
 
     Args:
-        folder: in each of the two there is a folder for each class. The classes are those to train
-            on: the other part has no others.
+        folder: in each of the two there is a folder for each class; known by their names, such as
+            Training, seg_train, and testing, validation, dev, holdout. Where there is one to
+            validate on, too, it is left out. The classes are those to train on: the other part has
+            no others.
         size, colour: as for `ImageFolder`, which says what is read, and what refused.
     Raises:
-        UserError: as for `ImageFolder`, or there are no such folders.
+        UserError: as for `ImageFolder`, or there are no such folders, or it is in doubt which they
+            are.
 
     Local.
     """
     place = checked_path("folder", folder)
-    testing = [place / name for name in TESTING if (place / name).is_dir()]
-    if len(testing) != 1:
-        held = "both of them" if testing else "neither"
-        raise UserError(f"{place} must hold {' or '.join(TESTING)} beside {TRAINING}: {held}")
-    train = ImageFolder(place / TRAINING, size=size, colour=colour)
-    test = ImageFolder(testing[0], size=train.size, colour=colour, names=train.names)
+    parts = _parts_in(place)
+    if parts is None:
+        raise UserError(f"{place} must hold folders of {REQUIRED}")
+    if len(parts.train) > 1 or len(parts.test) > 1:
+        held = shown([path.name for path in (*parts.train, *parts.test)])
+        raise UserError(f"{place} must hold folders of {REQUIRED}: it holds {held}")
+    train = ImageFolder(_inner(parts.train[0]), size=size, colour=colour)
+    test = ImageFolder(_inner(parts.test[0]), size=train.size, colour=colour, names=train.names)
     return train, test
 
 
 def has_image_parts(folder: Path) -> bool:
-    """Whether a folder of images is cut into training and test. Local."""
-    return any((folder / name).is_dir() for name in TESTING) and (folder / TRAINING).is_dir()
+    """Whether a folder of images is cut into training and test; a UserError in doubt. Local."""
+    return _parts_in(folder) is not None
 
 
-def _classes(folder: Path) -> dict[str, list[tuple[Path, Identity]]]:
+def images_left_out(folder: Path) -> tuple[Path, ...]:
+    """Folders that `image_folders` leaves out. Local."""
+    parts = _parts_in(folder)
+    return parts.left_out if parts else ()
+
+
+def _parts_in(folder: Path) -> Parts | None:
+    """The parts of a folder; None where its folders are classes, or it cannot be read."""
+    try:
+        found = _folders(folder)
+        says = {path: named(path.name).kind for path in found}
+        if not {"test", "validation"} & set(says.values()):
+            train = [path for path, kind in says.items() if kind == "train"]
+            if not any(map(_folders, train)):
+                return None  # there may be a class of this name: bus, car, train
+        return parts_of(folder, [p for p in found if says[p] or _holds_images(p)], classes=True)
+    except OSError:  # of which the reader tells
+        return None
+
+
+def _folders(folder: Path) -> list[Path]:
+    found = (Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
+    return sorted(path for path in found if not is_litter(path.name))
+
+
+def _holds_images(folder: Path) -> bool:
+    return next(iter(files_below(folder, _is_image, is_litter)), None) is not None
+
+
+def _inner(part: Path) -> Path:
+    """The folder of a part, which archives often put into another one of the same name."""
+    inner = _folders(part)
+    same = len(inner) == 1 and inner[0].name.lower() == part.name.lower()
+    return inner[0] if same else part
+
+
+def _classes(folder: Path, *, named_so: bool) -> dict[str, list[tuple[Path, Identity]]]:
     """The images of each class, in the order of their paths, and what each is known by.
 
+    Args:
+        named_so: whether the user says that the folders are classes.
     Raises:
-        UserError: the folder cannot be read, there is no class, or one without images.
+        UserError: the folder cannot be read, there is no class, or one without images; or the
+            folders are parts, or may be.
     """
     try:
-        classes = sorted(
-            entry.name
-            for entry in os.scandir(folder)
-            if entry.is_dir() and not entry.name.startswith(".")
-        )
+        classes = [path.name for path in _folders(folder)]
         if not classes:
             raise UserError(f"{folder} must hold a folder of images for each class: it holds none")
+        if not named_so:
+            _require_classes(folder)
         found = {}
         for name in classes:
-            files = files_below(folder / name, _is_image, lambda name: name.startswith("."))
-            found[name] = [(folder / name / path, identity_of(it)) for path, it in sorted(files)]
+            files = sorted(files_below(folder / name, _may_be_image, is_litter))
+            below = {named(path.split("/")[0]).kind for path, _ in files if "/" in path}
+            if "train" in below and below & {"test", "validation"}:
+                raise UserError(
+                    f"{folder / name} must hold images of one class: it holds folders of images to "
+                    "train on and to test on"
+                )
+            found[name] = [
+                (folder / name / path, identity_of(status))
+                for path, status in files
+                if _is_image(path) or _require_no_image(folder / name / path)
+            ]
             if not found[name]:
                 raise UserError(
                     f"{folder / name} must hold images of a class, with names that end in "
@@ -202,8 +266,41 @@ def _classes(folder: Path) -> dict[str, list[tuple[Path, Identity]]]:
     return found
 
 
+def _require_classes(folder: Path) -> None:
+    """Raise a UserError where folders are named as parts, not as classes."""
+    try:
+        parts = _parts_in(folder)
+    except UserError as error:
+        raise UserError(f"{error}; or give names= of all, if these are classes") from None
+    if parts is not None:
+        raise UserError(both_parts(folder))
+    only = [path for path in _folders(folder) if named(path.name).kind and _folders(path)]
+    if only and len(only) == len(_folders(folder)):
+        raise UserError(
+            f"{folder} must hold a folder of images for each class: it holds "
+            f"{shown([path.name for path in only])}, whose folders may be classes"
+        )
+
+
 def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+    return name.lower().endswith(SUFFIXES) and not is_litter(Path(name).name)
+
+
+def _may_be_image(name: str) -> bool:
+    """Whether a file is one, or must be looked at: texts beside images are many."""
+    return not (name.lower().endswith(TEXTS) or is_litter(name))
+
+
+def _require_no_image(path: Path) -> bool:
+    """Return False for a file whose name is no image's; raise a UserError where its content is."""
+    with opened(str(path), path) as file:
+        head = file.read(16)
+    if head.startswith(MAGIC) or head[8:12] in BRANDS:
+        raise UserError(
+            f"{path} is an image, but its name does not end in one of {', '.join(SUFFIXES)}: "
+            "rename or convert it, or move it away"
+        )
+    return False
 
 
 @contextmanager

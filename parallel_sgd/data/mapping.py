@@ -59,11 +59,13 @@ class Mapping(NamedTuple):
     def require_unchanged(self, name: str) -> None:
         """Raise a UserError where the file has become shorter or was written to.
 
-        The pages stay those of the first file where another one has taken its name. Local; two
-        system calls, some microseconds.
+        The pages stay those of the first file where another one has taken its name. Local; a
+        system call, a few microseconds.
         """
+        now = None if self.before is None else _identity_at(self.path)
+        if now == self.before and now is not None:
+            return
         self.require_whole(name)
-        now = _identity_at(self.path)
         if now is not None and self.before is not None and now[:2] == self.before[:2]:
             require_same(name, self.before, now)
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..errors import UserError
 from ..files import reason
 from ..validation import checked_path
 from .column_files import ArrowFile, ColumnFile, ParquetFile
 from .columns import MOST_BYTES, Columns, Names
+from .parts import REQUIRED, Parts, both_parts, is_litter, parts_of
 
 PARQUET, ARROW = (".parquet",), (".arrow", ".feather")
-TRAINING, TESTING = "train", ("test", "val")  #: what the names of parts begin with
 
 PathLike = str | os.PathLike[str]
 
@@ -29,7 +28,8 @@ def load_parquet(
     """Columns of a Parquet file, or of all ``.parquet`` files of a folder by their sorted names.
 
     Args:
-        path: of the file or the folder (not what is below it).
+        path: of the file or the folder (not what is below it), without parts to train and to test
+            on.
         x, y, most_bytes: as for `Columns`, which says what is read when, and what is refused.
     Raises:
         UserError: as for `Columns`, or pyarrow is missing, or a file is missing or malformed.
@@ -58,20 +58,21 @@ def parquet_parts(
     y: Names | None = None,
     most_bytes: int = MOST_BYTES,
 ) -> tuple[Columns, Columns]:
-    """Parquet files of a folder whose names begin with "train", and with "test" or "val", as
-    (training, test); also those in its folders ``train/`` and ``test/`` or ``val/``.
+    """Parquet files of a folder as (training, test), by the words in the names of files and of
+    folders: ``train``, ``training`` beside ``test``, ``testing``, ``holdout``, or else ``val``,
+    ``valid``, ``validation``, ``dev``, ``eval``. Where both kinds are there, those to validate on
+    are left out.
 
     Args:
-        x, y, most_bytes: as for `Columns`; `most_bytes` is for each of the two.
+        x, y, most_bytes: as for `Columns`; `most_bytes` is for each of the two. The test data have
+            the columns of the training.
     Raises:
-        UserError: as for `load_parquet`, one of the two is missing, or the folder holds both "test"
-            and "val", or other files of columns.
+        UserError: as for `load_parquet`, one of the two is missing, or the folder holds other files
+            of columns, or several words of one kind.
 
     Local.
     """
-    train, test = _parts(folder, PARQUET, ParquetFile)
-    options: dict[str, Any] = {"x": x, "y": y, "most_bytes": most_bytes}
-    return Columns(train, **options), Columns(test, **options)
+    return _both(*_parts(folder, PARQUET, ParquetFile), x=x, y=y, most_bytes=most_bytes)
 
 
 def arrow_parts(
@@ -82,57 +83,90 @@ def arrow_parts(
     most_bytes: int = MOST_BYTES,
 ) -> tuple[Columns, Columns]:
     """As `parquet_parts`, of Arrow files."""
-    train, test = _parts(folder, ARROW, ArrowFile)
-    options: dict[str, Any] = {"x": x, "y": y, "most_bytes": most_bytes}
-    return Columns(train, **options), Columns(test, **options)
+    return _both(*_parts(folder, ARROW, ArrowFile), x=x, y=y, most_bytes=most_bytes)
+
+
+def _both(
+    train: Sequence[ColumnFile],
+    test: Sequence[ColumnFile],
+    *,
+    x: Names | None,
+    y: Names | None,
+    most_bytes: int,
+) -> tuple[Columns, Columns]:
+    """Two data sets of the same columns in the same order, whatever their order in the files."""
+    training = Columns(train, x=x, y=y, most_bytes=most_bytes)
+    of_y = training.y_columns[0] if y is None else y
+    return training, Columns(test, x=training.x_columns, y=of_y, most_bytes=most_bytes)
 
 
 def is_parquet(path: Path) -> bool:
     """Whether a path is named as a Parquet file, or is a folder that holds some. Local."""
-    return path.suffix.lower() in PARQUET or any(_found(path, PARQUET).values())
+    return path.suffix.lower() in PARQUET or bool(_entries(path, PARQUET))
 
 
 def is_arrow(path: Path) -> bool:
     """Whether a path is named as an Arrow file, or is a folder that holds some. Local."""
-    return path.suffix.lower() in ARROW or any(_found(path, ARROW).values())
+    return path.suffix.lower() in ARROW or bool(_entries(path, ARROW))
 
 
 def has_parquet_parts(path: Path) -> bool:
-    """Whether a folder of Parquet files is cut into training and test. Local."""
-    return _has_parts(_found(path, PARQUET))
+    """Whether a folder of Parquet files is cut into training and test; a UserError in doubt.
+    Local."""
+    return _parts_in(path, PARQUET) is not None
 
 
 def has_arrow_parts(path: Path) -> bool:
-    """Whether a folder of Arrow files is cut into training and test. Local."""
-    return _has_parts(_found(path, ARROW))
+    """Whether a folder of Arrow files is cut into training and test; a UserError in doubt.
+    Local."""
+    return _parts_in(path, ARROW) is not None
 
 
-def _has_parts(found: dict[str, list[Path]]) -> bool:
-    return bool(found[TRAINING]) and any(found[name] for name in TESTING)
+def parquet_left_out(path: Path) -> tuple[Path, ...]:
+    """Files and folders that `parquet_parts` leaves out. Local."""
+    return _left_out(path, PARQUET)
 
 
-def _found(folder: Path, suffixes: tuple[str, ...]) -> dict[str, list[Path]]:
-    """The files of a folder by the part that they are of, "" for none, in the order of their names;
-    none where it cannot be read."""
-    found: dict[str, list[Path]] = {name: [] for name in (TRAINING, *TESTING, "")}
-    for path in _listed(folder):
-        if path.name in found and path.is_dir():
-            found[path.name] += [file for file in _listed(path) if _is_data(file, suffixes)]
-        elif _is_data(path, suffixes):
-            part = next(name for name in found if path.name.lower().startswith(name))
-            found[part].append(path)
-    return found
+def arrow_left_out(path: Path) -> tuple[Path, ...]:
+    """Files and folders that `arrow_parts` leaves out. Local."""
+    return _left_out(path, ARROW)
+
+
+def _left_out(folder: Path, suffixes: tuple[str, ...]) -> tuple[Path, ...]:
+    parts = _parts_in(folder, suffixes)
+    return parts.left_out if parts else ()
+
+
+def _parts_in(folder: Path, suffixes: tuple[str, ...]) -> Parts | None:
+    return parts_of(folder, _entries(folder, suffixes))
+
+
+def _entries(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of a folder, and its folders that hold some; none where it cannot be read."""
+    return [
+        path
+        for path in _listed(folder)
+        if _is_data(path, suffixes) or (path.is_dir() and _files(path, suffixes))
+    ]
+
+
+def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """A file, or those of a folder in the order of their names."""
+    if not path.is_dir():
+        return [path]
+    return [file for file in _listed(path) if _is_data(file, suffixes)]
 
 
 def _listed(folder: Path) -> list[Path]:
     try:
-        return sorted(folder.iterdir())
+        return sorted(path for path in folder.iterdir() if not is_litter(path.name))
     except OSError:  # of which its reader tells
         return []
 
 
 def _is_data(path: Path, suffixes: tuple[str, ...]) -> bool:
-    return path.suffix.lower() in suffixes and not path.name.startswith((".", "_"))
+    name = path.name.lower()
+    return name.endswith(suffixes) and not name.startswith((".", "_")) and not path.is_dir()
 
 
 def _opened(
@@ -143,9 +177,12 @@ def _opened(
     if not place.is_dir():
         return [kind(place)]
     try:
-        files = [file for file in sorted(place.iterdir()) if _is_data(file, suffixes)]
+        os.scandir(place).close()
     except OSError as error:
         raise UserError(f"{place} cannot be read: {reason(error)}") from None
+    if _parts_in(place, suffixes) is not None:
+        raise UserError(both_parts(place))
+    files = _files(place, suffixes)
     if not files:
         raise UserError(f"{place} must hold files whose names end in {' or '.join(suffixes)}")
     return [kind(file) for file in files]
@@ -156,12 +193,11 @@ def _parts(
 ) -> tuple[list[ColumnFile], list[ColumnFile]]:
     """The files to train on, and those to test on."""
     place = checked_path("folder", folder)
-    found = _found(place, suffixes)
-    testing = [name for name in TESTING if found[name]]
-    if not found[TRAINING] or len(testing) != 1 or found[""]:
-        held = [name or found[""][0].name for name, files in found.items() if files]
-        raise UserError(
-            f"{place} must hold files of {' or '.join(TESTING)} beside those of {TRAINING}, and no "
-            f"others: it holds {', '.join(held) or 'none'}"
-        )
-    return [kind(file) for file in found[TRAINING]], [kind(file) for file in found[testing[0]]]
+    parts = _parts_in(place, suffixes)
+    if parts is None:
+        raise UserError(f"{place} must hold {' or '.join(suffixes)} files of {REQUIRED}")
+    train, test = (
+        [kind(file) for path in paths for file in _files(path, suffixes)]
+        for paths in (parts.train, parts.test)
+    )
+    return train, test

@@ -127,17 +127,25 @@ def test_a_folder_of_parts_is_two_data_sets(tmp_path, form, names):
         data.load(tmp_path)
     parts = data.parquet_parts if form == "parquet" else data.arrow_parts
     other = write(tmp_path / f"other.{form}", numbered(3))
-    with pytest.raises(UserError, match=f"and no others: it holds train, (test|val), other.{form}"):
-        parts(tmp_path)
+    for reader in (parts, data.load, data.load_train_test):
+        with pytest.raises(
+            UserError, match=rf"no others.*: it holds .*\['other.{form}'\] named as nei"
+        ):
+            reader(tmp_path)
     other.unlink()
-    (tmp_path / f"{names[0]}.{form}").rename(tmp_path / f"val.{form}")
-    (tmp_path / f"{names[1]}.{form}").rename(tmp_path / f"test.{form}")
     with pytest.raises(
-        UserError, match=r"must hold files of test or val beside .* holds test, val"
+        UserError, match=r"must hold .* files of one part to train on and one to te"
     ):
-        parts(tmp_path)
-    with pytest.raises(UserError, match=r"must hold files of test or val beside .* holds none"):
         parts(tmp_path / "no")
+
+
+def test_test_data_have_the_columns_of_the_training(tmp_path, form):
+    """Whatever the order of theirs: features would be taken for each other in silence."""
+    write(tmp_path / f"train.{form}", {"a": [1.0, 1], "b": [2.0, 2], "y": [0, 1]})
+    write(tmp_path / f"test.{form}", {"y": [1], "b": [2.0], "more": [9.0], "a": [1.0]})
+    train, test = data.load_train_test(tmp_path)
+    assert train.arrays()[0].tolist() == [[1, 2]] * 2 and test.arrays()[0].tolist() == [[1, 2]]
+    assert test.arrays()[1].tolist() == [1]
 
 
 def epoch(columns, size, minibatch_size=8, seed=0, number=0, **options):

@@ -180,7 +180,7 @@ def test_parts_share_the_classes_of_the_training(tmp_path, testing):
 def test_folders_that_hold_no_classes_are_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="must hold a folder of images for each class"):
         data.ImageFolder(tmp_path)
-    with pytest.raises(UserError, match=r"must hold test or val beside train: neither"):
+    with pytest.raises(UserError, match=r"must hold folders of one part to train on and one"):
         data.image_folders(tmp_path)
     with pytest.raises(UserError, match="/no cannot be read: No such file or directory"):
         data.ImageFolder(tmp_path / "no")
