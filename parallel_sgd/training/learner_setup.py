@@ -14,6 +14,7 @@ from ..algorithms.left_out import LeftOut
 from ..communication import Communicator, Group
 from ..communication.attendance import note_training
 from ..communication.stderr import tell
+from ..errors import UserError
 from ..kernels import array_module, prepare
 from ..optimizers import UpdateRule
 from ..parameter_server import RemoteTables
@@ -31,12 +32,38 @@ from .served_survival import ServedSurvival
 from .shared_model import SharedModel
 from .survival import COMMIT_EVERY, Survival
 
+AS_MADE = "it stays what the learner was made with: close this one, and make another"
+
+FIXED = dict.fromkeys(
+    (
+        *("optimizer", "algorithm", "comm", "world", "local_step"),
+        *("sync_perf_stats", "minibatch_size", "commit_every"),
+        *("not_finite", "most_skipped", "compare_every"),
+        *("model", "reduction", "clip_norm", "scaler", "buffers"),  # PyTorch's
+    ),
+    AS_MADE,
+) | {
+    "gradient": "fill it in place, learner.gradient.flat[...] = gradient.flat",
+    "parameters": "change them in place, learner.parameters.flat[...] = parameters.flat",
+    "lr": "the optimizer has it; give that a schedule (parallel_sgd.schedules), or set group['lr'] "
+    "of a PyTorch optimizer's param_groups",
+}
+"""Names to which a program must not assign, since nobody would look at the new value; and what it
+is to do instead."""
+
 
 class LearnerSetup(ABC):
     """The parts of a `Learner`, which tells of its arguments and attributes; and what they tell.
 
     Args: those of `Learner`.
     """
+
+    _is_made = False  # until then, and while ranks form again, attributes get their values
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FIXED and self._is_made:
+            raise UserError(f"learner.{name} = ... would have no effect: {FIXED[name]}")
+        object.__setattr__(self, name, value)
 
     def __init__(
         self,
@@ -65,6 +92,7 @@ class LearnerSetup(ABC):
             self._number = comm.learners
         begin_with_those_left(comm, self._begin)
         comm.learners += 1
+        self._is_made = True
 
     def _begin(self) -> None:
         """Collective."""
@@ -142,7 +170,9 @@ class LearnerSetup(ABC):
         every, _ = agree_on_arguments(self.world, *self._arguments)
         agree_on_numbers(self.world, self.algorithm, *self._about_numbers)
         self.left_out.begin_again()
+        self._is_made = False
         self._form()
+        self._is_made = True
         self._watch_performance(every)
         self.bytes_sent = sent
 
