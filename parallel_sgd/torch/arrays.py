@@ -15,6 +15,9 @@ from ..kernels import array_module
 
 Array = Any  #: a NumPy or CuPy array
 
+FLOATS = (torch.float16, torch.float32, torch.float64)  #: that arrays have
+COMPLEX = (torch.complex64, torch.complex128)
+
 
 def as_array(tensor: torch.Tensor) -> Array:
     """A tensor's values, without its gradient: NumPy's on the CPU, CuPy's on a GPU.
@@ -55,6 +58,17 @@ def as_tensor(array: Array) -> torch.Tensor:
     if array_module(array) is np:
         return torch.from_numpy(array)
     return torch.from_dlpack(array)
+
+
+def host_array(tensor: torch.Tensor) -> Any:
+    """A tensor's values as an array of NumPy's, of its shape, on the CPU; of a float or complex
+    dtype that NumPy lacks in float32 or complex64, which hold them all. Local."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.is_complex():
+        tensor = tensor if tensor.dtype in COMPLEX else tensor.to(torch.complex64)
+    elif tensor.is_floating_point() and tensor.dtype not in FLOATS:
+        tensor = tensor.float()
+    return tensor.cpu().numpy()
 
 
 def checksum_of(tensor: torch.Tensor, before: int = 0) -> int:

@@ -22,12 +22,12 @@ from ..training.in_common import EVERY
 from ..training.leaving_out import MOST_SKIPPED, NotFinite
 from ..training.survival import COMMIT_EVERY
 from ..validation import choice, integer, number
-from .arrays import on_one_stream
+from .arrays import host_array, on_one_stream
 from .evaluation import Score, sums_over
 from .gradients import LATE, Gradients
 from .kept_buffers import KeptBuffers
 from .model_state import BUFFERS, Buffers, ModelState, broadcast
-from .module import FlatModule, buffers_of, device_of, layout_of
+from .module import FlatModule, buffers_of, device_of, layout_of, tensors_of
 from .optimizer import TorchStep, rule_of
 from .optimizer_state import remembered
 from .overlap import Overlap
@@ -440,6 +440,11 @@ class Learner(ArrayLearner):
         the learner's `buffers` says. Collective."""
         with on_one_stream(self._module.device):
             super().finish()
+
+    def model_arrays(self) -> dict[str, Any]:
+        """Return what a file of the model is to hold, by name: all parameters, frozen ones too,
+        and all buffers that ``state_dict`` has, as NumPy's arrays. Local."""
+        return {name: host_array(tensor) for name, tensor in tensors_of(self.model).items()}
 
     def _complete(self) -> None:
         super()._complete()

@@ -17,7 +17,7 @@ from ..errors import UserError
 from ..plain_values import from_json, to_json
 from ..state import Component, across, workspace
 from ..validation import shown
-from .arrays import as_array, as_tensor
+from .arrays import FLOATS, as_array, as_tensor
 from .gradients import Gradients
 from .module import FlatModule, buffers_of, layout_of_buffers, plain_name
 
@@ -207,7 +207,7 @@ def _real(buffer: torch.Tensor) -> torch.Tensor:
 def _storable(buffer: torch.Tensor) -> torch.Tensor:
     """The values in a dtype that arrays have: float32 holds all of the shorter ones."""
     real = _real(buffer)
-    return real if real.dtype in (torch.float16, torch.float32, torch.float64) else real.float()
+    return real if real.dtype in FLOATS else real.float()
 
 
 def _state_of_generator(state: Array) -> torch.Tensor:

@@ -254,6 +254,12 @@ def buffers_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                 yield plain_name(f"{place}.{name}".lstrip(".")), buffer.detach()
 
 
+def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """All parameters, each once, and the buffers that ``state_dict`` has, by name. Local."""
+    parameters = {plain_name(name): p.detach() for name, p in module.named_parameters()}
+    return {**parameters, **dict(buffers_of(module))}
+
+
 def layout_of(model: nn.Module) -> dict[str, Any]:
     """What the ranks must have in common of a model, beside its trainable parameters. Local."""
     frozen = {plain_name(n): p for n, p in model.named_parameters() if not p.requires_grad}

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from ..errors import UserError
-from ..parameters import Parameters
-from ..training import initial_model
+from ..training.initial_model import require_finite, require_shapes
 from ..training.objective import Metric
 from ..validation import kind_of
+from .arrays import host_array
+from .module import buffers_of, plain_name, tensors_of
 from .objective import Loss, Objective
 
 
@@ -31,7 +32,7 @@ def objective_for(
     Args:
         model: a module; it is moved to `device`.
         classes: of labels, where the task has classes.
-        values: of its trainable parameters, to begin with, read from what `name` says.
+        values: of its parameters and buffers, to begin with, read from what `name` says.
     Raises:
         UserError: it is no module, or the values are of another one.
 
@@ -41,7 +42,7 @@ def objective_for(
         raise UserError(f"it must be a torch.nn.Module or a Model: it is {kind_of(model)}")
     model = model.to(device)
     if values is not None:
-        set_parameters(model, values, name=name)
+        set_values(model, values, name=name)
     loss, metrics = task_loss(task)
     doubles = any(parameter.dtype == torch.float64 for parameter in model.parameters())
     dtype = np.float64 if doubles else np.float32
@@ -92,12 +93,29 @@ def _label_accuracy(outputs: Any, y: Any) -> Any:
     return ((outputs > 0) == (y.reshape(outputs.shape) != 0)).float().mean()
 
 
-def set_parameters(model: nn.Module, values: Mapping[str, Any], *, name: str) -> None:
-    """Make a model's trainable parameters these, before its learner is made: see
-    `parallel_sgd.training.initial_model`. Local."""
-    tensors = {key: p for key, p in model.named_parameters() if p.requires_grad}
-    arrays = Parameters({key: p.detach().cpu().numpy().copy() for key, p in tensors.items()})
-    initial_model.set_parameters(arrays, values, name=name)
-    with torch.no_grad():
-        for key, p in tensors.items():
-            p.copy_(torch.from_numpy(arrays[key]))
+def set_values(model: nn.Module, values: Mapping[str, Any], *, name: str) -> None:
+    """Make a model's parameters and buffers these, before its learner is made.
+
+    Args:
+        values: an array for each, by name: as `Learner.model_arrays` gives them.
+        name: of what they were read from.
+    Raises:
+        UserError: names or shapes differ, a trainable parameter is not finite, or a buffer is of
+            another kind of numbers; nothing has changed then.
+
+    Local.
+    """
+    tensors, kinds = tensors_of(model), dict.fromkeys(dict(buffers_of(model)), "buffer")
+    require_shapes({k: t.shape for k, t in tensors.items()}, values, name=name, kinds=kinds)
+    for key, p in model.named_parameters():
+        if p.requires_grad:
+            require_finite(plain_name(key), values[plain_name(key)], name=name)
+    dtypes = {key: host_array(tensor.flatten()[:0]).dtype for key, tensor in tensors.items()}
+    for key, dtype in dtypes.items():
+        if values[key].dtype.kind != dtype.kind:
+            what = kinds.get(key, "parameter")
+            raise UserError(
+                f"{name}: its {what} {key} is of {values[key].dtype}, and here of {dtype}"
+            )
+    for key, tensor in tensors.items():
+        tensor.copy_(torch.from_numpy(values[key].astype(dtypes[key])))

@@ -19,7 +19,7 @@ MODEL = "model.npz"  #: in a run's folder
 
 
 def read_model(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The parameters of a run by any algorithm, on any number of ranks, by name.
+    """The model of a run by any algorithm, on any number of ranks: its arrays by name.
 
     Args:
         path: of its folder, or of a ``model.npz``.
@@ -50,18 +50,41 @@ def set_parameters(
 
     Local.
     """
-    shapes = {key: tuple(np.shape(value)) for key, value in values.items()}
-    wanted = {key: tuple(shape) for key, shape in parameters.shapes.items()}
-    for key in [*wanted, *shapes]:
-        if shapes.get(key) != wanted.get(key):
-            raise UserError(
-                f"{name} is of another model: its parameter {key} is "
-                f"{list(shapes[key]) if key in shapes else 'missing'}, and here "
-                f"{list(wanted[key]) if key in wanted else 'there is none'}"
-            )
+    require_shapes(parameters.shapes, values, name=name)
     for key, value in values.items():
-        if value.dtype.kind != "f" or not np.isfinite(value).all():
-            raise UserError(f"{name}: its parameter {key} must hold finite numbers")
+        require_finite(key, value, name=name)
     xp = array_module(parameters.flat)
     for key, value in values.items():
         parameters[key][...] = xp.asarray(value, parameters.dtype)
+
+
+def require_shapes(
+    wanted: Mapping[str, Any],
+    values: Mapping[str, Any],
+    *,
+    name: str | Path,
+    kinds: Mapping[str, str] | None = None,
+) -> None:
+    """See that values are those of a model. Local.
+
+    Args:
+        wanted: the shape of each, by name.
+        kinds: what each is, where that is not "parameter".
+        name: of what they were read from.
+    Raises:
+        UserError: names or shapes differ.
+    """
+    shapes = {key: list(np.shape(value)) for key, value in values.items()}
+    needed = {key: list(shape) for key, shape in wanted.items()}
+    for key in [*needed, *shapes]:
+        if shapes.get(key) != needed.get(key):
+            raise UserError(
+                f"{name} is of another model: its {(kinds or {}).get(key, 'parameter')} {key} is "
+                f"{shapes.get(key, 'missing')}, and here {needed.get(key, 'there is none')}"
+            )
+
+
+def require_finite(key: str, value: Any, *, name: str | Path) -> None:
+    """See that a parameter holds finite numbers. Local."""
+    if value.dtype.kind != "f" or not np.isfinite(value).all():
+        raise UserError(f"{name}: its parameter {key} must hold finite numbers")

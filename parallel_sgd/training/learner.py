@@ -429,6 +429,10 @@ class Learner(LearnerSetup):
                 print(said, flush=True)
             self.world.trace, self._performance = self._performance.passed_on, None
 
+    def model_arrays(self) -> dict[str, Any]:
+        """Return what a file of the model is to hold, by name: views of the parameters. Local."""
+        return {name: self.parameters[name] for name in self.parameters}
+
     def require_open(self) -> None:
         """Refuse what a closed learner cannot do. Local."""
         if self._closed:

@@ -142,14 +142,16 @@ class RunFolder:
             with writing(WHAT, self.path / TENSORBOARD):
                 events.close()
 
-    def write_model(self, parameters: Parameters) -> None:
-        """Write the parameters by name as model.npz (read it with `numpy.load`)."""
+    def write_model(self, model: Parameters | Mapping[str, Any]) -> None:
+        """Write a model's arrays by name as model.npz (read it with `numpy.load`).
+
+        Args:
+            model: its parameters, or all that `Learner.model_arrays` gives.
+        """
 
         def write(path: Path) -> None:
-            flat = parameters.flat
-            on_host = (lambda a: a) if array_module(flat) is np else array_module(flat).asnumpy
             with path.open("wb") as file:
-                np.savez(file, **{name: on_host(parameters[name]) for name in parameters})
+                np.savez(file, **{name: _on_host(model[name]) for name in model})
 
         self._write("model.npz", write)
 
@@ -173,6 +175,11 @@ class RunFolder:
 
     def _write(self, name: str, write: Callable[[Path], object]) -> None:
         write_whole(WHAT, self.path / name, write, follow=False)
+
+
+def _on_host(array: Any) -> Any:
+    module = array_module(array)
+    return array if module is np else module.asnumpy(array)
 
 
 def require_no_link(path: Path) -> None:

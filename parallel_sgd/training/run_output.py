@@ -123,7 +123,7 @@ class RunOutput:
                 self._learner.fail(str(error))
 
     def _write(self, folder: RunFolder, history: Sequence[Progress]) -> None:
-        folder.write_model(self._learner.parameters)
+        folder.write_model(self._learner.model_arrays())
         curves = loss_curves(history)
         if folder.plot and curves:
             folder.write_loss_curves(curves)

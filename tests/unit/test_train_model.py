@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 
 import parallel_sgd as psgd
+from parallel_sgd import UserError
 from parallel_sgd.command_line.train import read
 from parallel_sgd.command_line.train_data import TrainingData
 from parallel_sgd.command_line.train_model import make_model
+from parallel_sgd.training.initial_model import read_model
 
 torch = pytest.importorskip("torch")
+from parallel_sgd.torch.tasks import objective_for  # noqa: E402
 
 FILE = """\
 from __future__ import annotations
@@ -109,16 +113,88 @@ def test_a_model_of_doubles_is_given_doubles(made):
     ],
 )
 def test_what_is_no_model(made, name, problem):
-    with pytest.raises(psgd.UserError, match=re.escape(problem)):
+    with pytest.raises(UserError, match=re.escape(problem)):
         made(name)
 
 
 def test_a_file_that_leaves(made, tmp_path):
     (tmp_path / "own.py").write_text("raise SystemExit(0)")
-    with pytest.raises(psgd.UserError, match=r"own\.py cannot be run: SystemExit: 0"):
+    with pytest.raises(UserError, match=r"own\.py cannot be run: SystemExit: 0"):
         made("module")
 
 
 def test_a_seed_below_zero():
-    with pytest.raises(psgd.UserError, match="seed=-1 must be a whole number, at least 0"):
+    with pytest.raises(UserError, match="seed=-1 must be a whole number, at least 0"):
         read(["--seed", "-1"])
+
+
+class WithBuffers(torch.nn.Module):
+    """Whose outputs depend on frozen parameters and on buffers of several dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.last = torch.nn.Linear(4, 4)
+        self.frozen.requires_grad_(False)
+        self.register_buffer("short", torch.ones(4, dtype=torch.bfloat16))
+        self.register_buffer("turn", torch.ones(4, dtype=torch.complex64))
+        self.register_buffer("on", torch.zeros((), dtype=torch.bool))
+        self.register_buffer("own", torch.zeros(2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.short, self.turn = self.short / 2, self.turn * 1j
+            self.on = torch.ones_like(self.on)
+        x = self.norm(self.frozen(x) * 5 + 3)
+        out: torch.Tensor = self.last(x) + self.short + self.turn.real * self.on
+        return out
+
+
+def with_buffers(seed: int) -> Any:
+    torch.manual_seed(seed)
+    model = WithBuffers()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.5)
+    return psgd.torch.Learner(model, optimizer, psgd.DataParallelSGD(), psgd.Communicator.single())
+
+
+def test_a_runs_folder_has_all_that_a_pytorch_model_computes_with(tmp_path):
+    """A model that begins with its file gives the same outputs, and learns on from there."""
+    learner = with_buffers(1)
+    x, y = torch.randn(32, 4), torch.arange(32) % 4
+    for _ in range(5):
+        torch.nn.functional.cross_entropy(learner.model(x), y).backward()
+        learner.step(samples=32)
+    learner.finish()
+    folder = psgd.RunFolder(tmp_path / "run")
+    folder.create()
+    folder.write_model(learner.model_arrays())
+    values = read_model(tmp_path / "run")
+    assert values.keys() == learner.model.state_dict().keys()
+    objective = objective_for(WithBuffers(), "classification", 4, values=values)
+    for model in (learner.model, objective.model):
+        model.eval()
+    assert torch.equal(learner.model(x), objective.model(x))
+    for name, tensor in learner.model.state_dict().items():
+        assert torch.equal(tensor, objective.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda v: v.pop("norm.running_mean"), "its buffer norm.running_mean is missing, and here"),
+        (lambda v: v.pop("frozen.weight"), "its parameter frozen.weight is missing, and here"),
+        (lambda v: v.update(on=np.ones(1, bool)), r"its buffer on is \[1\], and here \[\]"),
+        (lambda v: v.update(on=np.float32(1)), "its buffer on is of float32, and here of bool"),
+        (lambda v: v["last.bias"].fill(np.nan), "its parameter last.bias must hold finite numbers"),
+        (lambda v: v.update(more=np.zeros(2)), "its parameter more is .*, and here there is none"),
+    ],
+)
+def test_a_file_of_another_pytorch_model_changes_nothing(change, problem):
+    values = {name: np.array(a) for name, a in with_buffers(1).model_arrays().items()}
+    change(values)
+    model = with_buffers(2).model
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(UserError, match=problem):
+        objective_for(model, "classification", 4, values=values, name="run")
+    assert all(torch.equal(tensor, before[n]) for n, tensor in model.state_dict().items())
