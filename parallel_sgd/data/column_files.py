@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from .unchanged import identity_of, reopened
 from .validation import Array
 
 MOST_ROWS = 1 << 48  #: of a file
+#: What pandas and Dask call an index that has no name.
+INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__")
 EXTRA = "pip install 'parallel-sgd[arrow]'"
 
 
@@ -31,6 +35,7 @@ class ColumnFile(ABC):
         kinds: of each column that holds numbers, the dtype, and how many there are in a row: None
             for a single one, 0 for a list of them whose length the file does not tell.
         columns: the names of all columns.
+        indexes: of those that are a DataFrame's index, which pandas writes as columns, too.
         rows: of each group.
     Raises:
         UserError: pyarrow is missing, or the file is missing, not readable, or malformed.
@@ -47,6 +52,7 @@ class ColumnFile(ABC):
             self._before = identity_of(os.fstat(file.fileno()))
             schema, self.rows = self._opened(file)
             names = list(schema.names)
+            self.indexes = _indexes(names, schema.metadata or {})
             self.columns = tuple(names)
             self.kinds = {
                 name: kind
@@ -206,6 +212,16 @@ def require_pyarrow(format: str) -> None:
         raise UserError(
             f"{format} files need pyarrow, which cannot be imported ({error}): {EXTRA}"
         ) from None
+
+
+def _indexes(names: Sequence[str], metadata: Mapping[bytes, bytes]) -> frozenset[str]:
+    """The columns that are an index, as their names or pandas' note in the file say."""
+    noted: Any = {}
+    with suppress(ValueError, RecursionError):  # damaged: a note is no more than that
+        noted = json.loads(metadata.get(b"pandas", b"{}"))
+    listed = noted.get("index_columns") if isinstance(noted, dict) else None
+    found = {one for one in listed if isinstance(one, str)} if isinstance(listed, list) else set()
+    return frozenset(name for name in names if name in found or INDEX.fullmatch(name))
 
 
 def _kind_of(type_: Any) -> tuple[np.dtype[Any], int | None] | None:

@@ -55,10 +55,11 @@ def usual_y(file: ColumnFile) -> tuple[str, ...]:
 
 
 def usual_x(file: ColumnFile, y: tuple[str, ...]) -> tuple[str, ...]:
-    """The columns that x is where nothing is said; raises a UserError where there are none."""
+    """The columns that x is where nothing is said: not an index. Raises a UserError where there are
+    none."""
     if "x" in file.columns and "x" not in y:
         return chosen("x", "x", file)
-    others = [name for name in file.columns if name not in y]
+    others = [name for name in file.columns if name not in y and name not in file.indexes]
     if not others:
         raise UserError(f"x must name columns of {file.path}: it has none beside y={list(y)}")
     return chosen("x", others, file)

@@ -39,7 +39,7 @@ class Columns(Dataset):
         files: at least one, of the same columns; their rows follow each other.
         x: the names of columns of numbers, which become [n, k] in this order; or the name of one
             column, of numbers ([n, 1]) or of lists of one length ([n, k]). None: the column "x" if
-            there is one, else all but y.
+            there is one, else all but y and what pandas has written of an index.
         y: likewise; the name of a column of numbers gives [n]. None: the first of "y", "label" and
             "target" that there is.
         most_bytes: of decoded columns in memory on this rank; the same on all.

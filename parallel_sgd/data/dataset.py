@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..validation import checked_seed, integer, kind_of, require_memory
+from .arrays import as_array, require_one_index
 from .mapping import mapping_of
 from .validation import Array, DType, check_numbers, checked_inputs, checked_targets, float_dtype
 
@@ -128,7 +129,8 @@ class Arrays(Dataset):
         y: [n, …], plain numbers: labels, or values of any sign. Not changed, not copied.
         name: of the file, say; errors begin with it.
     Raises:
-        UserError: not arrays of plain numbers, or lengths that differ.
+        UserError: not arrays of plain numbers, masked values, lengths that differ, or indexes (of
+            pandas) that differ.
 
     Where a mapped file was written to since, `read` says so; and where it has become shorter, since
     to touch what is gone would end the process by a signal. (What is cut off between that look and
@@ -142,6 +144,7 @@ class Arrays(Dataset):
         self.x_name, self.y_name = f"{before}x", f"{before}y"
         if y is None:
             raise UserError(f"{self.y_name} is missing: every sample needs one")
+        require_one_index(before, x, y)
         self.x = as_array(self.x_name, x)
         self.y = as_array(self.y_name, y)
         for array_name, array in ((self.x_name, self.x), (self.y_name, self.y)):
@@ -268,12 +271,3 @@ def samples_to_test(test: int | float, samples: int) -> int:
             f"test={test!r} must leave at least one of {samples} samples on either side"
         )
     return wanted
-
-
-def as_array(name: str, values: Any) -> Array:
-    """Take what a user has as a NumPy array; raises a UserError where that cannot be."""
-    try:
-        array: Array = np.asanyarray(values)
-    except (TypeError, ValueError):
-        raise UserError(f"{name} must be a NumPy array: it is {kind_of(values)}") from None
-    return array

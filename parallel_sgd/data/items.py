@@ -10,7 +10,8 @@ import numpy as np
 
 from ..errors import UserError
 from ..validation import NUMBERS, kind_of, line_of, shown
-from .dataset import Arrays, Dataset, as_array
+from .arrays import as_array
+from .dataset import Arrays, Dataset
 from .validation import Array, DType, check_numbers, checked_inputs, checked_targets, float_dtype
 
 
@@ -111,9 +112,11 @@ def as_dataset(x: Any, y: Any = None) -> Dataset:
 
 def _of_item(name: str, index: int, values: Any) -> Array:
     """x or y of an item; what to call it is made up only for an error."""
+    if isinstance(values, np.ma.MaskedArray | list | tuple):
+        return as_array(f"{name}[{index}]", values)
     try:
         array: Array = np.asanyarray(values)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         return as_array(f"{name}[{index}]", values)
     if array.dtype.kind not in NUMBERS:
         check_numbers(f"{name}[{index}]", array)

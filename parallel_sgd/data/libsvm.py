@@ -132,6 +132,10 @@ class LibSVM(Dataset):
             raise self._wrong(index, _bad_pair(pairs)) from None
         columns = numbers - self._base
         if len(columns):
+            back = np.diff(columns) <= 0
+            if back.any():
+                last, here = numbers[back.argmax()], numbers[back.argmax() + 1]
+                raise self._wrong(index, f"index {here} follows {last}: must be in ascending order")
             bad = (columns < 0) | (columns >= self.features)
             if bad.any():
                 raise self._wrong(
@@ -139,10 +143,6 @@ class LibSVM(Dataset):
                     f"index {numbers[bad.argmax()]} is out of range: must be from {self._base} to "
                     f"{self.features - 1 + self._base}{self._hint(columns)}",
                 )
-            back = np.diff(columns) <= 0
-            if back.any():
-                last, here = numbers[back.argmax()], numbers[back.argmax() + 1]
-                raise self._wrong(index, f"index {here} follows {last}: must be in ascending order")
         with np.errstate(over="ignore"):
             values = exact.astype(kind)
         if not np.isfinite(values).all():

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..validation import kind_of, require_memory
+from .arrays import as_array
 from .order import IndexArray
 from .validation import Array, DType, check_numbers, checked_targets, float_dtype
 from .view import CommunicatorView
@@ -146,7 +147,7 @@ class SequenceArrays(Sequences):
         if isinstance(y, list | tuple) and y and getattr(y[0], "ndim", hasattr(y[0], "__len__")):
             self._y = _alike("y", y)
         else:
-            self._y = _array("y", y)
+            self._y = as_array("y", y)
             check_numbers("y", self._y)
             if self._y.ndim == 0:
                 raise UserError(f"y must have one row for each sequence: it is {kind_of(y)}")
@@ -214,13 +215,6 @@ def require_same_sequences(
     return found
 
 
-def _array(name: str, values: Any) -> Array:
-    try:
-        return np.asarray(values)
-    except (TypeError, ValueError):
-        raise UserError(f"{name} must be an array: it is {kind_of(values)}") from None
-
-
 def _alike(name: str, rows: Any) -> list[Array]:
     """Sequences as arrays that differ in their lengths alone.
 
@@ -231,7 +225,7 @@ def _alike(name: str, rows: Any) -> list[Array]:
         raise UserError(f"{name} must be a list of arrays, at least one: it is {kind_of(rows)}")
     arrays: list[Array] = []
     for index, row in enumerate(rows):
-        array = _array(f"{name}[{index}]", row)
+        array = as_array(f"{name}[{index}]", row)
         check_numbers(f"{name}[{index}]", array)
         if array.ndim == 0 or len(array) == 0:
             shape = list(array.shape)

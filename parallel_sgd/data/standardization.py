@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ..errors import UserError
 from ..validation import checked_path
+from .arrays import as_array
 from .dataset import Dataset
 from .files import npz_member
 from .text_file import by_ranks
@@ -81,7 +82,7 @@ class Standardization:
 
         Local.
         """
-        x = np.asarray(x)
+        x = as_array("x", x)
         if x.shape[1:] != self.mean.shape:
             raise UserError(
                 f"x has samples {list(x.shape[1:])}: must be {list(self.mean.shape)}, as those "

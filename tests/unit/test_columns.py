@@ -148,6 +148,25 @@ def test_test_data_have_the_columns_of_the_training(tmp_path, form):
     assert test.arrays()[1].tolist() == [1]
 
 
+@pytest.mark.parametrize("note", ["named", "json", "none"])
+def test_an_index_of_a_data_frame_is_no_feature(tmp_path, form, note):
+    """As pandas writes the DataFrame that was filtered; and what was set to be an index."""
+    table = pa.table({"a": [1.0, 2], "id": [7, 3], "__index_level_0__": [5, 9], "y": [0, 1]})
+    notes = {
+        "named": b'{"index_columns": ["id", "__index_level_0__", {"kind": "range"}]}',
+        "json": b'{"index_columns": ["id"',
+        "none": None,
+    }
+    noted = table.replace_schema_metadata({b"pandas": notes[note]} if notes[note] else None)
+    path = write(tmp_path / f"d.{form}", noted)
+    x = ("a",) if note == "named" else ("a", "id")
+    assert FORMATS[form](path).x_columns == x
+    assert FORMATS[form](path, x=["__index_level_0__"]).arrays()[0].tolist() == [[5], [9]]
+    for content in (b"[]", b"3", b'{"index_columns": 3}', b'{"index_columns": [[1], null]}'):
+        write(path, table.replace_schema_metadata({b"pandas": content}))
+        assert FORMATS[form](path).x_columns == ("a", "id")
+
+
 def epoch(columns, size, minibatch_size=8, seed=0, number=0, **options):
     """Labels by rank and minibatch, of ranks that each have their own data set."""
     ranks = []

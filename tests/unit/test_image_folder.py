@@ -35,6 +35,31 @@ def folder(tmp_path):
     return tmp_path
 
 
+def test_images_of_other_names_are_read_or_refused(folder):
+    """Never left out in silence."""
+    jpeg = folder / "a" / "1.jpg"
+    image(jpeg)
+    jpeg.rename(jpeg.with_suffix(".JFIF"))
+    assert len(data.ImageFolder(folder)) == 5
+    for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "notes.json"):
+        (folder / "a" / name).write_bytes(b"\xff\xd8\xff")
+    for name in ("__MACOSX", "@eaDir", ".ipynb_checkpoints"):
+        for place in (folder, folder / "b"):
+            image(place / name / "7.png")
+    assert len(data.ImageFolder(folder)) == 5
+    (folder / "b" / "video.bin").write_bytes(b"no image")
+    for name, content in (
+        ("0.heic", b"\0\0\0\x18ftypheic and so on"),
+        ("0", (folder / "b" / "2.png").read_bytes()),
+        ("0.dng", b"II*\0 and so on"),
+    ):
+        (folder / "b" / name).write_bytes(content)
+        line = f"^{folder}/b/{name} is an image, but its name does not end in one of .bmp, "
+        with pytest.raises(UserError, match=line):
+            data.ImageFolder(folder)
+        (folder / "b" / name).unlink()
+
+
 def pixels_of(path):
     return np.asarray(Image.open(path).convert("RGB")).transpose(2, 0, 1) / np.float32(255)
 

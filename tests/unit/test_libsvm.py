@@ -167,6 +167,14 @@ def test_absurd_indexes_take_no_memory(opened):
     tracemalloc.stop()
 
 
+def test_indexes_that_do_not_ascend_are_told_as_such(opened):
+    """Also where the width was taken from the last ones."""
+    with pytest.raises(
+        UserError, match=r"line 1 .*: index 2 follows 5: must be in ascending order"
+    ):
+        opened(b"1 5:1 2:3\n0 1:1\n").read(np.arange(2))
+
+
 def test_a_file_that_is_cut(opened, tmp_path):
     data = opened(FILE)
     (tmp_path / "a.svm").write_bytes(FILE[:10])

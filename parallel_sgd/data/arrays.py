@@ -1,0 +1,57 @@
+"""What a user has for arrays, taken as NumPy arrays: nothing is changed in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..validation import kind_of, line_of
+from .validation import Array
+
+
+def as_array(name: str, values: Any) -> Array:
+    """Take what a user has as a NumPy array of no other class than `numpy.memmap`.
+
+    Args:
+        name: what to call it in an error.
+    Raises:
+        UserError: that cannot be; or values are masked, which an array would fill with something.
+
+    Local. Cost: a mask is read once; other arrays are not looked at.
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        _require_no_mask(name, values)
+        values = values.data
+    elif isinstance(values, list | tuple):
+        for index, row in enumerate(values):
+            if isinstance(row, np.ma.MaskedArray):
+                _require_no_mask(f"{name}[{index}]", row)
+    try:
+        array: Array = np.asanyarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last one of PyTorch
+        reason = "" if isinstance(error, TypeError) else f" ({line_of(error)})"
+        raise UserError(f"{name} must be a NumPy array: it is {kind_of(values)}{reason}") from None
+    return array if isinstance(array, np.memmap) else np.asarray(array)
+
+
+def _require_no_mask(name: str, values: np.ma.MaskedArray[Any, Any]) -> None:
+    mask = np.ma.getmaskarray(values)
+    if mask.dtype.names is None and mask.any():
+        places = np.argwhere(mask)
+        where = "".join(f"[{int(i)}]" for i in places[0])
+        raise UserError(
+            f"{name} has {len(places)} masked values, the first at {where}: must have none: fill "
+            "them, or leave their samples out"
+        )
+
+
+def require_one_index(before: str, x: Any, y: Any) -> None:
+    """Raise a UserError where x and y are of pandas, and in different orders by their indexes."""
+    of_x, of_y = (getattr(values, "index", None) for values in (x, y))
+    if hasattr(of_x, "equals") and hasattr(of_y, "equals") and not of_x.equals(of_y):
+        raise UserError(
+            f"{before}x and y must have one index, in one order: bring them together by it, or "
+            "give arrays (to_numpy()) where it means nothing"
+        )
