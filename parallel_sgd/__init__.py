@@ -20,45 +20,48 @@ from . import starting
 
 starting.begin()
 
-import importlib
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from . import data, models, schedules
-from .algorithms import (
-    Algorithm,
-    BlockMomentumSGD,
-    CNTKBlockMomentumSGD,
-    DataParallelASGD,
-    DataParallelSGD,
-    DiLoCo,
-    ModelAveragingSGD,
-    PowerSGD,
-    SlowMo,
-)
-from .communication import Communicator, simulate
 from .communication.abort import install_excepthook_if_launched
-from .embedding import ArrayTable, Embedding
-from .errors import Preempted, RanksLost, UserError
-from .optimizers import SGD, Adagrad, Adam, MomentumSGD, NesterovSGD, Optimizer
-from .parameters import Parameters
-from .trace import Trace
-from .training import (
-    AutoLearningRate,
-    AutoMinibatchSize,
-    CheckpointConfig,
-    Checkpoints,
-    CrossValidation,
-    Learner,
-    NotFinitePolicy,
-    Objective,
-    Progress,
-    RunFolder,
-    TrainingSession,
-    load_checkpoint,
-    resume,
-    traced,
-)
 from .version import __version__
+
+if TYPE_CHECKING:
+    from . import data, models, schedules
+    from . import torch as torch
+    from .algorithms import (
+        Algorithm,
+        BlockMomentumSGD,
+        CNTKBlockMomentumSGD,
+        DataParallelASGD,
+        DataParallelSGD,
+        DiLoCo,
+        ModelAveragingSGD,
+        PowerSGD,
+        SlowMo,
+    )
+    from .communication import Communicator, simulate
+    from .embedding import ArrayTable, Embedding
+    from .errors import Preempted, RanksLost, UserError
+    from .optimizers import SGD, Adagrad, Adam, MomentumSGD, NesterovSGD, Optimizer
+    from .parameters import Parameters
+    from .trace import Trace
+    from .training import (
+        AutoLearningRate,
+        AutoMinibatchSize,
+        CheckpointConfig,
+        Checkpoints,
+        CrossValidation,
+        Learner,
+        NotFinitePolicy,
+        Objective,
+        Progress,
+        RunFolder,
+        TrainingSession,
+        load_checkpoint,
+        resume,
+        traced,
+    )
 
 __all__ = [
     "SGD",
@@ -105,12 +108,48 @@ __all__ = [
     "traced",
 ]
 
+#: Where the public names are: each is imported when it is first asked for. A launcher asks for
+#: none, and whoever asks for `torch` waits for PyTorch.
+_ROOMS = {
+    "": (
+        *("algorithms", "array_files", "checks", "compression", "costs", "data", "embedding"),
+        *("exchange", "files", "kernels", "models", "optimizers", "options", "parameter_server"),
+        *("parameters", "patterns", "schedules", "state", "torch", "trace", "training"),
+    ),
+    "algorithms": (
+        *("Algorithm", "BlockMomentumSGD", "CNTKBlockMomentumSGD", "DataParallelASGD"),
+        *("DataParallelSGD", "DiLoCo", "ModelAveragingSGD", "PowerSGD", "SlowMo"),
+    ),
+    "communication": ("Communicator", "simulate"),
+    "embedding": ("ArrayTable", "Embedding"),
+    "errors": ("Preempted", "RanksLost", "UserError"),
+    "optimizers": ("SGD", "Adagrad", "Adam", "MomentumSGD", "NesterovSGD", "Optimizer"),
+    "parameters": ("Parameters",),
+    "trace": ("Trace",),
+    "training": (
+        *("AutoLearningRate", "AutoMinibatchSize", "CheckpointConfig", "Checkpoints"),
+        *("CrossValidation", "Learner", "NotFinitePolicy", "Objective", "Progress", "RunFolder"),
+        *("TrainingSession", "load_checkpoint", "resume", "traced"),
+    ),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    """`parallel_sgd.torch`, when it is first asked for: importing PyTorch takes seconds."""
-    if name == "torch":
-        return importlib.import_module(".torch", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """A public name that is asked for the first time."""
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = _ROOM_OF[name]
+    if room:
+        found = getattr(import_module(f".{room}", __name__), name)
+    else:
+        found = import_module(f".{name}", __name__)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_ROOM_OF})
 
 
 install_excepthook_if_launched()  # a rank that fails before Communicator.world() ends the job

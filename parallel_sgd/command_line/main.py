@@ -10,7 +10,7 @@ from importlib import import_module
 from ..communication.abort import INTERRUPTED, leave_stdout, user_line
 from ..communication.entry_point import abort_on_error
 from ..starting import started
-from .info import package_version
+from ..version import __version__
 from .parser import Parser
 
 #: Command: the module of this package whose `main(argv)` returns the exit code, and what it does.
@@ -70,6 +70,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Parallel stochastic gradient descent: data-parallel training over MPI.",
         epilog=f"commands:\n{commands}\n\n`parallel-sgd COMMAND --help` says more.",
     )
-    parser.add_argument("--version", action="version", version=f"parallel-sgd {package_version()}")
+    parser.add_argument("--version", action="version", version=f"parallel-sgd {__version__}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     return parser

@@ -31,7 +31,7 @@ from ..training import (
     Progress,
     RunFolder,
     TrainingSession,
-    require_matplotlib,
+    require_installed_matplotlib,
     traced,
 )
 from ..training.progress_bar import on_terminal
@@ -82,7 +82,7 @@ def train_on(
         if options.device == "cuda":
             use_gpu(local_rank)
         if first and not options.no_plot:
-            require_matplotlib()
+            require_installed_matplotlib()
         if first and options.tensorboard:
             require_tensorboard()
         data = read_data(options)

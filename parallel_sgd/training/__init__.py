@@ -10,7 +10,12 @@ from .not_finite_policy import NotFinitePolicy
 from .objective import ModelObjective, Objective
 from .progress import Progress
 from .resuming import resume
-from .run_folder import CHECKPOINTS, RunFolder, require_matplotlib
+from .run_folder import (
+    CHECKPOINTS,
+    RunFolder,
+    require_installed_matplotlib,
+    require_matplotlib,
+)
 from .session import TrainingSession
 from .trace_file import traced
 
@@ -30,6 +35,7 @@ __all__ = [
     "RunFolder",
     "TrainingSession",
     "load_checkpoint",
+    "require_installed_matplotlib",
     "require_matplotlib",
     "resume",
     "traced",

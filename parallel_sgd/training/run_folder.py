@@ -5,7 +5,7 @@ Its checkpoints, in the folder ``checkpoints``, are written by all: see `checkpo
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +84,7 @@ class RunFolder:
         for name in (CHECKPOINTS, TENSORBOARD):
             require_no_link(self.path / name)
         if self.plot:
-            require_matplotlib()
+            require_installed_matplotlib()
         job = job_name()
         self.write_json(OPTIONS, {**(self.options or {}), **({"job": job} if job else {})})
         if self._tensorboard:
@@ -210,6 +210,16 @@ def require_tensorboard() -> Any:
         ) from error
 
 
+def require_installed_matplotlib() -> None:
+    """See that Matplotlib is there, which takes half a second to import: training begins first.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise _without_matplotlib("No module named 'matplotlib'")
+
+
 def require_matplotlib() -> Any:
     """Matplotlib's pyplot, drawing to files.
 
@@ -220,7 +230,11 @@ def require_matplotlib() -> Any:
         importlib.import_module("matplotlib").use("agg")
         return importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
-        raise UserError(
-            f"the loss curve needs matplotlib ({error}): "
-            "pip install 'parallel_sgd[train]', or leave it out with --no-plot"
-        ) from error
+        raise _without_matplotlib(error) from error
+
+
+def _without_matplotlib(why: object) -> UserError:
+    return UserError(
+        f"the loss curve needs matplotlib ({why}): "
+        "pip install 'parallel_sgd[train]', or leave it out with --no-plot"
+    )

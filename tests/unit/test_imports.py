@@ -232,6 +232,27 @@ def test_importing_the_package_starts_nothing():
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+def test_public_names_are_imported_when_they_are_asked_for():
+    script = (
+        "import sys, parallel_sgd as psgd\n"
+        "print('parallel_sgd.training' in sys.modules, 'torch' in sys.modules)\n"
+        "found = [getattr(psgd, name) for name in psgd.__all__]\n"
+        "print(len(found) > 40, set(psgd.__all__) <= set(dir(psgd)))\n"
+        "print(psgd.compression.register.__name__, hasattr(psgd, 'Lerner'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60 * patience()
+    )
+    assert (done.stdout, done.stderr) == ("False False\nTrue True\nregister False\n", "")
+
+
+def test_a_run_needs_matplotlib_from_its_beginning_and_imports_it_at_its_end(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    folder = parallel_sgd.RunFolder(tmp_path / "run", {}, plot=True)
+    with pytest.raises(parallel_sgd.UserError, match=r"needs matplotlib .*--no-plot$"):
+        folder.create()
+
+
 WITH_EXAMPLES = sorted(module for module, text in sources().items() if ">>> " in text)
 
 
