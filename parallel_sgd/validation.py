@@ -10,6 +10,7 @@ import errno
 import math
 import operator
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
@@ -28,6 +29,8 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 """Below this they would be zero there, or lose their precision."""
 
 LARGEST_INTEGER = (1 << 63) - 1  #: of arrays and messages
+
+PATH = re.compile(r"""\b(?:Pure)?(?:Posix|Windows)Path\(('[^']*'|"[^"]*")\)""")
 
 NUMBERS = "biuf"  #: kinds of dtypes that hold plain real numbers
 
@@ -198,10 +201,15 @@ def shown(value: Any) -> str:
     """A value as errors show it: in one line, not too long."""
     plain = isinstance(value, Real) and not isinstance(value, bool)
     try:
-        text = " ".join((str(value) if plain else repr(value)).split())
+        text = " ".join((str(value) if plain else with_plain_paths(repr(value))).split())
     except ValueError:  # Python writes no more than some thousand digits
         text = f"<{kind_of(value)}, too long to show>"
     return text if len(text) <= 100 else text[:97] + "..."
+
+
+def with_plain_paths(text: str) -> str:
+    """Return a `repr` with every path in it as a text: 'a/b' for PosixPath('a/b')."""
+    return PATH.sub(r"\1", text)
 
 
 def kind_of(value: Any) -> str:

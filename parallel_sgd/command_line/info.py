@@ -268,6 +268,8 @@ def _shapes_in(model: str) -> dict[str, tuple[int, ...]]:
                 with archive.open(member) as file:
                     shape, _, dtype = readers[npy.read_magic(file)](file)
                 name = member.removesuffix(".npy")
+                if dtype.kind == "i" and not shape:  # a counter among a PyTorch model's buffers
+                    continue
                 if dtype.kind != "f":
                     raise UserError(f"{path} must hold parameters: {name!r} is of {dtype}")
                 shapes[name] = shape

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..errors import DivergedError, NotFinite, SharedError, SharedProblem, UserError
 from ..trace import NO_TRACE, Trace
-from ..validation import number, shown
+from ..validation import number, shown, with_plain_paths
 from .endpoint import Endpoint
 from .launched import WAIT_TIMEOUT_S
 from .messages import Array, Messages
@@ -407,7 +407,7 @@ class Communicator(ABC):
         Raises:
             SharedError: on all ranks, naming the first fact that differs and who has what.
         """
-        shown = {name: repr(value) for name, value in facts.items()}
+        shown = {name: with_plain_paths(repr(value)) for name, value in facts.items()}
         everywhere = self._gather("require_agreement", shown)
         for name in dict.fromkeys(name for theirs in everywhere for name in theirs):
             values = [theirs.get(name, "nothing") for theirs in everywhere]

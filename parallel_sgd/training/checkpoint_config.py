@@ -18,7 +18,7 @@ class CheckpointConfig:
     """Checkpoints of a session: the latest ones, the best one, and the last one.
 
     Args:
-        folder: which all ranks share.
+        folder: the same on all ranks, which all share.
         every: so many samples of all ranks lie between two checkpoints; None: see `every_s`.
         every_s: about so many seconds lie between two. Where neither is given, there are those of
             the best model and of the end alone.
@@ -57,7 +57,8 @@ class CheckpointConfig:
 
     @property
     def facts(self) -> tuple[object, ...]:
-        """What must be the same on all ranks, whatever each calls the folder. Local."""
+        """What must be the same on all ranks, beside the folder, which each may call by another
+        name. Local."""
         return (self.every, self.every_s, self.keep, self.resume)
 
     @property

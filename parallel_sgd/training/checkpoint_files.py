@@ -32,7 +32,7 @@ from ..array_files import (
     write_arrays,
 )
 from ..errors import UserError
-from ..files import content_of, make_new, remove_tree
+from ..files import content_of, make_new, reason, remove_tree
 from ..validation import shown
 from .documents import FORMAT, READABLE, check_manifest, check_numbers, converted, parsed
 
@@ -203,11 +203,19 @@ def require_whole(path: Path) -> None:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """What has a checkpoint's name, the oldest (by samples) first."""
+    """What has a checkpoint's name, the oldest (by samples) first; nothing where no folder is.
+
+    Raises:
+        UserError: it is no folder, or cannot be read.
+    """
     try:
         checkpoints = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise UserError(
+            f"{str(folder)!r} must be a folder of checkpoints: {reason(error)}"
+        ) from error
     return sorted(checkpoints, key=lambda path: sort_key(path.name))
 
 

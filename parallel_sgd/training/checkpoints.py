@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, Self, cast
@@ -36,8 +36,8 @@ class Checkpoints:
     """A folder of checkpoints that keeps the latest ones, and the best.
 
     Args:
-        folder: on a file system that all ranks share; made with the first checkpoint, and for one
-            training run at a time.
+        folder: the same on all ranks, on a file system that all share; made with the first
+            checkpoint, and for one training run at a time.
         keep: how many of the latest to keep, at least 1; beside them the one with the lowest
             `metric` stays. Older ones are removed.
         facts: what else must be the same when a checkpoint is taken up again, by name (a seed,
@@ -263,10 +263,11 @@ class Checkpoints:
         path = None
         if comm.rank == 0 and not problem:
             path, problem = self._attempt(lambda: files.begin(self.folder, manifest["samples"]))
-        begun = comm.allgather_object((path, problem))
+        begun = comm.allgather_object((path, problem, places_of(self.folder)))
         path = cast(Path, begun[0][0])
         part = path and files.part_of(path)
-        if any(problem for _, problem in begun):
+        problem = problem or difference_of([places for *_, places in begun], comm)
+        if problem or any(problem for _, problem, _ in begun):
             if comm.rank == 0 and part:
                 shutil.rmtree(part, ignore_errors=True)
             comm.raise_together(problem)
@@ -376,6 +377,28 @@ def described(learner: Learner, facts: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": str(parameters.dtype),
         "facts": {name: repr(value) for name, value in facts.items()},
     }
+
+
+def places_of(folder: Path) -> tuple[str, str]:
+    """Return where a folder is: its whole path as it is called, and without links. Local."""
+    return os.path.abspath(folder), os.path.realpath(folder)
+
+
+def difference_of(places: Sequence[tuple[str, str]], comm: Communicator) -> str | None:
+    """Say where ranks have other folders of checkpoints than each other; None where they do not.
+
+    Args:
+        places: `places_of` each rank's, in rank order.
+
+    Local.
+    """
+    if any(len(set(names)) == 1 for names in zip(*places, strict=True)):
+        return None
+    odd = next(k for k, (name, _) in enumerate(places) if name != places[0][0])
+    return (
+        f"folder of checkpoints must be the same on all ranks: rank {comm.world_ranks[0]} has "
+        f"{places[0][0]!r}, and rank {comm.world_ranks[odd]} has {places[odd][0]!r}"
+    )
 
 
 def _better(metric: float | None, other: float | None) -> bool:

@@ -13,7 +13,7 @@ from ..array_files import reading_errors
 from ..communication import Communicator
 from ..errors import SharedError, UserError
 from ..plain_values import from_json
-from ..validation import checked_path, line_of
+from ..validation import checked_path, line_of, with_plain_paths
 from . import checkpoint_files as files
 from .checkpoint_files import Damaged, Reader
 from .checkpoints import described, wait_for_writing
@@ -259,7 +259,8 @@ def _difference(path: Path, manifest: Mapping[str, Any], wanted: Mapping[str, An
     for name in wanted["facts"]:
         values = [known["facts"].get(name, "nothing") for known in (manifest, wanted)]
         if values[0] != values[1]:
-            return f"{start} run: its {name} was {values[0]}, and is {values[1]}"
+            was, is_now = map(with_plain_paths, values)
+            return f"{start} run: its {name} was {was}, and is {is_now}"
     return None
 
 

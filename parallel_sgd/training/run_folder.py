@@ -18,10 +18,11 @@ from ..communication.launched import job_name, restarts
 from ..data import Standardization
 from ..data.standardization import STANDARDIZATION
 from ..errors import UserError
-from ..files import append_line, aside_of, reason, write_whole, writing
+from ..files import append_line, aside_of, content_of, reason, write_whole, writing
 from ..kernels import array_module
 from ..parameters import Parameters
 from ..validation import checked_path
+from .documents import parsed
 
 WHAT = "output"  #: what errors call the files here
 OPTIONS = "options.json"  #: the first file that is written
@@ -110,8 +111,8 @@ class RunFolder:
         }:  # it was killed as it wrote its first file
             return True
         try:
-            written = json.loads((self.path / OPTIONS).read_text())
-        except (OSError, ValueError):
+            written = parsed(content_of(OPTIONS, self.path / OPTIONS))
+        except (OSError, UserError):
             return False
         return isinstance(written, dict) and written.get("job") == job_name()
 

@@ -10,7 +10,7 @@ from ..errors import SharedError, UserError
 from .adjusting import Adjusting
 from .checkpoint_config import SharedClock
 from .checkpoint_files import checkpoints_in, read_manifest, remove, set_aside_after, sort_key
-from .checkpoints import Checkpoints
+from .checkpoints import Checkpoints, difference_of, places_of
 from .feeding import Feeding
 from .learner import Learner
 from .loading import load_checkpoint
@@ -40,6 +40,9 @@ class SessionCheckpoints:
         self._saver = self._comm.together(
             lambda: Checkpoints(config.folder, keep=config.keep, facts=facts)
         )
+        places = self._comm.allgather_object(places_of(self._saver.folder))
+        if problem := difference_of(places, self._comm):
+            raise SharedError(problem)
         every_s = config.every_s
         self._clock = None if every_s is None else SharedClock(every_s, learner.gathered)
 

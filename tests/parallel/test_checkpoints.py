@@ -259,6 +259,18 @@ def test_what_a_step_has_told_is_not_told_again(on_ranks, tmp_path, monkeypatch)
     on_ranks(body)
 
 
+def test_ranks_with_other_folders_disagree(comm, tmp_path):
+    folder = shared(comm, tmp_path)
+    learner = learner_of("data-parallel", comm)
+    own = psgd.Checkpoints(folder / ("a" if comm.rank < comm.size - 1 else "b"))
+    own.save(learner)
+    if comm.size == 1:
+        return own.close()
+    with pytest.raises(UserError, match=rf"rank 0 has .*/a', and rank {comm.size - 1} has .*/b'"):
+        own.wait()
+    assert not [*folder.glob("*/*")]
+
+
 def extra_of(rank: int) -> dict[Any, Any]:
     return {
         "rank": rank,

@@ -9,6 +9,7 @@ import pytest
 from sessions import SIZE, TESTED, data, learner_of, model, without_seconds
 
 import parallel_sgd as psgd
+from parallel_sgd import UserError
 from parallel_sgd.training.checkpoint_files import MANIFEST, checkpoints_in
 
 pytestmark = [pytest.mark.threads(1, 2), pytest.mark.ranks(2)]
@@ -49,6 +50,29 @@ def graded(comm, *, interrupted_after=99, **checkpoints):
         with pytest.raises(psgd.UserError) if interrupted_after < 99 else nullcontext():
             return own.parameters.flat, without_seconds(session.run())
     return None
+
+
+def test_ranks_with_other_folders_disagree_before_they_train(comm, tmp_path):
+    """Whatever each calls the same one."""
+    folder = comm.allgather_object(tmp_path)[0]
+    saved = folder / "saved"
+    saved.mkdir(exist_ok=True)
+    comm.barrier()
+    if comm.size > 1:
+        own = folder / "other" if comm.rank == comm.size - 1 else saved
+        message = (
+            rf"same on all ranks: rank 0 has .*/saved', and rank {comm.size - 1} has .*/other'"
+        )
+        with pytest.raises(UserError, match=message):
+            graded(comm, folder=own, every=SIZE)
+        assert not list(saved.iterdir())
+    comm.barrier()
+    link = folder / "link"
+    if comm.rank == 0:
+        link.symlink_to(saved)
+    comm.barrier()
+    graded(comm, folder=link if comm.rank else saved, every=3 * SIZE)
+    assert list(saved.iterdir())
 
 
 def test_the_best_model_is_kept_whatever_else_is_only_a_little_better(comm, tmp_path):

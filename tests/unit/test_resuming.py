@@ -147,7 +147,13 @@ def loop(tmp_path, monkeypatch):
     """One start of a job whose loop is its own."""
     monkeypatch.chdir(tmp_path)
 
-    def start(number: int, *, ends_after: int = 10**9, name: str = "this-job"):
+    def start(
+        number: int,
+        *,
+        ends_after: int = 10**9,
+        name: str = "this-job",
+        folder: str = "run/checkpoints",
+    ):
         monkeypatch.setenv(launched.RESTART, str(number))
         monkeypatch.setenv(launched.JOB, name)
         x = np.random.default_rng(0).standard_normal((SAMPLES, 4)).astype(np.float32)
@@ -159,8 +165,8 @@ def loop(tmp_path, monkeypatch):
             psgd.DataParallelSGD(),
             psgd.Communicator.single(),
         )
-        with learner, psgd.Checkpoints("run/checkpoints", keep=9) as saved:
-            resumed = psgd.resume(learner, "run/checkpoints")
+        with learner, psgd.Checkpoints(folder, keep=9) as saved:
+            resumed = psgd.resume(learner, folder)
             for x, y in source.minibatches(learner):
                 own.gradient(x, y, out=learner.gradient)
                 learner.step(len(x))
@@ -191,6 +197,13 @@ def test_a_loop_of_ones_own_goes_on(loop, capsys):
     assert len([*Path("run/checkpoints").glob("*.aside")]) == 2
 
 
+@pytest.mark.parametrize("place", ["a_file", "a_file/checkpoints"])
+def test_a_file_in_the_place_of_checkpoints(loop, place):
+    Path("a_file").write_text("no folder")
+    with pytest.raises(psgd.UserError, match=f"'{place}' must be a folder of checkpoints: Not a"):
+        loop(0, folder=place)
+
+
 def test_a_loop_that_was_lost_before_its_first_checkpoint(loop):
     """It begins again where it has begun: after what another run had left."""
     loop(0, ends_after=24, name="older")
@@ -208,6 +221,14 @@ def test_a_folder_of_another_job_is_not_taken_over(job):
     with pytest.raises(psgd.UserError, match="must be a new or empty folder"):
         job(1)
     assert Path("run/metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, '{"job": ' * 5000, "\udcff", "{"])
+def test_options_that_cannot_be_read_are_of_another_job(job, text):
+    Path("run").mkdir()
+    Path("run/options.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(psgd.UserError, match="must be a new or empty folder"):
+        job(1)
 
 
 def test_a_job_killed_as_it_begins_to_write(job):
