@@ -202,6 +202,7 @@ PIP = .venv/$*/bin/python -m pip install --quiet --disable-pip-version-check
 	$(PYTHON) -m venv .venv/$*
 	-$(PIP) --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 	$(PIP) -e '.[$*,test$(EXTRAS)]' torch==2.13.0
+	.venv/$*/bin/python -m compileall -q parallel_sgd kernels # as pip does, but not of a checkout
 	@touch $@
 
 clean:

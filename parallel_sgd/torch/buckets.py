@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from ..communication import Communicator
-from ..compression import AUTO, Mixed, auto_bits
+from ..compression import AUTO, Mixed, auto_bits, problem_with
 from ..costs import Measured, measure
 from ..errors import UserError
 from ..exchange import ExchangeOptions, ExchangePlan, choose_plan, topology_for
 from ..exchange.plan import SHORT
-from ..kernels import finish_on_device
+from ..kernels import array_module, finish_on_device
 from ..parameters import Parameters
+from ..training.preparing import prepare_kernels
 from .arrays import as_array
 from .bucket_sum import BucketSum, ParameterResidual
 from .module import is_a_learners
@@ -127,6 +128,10 @@ class Buckets:
         self._comm.require_agreement(
             {f"the sizes of the parameters in DDP's bucket {index}": [*sizes.values()]}
         )
+        if not self._buckets and array_module(vector) is np:
+            none = vector[:0].copy()
+            calls = [*self._options.first_calls(), lambda: problem_with(none)]
+            prepare_kernels(self._comm, calls)
         bits = self._bits(vector, steps)
         plan = self._plan(sizes, vector, bits)
         made = BucketSum(sizes, vector, self._comm, self._options, plan, bits)

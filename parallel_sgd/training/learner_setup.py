@@ -13,9 +13,8 @@ from ..algorithms import Algorithm, Work
 from ..algorithms.left_out import LeftOut
 from ..communication import Communicator, Group
 from ..communication.attendance import note_training
-from ..communication.stderr import tell
 from ..errors import UserError
-from ..kernels import array_module, prepare
+from ..kernels import array_module
 from ..optimizers import UpdateRule
 from ..parameter_server import RemoteTables
 from ..parameters import Parameters
@@ -27,6 +26,7 @@ from .beside import Beside
 from .in_common import EVERY, InCommon
 from .leaving_out import MOST_SKIPPED, NotFinite, agree_on_numbers
 from .performance import SyncPerformance
+from .preparing import prepare_kernels
 from .regrouping import begin_with_those_left
 from .served_survival import ServedSurvival
 from .shared_model import SharedModel
@@ -102,7 +102,10 @@ class LearnerSetup(ABC):
         self.left_out.skips, self.left_out.most, self._compare_every = about_numbers
         self.gradient = self.parameters.like()
         self.local_step = self._arguments[1].bind(self.parameters)
-        self._prepare_kernels()
+        x = self.parameters.flat
+        if array_module(x) is np:
+            calls = algorithm.first_calls(x[:0].copy()) + self.local_step.first_calls()
+            prepare_kernels(comm, calls)
         self._form()
         self._watch_performance(every)
         self.last_samples = self.in_step = 0
@@ -119,19 +122,6 @@ class LearnerSetup(ABC):
                 self.survival = ServedSurvival(self)
             self.survival.begin()
         note_training()
-
-    def _prepare_kernels(self) -> None:
-        """Have the kernels for NumPy arrays ready, before anything is measured or timed; of what
-        has to be compiled, each rank begins with something else. Local."""
-        x = self.parameters.flat
-        if array_module(x) is not np:
-            return
-        calls = [
-            *self.algorithm.first_calls(x[:0].copy()),
-            *self.local_step.first_calls(),
-        ]
-        rank = self.world.rank
-        prepare(calls, rank, lambda line: tell(f"parallel-sgd: {line}") if rank == 0 else None)
 
     def _form(self) -> None:
         """Give every rank its role, and make the state before the first minibatch. Collective."""

@@ -23,7 +23,7 @@ class SyncPerformance(Trace):
     Its time has three parts. Computing is what passes between the steps since the synchronization
     before. Aggregation is what the learner's thread spends in exchanges and in waiting for the
     others. The update is the rest of all steps. What runs in the background counts only where it is
-    waited for. The first synchronization is left out: in it kernels are compiled.
+    waited for. The first synchronization is left out: buffers are touched for the first time in it.
 
     Args:
         every: so many synchronizations make a line, at least 1.

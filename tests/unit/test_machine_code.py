@@ -194,17 +194,9 @@ OPTIMIZERS = [psgd.SGD(lr=0.1), psgd.MomentumSGD(lr=0.1), psgd.NesterovSGD(lr=0.
 OPTIMIZERS += [psgd.Adam(lr=0.1), psgd.Adagrad(lr=0.1)]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "optimizer", "dtype"),
-    [
-        *((algorithm, OPTIMIZERS[0], np.float32) for algorithm in ALGORITHMS),
-        *(("32 bits", optimizer, np.float32) for optimizer in OPTIMIZERS[1:]),
-        *((name, OPTIMIZERS[3], np.float64) for name in ("32 bits", "averaging", "low rank")),
-    ],
-)
-def test_no_step_needs_a_kernel_that_the_learner_has_not_prepared(
-    algorithm, optimizer, dtype, monkeypatch
-):
+@pytest.fixture
+def used(monkeypatch) -> set[object]:
+    """The kernels that are called from now on, each with the kinds of its arguments."""
     used: set[object] = set()
 
     def spy(name: str) -> Callable[..., object]:
@@ -218,20 +210,55 @@ def test_no_step_needs_a_kernel_that_the_learner_has_not_prepared(
 
     for name in cpu.__all__:
         monkeypatch.setattr(cpu, name, spy(name))
+    return used
 
+
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer", "dtype"),
+    [
+        *((algorithm, OPTIMIZERS[0], np.float32) for algorithm in ALGORITHMS),
+        *(("32 bits", optimizer, np.float32) for optimizer in OPTIMIZERS[1:]),
+        *((name, OPTIMIZERS[3], np.float64) for name in ("32 bits", "averaging", "low rank")),
+    ],
+)
+def test_no_step_needs_a_kernel_that_the_learner_has_not_prepared(
+    algorithm, optimizer, dtype, used
+):
     def train(comm: psgd.Communicator) -> tuple[set[object], int]:
         sizes = {"w": (40, 40), "b": (3000,)}
         x = psgd.Parameters({name: np.ones(shape, dtype) for name, shape in sizes.items()})
         with psgd.Learner(x, optimizer, ALGORITHMS[algorithm], comm) as learner:
             comm.barrier()
-            before = set(used)
+            prepared = set(used)
             comm.barrier()
             for _ in range(4):
                 learner.gradient.flat[...] = 1 + comm.rank
                 learner.step(samples=1)
             learner.finish()
-        return before, comm.size
+        return prepared, comm.size
 
     results = psgd.simulate(2, train)
     assert all(size == 2 for _, size in results)
     assert used and used - results[0][0] == set()
+
+
+def test_no_step_of_a_pytorch_learner_needs_a_kernel_that_it_has_not_prepared(used):
+    torch = pytest.importorskip("torch")
+
+    def train(comm: psgd.Communicator) -> set[object]:
+        model = torch.nn.Linear(80, 80)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        algorithm = psgd.DataParallelSGD(gradient_bits=4)
+        with psgd.torch.Learner(model, optimizer, algorithm, comm) as learner:
+            comm.barrier()
+            prepared = set(used)
+            comm.barrier()
+            for _ in range(2):
+                model(torch.full((1, 80), 1.0 + comm.rank)).sum().backward()
+                learner.step(samples=1)
+            learner.finish()
+        return prepared
+
+    prepared = psgd.simulate(2, train)[0]
+    assert {name for name, *_ in used} == {"encode_levels", "decode_levels", "largest_magnitude"}
+    assert used - prepared == set()

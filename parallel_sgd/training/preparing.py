@@ -1,0 +1,27 @@
+"""Kernels that are ready before training begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..communication import Communicator
+from ..communication.stderr import tell
+from ..kernels import prepare
+
+
+def prepare_kernels(comm: Communicator, calls: Sequence[Callable[[], object]]) -> None:
+    """Have the kernels ready that some calls need, before anything is measured or timed.
+
+    Of what has to be compiled, each rank begins with another kernel; rank 0 says so on stderr.
+
+    Args:
+        calls: the same on all ranks, such as the `first_calls` of an algorithm.
+
+    Local. Cost: seconds where kernels have to be compiled, and hundredths to load them.
+    """
+
+    def say(line: str) -> None:
+        if comm.rank == 0:
+            tell(f"parallel-sgd: {line}")
+
+    prepare(calls, comm.rank, say)
