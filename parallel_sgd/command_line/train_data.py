@@ -123,10 +123,10 @@ def require_data_options(options: argparse.Namespace) -> None:
             f"validation={shown(options.validation)} must be a fraction, at least 0 and below 1"
         )
     if options.data in BUNDLED:
-        for name in ("labels", "format", "reader", "task"):
+        for name in ("labels", "format", "reader", "x", "y", "task"):
             if (value := getattr(options, name)) is not None:
                 raise UserError(f"{name}={shown(value)}: {options.data} has {name} of its own")
-    _reader_options(options.reader or [])
+    _reader_options(options)
 
 
 def _read(options: argparse.Namespace) -> tuple[Dataset, Dataset, Task, str]:
@@ -143,23 +143,28 @@ def _read(options: argparse.Namespace) -> tuple[Dataset, Dataset, Task, str]:
         test=options.test,
         seed=options.seed,
         say=taken.append,
-        **_reader_options(options.reader or []),
+        **_reader_options(options),
     )
     task = task_of(train, options.task, options.classes)
     return train, test, task, f"{task.name}, {'; '.join(taken)}"
 
 
-def _reader_options(given: list[str]) -> dict[str, Any]:
-    """The options of a format's reader, from texts as ``size=[32, 32]``, ``y=price`` and
-    ``streams={"x": Dense(3), "y": Sparse(2, one_hot=True)}``."""
-    options = {}
-    for text in given:
+def _reader_options(asked: argparse.Namespace) -> dict[str, Any]:
+    """The options of a format's reader: --x and --y, and those of --reader from texts as
+    ``size=[32, 32]`` and ``streams={"x": Dense(3), "y": Sparse(2, one_hot=True)}``."""
+    columns = {"x": asked.x, "y": asked.y}
+    options: dict[str, Any] = {name: given for name, given in columns.items() if given}
+    if asked.y and len(asked.y) == 1:
+        (options["y"],) = asked.y
+    for text in asked.reader or []:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise UserError(f"reader={shown(text)} must be NAME=VALUE, as size=[32,32]")
         if name in ITS_OWN:
             flag = "--data" if name == "path" else f"--{name}"
             raise UserError(f"reader={shown(text)}: {name} is no option of a reader, see {flag}")
+        if columns.get(name):
+            raise UserError(f"reader={shown(text)}: --{name} says that already")
         try:
             options[name] = _value(ast.parse(value, mode="eval").body)
         except TypeError as error:  # of a stream's arguments

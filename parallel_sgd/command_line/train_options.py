@@ -117,9 +117,16 @@ def _add_data(p: argparse.ArgumentParser) -> None:
         "--reader",
         nargs="+",
         metavar="NAME=VALUE",
-        help="options of the format's reader, as in Python: size=[32,32] y=price "
+        help="options of the format's reader, as in Python: size=[32,32] header=False "
         "streams={'x':Dense(6),'y':Sparse(3,one_hot=True)}",
     )
+    for name, default in (("x", "all others"), ("y", "y, label or target")):
+        add(
+            f"--{name}",
+            nargs="+",
+            metavar="NAME",
+            help=f"the columns of a table that are {name} (default: {default})",
+        )
     add(
         "--task",
         choices=TASKS,

@@ -15,6 +15,7 @@ from .clicks import CLICKS_CLASSES, Clicks, clicks
 from .cntk_streams import Dense, Sparse
 from .cntk_text import CNTKSamples, CNTKSequences, load_cntk_sequences, load_cntk_text
 from .columns import Columns
+from .csv_table import CSVTable, csv_parts, load_csv
 from .dataset import Arrays, Dataset, Flattened, Subset, flattened
 from .files import load_idx_pair, load_npy, load_npz
 from .fingerprint import fingerprint, require_same_data
@@ -52,6 +53,7 @@ __all__ = [
     "ByteWindows",
     "CNTKSamples",
     "CNTKSequences",
+    "CSVTable",
     "CifarFile",
     "Clicks",
     "Columns",
@@ -88,6 +90,7 @@ __all__ = [
     "cifar100",
     "clicks",
     "count_classes",
+    "csv_parts",
     "digits",
     "ends",
     "fashion_mnist",
@@ -101,6 +104,7 @@ __all__ = [
     "load_arrow",
     "load_cntk_sequences",
     "load_cntk_text",
+    "load_csv",
     "load_idx",
     "load_idx_pair",
     "load_libsvm",

@@ -49,7 +49,8 @@ def _require_no_mask(name: str, values: np.ma.MaskedArray[Any, Any]) -> None:
 
 def require_one_index(before: str, x: Any, y: Any) -> None:
     """Raise a UserError where x and y are of pandas, and in different orders by their indexes."""
-    of_x, of_y = (getattr(values, "index", None) for values in (x, y))
+    of_x: Any = getattr(x, "index", None)
+    of_y: Any = getattr(y, "index", None)
     if hasattr(of_x, "equals") and hasattr(of_y, "equals") and not of_x.equals(of_y):
         raise UserError(
             f"{before}x and y must have one index, in one order: bring them together by it, or "

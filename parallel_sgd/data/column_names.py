@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
 
 from ..errors import UserError
 from ..validation import shown
-from .column_files import ColumnFile
+
+
+class Header(Protocol):
+    """What a file says of its columns.
+
+    Attributes:
+        columns: the names of all.
+        kinds: those that may be chosen, each once in the file, with the numbers in a row: None for
+            a single one.
+        types: what each holds.
+        indexes: those that are the names of rows.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    @property
+    def kinds(self) -> Mapping[str, tuple[np.dtype[Any], int | None]]: ...
+
+    @property
+    def types(self) -> Mapping[str, str]: ...
+
+    @property
+    def indexes(self) -> frozenset[str]: ...
+
 
 USUAL_Y = ("y", "label", "target")
 
 
-def chosen(argument: str, names: Any, file: ColumnFile) -> tuple[str, ...]:
+def chosen(argument: str, names: Any, file: Header) -> tuple[str, ...]:
     """The columns that a user names, each seen to be there and to hold numbers.
 
     Raises:
@@ -43,7 +73,7 @@ def chosen(argument: str, names: Any, file: ColumnFile) -> tuple[str, ...]:
     return tuple(wanted)
 
 
-def usual_y(file: ColumnFile) -> tuple[str, ...]:
+def usual_y(file: Header) -> tuple[str, ...]:
     """The column that y is where nothing is said; raises a UserError where there is none."""
     for name in USUAL_Y:
         if name in file.columns:
@@ -54,7 +84,7 @@ def usual_y(file: ColumnFile) -> tuple[str, ...]:
     )
 
 
-def usual_x(file: ColumnFile, y: tuple[str, ...]) -> tuple[str, ...]:
+def usual_x(file: Header, y: tuple[str, ...]) -> tuple[str, ...]:
     """The columns that x is where nothing is said: not an index. Raises a UserError where there are
     none."""
     if "x" in file.columns and "x" not in y:

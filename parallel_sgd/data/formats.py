@@ -15,6 +15,7 @@ from ..validation import checked_path, choice, shown
 from .bundled import fashion_mnist, is_mnist
 from .cifar import CIFAR10, CIFAR100, cifar10, cifar100, is_cifar, load_cifar10, load_cifar100
 from .cntk_text import CNTKSamples, load_cntk_text
+from .csv_table import csv_left_out, csv_parts, has_csv_parts, is_csv, load_csv
 from .dataset import Dataset
 from .files import load_idx_pair, load_npy, load_npz
 from .idx import is_idx
@@ -81,6 +82,7 @@ FORMATS: dict[str, Format] = {
     "mnist": Format(is_mnist, None, fashion_mnist, Path.is_dir),
     "cifar10": Format(partial(is_cifar, CIFAR10), load_cifar10, cifar10, Path.is_dir),
     "cifar100": Format(partial(is_cifar, CIFAR100), load_cifar100, cifar100, Path.is_dir),
+    "csv": Format(is_csv, load_csv, csv_parts, has_csv_parts, csv_left_out),
     "images": Format(Path.is_dir, ImageFolder, image_folders, has_image_parts, images_left_out),
 }
 
@@ -104,6 +106,8 @@ def load(
             - mnist: a folder with the files of MNIST or Fashion-MNIST (`fashion_mnist`)
             - cifar10, cifar100: a folder with the files of the binary version, or one of them
               (`cifar10`, `cifar100`)
+            - csv: a ``.csv`` or ``.tsv`` file, also ``.gz``, or a folder of them (`load_csv`,
+              `csv_parts`)
             - images: a folder with a folder of images for each class (`ImageFolder`), or with such
               folders in ``train/`` and ``test/`` (`image_folders`)
         labels: of a ``.npy`` or IDX file of y, with a file of the same kind of x.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ..errors import UserError
 from ..files import reason
@@ -16,6 +17,7 @@ from .parts import REQUIRED, Parts, both_parts, is_litter, parts_of
 PARQUET, ARROW = (".parquet",), (".arrow", ".feather")
 
 PathLike = str | os.PathLike[str]
+File = TypeVar("File")
 
 
 def load_parquet(
@@ -36,7 +38,7 @@ def load_parquet(
 
     Local: now, every rank reads the foot of each file.
     """
-    return Columns(_opened(path, PARQUET, ParquetFile), x=x, y=y, most_bytes=most_bytes)
+    return Columns(opened_files(path, PARQUET, ParquetFile), x=x, y=y, most_bytes=most_bytes)
 
 
 def load_arrow(
@@ -48,7 +50,7 @@ def load_arrow(
 ) -> Columns:
     """As `load_parquet`, of Arrow files (``.arrow``, ``.feather`` of version 2): record batches are
     the groups, and now one column of numbers is read, to see how many rows each has."""
-    return Columns(_opened(path, ARROW, ArrowFile), x=x, y=y, most_bytes=most_bytes)
+    return Columns(opened_files(path, ARROW, ArrowFile), x=x, y=y, most_bytes=most_bytes)
 
 
 def parquet_parts(
@@ -72,7 +74,7 @@ def parquet_parts(
 
     Local.
     """
-    return _both(*_parts(folder, PARQUET, ParquetFile), x=x, y=y, most_bytes=most_bytes)
+    return _both(*opened_parts(folder, PARQUET, ParquetFile), x=x, y=y, most_bytes=most_bytes)
 
 
 def arrow_parts(
@@ -83,7 +85,7 @@ def arrow_parts(
     most_bytes: int = MOST_BYTES,
 ) -> tuple[Columns, Columns]:
     """As `parquet_parts`, of Arrow files."""
-    return _both(*_parts(folder, ARROW, ArrowFile), x=x, y=y, most_bytes=most_bytes)
+    return _both(*opened_parts(folder, ARROW, ArrowFile), x=x, y=y, most_bytes=most_bytes)
 
 
 def _both(
@@ -102,24 +104,24 @@ def _both(
 
 def is_parquet(path: Path) -> bool:
     """Whether a path is named as a Parquet file, or is a folder that holds some. Local."""
-    return path.suffix.lower() in PARQUET or bool(_entries(path, PARQUET))
+    return path.suffix.lower() in PARQUET or bool(entries_of(path, PARQUET))
 
 
 def is_arrow(path: Path) -> bool:
     """Whether a path is named as an Arrow file, or is a folder that holds some. Local."""
-    return path.suffix.lower() in ARROW or bool(_entries(path, ARROW))
+    return path.suffix.lower() in ARROW or bool(entries_of(path, ARROW))
 
 
 def has_parquet_parts(path: Path) -> bool:
     """Whether a folder of Parquet files is cut into training and test; a UserError in doubt.
     Local."""
-    return _parts_in(path, PARQUET) is not None
+    return parts_in(path, PARQUET) is not None
 
 
 def has_arrow_parts(path: Path) -> bool:
     """Whether a folder of Arrow files is cut into training and test; a UserError in doubt.
     Local."""
-    return _parts_in(path, ARROW) is not None
+    return parts_in(path, ARROW) is not None
 
 
 def parquet_left_out(path: Path) -> tuple[Path, ...]:
@@ -133,19 +135,20 @@ def arrow_left_out(path: Path) -> tuple[Path, ...]:
 
 
 def _left_out(folder: Path, suffixes: tuple[str, ...]) -> tuple[Path, ...]:
-    parts = _parts_in(folder, suffixes)
+    parts = parts_in(folder, suffixes)
     return parts.left_out if parts else ()
 
 
-def _parts_in(folder: Path, suffixes: tuple[str, ...]) -> Parts | None:
-    return parts_of(folder, _entries(folder, suffixes))
+def parts_in(folder: Path, suffixes: tuple[str, ...]) -> Parts | None:
+    """The parts of a folder of files, as `parts_of`. Local."""
+    return parts_of(folder, entries_of(folder, suffixes))
 
 
-def _entries(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+def entries_of(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The files of a folder, and its folders that hold some; none where it cannot be read."""
     return [
         path
-        for path in _listed(folder)
+        for path in listed(folder)
         if _is_data(path, suffixes) or (path.is_dir() and _files(path, suffixes))
     ]
 
@@ -154,10 +157,11 @@ def _files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """A file, or those of a folder in the order of their names."""
     if not path.is_dir():
         return [path]
-    return [file for file in _listed(path) if _is_data(file, suffixes)]
+    return [file for file in listed(path) if _is_data(file, suffixes)]
 
 
-def _listed(folder: Path) -> list[Path]:
+def listed(folder: Path) -> list[Path]:
+    """The files and folders in a folder that may be data; none where it cannot be read."""
     try:
         return sorted(path for path in folder.iterdir() if not is_litter(path.name))
     except OSError:  # of which its reader tells
@@ -169,10 +173,14 @@ def _is_data(path: Path, suffixes: tuple[str, ...]) -> bool:
     return name.endswith(suffixes) and not name.startswith((".", "_")) and not path.is_dir()
 
 
-def _opened(
-    path: PathLike, suffixes: tuple[str, ...], kind: Callable[[Path], ColumnFile]
-) -> list[ColumnFile]:
-    """The file that a path leads to, or those of the folder."""
+def opened_files(
+    path: PathLike, suffixes: tuple[str, ...], kind: Callable[[Path], File]
+) -> list[File]:
+    """The file that a path leads to, or those of the folder.
+
+    Raises:
+        UserError: there is none, or the folder holds parts to train and to test on.
+    """
     place = checked_path("path", path, "file")
     if not place.is_dir():
         return [kind(place)]
@@ -180,7 +188,7 @@ def _opened(
         os.scandir(place).close()
     except OSError as error:
         raise UserError(f"{place} cannot be read: {reason(error)}") from None
-    if _parts_in(place, suffixes) is not None:
+    if parts_in(place, suffixes) is not None:
         raise UserError(both_parts(place))
     files = _files(place, suffixes)
     if not files:
@@ -188,12 +196,16 @@ def _opened(
     return [kind(file) for file in files]
 
 
-def _parts(
-    folder: PathLike, suffixes: tuple[str, ...], kind: Callable[[Path], ColumnFile]
-) -> tuple[list[ColumnFile], list[ColumnFile]]:
-    """The files to train on, and those to test on."""
+def opened_parts(
+    folder: PathLike, suffixes: tuple[str, ...], kind: Callable[[Path], File]
+) -> tuple[list[File], list[File]]:
+    """The files of a folder to train on, and those to test on.
+
+    Raises:
+        UserError: there are not both, or it is in doubt which they are.
+    """
     place = checked_path("folder", folder)
-    parts = _parts_in(place, suffixes)
+    parts = parts_in(place, suffixes)
     if parts is None:
         raise UserError(f"{place} must hold {' or '.join(suffixes)} files of {REQUIRED}")
     train, test = (

@@ -120,6 +120,7 @@ def _image(suffix: str) -> Reader:
     return Reader(write, lambda folder: read_whole(data.ImageFolder(folder, size=(8, 8))))
 
 
+CSV = b'a,b,city,label\n0.5,3,"Rome, Italy",cat\n-1e3,true,Oslo,dog\r\n7,5,"a\nb",cat\n'
 LIBSVM = b"# comment\n1 qid:3 1:0.5 4:-1e-3 # more\r\n0 2:1\n1 1:+3 3:.5\n"
 CNTK = b"|x 1 2.5 -3e-1\t|label 2:1 |# comment\n|label 0:1|x\t4 5 6 \r\n|x 7 8 9 |label 3:1\n"
 CNTK_SEQUENCES = b"7 |word 3:1 |tag 1 0\n7 |word 5:1 |tag 0 1\n8 |word 2:1 |tag 0 1\n"
@@ -322,6 +323,10 @@ READERS: dict[str, Reader] = {
     "cifar10": of_format("data_batch_1.bin", _cifar, format="cifar10"),
     "parquet": of_format("a.parquet", _columns, x="b", y="y"),
     "arrow": of_format("a.arrow", _columns, x="a", y="y"),
+    "csv": of_format("a.csv", lambda path: path.write_bytes(CSV), NUMBERS + b',"', x=["a"]),
+    "csv, compressed": of_format(
+        "a.csv.gz", lambda path: path.write_bytes(gzip.compress(CSV, mtime=0)), x=["a"]
+    ),
     **{suffix: _image(suffix) for suffix in ("png", "jpg", "gif", "webp", "bmp", "tif")},
     "libsvm": of_format("a.svm", lambda path: path.write_bytes(LIBSVM), NUMBERS + b":#qid"),
     "cntk": of_format(

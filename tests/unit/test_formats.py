@@ -110,19 +110,19 @@ def test_data_in_two_parts_are_loaded_as_such(tmp_path):
 
 def test_what_cannot_be_loaded_is_refused(tmp_path):
     make(tmp_path)
-    (tmp_path / "x.csv").touch()
+    (tmp_path / "x.dat").touch()
     npz, x = tmp_path / "d.NPZ.npz", tmp_path / "x.npy"
     known = ", ".join(data.FORMATS)
     for message, arguments, options in [
         (f"{tmp_path}/no: there is no such file", [tmp_path / "no"], {}),
         (f"{tmp_path}/no.npz: there is no such file", [tmp_path / "no.npz"], {}),
-        (f"{tmp_path}/x.csv: its format is not known: give format=, one of {known}", ["x.csv"], {}),
-        ("format='csv' must be one of 'npz', 'npy'", [npz], {"format": "csv"}),
+        (f"{tmp_path}/x.dat: its format is not known: give format=, one of {known}", ["x.dat"], {}),
+        ("format='dat' must be one of 'npz', 'npy'", [npz], {"format": "dat"}),
         ("path=3 must be the path of a file or folder", [3], {}),
         ("size=3 is no option of npz data: it has none", [npz], {"size": 3}),
         ("sise=3 is no option of images data: it has size, colour", ["images"], {"sise": 3}),
         (f"{x} needs labels: the npy file of y", [x], {}),
-        ("labels='y.csv' must be named as the npy file of x", [x, "y.csv"], {}),
+        ("labels='y.dat' must be named as the npy file of x", [x, "y.dat"], {}),
         (f"labels='y.npy': {npz} (npz) has labels of its own", [npz, "y.npy"], {}),
         (f"{npz} must be a folder of data to train and", [npz], {"format": "mnist"}),
     ]:
