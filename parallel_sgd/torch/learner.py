@@ -31,6 +31,7 @@ from .module import FlatModule, buffers_of, device_of, layout_of, tensors_of
 from .optimizer import TorchStep, rule_of
 from .optimizer_state import remembered
 from .overlap import Overlap
+from .refusals import require_unchanged_by_forward
 from .scaling import Scaling
 
 Reduction = Literal["mean", "sum"]
@@ -62,7 +63,8 @@ class Learner(ArrayLearner):
             residuals stay as they were. (Where ranks train alone for a while, each by itself.)
         buffers: what becomes of BatchNorm's statistics and the like in `evaluation` and `finish`:
             all ranks have the "mean" of them, or those of the "first" rank, or each its own,
-            "local". In training every rank goes on with its own.
+            "local". In training every rank goes on with its own. None: "mean", and rank 0 warns of
+            the first buffer beside BatchNorm's that differs between the ranks, such as a queue.
         sync_perf_stats, minibatch_size, commit_every: as of `parallel_sgd.Learner`.
         not_finite, most_skipped, compare_every: likewise. What `not_finite` leaves out takes
             BatchNorm's statistics along: they are what they were before.
@@ -109,7 +111,7 @@ class Learner(ArrayLearner):
         reduction: Reduction = "mean",
         clip_norm: float | None = None,
         scaler: Any = None,
-        buffers: Buffers = "mean",
+        buffers: Buffers | None = None,
         sync_perf_stats: int = 0,
         minibatch_size: int | None = None,
         commit_every: int = COMMIT_EVERY,
@@ -124,10 +126,13 @@ class Learner(ArrayLearner):
 
         def prepare() -> UpdateRule:
             choice("reduction", reduction, ("mean", "sum"))
-            choice("buffers", buffers, BUFFERS)
+            if buffers is not None:
+                choice("buffers", buffers, BUFFERS)
             if clip_norm is not None:
                 number("clip_norm", clip_norm, 0)
             made.append(FlatModule(model))
+            if comm.size > 1 and getattr(algorithm, "synchronizes_every_step", False):
+                require_unchanged_by_forward(model)
             if scaler is not None and getattr(algorithm, "overlap", False):
                 raise UserError(
                     "overlap=True with a scaler: what has been sent of a gradient that overflows "

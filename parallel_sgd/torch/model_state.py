@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -19,7 +20,13 @@ from ..state import Component, across, workspace
 from ..validation import shown
 from .arrays import FLOATS, as_array, as_tensor
 from .gradients import Gradients
-from .module import FlatModule, buffers_of, layout_of_buffers, plain_name
+from .module import (
+    FlatModule,
+    buffers_of,
+    layout_of_buffers,
+    places_of_buffers,
+    plain_name,
+)
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -43,6 +50,7 @@ class ModelState(Component):
         unit: of gradients and residuals: see `Gradients`.
         epoch: samples at which the epoch begins that a sampler has given minibatches of; -1 before.
         frozen: a checksum of the parameters that are not trained.
+        warned: whether a buffer was named that may not be meant to be averaged.
         module, scaler, gradients: at work.
     """
 
@@ -54,6 +62,7 @@ class ModelState(Component):
     unit: int = across("same", least=0, default=0)
     epoch: int = across("same", least=-1, default=-1)
     frozen: str = across("same", default="")
+    warned: bool = workspace(default=False)
     module: FlatModule = workspace(default=None)
     scaler: Any = workspace(default=None)
     gradients: Gradients = workspace(default=None)
@@ -123,8 +132,8 @@ class ModelState(Component):
     def restored(self) -> None:
         self.gradients.unit = self.unit
         values = {**self.buffers, **self.counters}
-        for name, buffer in buffers_of(self.module.module):
-            _real(buffer).copy_(as_tensor(values[name]))
+        for name, part, own in [*places_of_buffers(self.module.module)]:
+            _put_into(part._buffers, own, as_tensor(values[name]))
         self._restore_others()
         for name, generator in self.generators().items():
             state = self.random.get(name)
@@ -143,12 +152,12 @@ class ModelState(Component):
                 state[key] = from_json(_parsed(self.others[plain_name(key)]))
         self.module.module.load_state_dict(state, strict=False)
 
-    def unite(self, how: Buffers, comm: Communicator) -> None:
+    def unite(self, how: Buffers | None, comm: Communicator) -> None:
         """Make the buffers the same on all ranks.
 
         Args:
             how: "mean": of all ranks; integers and truth values are rank 0's. "first": rank 0's.
-                "local": not at all.
+                "local": not at all. None: the mean, with a warning where that may not be meant.
 
         Raises:
             UserError: on all ranks, if they have other buffers than each other, or of other shapes.
@@ -159,12 +168,14 @@ class ModelState(Component):
             return
         comm.require_agreement(layout_of_buffers(self.module.module))  # they may have grown
         tensors = [buffer for _, buffer in buffers_of(self.module.module)]
-        averaged = [b for b in tensors if how == "mean" and _averaged(b)]
+        averaged = [b for b in tensors if how in ("mean", None) and _averaged(b)]
         if averaged:
             averaged = [_real(b) for b in averaged]
             own = torch.cat([b.flatten().double() for b in averaged]).cpu().numpy()
             of_all = np.empty((comm.size, own.size))
             comm.allgather(own, of_all.reshape(-1), [own.size] * comm.size)
+            if how is None:
+                self._warn_of_means(of_all, comm)
             mean = torch.from_numpy(of_all.mean(axis=0))
             for buffer, part in zip(
                 averaged, mean.split([b.numel() for b in averaged]), strict=True
@@ -173,6 +184,32 @@ class ModelState(Component):
         for buffer in tensors:
             if how == "first" or not _averaged(buffer):
                 broadcast(buffer, comm)
+
+    def _warn_of_means(self, of_all: Array, comm: Communicator) -> None:
+        """Name a buffer that ranks have otherwise than each other, and that may be no statistic of
+        all samples; once.
+
+        Args:
+            of_all: [ranks, n], the values of all that are averaged.
+        """
+        known = (nn.modules.batchnorm._NormBase,)
+        begin = 0
+        for name, part, own in places_of_buffers(self.module.module):
+            buffer = part._buffers[own]
+            if buffer is None or not _averaged(buffer):
+                continue
+            end = begin + _real(buffer.detach()).numel()
+            values, begin = of_all[:, begin:end], end
+            differs = not np.array_equal(values, np.broadcast_to(values[0], values.shape), True)
+            if differs and not isinstance(part, known) and not self.warned:
+                self.warned = True
+                if comm.rank == 0:
+                    warnings.warn(
+                        f"buffer {name!r} differs between ranks and becomes their mean: give the "
+                        'learner buffers="mean" if that is meant, "first" to take rank 0\'s, or '
+                        '"local" to leave each rank its own',
+                        stacklevel=2,
+                    )
 
     def generators(self) -> dict[str, torch.Generator]:
         """Return PyTorch's own, which dropout draws from, by the kind of device. Local."""
@@ -193,6 +230,16 @@ def broadcast(tensor: torch.Tensor, comm: Communicator, root: int = 0) -> None:
     comm.broadcast(host, root)
     with torch.no_grad():
         tensor.copy_(torch.from_numpy(host).view(tensor.dtype).view(tensor.shape))
+
+
+def _put_into(buffers: dict[str, Any], name: str, values: torch.Tensor) -> None:
+    """Make a module's buffer what it was, in place; anew, where it has grown since."""
+    real = _real(buffers[name].detach())
+    if real.shape == values.shape:
+        real.copy_(values)
+    else:
+        plain = torch.view_as_complex(values) if buffers[name].is_complex() else values
+        buffers[name] = plain.to(buffers[name], copy=True)
 
 
 def _averaged(buffer: torch.Tensor) -> bool:

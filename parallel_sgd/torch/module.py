@@ -248,10 +248,18 @@ def device_of(model: Any) -> torch.device:
 
 def buffers_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The buffers that ``state_dict`` has, by name, each without its gradient. Local."""
+    for full_name, part, name in places_of_buffers(module):
+        buffer = part._buffers[name]
+        assert buffer is not None
+        yield full_name, buffer.detach()
+
+
+def places_of_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """The same buffers: the name of each, whose it is, and its name there. Local."""
     for place, part in module.named_modules():
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
-                yield plain_name(f"{place}.{name}".lstrip(".")), buffer.detach()
+                yield plain_name(f"{place}.{name}".lstrip(".")), part, name
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -58,6 +58,23 @@ def require_plain(module: Any) -> None:
             )
 
 
+def require_unchanged_by_forward(module: nn.Module) -> None:
+    """Refuse parameters that a forward pass changes, on each rank by the samples there. Local.
+
+    Raises:
+        UserError: an embedding has a `max_norm`.
+    """
+    for name, part in module.named_modules():
+        embedding = isinstance(part, nn.Embedding | nn.EmbeddingBag)
+        if embedding and part.max_norm is not None and part.weight.requires_grad:
+            raise UserError(
+                f"model has {type(part).__name__} {name!r} with max_norm={part.max_norm}: its "
+                "forward changes the rows that a rank looks up, on that rank alone, so the ranks' "
+                "models would differ; leave max_norm out, and renormalize the whole weight on all "
+                "ranks after each step"
+            )
+
+
 def require_dense(buffers: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Refuse buffers that cannot be sent, averaged and saved. Local.
 
