@@ -79,6 +79,8 @@ DATA = [
     train("values where classes are asked for", "--data values.npz --task classification"),
     train("labels beyond the classes", "--data labels.npz --classes 4"),
     train("a NaN in the data", "--data nan.npz --test 0.1"),
+    train("a cell of a CSV file that is missing", "--data missing.csv"),
+    train("files of which it is in doubt which to test on", "--data doubt"),
     train("a learning rate at which training diverges", "--data good.npz --lr 1e38"),
     program("a shape in place of an array", "psgd.Parameters({'w': (20,)})"),
     program(
@@ -248,6 +250,10 @@ def prepared(scratch: Path) -> Path:
     folder.mkdir()
     data_files(folder)
     np.savez(folder / "values.npz", x=np.ones((4, 3)), y=np.arange(4) / 2)
+    (folder / "missing.csv").write_text("height,y\n1.5,0\n,1\n")
+    (folder / "doubt").mkdir()
+    for name in ("train", "test", "more"):
+        (folder / "doubt" / f"{name}.csv").write_text("height,y\n1.5,0\n2.5,1\n")
     (folder / "slots").write_text("localhost slots=2147483647\n")
     os.mkfifo(folder / "pipe.npz")
     for name in ("train.py", "script.py"):
