@@ -128,7 +128,8 @@ class Restarts:
         assert request.ranks is not None
         shared = Path.cwd() if self._judged and self._hosts.elsewhere else None
         training = request.ranks - (request.spares or 0) if request.survive else None
-        with Roll(request.ranks, shared, training=training) as roll:
+        here = not self._hosts.elsewhere
+        with Roll(request.ranks, shared, training=training, here=here) as roll:
             environ = {**self._environ, **launch.environ, **roll.environ}
             nothing = subprocess.DEVNULL  # mpiexec would read, or stop for, what is the user's
             end = run_job(launch.command, environ, self._deadline, roll, signals, stdin=nothing)
@@ -146,9 +147,10 @@ class Restarts:
     def _tell_of_doubt(self, code: int, verdict: Verdict) -> None:
         """Of a complete job, where mpiexec alone says that it is, or says that it is not."""
         if not verdict.told:
+            why = verdict.why or f"do all hosts share {str(Path.cwd())!r}?"
             tell(
-                "parallel-sgd: no rank could say whether it is complete (do all hosts share "
-                f"{str(Path.cwd())!r}?): that is mpiexec's word alone"
+                f"parallel-sgd: no rank could say whether it is complete ({why}): that is "
+                "mpiexec's word alone"
             )
         elif code != 0 and not self._request.survive:  # which loses ranks, and says so
             tell(

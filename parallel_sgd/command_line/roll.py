@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..communication.abort import GRACE_S
@@ -27,7 +28,9 @@ from ..communication.attendance import (
 from ..communication.board import FILE, SHOW_STACKS, SHOWN_S, Board, Conduct, is_running, make_board
 from ..communication.communicator import TIMEOUT_S
 from ..communication.launched import FOLDER
+from ..communication.phrases import in_words
 from .leftovers import MPIEXEC, locked_folder, remove, remove_leftovers
+from .notes import Note, Notes
 from .start import Start
 
 #: How many descriptors the launcher needs besides one for each rank.
@@ -59,17 +62,22 @@ class Roll:
             cannot tell anything.
         training: so many of them, the first ones, train, and survive each other once they have made
             a learner; None: the job ends with the first one that dies.
+        here: whether it is known that all of them are on this host.
 
     Where some of them are on other hosts nobody is named: a rank there may have ended the job.
     """
 
     def __init__(
-        self, ranks: int, shared: Path | None = None, *, training: int | None = None
+        self,
+        ranks: int,
+        shared: Path | None = None,
+        *,
+        training: int | None = None,
+        here: bool = False,
     ) -> None:
-        self.ranks, self._shared, self._training = ranks, shared, training
+        self.ranks, self._shared, self._training, self._here = ranks, shared, training, here
         self._start: Start | None = None
         self._pipes: dict[int, int] = {}  # ranks, by the descriptor of their pipe
-        self._processes: dict[int, str] = {}  # their numbers, by the rank
         self._gone: list[int] = []  # in that order
         self._replaced: set[int] = set()  # who has another program now
         self._board: Board | None = None
@@ -82,8 +90,9 @@ class Roll:
         remove_leftovers(self._shared)
         here = self._shared is None
         self._make_folder()
+        self._notes = Notes(self._folder)
         if self._training is not None:
-            self._start = Start(self._folder, self.ranks, self._training, here=here)
+            self._start = Start(self._notes, self.ranks, self._training, here=here)
         self.environ = {FOLDER: str(self._folder)}  #: for the ranks
         self._ends = select.epoll()
         if self.ranks + _SPARE <= os.sysconf("SC_OPEN_MAX"):
@@ -119,6 +128,7 @@ class Roll:
             return
         since_s, self._polled_s = self._polled_s, time.time()
         closed = [self._pipes[pipe] for pipe, _ in self._ends.poll(0, self.ranks)]
+        self._notes.take_in(self._pipes)  # also what those have said before
         gone = [rank for rank in closed if not self._lives_on(rank)]
         if not gone:
             return
@@ -158,17 +168,12 @@ class Roll:
         waits for `GRACE_S` before: what is gone until then had no time to. What ranks elsewhere
         say may be late, or never come here."""
         now = time.time()
-        return not self.all_here or any(
-            not 0 <= now - path.stat().st_mtime < GRACE_S
-            for word in (FAILED, LOST)
-            for path in self._folder.glob(f"*.{word}")
-        )
+        told = [note.time_s for note in self._told(FAILED, LOST)]
+        return not self.all_here or any(not 0 <= now - time_s < GRACE_S for time_s in told)
 
     def said(self) -> dict[int, str]:
         """Why ranks have ended, by rank, of those that have said it; the first word of each."""
-        paths = [path for word in WORDS for path in self._folder.glob(f"*.{word}")]
-        paths.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
-        return {int(path.stem): path.suffix[1:] for path in paths}
+        return {note.rank: note.what for note in reversed(self._told(*WORDS))}
 
     @property
     def all_left(self) -> bool:
@@ -178,30 +183,38 @@ class Roll:
 
     def asked(self) -> bool:
         """Whether any rank was asked to leave, as far as can be told."""
-        return any(self._folder.glob(f"*.{ASKED}"))
+        return bool(self._told(ASKED))
 
     def seen(self) -> set[int]:
         """Ranks that have signed on, as far as can be told, and may say how they end."""
-        return {int(path.stem) for path in self._folder.glob(f"*.{ON}")} - self._replaced
+        return {note.rank for note in self._told(ON)} - self._replaced
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether ranks may have said something that does not reach this process: its folder is
+        gone, and not all hold a pipe."""
+        return not self.all_here and not self._notes.folder_is_there
+
+    @property
+    def folder(self) -> Path:
+        return self._notes.folder
 
     def together(self) -> bool:
         """Whether a rank has seen all others come to their end."""
-        return any(self._folder.glob(f"*.{TOGETHER}"))
+        return bool(self._told(TOGETHER))
 
     def unfinished(self) -> bool:
         """Whether some work of all ranks was begun, and nobody is left who brought it to its
         end."""
         begun, over = (
-            {path.name.split(".")[1] for path in self._folder.glob(f"*.{what}")}
-            for what in (BEGUN, OVER)
+            {note.what.partition(".")[0] for note in self._told(what)} for what in (BEGUN, OVER)
         )
         return not begun <= over
 
     def newest_checkpoint(self) -> str | None:
         """That was written in this job; None where there is none, or it cannot be told."""
-        paths = [*self._folder.glob(f"*.{CHECKPOINT}")]
-        newest = max(paths, key=lambda path: path.stat().st_mtime_ns, default=None)
-        return self._read(newest) or None if newest else None
+        told = self._told(CHECKPOINT)
+        return told[-1].text or None if told else None
 
     def killed(self) -> str | None:
         """Which rank was gone without a word before any had said what is wrong, in a few words."""
@@ -257,16 +270,33 @@ class Roll:
         """Which rank that is, in a line; None where all have signed off, or it cannot be told. To
         be asked when the job has ended."""
         self.look()
-        if self.all_stopped is not None:
-            return None
         said = self.said()
+        if self.all_stopped is not None or {FAILED, LOST} & {*said.values()}:
+            return None
         silent = [rank for rank in self._gone if rank not in said]
-        if {FAILED, LOST} & {*said.values()} or not silent or not self.all_here:
+        if not self.all_here:
+            return self._gone_before_signing_on(silent)
+        if not silent:
             return None
         return (
             f"rank {silent[0]} (pid {self._process(silent[0])}) was gone first, without a "
             "word: it was killed (for its memory, say), has crashed, or has called os._exit or "
             "MPI_Abort"
+        )
+
+    def _gone_before_signing_on(self, silent: Sequence[int]) -> str | None:
+        """Those that have not come so far, in a line, as far as that can be told.
+
+        Args:
+            silent: who has, and was gone without a word.
+        """
+        if not self._here or not self._pipes or not self._notes.folder_is_there:
+            return None
+        names = in_words([rank for rank in self._pipes.values() if not self._process(rank)])
+        also = f", and {in_words(silent)} without a word" if silent else ""
+        return (
+            f"{names} ended before signing on{also}: one of them was killed (for its memory, say), "
+            "has crashed, or could not be started"
         )
 
     def pass_on(self, number: signal.Signals) -> bool:
@@ -292,29 +322,21 @@ class Roll:
         self._end_the_rest()
         self._ends.close()
         self._close_pipes()
+        self._notes.close()
         remove(self._folder, self._lock)
 
-    @staticmethod
-    def _read(path: Path) -> str:
-        with contextlib.suppress(FileNotFoundError):
-            return os.fsdecode(path.read_bytes()).strip()
-        return ""
+    def _told(self, *kinds: str) -> list[Note]:
+        """What ranks have told by now of these kinds, the oldest first."""
+        self._notes.take_in(self._pipes)
+        return self._notes.of(*kinds)
 
     def _process(self, rank: int) -> str:
         """The number of a rank's process on this host; nothing where none has said it yet."""
-        if not self._processes.get(rank):
-            pipe = next((pipe for pipe, theirs in self._pipes.items() if theirs == rank), None)
-            self._processes[rank] = "" if pipe is None else _told_by(pipe)
-        return self._processes[rank]
+        if not self._notes.process(rank):
+            self._notes.take_in(self._pipes)
+        return self._notes.process(rank)
 
     def _close_pipes(self) -> None:
         for pipe in self._pipes:
             os.close(pipe)
         self._pipes.clear()
-
-
-def _told_by(pipe: int) -> str:
-    """The number of a rank's process; nothing where none has said it yet."""
-    with contextlib.suppress(BlockingIOError):  # it has opened the pipe and no more
-        return os.read(pipe, 64).decode().strip()
-    return ""

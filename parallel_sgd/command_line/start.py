@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 from ..communication.abort import GRACE_S
 from ..communication.attendance import FAILED, GONE, LOST, ON, TRAINS
 from .leftovers import ranks_running
+from .notes import Notes
 
 #: Once a rank has signed on, mpiexec has made the processes of all others within so long.
 _STARTS_S = 3.0
@@ -21,7 +21,7 @@ _STARTS_S = 3.0
 class Start:
     """
     Args:
-        folder: of the job's roll.
+        notes: what the ranks tell.
         ranks: of the job.
         training: so many of them, the first ones, make a learner; the others are in reserve.
         here: whether all are on this host.
@@ -32,8 +32,8 @@ class Start:
     Local.
     """
 
-    def __init__(self, folder: Path, ranks: int, training: int, *, here: bool) -> None:
-        self._folder, self._ranks, self._here = folder, ranks, here
+    def __init__(self, notes: Notes, ranks: int, training: int, *, here: bool) -> None:
+        self._notes, self._ranks, self._here = notes, ranks, here
         self._training = frozenset(range(training))
         self.lost: str | None = None
         self._over = False
@@ -45,7 +45,7 @@ class Start:
         """Whether a rank that trains has made a learner. All make it together: so MPI is up on all,
         and they go on by themselves, wherever one dies. (Some may be at work before others, which
         have as much to do yet, can say so.)"""
-        self._over = self._over or bool(self._training & self._told(TRAINS))
+        self._over = self._over or bool(self._training & self._notes.ranks(TRAINS))
         return self._over
 
     def note_gone(
@@ -65,8 +65,8 @@ class Start:
     def _ended_by(self, time_s: float) -> bool:
         """Whether a rank may have ended the others by then, for a failure of the program or a wait
         in vain. (It waits before it does. Who hears of a death says LOST at once.)"""
-        waits = [path.stat().st_mtime + GRACE_S for path in self._folder.glob(f"*.{LOST}")]
-        return bool(self._told(FAILED)) or min(waits, default=math.inf) < time_s
+        waits = [note.time_s + GRACE_S for note in self._notes.of(LOST)]
+        return bool(self._notes.of(FAILED)) or min(waits, default=math.inf) < time_s
 
     def look(self, now: float, said: Mapping[int, str]) -> None:
         """Find ranks that were gone elsewhere; or before they could sign on, so that this host has
@@ -76,23 +76,19 @@ class Start:
             now: on the monotonic clock.
             said: why ranks have ended, by rank, of those that have said it.
         """
-        for path in self._folder.glob(f"*.{GONE}"):
-            self.note_gone({int(path.stem): "on another host"}, said, path.stat().st_mtime)
-        signed_on = self._told(ON)
+        for note in self._notes.of(GONE):
+            self.note_gone({note.rank: "on another host"}, said, note.time_s)
+        signed_on = self._notes.ranks(ON)
         if not self._here or self.is_over or not signed_on or len(signed_on) == self._ranks:
             return
         self._first_s = self._first_s or now
         if now - self._first_s < _STARTS_S:
             return
         before = self._missing
-        self._missing = set(range(self._ranks)) - signed_on - ranks_running(self._folder)
+        self._missing = set(range(self._ranks)) - signed_on - ranks_running(self._notes.folder)
         if missing := self._missing & before:
             self._lose(f"rank {min(missing)}")
 
     def _lose(self, rank: str) -> None:
         if self.lost is None and not self.is_over:
             self.lost = f"{rank} was gone without a word before the ranks had made a learner"
-
-    def _told(self, suffix: str) -> set[int]:
-        """The ranks that have written such a file."""
-        return {int(path.stem) for path in self._folder.glob(f"*.{suffix}")}

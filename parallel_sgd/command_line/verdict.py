@@ -26,7 +26,7 @@ class End(Enum):
 class Verdict:
     """
     Attributes:
-        why: for what is LOST, in a few words.
+        why: for what is LOST, in a few words; for what is COMPLETE, why no rank could say so.
         told: whether a rank has said anything, as far as the launcher can see.
         at_start: whether it is LOST before anything was trained on.
     """
@@ -68,6 +68,11 @@ def judge(code: int, roll: Roll, *, survive: bool) -> Verdict:
     told = roll.together() or not silent
     if not survive and said and ((code == 0 and told) or len(said) == roll.ranks):
         return Verdict(End.COMPLETE)
+    if roll.is_deaf:
+        gone = f"the folder {str(roll.folder)!r} is gone, by which ranks say how they end"
+        if code == 0:
+            return Verdict(End.COMPLETE, gone, told=False)
+        return Verdict(End.LOST, f"mpiexec has ended (exit code {code}), and {gone}")
     if not survive and code == 0 and not roll.seen():
         return Verdict(End.COMPLETE, told=False)
     if code == 0 and survive and not said:

@@ -1,45 +1,49 @@
 """A rank signs on with `parallel-sgd run`, and off: so that one which is gone can be named.
 
-The launcher makes a folder and names it in the environment; ranks on its host hold a pipe open that
-they find there, and write small files. What ends without having signed off was killed, or ended
-itself behind everybody's back. All this is a courtesy: where the folder is not there, or cannot be
-written to, nothing happens. Local.
+The launcher makes a folder and names it in the environment. A rank on its host holds a pipe open
+that it finds there, and writes into it what there is to tell; another one writes small files. What
+ends without having signed off was killed, or ended itself behind everybody's back. All this is a
+courtesy: where there is no launcher, nothing happens. Local.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
+import select
 import signal
 import threading
+import time
 from pathlib import Path
 
 from .board import FILE, own
 from .launched import FOLDER, launched_rank, survives
 from .mourner import Mourner
 from .rank_process import close_in_children, is_rank
+from .stderr import tell
 
 PROCESS, ON, GONE, TRAINS = "process", "on", "gone", "trains"
-"""Suffixes of a rank's files: the pipe that it holds, which tells the number of its process; that
-it has signed on, which is seen from other hosts, too, where they share the folder; that it has died
-on one of those; that it has made a learner."""
+"""Kinds of what a rank tells, and suffixes of its files: the number of its process, and the pipe
+that it holds; that it has signed on; that it has died on another host; that it has made a
+learner."""
 
 ASKED, CHECKPOINT = "asked", "checkpoint"
-"""Suffixes of a rank's files: that it was asked to leave; the newest checkpoint that it knows to be
+"""Of a rank: that it was asked to leave; the newest checkpoint that it knows to be
 written."""
 
 TOGETHER = "together"
-"""Suffix of a file of a rank that has seen all others come to their end."""
+"""Of a rank that has seen all others come to their end."""
 
 BEGUN, OVER = "begun", "over"
-"""Suffixes for a piece of work of all ranks that one of them brings to its end, a training session:
+"""Of a piece of work of all ranks that one of them brings to its end, a training session:
 with its number, that it has begun, and that it is over (well, or by an error that was told)."""
 
 LEFT, FAILED, LOST, PREEMPTED = WORDS = "left", "failed", "lost", "preempted"
-"""Suffixes that say why a rank has ended: its program is at its end; it has said what is wrong; it
+"""Why a rank has ended: its program is at its end; it has said what is wrong; it
 waits in vain for another rank, which is silent or dead; all ranks have saved their state, as they
-were asked to. The files are empty: a full disk has room for them."""
+were asked to. As files they are empty: a full disk has room for them."""
 
 #: A process that ends closes its highest descriptors first. mpiexec, which ends the other ranks as
 #: soon as one has closed its connection, has a lower one.
@@ -49,6 +53,8 @@ _CLOSED_FIRST = 200
 _LEAST_S = 60.0
 
 _signed_on: int | None = None  # this process, and no child of it
+_pipe: int | None = None  # to a launcher on this host
+_word: str | None = None  # of `WORDS`, that this rank has told
 _mourner: Mourner | None = None  # where one is needed
 
 
@@ -64,36 +70,41 @@ def sign_on() -> None:
     place = place_of(PROCESS)
     if place is None:
         return
-    _write(ON, "")
     try:
         _hold(place)
     except OSError:  # no launcher on this host: then this rank is not named
         gone = place_of(GONE)
         if survives() and gone is not None:
             _mourner = Mourner(gone)
+    else:
+        _tell(PROCESS, str(_signed_on))
+    _tell(ON)
 
 
 def _hold(place: Path) -> None:
-    """Open the pipe that is there, until the end of this process, and tell its number."""
+    """Open the pipe that is there, until the end of this process."""
+    global _pipe
     opened = os.open(place, os.O_WRONLY | os.O_NONBLOCK)
     try:
         pipe = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, _CLOSED_FIRST)
     finally:
         os.close(opened)
     close_in_children(pipe)
-    os.write(pipe, f"{_signed_on}\n".encode())
+    _pipe = pipe
 
 
 def sign_off(why: str) -> None:
     """This rank ends, and has said all that there is to say. Of several reasons the first holds.
     But behind its end, which MPI.Finalize is, a program may yet fail."""
+    global _word
+    fails_at_last = _word == LEFT and why in (FAILED, LOST)
+    if _word is not None and not fails_at_last:
+        return
     left = place_of(LEFT)
-    if why in (FAILED, LOST) and left is not None:
-        with contextlib.suppress(OSError):
-            left.unlink()
-    places = [place_of(word) for word in WORDS]
-    if not any(place and place.exists() for place in places):
-        _write(why, "")
+    if fails_at_last and left is not None:
+        left.unlink(missing_ok=True)
+    _word = why
+    _tell(why)
 
 
 def limit_the_end() -> None:
@@ -108,7 +119,7 @@ def note_training() -> None:
     """This rank has made a learner: where ranks survive each other, they do from here on."""
     global _mourner
     if survives():
-        _write(TRAINS, "")
+        _tell(TRAINS)
     if _mourner is not None:
         _mourner.leave()
         _mourner = None
@@ -116,17 +127,17 @@ def note_training() -> None:
 
 def note_asked() -> None:
     """This rank was asked to leave, and may not come to it."""
-    _write(ASKED, "")
+    _tell(ASKED)
 
 
 def note_checkpoint(path: Path) -> None:
     """A checkpoint is whole and on the disk."""
-    _write(CHECKPOINT, f"{path.resolve()}\n")
+    _tell(CHECKPOINT, str(path.resolve()))
 
 
 def note_all_left() -> None:
     """All ranks have come to their end, as this one has seen."""
-    _write(TOGETHER, "")
+    _tell(TOGETHER)
 
 
 def note_work(number: int, what: str) -> None:
@@ -135,7 +146,7 @@ def note_work(number: int, what: str) -> None:
     Args:
         number: of it, the same on all ranks. Who ends it may be another rank than has begun it.
     """
-    _write(f"{number}.{what}", "")
+    _tell(f"{number}.{what}")
 
 
 def place_of(suffix: str, *, of_rank: bool = True) -> Path | None:
@@ -146,8 +157,20 @@ def place_of(suffix: str, *, of_rank: bool = True) -> Path | None:
     return Path(folder, f"{rank}.{suffix}" if of_rank else suffix)
 
 
-def _write(suffix: str, text: str) -> None:
-    place = place_of(suffix)
-    if place is not None:
-        with contextlib.suppress(OSError):  # a full disk, say
-            place.write_bytes(os.fsencode(text))
+def _tell(what: str, text: str = "") -> None:
+    """By the pipe, which needs nothing of a disk; else by a file."""
+    if _signed_on != os.getpid():
+        return
+    line = json.dumps([time.time(), what, text]).encode() + b"\n"
+    if _pipe is not None and len(line) <= select.PIPE_BUF:  # whole, or not at all
+        with contextlib.suppress(OSError):  # it is full, of a launcher that is stopped; or closed
+            os.write(_pipe, line)
+            return
+    place = place_of(what)
+    if place is None:  # the launcher sees that, too
+        return
+    try:
+        place.write_bytes(os.fsencode(text))
+    except OSError as error:
+        rank = launched_rank()
+        tell(f"[rank {rank}] parallel_sgd: the launcher could not be told {what!r}: {error}")

@@ -69,6 +69,7 @@ REASONS = {
     "command_line/roll.py: Roll._lives_on: while": "_DIES_S",
     "command_line/job.py: _end: wait": "it has been sent SIGKILL",
     "command_line/leftovers.py: locked_folder: flock": "LOCK_NB",
+    "command_line/notes.py: Notes.__init__: flock": "LOCK_NB",
     "command_line/leftovers.py: _is_left_behind: flock": "LOCK_NB",
     "communication/background.py: InBackground.wait: wait": "for work of this rank, whose own "
     "waits are looked at here",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -150,7 +151,7 @@ def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
             pid, now = processes[rank].pid, time.monotonic()
             board.write(Line(rank, pid, _birth(pid), now, now, 0.0, 0.1, ""))
             pipe = os.open(Path(roll.environ[FOLDER], f"{rank}.{PROCESS}"), os.O_WRONLY)
-            os.write(pipe, f"{pid}\n".encode())
+            os.write(pipe, json.dumps([0, PROCESS, str(pid)]).encode() + b"\n")
         gone = subprocess.Popen(["true"])  # one that has died, and whom the others survive
         line = Line(2, gone.pid, _birth(gone.pid), now, now, 0.0, 0.1, "")
         gone.wait()

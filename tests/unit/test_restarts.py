@@ -51,7 +51,7 @@ if step.get("reads"):
     Path("read").write_text(sys.stdin.read())
 if "gone" in step:  # without a word
     process = Path(os.environ["PARALLEL_SGD_FOLDER"], f"{step['gone']}.process")
-    os.write(os.open(process, os.O_WRONLY), b"9999999\\n")
+    os.write(os.open(process, os.O_WRONLY), b'[0, "process", "9999999"]\\n')
 for name, text in step.get("files", {}).items():
     Path(os.environ["PARALLEL_SGD_FOLDER"], name).write_text(text)
 time.sleep(step.get("seconds", 0))

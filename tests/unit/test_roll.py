@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,111 @@ def test_who_fails_behind_the_end_of_its_mpi_has_failed():
         environ = {**os.environ, **roll.environ, "PMI_SIZE": "1", "PMI_RANK": "0"}
         subprocess.run([sys.executable, "-c", FAILS_AT_LAST], env=environ, check=True)
         assert roll.said() == {0: FAILED}
+
+
+TELLS = """
+import sys
+from pathlib import Path
+from parallel_sgd.communication.attendance import note_checkpoint, sign_off, sign_on
+sign_on()
+print("on", flush=True)
+for line in sys.stdin:
+    word = line.strip()
+    (note_checkpoint(Path(word)) if word[0] == "/" else sign_off(word))
+    print("told", flush=True)
+"""
+
+
+@contextmanager
+def telling(roll: Roll, rank: int = 0) -> Iterator[Callable[[str], str]]:
+    """A rank that tells what it is asked to, ends or is killed; what it has printed on stderr."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", TELLS],
+        env={**os.environ, **roll.environ, "PMI_SIZE": str(roll.ranks), "PMI_RANK": str(rank)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def told(word: str) -> str:
+        if word in ("ends", "is killed"):
+            if word == "is killed":
+                process.kill()
+            return process.communicate(timeout=50)[1]
+        process.stdin.write(f"{word}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "told\n"
+        return ""
+
+    assert process.stdout.readline() == "on\n"
+    try:
+        yield told
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def without_folder(roll: Roll) -> None:
+    """As what cleans temporary files leaves it."""
+    shutil.rmtree(roll.environ[FOLDER])
+
+
+@pytest.mark.parametrize("word", ["ends", FAILED, "is killed"])
+def test_ranks_tell_how_they_end_where_the_folder_is_gone(word):
+    with Roll(1) as roll, telling(roll) as told:
+        roll.look()
+        without_folder(roll)
+        told("/somewhere/a \N{SNOWMAN}")
+        if word == FAILED:
+            told(word)
+        assert told("is killed" if word == "is killed" else "ends") == ""
+        ends = {"ends": End.COMPLETE, FAILED: End.FAILED, "is killed": End.LOST}
+        assert judge(1, roll, survive=False).end is ends[word]
+        assert (roll.killed() is not None) == (word == "is killed")
+        assert (roll.gone_without_a_word() is not None) == (word == "is killed")
+        assert roll.newest_checkpoint() == "/somewhere/a \N{SNOWMAN}"
+
+
+@pytest.mark.parametrize(("code", "end"), [(0, End.COMPLETE), (1, End.LOST)])
+def test_where_nothing_can_be_told_the_exit_code_counts(code, end, monkeypatch):
+    monkeypatch.setattr(roll_module.os, "mkfifo", lambda path: path.rename("/no/where"))
+    with Roll(2) as roll, telling(roll) as told:
+        without_folder(roll)
+        assert told("ends") == ""
+        verdict = judge(code, roll, survive=False)
+        assert (verdict.end, verdict.told) == (end, code != 0)
+        assert f"the folder '{roll.environ[FOLDER]}' is gone" in verdict.why
+        assert roll.gone_without_a_word() is None
+
+
+def test_a_rank_says_that_it_could_not_tell(monkeypatch):
+    monkeypatch.setattr(roll_module.os, "mkfifo", lambda path: path.rename("/no/where"))
+    with Roll(1) as roll, telling(roll) as told:
+        Path(roll.environ[FOLDER], f"0.{LEFT}").mkdir()  # stands for a disk without an inode
+        said = told("ends")
+    assert said.startswith("[rank 0] parallel_sgd: the launcher could not be told 'left': [Errno ")
+
+
+def test_a_launcher_that_does_not_look_hears_by_files_when_the_pipe_is_full():
+    """It is stopped, say."""
+    with Roll(1) as roll, telling(roll) as told:
+        for number in range(1000):
+            told(f"/somewhere/{number}{80 * '-'}")
+        assert told("ends") == ""
+        assert Path(roll.environ[FOLDER], "0.checkpoint").exists()
+        assert roll.newest_checkpoint().startswith("/somewhere/999-")
+        assert roll.said() == {0: LEFT}
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_who_is_gone_before_it_has_signed_on(ranks, silent):
+    with Roll(RANKS, here=True) as roll:
+        sign_on(roll, ranks[:2])
+        kill(ranks, *range(silent), 3)
+        said = roll.gone_without_a_word()
+    also = ", and rank 0 without a word" if silent else ""
+    assert said.startswith(f"ranks 2, 3 ended before signing on{also}: one of them was killed")
 
 
 def test_who_runs_another_program_now_is_not_gone(ranks, monkeypatch):

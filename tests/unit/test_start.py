@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from parallel_sgd.command_line.leftovers import ranks_running
+from parallel_sgd.command_line.notes import Notes
 from parallel_sgd.command_line.start import Start
 from parallel_sgd.communication.attendance import FAILED, GONE, LEFT, LOST, ON, TRAINS
 from parallel_sgd.communication.launched import FOLDER, SURVIVE
@@ -22,7 +23,7 @@ RANKS, TRAINING = 3, 2  #: the last one is in reserve
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    return Start(tmp_path, RANKS, TRAINING, here=True)
+    return Start(Notes(tmp_path), RANKS, TRAINING, here=True)
 
 
 def tell(folder: Path, suffix: str, *ranks: int) -> None:
