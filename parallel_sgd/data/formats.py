@@ -21,7 +21,7 @@ from .files import load_idx_pair, load_npy, load_npz
 from .idx import is_idx
 from .image_folder import ImageFolder, has_image_parts, image_folders, images_left_out
 from .libsvm import load_libsvm
-from .parts import both_parts
+from .parts import both_parts, named
 from .tables import (
     arrow_left_out,
     arrow_parts,
@@ -198,6 +198,9 @@ def _load(name: str, path: PathLike, labels: PathLike | None, options: dict[str,
         raise UserError(f"{path} needs labels: the {name} file of y")
     if not FORMATS[name].matches(checked_path("labels", labels, "file")):
         raise UserError(f"labels={shown(labels)} must be named as the {name} file of x, {path}, is")
+    kinds = {named(Path(one).stem).kind for one in (path, labels)} - {""}
+    if len(kinds) > 1:
+        raise UserError(f"labels={shown(labels)} is of another part of the data than {path}")
     _require_options(name, reader, options)
     return reader(path, labels, **options)
 

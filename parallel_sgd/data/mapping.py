@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -33,19 +35,25 @@ def mapped_file(path: Path) -> npt.NDArray[np.uint8]:
             raise UserError(f"{path} cannot be mapped into memory: {line_of(error)}") from None
 
 
-class Mapping(NamedTuple):
-    """The pages that an array lies in, which keep their file open.
+class Mapping:
+    """The pages that an array lies in, and the file that they are of.
+
+    Args:
+        pages: which keep their file open.
+        end: how many bytes of the file must be there.
+        path: of the file, which is held open; "" where its owner may write to it.
 
     Attributes:
-        end: how many bytes of the file must be there.
-        path: of the file; "" where that is not known, or the array's owner may write to it.
-        before: what the file was.
+        before: what the file was; None where that is not known.
     """
 
-    pages: mmap.mmap
-    end: int
-    path: str
-    before: Identity | None
+    def __init__(self, pages: mmap.mmap, end: int, path: str) -> None:
+        self.pages, self.end = pages, end
+        self.before: Identity | None = None
+        with suppress(OSError):  # it is gone already: its pages are not
+            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            finalize(self, os.close, self._file)
+            self.before = identity_of(os.fstat(self._file))
 
     def require_whole(self, name: str) -> None:
         """Raise a UserError where the file has become shorter. Local; one system call."""
@@ -59,15 +67,17 @@ class Mapping(NamedTuple):
     def require_unchanged(self, name: str) -> None:
         """Raise a UserError where the file has become shorter or was written to.
 
-        The pages stay those of the first file where another one has taken its name. Local; a
-        system call, a few microseconds.
+        Where another file has taken its name, the pages stay what they were. Local; one system
+        call, a microsecond.
         """
-        now = None if self.before is None else _identity_at(self.path)
-        if now == self.before and now is not None:
+        before = self.before
+        if before is None:
+            self.require_whole(name)
             return
-        self.require_whole(name)
-        if now is not None and self.before is not None and now[:2] == self.before[:2]:
-            require_same(name, self.before, now)
+        now = os.fstat(self._file)
+        if now.st_mtime_ns != before.modified or now.st_size != before.size:
+            self.require_whole(name)
+            require_same(name, before, identity_of(now))
 
 
 def mapping_of(array: Any) -> Mapping | None:
@@ -83,12 +93,4 @@ def mapping_of(array: Any) -> Mapping | None:
     assert isinstance(pages, mmap.mmap)
     begin = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
     path = str(array.filename) if array.filename and array.mode in ("r", "c") else ""
-    return Mapping(pages, begin + len(pages), path, _identity_at(path))
-
-
-def _identity_at(path: str) -> Identity | None:
-    """What a file is known by; None where there is none of this name."""
-    try:
-        return identity_of(os.stat(path))
-    except OSError:
-        return None
+    return Mapping(pages, begin + len(pages), path)

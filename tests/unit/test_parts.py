@@ -153,6 +153,14 @@ def test_files_of_one_kind_are_one_data_set(tmp_path):
     assert [len(part) for part in data.load_train_test(tmp_path, test=0.25)] == [9, 3]
 
 
+def test_labels_of_another_part_are_refused(tmp_path):
+    for name in ("x_train", "y_train", "y_test"):
+        np.save(tmp_path / f"{name}.npy", np.arange(4))
+    assert len(data.load(tmp_path / "x_train.npy", tmp_path / "y_train.npy")) == 4
+    with pytest.raises(UserError, match=r"y_test.npy' is of another part of the data than .*/x_tr"):
+        data.load(tmp_path / "x_train.npy", tmp_path / "y_test.npy")
+
+
 def test_texts(tmp_path):
     for name, text in (("wiki.train", "a"), ("wiki.test", "b"), ("wiki.valid", "c")):
         (tmp_path / f"{name}.txt").write_text(text * 50)
