@@ -17,6 +17,7 @@ from .parser import Parser
 COMMANDS = {
     "run": ("launcher", "start a Python script on N ranks, with the mpiexec that fits"),
     "train": ("train", "train a model on data, on one rank or many"),
+    "predict": ("predict", "what a run's model says of data, as CSV"),
     "simulate": ("simulate", "the same on N ranks that are threads of one process, without MPI"),
     "plan": ("plan", "price every algorithm for a model on a cluster, and recommend one"),
     "cluster": ("cluster.command", "run a command on hosts that this machine emulates (root)"),

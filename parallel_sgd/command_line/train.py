@@ -48,7 +48,7 @@ from .reporting import (
     ranks_in_words,
 )
 from .train_arguments import ADJUSTING, adjusting, described_as_config, read
-from .train_data import TrainingData, read_data, standardized
+from .train_data import TrainingData, known_of, read_data, standardized
 from .train_model import TrainingModel, kind_of_model, make_model
 
 
@@ -225,6 +225,8 @@ def _described(
             if name not in described_below
         },
         "classes": data.task.classes,
+        "outputs": data.task.outputs,
+        **known_of(data.train),
         "task": data.task.name,
         "algorithm": describe(algorithm),
         "optimizer": describe(optimizer),

@@ -116,6 +116,23 @@ def standardized(
     return comm.together(given)
 
 
+def known_of(dataset: Dataset) -> dict[str, list[str] | None]:
+    """Return what other data must have in common with these to mean the same. Local.
+
+    Returns:
+        The names of classes, by label, and of the columns that x is; None where there are none.
+    """
+    while hasattr(
+        dataset, "dataset"
+    ):  # a part of another one, or one that is changed as it is read
+        dataset = dataset.dataset
+    found = {name: getattr(dataset, name, None) for name in ("names", "x_columns")}
+    return {
+        "class_names": None if found["names"] is None else [*found["names"]],
+        "x_columns": None if found["x_columns"] is None else [*found["x_columns"]],
+    }
+
+
 def require_data_options(options: argparse.Namespace) -> None:
     """Refuse options that do not fit the kind of data, before any are read. Local."""
     if not 0 <= options.validation < 1:
@@ -126,7 +143,7 @@ def require_data_options(options: argparse.Namespace) -> None:
         for name in ("labels", "format", "reader", "x", "y", "task"):
             if (value := getattr(options, name)) is not None:
                 raise UserError(f"{name}={shown(value)}: {options.data} has {name} of its own")
-    _reader_options(options)
+    reader_options(options)
 
 
 def _read(options: argparse.Namespace) -> tuple[Dataset, Dataset, Task, str]:
@@ -143,13 +160,13 @@ def _read(options: argparse.Namespace) -> tuple[Dataset, Dataset, Task, str]:
         test=options.test,
         seed=options.seed,
         say=taken.append,
-        **_reader_options(options),
+        **reader_options(options),
     )
     task = task_of(train, options.task, options.classes)
     return train, test, task, f"{task.name}, {'; '.join(taken)}"
 
 
-def _reader_options(asked: argparse.Namespace) -> dict[str, Any]:
+def reader_options(asked: argparse.Namespace) -> dict[str, Any]:
     """The options of a format's reader: --x and --y, and those of --reader from texts as
     ``size=[32, 32]`` and ``streams={"x": Dense(3), "y": Sparse(2, one_hot=True)}``."""
     columns = {"x": asked.x, "y": asked.y}

@@ -168,6 +168,35 @@ def load_train_test(
     return train, test_data
 
 
+def load_to_test(
+    path: PathLike,
+    labels: PathLike | None = None,
+    *,
+    format: str | None = None,
+    known: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Dataset:
+    """Open data to test a model on: the part for that, where data are cut into two, else all.
+
+    Args:
+        path, labels, format, options: as for `load`.
+        known: options that are given where the format has them, unless `options` says otherwise:
+            the names of the classes that the model has learned, say.
+    Raises:
+        UserError: as for `load`.
+
+    Local.
+    """
+    name, place = _format_of(path, format)
+    two = _has_both(name, place, options)
+    reader: Any = FORMATS[name].both if two else FORMATS[name].load
+    taken = inspect.signature(reader).parameters if reader else ()
+    options = {key: value for key, value in (known or {}).items() if key in taken} | options
+    if two:
+        return load_train_test(path, labels, format=format, **options)[1]
+    return _load(name, path, labels, options)
+
+
 def _has_both(name: str, place: Path, options: Mapping[str, Any]) -> bool:
     """Whether data are cut into two parts; `names` of all classes says that folders are none."""
     known = FORMATS[name]

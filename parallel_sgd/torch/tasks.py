@@ -49,6 +49,20 @@ def objective_for(
     return Objective(model, loss, metrics, dtype=dtype, classes=classes)
 
 
+def outputs_of(model: nn.Module, x: Any) -> Any:
+    """Return what a module in `eval` mode gives for inputs: an array [m, outputs] of NumPy's.
+
+    Args:
+        x: [m, …], an array, moved to where the module is.
+
+    Local.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        return host_array(model(torch.from_numpy(x).to(device)))
+
+
 def seed_everywhere(seed: int) -> None:
     """Seed PyTorch's generators for a model's initial values: alike on all ranks. Local, but for
     the whole process."""

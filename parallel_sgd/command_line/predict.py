@@ -1,0 +1,295 @@
+"""`parallel-sgd predict`: what the model of a run says of data, as CSV.
+
+The run's folder has all that is needed: the options that made the model (``config.toml``), what
+it has learned (``options.json``), its arrays (``model.npz``), and the numbers that standardize
+features (``standardization.npz``). One process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+
+from ..communication.launched import launched_rank
+from ..data import FORMATS, Arrays, Dataset, Task, read_standardization
+from ..data.files import npz_member, npz_names
+from ..data.formats import load_to_test
+from ..data.tasks import TASKS
+from ..errors import UserError
+from ..files import content_of, write_whole
+from ..models import Model, use_gpu
+from ..training.documents import parsed
+from ..training.initial_model import MODEL
+from ..training.run_folder import OPTIONS
+from ..validation import checked_path, choice, integer, require_use, shown
+from .parser import Parser
+from .train_arguments import read
+from .train_data import BUNDLED, TrainingData, read_data, reader_options
+from .train_model import TrainingModel, make_model
+
+CONFIG = "config.toml"
+BATCH = 1024  #: samples that are read and computed together
+
+
+def main(argv: Sequence[str]) -> int:
+    """Predict as the command line says; returns 0, or raises a UserError."""
+    given = _parser().parse_args(argv)
+    if launched_rank():  # under mpiexec rank 0 speaks for all
+        return 0
+    run = _run(given)
+    data = _data(given, run)
+    if given.device == "cuda":
+        use_gpu(0)
+    model, data = _model(given, run, data)
+    predicting = _Predicting(model, data, run, given)
+    if given.output is None:
+        predicting.write(sys.stdout)
+        predicting.tell(sys.stderr)
+    else:
+        write_whole("output", given.output, predicting.write_file)
+        predicting.tell(sys.stdout)
+    return 0
+
+
+class _Run(NamedTuple):
+    """A run that has ended: its folder, what train.py was asked for, and what it has learned; the
+    names of classes and of columns, where its data had any."""
+
+    folder: Path
+    options: argparse.Namespace
+    task: Task
+    names: list[str] | None
+    columns: list[str] | None
+
+
+def _run(given: argparse.Namespace) -> _Run:
+    """Read what a run's folder says of its model.
+
+    Raises:
+        UserError: it is none of train.py's, or has no model.
+    """
+    folder = checked_path("run", given.run, "run's folder")
+    for name in (OPTIONS, CONFIG, MODEL):
+        if not (folder / name).is_file():
+            raise UserError(
+                f"run={shown(given.run)} must be the folder of a run of train.py that has come to "
+                f"its end: it has no {name}"
+            )
+    try:
+        facts = parsed(content_of(OPTIONS, folder / OPTIONS))
+        if not isinstance(facts, dict) or "outputs" not in facts:
+            raise UserError("it lacks 'outputs', which earlier versions have not written")
+        name = choice("task", facts.get("task"), TASKS)
+        outputs = integer("outputs", facts["outputs"], 1)
+        names, columns = (_texts(facts, key) for key in ("class_names", "x_columns"))
+    except UserError as error:
+        raise UserError(f"{folder / OPTIONS}: {error}") from None
+    options, *_ = read([str(folder / CONFIG)])
+    options.device, options.initial_model = given.device, str(folder)
+    task = Task(name, outputs, outputs if name == TASKS[0] else None)
+    return _Run(folder, options, task, names, columns)
+
+
+def _texts(facts: dict[str, Any], key: str) -> list[str] | None:
+    value = facts.get(key)
+    if value is not None and not (
+        isinstance(value, list) and all(isinstance(text, str) for text in value)
+    ):
+        raise UserError(f"{key}={shown(value)} must be a list of texts")
+    return value
+
+
+def _data(given: argparse.Namespace, run: _Run) -> Dataset:
+    """Open the data to predict; without targets its y means nothing."""
+    asked, trained_on = run.options, run.options.data
+    if given.data in BUNDLED:
+        require_use("no_targets", given.no_targets, False, False, "data in files")
+        asked.data = given.data
+        return read_data(asked).test
+    if trained_on in BUNDLED or Path(trained_on).suffix != Path(given.data).suffix:
+        asked.x = asked.y = asked.reader = asked.format = None
+    for name in ("x", "y", "reader", "format"):
+        if getattr(given, name) is not None:
+            setattr(asked, name, getattr(given, name))
+    options = reader_options(asked)
+    known: dict[str, Any] = {"names": run.names, "x": run.columns}
+    known = {name: value for name, value in known.items() if value is not None}
+    path, labels, kind = checked_path("data", given.data, "file or folder"), given.labels, None
+    if not given.no_targets:
+        return load_to_test(path, labels, format=asked.format, known=known, **options)
+    require_use("labels", labels, None, False, "targets, and --no-targets was given")
+    kind = asked.format or next((n for n, f in FORMATS.items() if f.matches(path)), None)
+    if kind == "npz" and "y" not in npz_names(path):
+        x = npz_member(path, "x")
+        return Arrays(x, np.zeros(len(x), np.int64), name=str(path))
+    if kind is not None and FORMATS[kind].labels:
+        return load_to_test(path, path, format=kind)
+    if kind in ("csv", "parquet", "arrow"):
+        columns = options.get("x") or run.columns
+        if not columns:
+            raise UserError(
+                f"no_targets=True of {path} needs --x, the columns that the model takes"
+            )
+        options |= {"x": columns, "y": columns[0]}
+        known = {}
+    return load_to_test(path, format=kind, known=known, **options)
+
+
+def _model(given: argparse.Namespace, run: _Run, data: Dataset) -> tuple[TrainingModel, Dataset]:
+    """Make the run's model, and give it the data as in training."""
+    if not len(data):
+        raise UserError(f"data={shown(given.data)} has no samples")
+    by = read_standardization(run.folder)
+    data = data if by is None else by.given(data)
+    inputs = _Inputs(data)
+    model = make_model(run.options, TrainingData(inputs, None, inputs, run.task))
+    return model, model.given(data if not given.no_targets else inputs)
+
+
+class _Inputs(Dataset):
+    """The x of a data set, whose y is not looked at.
+
+    Args:
+        dataset: where the samples are read.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset, self.repeatable, self.classes = dataset, dataset.repeatable, None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(
+        self, indexes: Any, *, dtype: Any = np.float32, classes: int | None = None
+    ) -> tuple[Any, Any]:
+        x, _ = self.dataset.read(indexes, dtype=dtype)
+        return x, np.zeros(len(x), np.int64)
+
+
+class _Predicting:
+    """Predictions of all samples of a data set, by batches, in their order."""
+
+    def __init__(
+        self, model: TrainingModel, data: Dataset, run: _Run, given: argparse.Namespace
+    ) -> None:
+        objective: Any = model.objective
+        self._objective, self._outputs = objective, _outputs(objective.model)
+        self._data, self._task, self._class_names = data, run.task, run.names
+        self._measures, self._probabilities = not given.no_targets, given.probabilities
+        if self._probabilities and run.task.name == "regression":
+            require_use("probabilities", True, False, False, "a task with classes or labels")
+        self._sums: dict[str, Any] = {}
+
+    def write_file(self, path: Path) -> None:
+        """Write all rows to a file."""
+        with path.open("w", newline="") as file:
+            self.write(file)
+
+    def write(self, file: TextIO) -> None:
+        """Write all rows, below their names."""
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(self._names())
+        for outputs in self._batches():
+            for row in self._columns(outputs):
+                writer.writerow(map(str, row))
+        file.flush()
+
+    def tell(self, file: TextIO) -> None:
+        """Say how good the predictions are, where there are targets."""
+        if self._measures:
+            scores = self._objective.scores(self._sums, len(self._data))
+            said = ", ".join(
+                f"{name.replace('_', ' ')} {score:.6g}" for name, score in scores.items()
+            )
+            print(f"{len(self._data)} samples, {said}", file=file, flush=True)
+
+    def _batches(self) -> Iterator[Any]:
+        """The model's outputs; sums up their scores on the way."""
+        self._sums = {}
+        for begin in range(0, len(self._data), BATCH):
+            indexes = np.arange(begin, min(begin + BATCH, len(self._data)))
+            x, y = self._data.read(indexes, dtype=self._objective.dtype, classes=self._task.classes)
+            if self._measures:
+                for name, total in self._objective.sums((x, y)).items():
+                    self._sums[name] = self._sums.get(name, 0) + total
+            yield self._outputs(x).reshape(len(x), -1)
+
+    def _names(self) -> list[str]:
+        count, kind = self._task.outputs, self._task.name
+        numbers = range(count)
+        probabilities = [f"probability_{k}" for k in numbers] if self._probabilities else []
+        if kind == "classification":
+            return ["class", *probabilities]
+        name = "value" if kind == "regression" else "label"
+        return [*([name] if count == 1 else [f"{name}_{k}" for k in numbers]), *probabilities]
+
+    def _columns(self, outputs: Any) -> Iterator[list[Any]]:
+        """What is written of each sample."""
+        if self._task.name == "regression":
+            yield from outputs
+            return
+        classes = self._task.name == "classification"
+        said = outputs.argmax(1)[:, None] if classes else (outputs > 0).astype(np.int64)
+        if classes and self._class_names is not None:
+            said = np.array(self._class_names, object)[said]
+        if not self._probabilities:
+            yield from said
+            return
+        odds = _softmax(outputs) if classes else 0.5 * (1 + np.tanh(outputs / 2))
+        for numbers, probabilities in zip(said, odds, strict=True):
+            yield [*numbers, *probabilities]
+
+
+def _softmax(outputs: Any) -> Any:
+    powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def _outputs(model: Any) -> Callable[[Any], Any]:
+    """Who computes the outputs of a batch, as an array of NumPy's."""
+    if isinstance(model, Model):
+        return lambda x: _on_host(model.predict(x))
+    from ..torch.tasks import outputs_of
+
+    return lambda x: outputs_of(model, x)
+
+
+def _on_host(array: Any) -> Any:
+    return array.get() if hasattr(array, "get") else array
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="parallel-sgd predict",
+        description="Write what the model of a run says of data: one line of CSV for each sample, "
+        "in their order. Where the data have targets, its loss and its score are told, too: on "
+        "standard error, or on standard output where the predictions go to a file.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("run", metavar="RUN", help="the folder of a run of train.py that has come to its end")
+    add(
+        "data", metavar="DATA", help=f"a file or folder, or {', '.join(BUNDLED)}: what --data takes"
+    )
+    add("--output", metavar="FILE", help="write to this file, whole or not at all")
+    add("--probabilities", action="store_true", help="also those of each class or label")
+    add("--no-targets", action="store_true", help="the data have none: only predict")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute")
+    group = parser.add_argument_group(
+        "data",
+        "how to read DATA, as for train.py; the run's own options where its data had the same kind "
+        "of name",
+    )
+    add = group.add_argument
+    add("--labels", metavar="FILE", help="the labels, where DATA is a .npy or IDX file")
+    add("--format", choices=(*FORMATS,), help="of DATA, where its name does not tell")
+    add("--reader", nargs="+", metavar="NAME=VALUE", help="options of the format's reader")
+    add("--x", nargs="+", metavar="COLUMN", help="columns of a table that the model takes")
+    add("--y", nargs="+", metavar="COLUMN", help="columns of a table that are the targets")
+    return parser
