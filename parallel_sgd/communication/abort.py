@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 from ..errors import RanksLost, SharedError, SharedLoss, UserError, WaitedInVain
 from ..validation import line_of
 from .attendance import FAILED, LOST, sign_off
+from .board import own
 from .launched import is_hydra, launched_rank, launched_size, srun_step
 from .rank_process import claim, is_rank
 from .stderr import tell
@@ -38,6 +39,9 @@ GRACE_S = 0.4
 
 #: How long a rank waits at most for the others to print an error that all of them share.
 _PRINT_S = 5.0
+
+#: A process that has closed its connections as it ends is gone after so many seconds.
+_DIES_S = 0.2
 
 #: How long Hydra may take to end a job that asks for it over its own wire.
 _HYDRA_S = 2.0
@@ -161,7 +165,8 @@ def _wait_for_all(mpi: Any) -> None:
 
 def report(error: BaseException) -> int:
     """Print what the user needs to know of an error; returns the exit code that goes with it."""
-    if isinstance(error, WaitedInVain | SharedLoss | RanksLost) or _tells_of_a_dead_rank(error):
+    dead = _dead_rank(error)
+    if isinstance(error, WaitedInVain | SharedLoss | RanksLost) or dead is not None:
         sign_off(LOST)
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in SCAFFOLD:
@@ -174,9 +179,9 @@ def report(error: BaseException) -> int:
         return INTERRUPTED
     if line is not None:
         print_labelled(f"{line}{users_line(traceback.extract_tb(frames))}")
-    elif _tells_of_a_dead_rank(error):
+    elif dead is not None:
         print_labelled(
-            "parallel-sgd: error: a rank has died, and the others cannot go on with what needs "
+            f"parallel-sgd: error: {dead} has died, and the others cannot go on with what needs "
             "all of them"
         )
     else:
@@ -217,12 +222,22 @@ def _nobody_reads() -> bool:
     return False
 
 
-def _tells_of_a_dead_rank(error: BaseException) -> bool:
-    """Whether it comes from an MPI whose other ranks survive that, out of a collective."""
+def _dead_rank(error: BaseException) -> str | None:
+    """The rank whose death is the cause of an error of MPI's, in words; None: that is not known.
+
+    Some MPIs say so (ULFM). Of others a rank sees how a message fails (MPICH: "process_vm_readv
+    failed"), and that the process of another rank of its host is gone.
+    """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not isinstance(error, mpi.Exception):
-        return False
-    return error.Get_error_class() in dead_rank_errors(mpi)
+        return None
+    says_so = error.Get_error_class() in dead_rank_errors(mpi)
+    until = time.monotonic() + _DIES_S
+    while not (gone := own.gone_mates()) and not says_so and time.monotonic() < until:
+        time.sleep(0.01)
+    if gone:
+        return f"rank {gone[0].rank} (pid {gone[0].process})"
+    return "a rank" if says_so else None
 
 
 def dead_rank_errors(mpi: Any) -> set[int]:

@@ -288,6 +288,11 @@ class OwnLine:
         lines = [] if self.board is None else self.board.lines()
         return [line for line in lines if line.rank != self.rank]
 
+    def gone_mates(self) -> list[Line]:
+        """Those of them whose process is no more."""
+        now = time.monotonic()
+        return [line for line in self.mates() if line.conduct(now) is Conduct.GONE]
+
 
 own = OwnLine()  #: this process's
 

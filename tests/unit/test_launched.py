@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from parallel_sgd.communication import (
     Communicator,
     abort,
+    board,
     default_timeout,
     launched,
     rank_process,
@@ -216,6 +218,40 @@ def test_errors_are_told(
     assert all(line.startswith("[rank 2] ") for line in err.splitlines())
     if isinstance(error, UserError):
         assert err.count("\n") == 1
+
+
+class MpiError(RuntimeError):
+    """As MPICH raises it where it reads from the memory of a process that is gone."""
+
+    def Get_error_class(self) -> int:
+        return 15
+
+
+@pytest.mark.usefixtures("on_a_rank")
+@pytest.mark.parametrize("gone", [True, False])
+def test_an_error_of_mpi_beside_a_rank_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any, gone: bool
+) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(Exception=MpiError))
+    own, now = board.OwnLine(), time.monotonic()
+    monkeypatch.setattr(abort, "own", own)
+    own.join(board.make_board(tmp_path / "board", 4), 2)
+    process = subprocess.Popen(["sleep", "60"])
+    birth = board._birth(process.pid)
+    own.board.write(board.Line(3, process.pid, birth, now, now, 0.0, 60.0, ""))
+    if gone:
+        process.kill()
+        process.wait()
+    with pytest.raises(SystemExit) as caught, abort_on_error():
+        raise MpiError("Other MPI error, error stack:\ninternal_Recv: process_vm_readv failed")
+    process.kill()
+    process.wait()
+    err = capsys.readouterr().err
+    assert caught.value.code == 1
+    assert ("Traceback" in err) == (not gone)
+    if gone:
+        said = f"rank 3 (pid {process.pid}) has died, and the others cannot go on with what needs "
+        assert err == f"[rank 2] parallel-sgd: error: {said}all of them\n"
 
 
 @pytest.mark.usefixtures("on_a_rank")
