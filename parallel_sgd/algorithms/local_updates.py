@@ -80,7 +80,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
     The exchange has the options of every exchange, error feedback included: what `gradient_bits`
     loses of one pseudo-gradient is sent with the next.
 
-    A step in which a block ends is collective: one sum of four integers and one exchange (a rank
+    A step in which a block ends is collective: one sum of seven integers and one exchange (a rank
     sends 2·(K-1)/K models in 32 bits), and at most 10 passes over the model, 13 with overlap. With
     overlap the merge waits for the exchange, after a sum of its own; an inner state that is
     averaged is exchanged then; and one that is zeroed loses what it has gathered since the block

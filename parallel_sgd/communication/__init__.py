@@ -1,7 +1,14 @@
 """Ranks and their collectives: over MPI, over threads of one process, or a single rank."""
 
 from .background import InBackground, ProgramEnds, program_ends
-from .communicator import SIGN_FACTOR, TIMEOUT_S, Communicator, checked_timeout, default_timeout
+from .communicator import (
+    SIGN_FACTOR,
+    SIGN_PRIME,
+    TIMEOUT_S,
+    Communicator,
+    checked_timeout,
+    default_timeout,
+)
 from .endpoint import Endpoint
 from .loss import is_loss, meet_again
 from .phrases import CHECKSUM
@@ -13,6 +20,7 @@ from .worlds import single, world
 __all__ = [
     "CHECKSUM",
     "SIGN_FACTOR",
+    "SIGN_PRIME",
     "TIMEOUT_S",
     "WHOLE_MINIBATCH",
     "Communicator",

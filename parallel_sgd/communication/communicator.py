@@ -42,10 +42,14 @@ class InCommon(Protocol):
     Attributes:
         note: a number of this rank's, 0 or more, that the others are to hear of.
         notes: the sum of all ranks' notes, as the ranks have agreed.
+        mark: of this rank's minibatch, from 1 to below `SIGN_PRIME`; 0: it has none. Set by `sign`.
+        marks_equal: whether all ranks had one and the same mark as they agreed.
     """
 
     note: int
     notes: int
+    mark: int
+    marks_equal: bool
 
     def sign(self, steps: int) -> int:
         """A whole number, another one where a fact is another one: see `SIGN_FACTOR`. Local.
@@ -360,27 +364,30 @@ class Communicator(ABC):
         Raises:
             SharedError: on all ranks, if any has a problem, or if what must be the same differs.
 
-        Cost: one sum of five integers.
+        Cost: one sum of seven integers.
         """
         in_common = self.in_common if self.size > 1 else None
         sign = in_common.sign(steps) if in_common else 0
         for value in alike.values() if alike else ():
             sign = sign * SIGN_FACTOR + value
         sign %= SIGN_PRIME
-        note = in_common.note if in_common else 0
-        own = np.array([samples, int(problem is not None), sign, sign * sign, note], np.int64)
+        note, mark = (in_common.note, in_common.mark) if in_common else (0, 0)
+        problems = int(problem is not None)
+        own = np.array([samples, problems, sign, sign**2, note, mark, mark**2], np.int64)
         self._problem = problem
         try:
             with self.trace.span("wait"):
-                total, problems, signs, squares, notes = self.sum_integers(own).tolist()
+                sums = self.sum_integers(own).tolist()
         finally:
             self._problem = None
+        total, problems, signs, squares, notes, marks, mark_squares = sums
         if problems:
             self.raise_together(problem)
         if self.size * squares != signs * signs:  # equal only where all signs are
             self.require_agreement({**(in_common.facts() if in_common else {}), **(alike or {})})
         if in_common:
             in_common.notes = notes
+            in_common.marks_equal = marks > 0 and self.size * mark_squares == marks**2
         return int(total)
 
     def together(self, prepare: Callable[[], Result]) -> Result:

@@ -18,11 +18,12 @@ from ..training.arguments import require_communicator
 from ..training.batches import Samples
 from ..training.evaluation import weighted_means
 from ..training.feed import Feed
-from ..training.in_common import EVERY
+from ..training.in_common import EVERY, mark_of
 from ..training.leaving_out import MOST_SKIPPED, NotFinite
 from ..training.survival import COMMIT_EVERY
 from ..validation import choice, integer, number
-from .arrays import host_array, on_one_stream
+from .arrays import as_array, host_array, on_one_stream
+from .conduct import Conduct
 from .evaluation import Score, sums_over
 from .gradients import LATE, Gradients
 from .kept_buffers import KeptBuffers
@@ -86,7 +87,8 @@ class Learner(ArrayLearner):
 
     Collective. Memory: the gradient, which is where PyTorch's would be, and what the algorithm
     needs; with ``overlap=True`` a second gradient. Cost: each gradient is copied once, and read
-    once more, to see that it is finite; some microseconds a parameter.
+    once more, to see that it is finite; and some 7 microseconds a parameter, where PyTorch's own
+    backward and optimizer take 20 (1,000 parameters of 16 values, SGD with momentum, one core).
 
     >>> import torch, parallel_sgd as psgd
     >>> comm = psgd.Communicator.single()
@@ -228,6 +230,7 @@ class Learner(ArrayLearner):
             notes=lambda: self.in_common.notes,
             sum_late=lambda vector: algorithm.sum_late(self.state, self.at_work.work, vector),
         )
+        self._conduct = Conduct(self._module, algorithm, self.comm)
         self.model_state = ModelState(
             module=self._module,
             scaler=self._scaling and self._scaling.scaler,
@@ -312,6 +315,8 @@ class Learner(ArrayLearner):
             if isinstance(self.local_step, TorchStep):
                 self.local_step.require_ready(self._scaling)
             gradients.settle_unit(samples, self.at_work.agree)
+            given = self._announced.since_step
+            self._conduct.before_step(samples, given, distributed=self.distributed)
             used = gradients.gather(samples)
         except UserError as error:
             self._module.give_up_gradients()
@@ -333,6 +338,7 @@ class Learner(ArrayLearner):
             raise
         finally:
             self.in_common.note = 0
+        self._conduct.after_step(samples, self._announced.taken)
         if not total or self.left_out.was_latest(self.samples):
             gradients.leave_out(used)
         used.agreed = self.in_common.notes % LATE > 0
@@ -345,6 +351,12 @@ class Learner(ArrayLearner):
         together = self.algorithm.synchronizes_every_step or not self.distributed
         skip = self._gradients.overflow and together
         return super()._step(samples, skip=skip)
+
+    def _own_mark(self) -> int:
+        if self._overlap is None:
+            return super()._own_mark()
+        first = self._overlap.first
+        return 0 if first is None else mark_of(as_array(first).reshape(-1))
 
     def _expected_weight(self, backwards: int) -> float | None:
         """What the gradients of so many backwards are likely to count in the next step."""

@@ -41,6 +41,10 @@ class FlatModule:
         tensors: the same as PyTorch knows them.
         device: of them all.
         gradient: of the same layout, where backward leaves gradients: see `collect`.
+        backwards: by parameter, how many have added to its gradient since it was gathered or
+            zeroed. (One with a graph of its own is not counted.)
+        versions: by parameter, PyTorch's count of changes to its part of `gradient`, as backward
+            has left it.
 
     Local. Memory: a vector in place of the parameters' own memory.
     """
@@ -61,6 +65,8 @@ class FlatModule:
                 )
         self.parameters = Parameters({name: as_array(p) for name, p in self.tensors.items()})
         self.gradient: Parameters = None  # type: ignore[assignment]  # until `collect`
+        self.backwards = [0] * len(self.tensors)
+        self.versions = list(self.backwards)
         self._hooks: list[Any] = []
         for name, tensor in self.tensors.items():
             tensor.data = as_tensor(self.parameters[name])
@@ -104,9 +110,12 @@ class FlatModule:
         self.gradient = gradient
         self._remove_hooks()
         views = self.views_of(gradient.flat)
+        self.versions[:] = (view._version for view in views)
         self._hooks = [
-            p.register_post_accumulate_grad_hook(_mover(view))
-            for p, view in zip(self.tensors.values(), views, strict=True)
+            p.register_post_accumulate_grad_hook(
+                _mover(number, view, self.backwards, self.versions)
+            )
+            for number, (p, view) in enumerate(zip(self.tensors.values(), views, strict=True))
         ]
 
     def require_unchanged(self) -> None:
@@ -160,18 +169,45 @@ class FlatModule:
 
         Local. Cost: one pass over the gradient, unless the factor is 1.
         """
-        used = []
-        views = self.views_of(self.gradient.flat)
-        for (name, p), view in zip(self.tensors.items(), views, strict=True):
-            used.append(p.grad is not None)
-            if name in done:
-                pass
-            elif p.grad is not view:  # none, or one that the program has put there
-                put(p.grad, factor, view)
-            elif factor != 1:
-                view.mul_(factor)
+        used, scaled = [], []
+        flat = self.gradient.flat
+        for (name, p), view in zip(self.tensors.items(), self.views_of(flat), strict=True):
+            gradient = p.grad
+            used.append(gradient is not None)
+            if not (done and name in done):
+                if gradient is not view:  # none, or one that the program has put there
+                    put(gradient, view)
+                if done:
+                    scaled.append(view)
             p.grad = None
+        if factor != 1:  # all in one go, where all are to be scaled
+            for part in scaled if done else (as_tensor(flat),):
+                part.mul_(factor)
+        self.backwards[:] = [0] * len(used)
         return used
+
+    def changed(self, own_hooks: int) -> str | None:
+        """The name of a parameter whose gradient the program has changed or replaced since backward
+        has left it, so far as PyTorch counts changes; None where there is none.
+
+        Args:
+            own_hooks: that the learner has on each parameter. Where there are others, they may have
+                done it, and nothing is said.
+
+        Local. Cost: about 0.1 microseconds a parameter.
+        """
+        views = self.views_of(self.gradient.flat)
+        for number, (name, p) in enumerate(self.tensors.items()):
+            gradient, view = p.grad, views[number]
+            if gradient is view:
+                if view._version == self.versions[number]:
+                    continue
+            elif gradient is None or gradient.requires_grad:
+                continue
+            hooks = getattr(p, "_post_accumulate_grad_hooks", None) or ()
+            if self.backwards[number] and len(hooks) <= own_hooks:
+                return name
+        return None
 
     def has_gradients(self) -> bool:
         """Whether backward has left any. Local."""
@@ -207,29 +243,37 @@ class FlatModule:
         return f"{place}.{name}".lstrip(".")
 
 
-def put(gradient: torch.Tensor | None, factor: float, view: torch.Tensor) -> None:
-    """Write a parameter's gradient, dense or sparse, times a factor, into a view. Local."""
+def put(gradient: torch.Tensor | None, view: torch.Tensor) -> None:
+    """Write a parameter's gradient, dense or sparse, into a view. Local."""
     if gradient is None:
         view.zero_()
-        return
-    gradient = gradient.detach()
-    if gradient.is_sparse:
-        view.zero_().add_(gradient, alpha=factor)
-    elif factor == 1:
-        view.copy_(gradient)
+    elif gradient.is_sparse:
+        view.zero_().add_(gradient.detach())
     else:
-        torch.mul(gradient, factor, out=view)
+        view.copy_(gradient.detach())
 
 
-def _mover(view: torch.Tensor) -> Callable[[torch.Tensor], None]:
-    """Moves a gradient that backward has made to its place. What later backwards compute, PyTorch
-    adds to it there. One with a graph of its own (``create_graph=True``) stays as it is until
-    `FlatModule.gather`: the program may go on with it."""
+def _mover(
+    number: int, view: torch.Tensor, backwards: list[int], versions: list[int]
+) -> Callable[[torch.Tensor], None]:
+    """Moves a gradient that backward has made to its place, and counts. What later backwards
+    compute, PyTorch adds to it there. One with a graph of its own (``create_graph=True``) stays as
+    it is until `FlatModule.gather`: the program may go on with it."""
 
     def move(parameter: torch.Tensor) -> None:
-        if parameter.grad is not view and not parameter.grad.requires_grad:
-            put(parameter.grad, 1, view)
+        gradient: Any = parameter.grad
+        if gradient is view:
+            version = view._version
+            added = version == versions[number] + 1  # else it was zeroed, say, before
+            backwards[number] = backwards[number] + 1 if added else 1
+            versions[number] = version
+        elif not gradient.requires_grad:
+            if gradient.is_sparse:
+                put(gradient, view)
+            else:
+                view.copy_(gradient)
             parameter.grad = view
+            backwards[number], versions[number] = 1, view._version
 
     return move
 

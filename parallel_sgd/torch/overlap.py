@@ -32,6 +32,9 @@ class Overlap:
         expected: the weight of the next minibatch's gradients; None where nobody knows: then
             nothing is sent before `step`.
 
+    Attributes:
+        first: a copy of the gradient that was sent first, in the step that has gathered it.
+
     Local. Memory: a second gradient.
     """
 
@@ -45,12 +48,16 @@ class Overlap:
         self._weight: float | None = None
         self._sent: set[str] = set()
         self._paused, self._backwards, self._begun = False, 1, False
+        self.first: torch.Tensor | None = None
+        self._first: torch.Tensor | None = None
         self._copy = module.gradient.like()
         self._copy_is_late = False
         views, copies = (module.views_of(g.flat) for g in (module.gradient, self._copy))
         self._hooks = [  # after the module's own, which puts a gradient into its view
-            p.register_post_accumulate_grad_hook(self._hook(name, view, copy))
-            for (name, p), view, copy in zip(module.tensors.items(), views, copies, strict=True)
+            p.register_post_accumulate_grad_hook(self._hook(number, name, view, copy))
+            for number, ((name, p), view, copy) in enumerate(
+                zip(module.tensors.items(), views, copies, strict=True)
+            )
         ]
 
     def release(self) -> None:
@@ -74,8 +81,9 @@ class Overlap:
         Returns:
             Of each parameter, whether it had a gradient; and whether what was sent is not all.
         """
-        weight, sent = self._weight, self._sent
+        weight, sent, first = self._weight, self._sent, self._first
         self.forget()
+        self.first = first
         used = self._module.gather(factor, done=sent)
         if not sent or weight == factor:
             return used, False
@@ -100,6 +108,7 @@ class Overlap:
     def forget(self) -> None:
         """The minibatch is over, or has no samples. Local."""
         self._weight, self._sent, self._backwards, self._begun = None, set(), 1, False
+        self._first = self.first = None
         self._copy_is_late = False
 
     def late(self) -> Parameters:
@@ -109,7 +118,7 @@ class Overlap:
         return self._copy
 
     def _hook(
-        self, name: str, view: torch.Tensor, copy: torch.Tensor
+        self, number: int, name: str, view: torch.Tensor, copy: torch.Tensor
     ) -> Callable[[torch.Tensor], None]:
         own = ref(self)  # else a model and a learner that nobody holds would hold each other
 
@@ -117,9 +126,10 @@ class Overlap:
             overlap = own()
             if overlap is not None and not overlap._paused:
                 if parameter.grad is not view:  # it has a graph, or the program has put it there
-                    put(parameter.grad, 1, view)
+                    put(parameter.grad, view)
                     parameter.grad = view
                 overlap._complete(name, view, copy)
+                overlap._module.versions[number] = view._version
 
         return complete
 
@@ -137,6 +147,8 @@ class Overlap:
                 "use_reentrant=False, and a backward that has failed cannot be repeated"
             )
         copy.copy_(view)
+        if not self._sent:
+            self._first = copy
         if self._weight != 1:
             view.mul_(self._weight)
         self._sent.add(name)

@@ -75,6 +75,8 @@ class Announced:
         self.feed: Pass | None = None  #: of the source that gives minibatches at present
         self._fed = False  # by a source that was not left in the midst of it
         self.steps = 0  #: that have begun
+        self.since_step = 0  #: minibatches given since then, in the thread that steps
+        self.taken = 0  #: minibatches that the latest step has trained on, where it took any
 
     @property
     def clock(self) -> int:
@@ -103,8 +105,10 @@ class Announced:
     def add(self, samples: int, total: int, feed: Pass | None = None) -> None:
         samples = integer("samples", samples, 0, MOST_SAMPLES)
         total = integer("total", total, samples)
+        thread = get_ident()
+        self.since_step += thread == self._steps_in
         with self._lock:
-            self._append(AnnouncedMinibatch(samples, total, feed, get_ident()))
+            self._append(AnnouncedMinibatch(samples, total, feed, thread))
 
     def add_void(self, samples: int, feed: Pass) -> None:
         with self._lock:
@@ -123,6 +127,7 @@ class Announced:
             UserError: there are none such; nothing is taken.
         """
         self.steps += 1
+        self.since_step = self.taken = 0
         if not (self._waiting or self._fed):
             self._step_began = self.clock
             return None
@@ -147,6 +152,7 @@ class Announced:
                 self._left_out += total * here
             for _ in range(count):
                 self._take_next()
+            self.taken = count
             return self._in_step
 
     def next_own(self, count: int = 1) -> int | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from zlib import crc32
 
-from ..communication import CHECKSUM, SIGN_FACTOR, Communicator
+import numpy as np
+
+from ..communication import CHECKSUM, SIGN_FACTOR, SIGN_PRIME, Communicator
 from ..kernels import array_module
 from ..optimizers import LocalStep
 from .announced import Announced
@@ -17,6 +20,21 @@ Array = Any  #: a NumPy or CuPy array
 EVERY = 64
 """Steps from one comparison of the ranks' models to the next, if nobody says otherwise: a pass over
 memory each, where a step without any calculation of gradients takes three at least."""
+
+IN_A_ROW = 4
+"""Times that the ranks' gradients were the same to the bit, which by chance they never are."""
+
+ALWAYS, NOW_AND_THEN = 32, 16
+"""Steps in which the ranks' gradients are compared, and then every so many."""
+
+FEW = 16  #: values of a gradient
+
+SAME_GRADIENTS = (
+    f"all ranks have had the same gradient, to the bit, {IN_A_ROW} times in a row: they seem to "
+    "train on the same samples. Deal them out, by parallel_sgd.torch.sampler as the batch_sampler "
+    "of a DataLoader, or by a parallel_sgd.data.Source (a DataLoader without it, shuffle=True or "
+    "not, gives each rank all of them)"
+)
 
 STEP, FAIL, LOAD, MEET, FINISH = range(5)
 CALLS = ("step", "fail", "load_checkpoint", "meet (evaluate, save)", "finish")
@@ -31,14 +49,19 @@ class InCommon:
     are the algorithm's `replicas`, such as momenta. Ranks that load a checkpoint need nothing in
     common but that.
 
+    What they should not have in common is their gradients: with one model that says that they train
+    on the same samples. A mark of a few values is compared in the same sum, in the first steps and
+    now and then.
+
     Args:
         number: of the learner on its communicator.
         at_work, local_step, announced: the learner's.
+        own_mark: gives the mark of this rank's gradient, before it is exchanged; 0: it has none.
         every: steps from one comparison of models to the next; 0: they are never compared.
 
     Attributes:
         compares: whether models are compared, too.
-        note, notes: see `communication.InCommon`.
+        note, notes, mark, marks_equal: see `communication.InCommon`.
 
     Local. Cost: about a microsecond, and a pass over the model where it is compared.
     """
@@ -49,18 +72,29 @@ class InCommon:
         at_work: AlgorithmAtWork,
         local_step: LocalStep,
         announced: Announced,
+        own_mark: Callable[[], int],
         every: int = EVERY,
     ) -> None:
         self._number, self._at_work, self._every = number, at_work, every
         self._local_step, self._announced = local_step, announced
         self.compares = every > 0
-        self.note = self.notes = 0
+        self.note = self.notes = self.mark = 0
+        self.marks_equal = False
+        self._own_mark, self._looks, self._same = own_mark, 0, 0
         self._call, self._steps = STEP, 0  #: the latter since models were compared
         self._checksums: dict[str, int] = {}
 
+    def same_gradients(self) -> bool:
+        """Whether all ranks have had the same gradient for `IN_A_ROW` times that they looked; asked
+        after each step, and True once. Local."""
+        if self.mark == 0:  # they have not looked
+            return False
+        self._same = self._same + 1 if self.marks_equal else 0
+        return self._same == IN_A_ROW
+
     def begin(self, call: int, comm: Communicator) -> None:
         """From here until `comm.in_common` is None again."""
-        self._call, self.notes = call, self.note
+        self._call, self.notes, self.mark = call, self.note, 0
         comm.in_common = self
 
     @contextmanager
@@ -77,6 +111,7 @@ class InCommon:
             self._steps, self._checksums = 0, {}
             return sign
         self._steps += steps
+        self.mark = self._mark() if self._call == STEP else 0
         due = self._steps >= self._every or self._call >= MEET
         self._checksums = self._compare() if due and self.compares else {}
         for fact in (self._announced.given, self._announced.clock, *self._checksums.values()):
@@ -93,6 +128,14 @@ class InCommon:
             facts["samples that were trained on so far"] = clock
         return facts | {name: f"{value:016x}" for name, value in self._checksums.items()}
 
+    def _mark(self) -> int:
+        """Of this rank's gradient; 0 where nobody looks, or all ranks have the whole minibatch."""
+        self._looks += 1
+        if self._looks > ALWAYS and self._looks % NOW_AND_THEN:
+            return 0
+        warm = self._local_step.samples < self._at_work.algorithm.distributed_after
+        return 0 if warm else self._own_mark()
+
     def _compare(self) -> dict[str, int]:
         """Checksums of what all ranks have in common now, by name; none where there is nothing."""
         at_work, self._steps = self._at_work, 0
@@ -103,6 +146,16 @@ class InCommon:
         return {f"the model's {CHECKSUM}": checksum(at_work.common_model())} | {
             f"the {name} vector's {CHECKSUM}": checksum(vector) for name, vector in replicas.items()
         }
+
+
+def mark_of(gradient: Array) -> int:
+    """A number from the bits of some values of a gradient [n], the last ones and others at equal
+    distances; 0 where these are zeros. Local."""
+    few = b"".join(
+        (part if isinstance(part, np.ndarray) else part.get()).tobytes()
+        for part in (gradient[-FEW:], gradient[:: max(1, len(gradient) // FEW)][:FEW])
+    )
+    return 0 if few.count(0) == len(few) else 1 + crc32(few) % (SIGN_PRIME - 1)
 
 
 def checksum(x: Array) -> int:

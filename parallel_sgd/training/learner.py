@@ -11,10 +11,11 @@ from ..communication import InBackground, is_loss
 from ..errors import SharedError, UserError
 from ..trace import NO_TRACE
 from ..validation import integer
+from ..warning import warn
 from . import leaving_out
 from .announced import MOST_SAMPLES
 from .feed import Feed
-from .in_common import FAIL, FINISH, MEET, STEP
+from .in_common import FAIL, FINISH, MEET, SAME_GRADIENTS, STEP
 from .learner_setup import LearnerSetup
 
 Result = TypeVar("Result")
@@ -289,6 +290,8 @@ class Learner(LearnerSetup):
         finally:
             comm.in_common = None
             announced.end_step()
+        if self.in_common.mark and self.in_common.same_gradients() and comm.rank == 0:
+            warn(SAME_GRADIENTS)
         return self.last_samples
 
     def fail(self, problem: str) -> NoReturn:

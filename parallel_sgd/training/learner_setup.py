@@ -23,7 +23,7 @@ from .announced import Announced
 from .arguments import agree_on_arguments
 from .at_work import AlgorithmAtWork
 from .beside import Beside
-from .in_common import EVERY, InCommon
+from .in_common import EVERY, InCommon, mark_of
 from .leaving_out import MOST_SKIPPED, NotFinite, agree_on_numbers
 from .performance import SyncPerformance
 from .preparing import prepare_kernels
@@ -147,7 +147,12 @@ class LearnerSetup(ABC):
 
     def _compared(self) -> InCommon:
         every = self._compare_every
-        return InCommon(self._number, self.at_work, self.local_step, self._announced, every)
+        parts = self.at_work, self.local_step, self._announced
+        return InCommon(self._number, *parts, self._own_mark, every)
+
+    def _own_mark(self) -> int:
+        """Of this rank's gradient before the exchange: see `mark_of`. Local."""
+        return 0 if self.algorithm.overlap else mark_of(self.gradient.flat)
 
     def abandon(self) -> None:
         """Ranks have died: wait until nothing goes on in the background, where it fails. Local."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from few_weights import ALGORITHMS, by_algorithm, errors_of, last, learner_of, n
 import parallel_sgd as psgd
 from parallel_sgd.data import Source
 from parallel_sgd.errors import SharedError, UserError
-from parallel_sgd.training.in_common import EVERY, checksum
+from parallel_sgd.training.in_common import EVERY, SAME_GRADIENTS, checksum
 
 
 @pytest.mark.parametrize("call", ["step", "meet", "finish"])
@@ -33,6 +34,28 @@ def test_two_learners_called_in_crossed_order(on_ranks, name, call):
     if size > 1:
         assert message.startswith("what the ranks do must be the same on all ranks, but differs: ")
         assert re.search(rf"rank {size - 1}: '{call}( \(.*\))? of learner \d+'$", message)
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("name", ["data-parallel", "blocks", "overlap"])
+def test_gradients_that_are_the_same_on_all_ranks(on_ranks, name, same):
+    """Several times in a row, to the bit: the ranks have not dealt out their samples."""
+
+    def body(comm):
+        learner = learner_of(comm, ALGORITHMS[name])
+        for step in range(10):
+            random = np.random.default_rng([step, comm.rank * (not same)])
+            learner.gradient.flat[:] = random.standard_normal(2)
+            assert learner.step(2) == 2 * comm.size
+        return comm.size
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sizes = on_ranks(body)
+    assert len(sizes) == sizes[0]
+    texts = [str(warning.message) for warning in caught]
+    assert on_ranks(lambda comm: texts)[0] == [SAME_GRADIENTS] * (same and sizes[0] > 1)
+    assert all(warning.filename == __file__ for warning in caught)
 
 
 class Augmented:
@@ -141,7 +164,7 @@ def test_models_that_have_drifted_apart(on_ranks, tmp_path, name, where):
         learner = learner_of(comm, algorithm)
 
         def step():
-            learner.gradient.flat[:] = 1
+            learner.gradient.flat[:] = 1 + comm.rank
             learner.step(2)
 
         for _ in range(4):
@@ -175,7 +198,7 @@ def test_going_back_to_a_checkpoint_after_an_error(comm, tmp_path, name, how):
 
     def train(steps):
         for _ in range(steps):
-            learner.gradient.flat[:] = 1
+            learner.gradient.flat[:] = 1 + comm.rank
             learner.announce(2, 2 * comm.size)
             learner.step(2)
 
@@ -232,7 +255,7 @@ def test_an_optimizers_state_is_reset_to_what_it_was_at_first(comm):
     learner = psgd.Learner(parameters, optimizer, algorithm, comm)
     (s,) = learner.local_step.state.buffers.values()
     for step in range(6):
-        learner.gradient.flat[:] = 1
+        learner.gradient.flat[:] = 1 + comm.rank
         learner.step(2)
         assert (s == 0.5).all() == (step % 3 == 2)
     assert learner.local_step.state.samples == 12 * comm.size

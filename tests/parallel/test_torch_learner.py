@@ -145,6 +145,7 @@ def test_a_parameter_that_only_the_first_backward_uses(comm, overlap):
         assert np.abs(values(model) - values(alone)).max() < 1e-9
 
 
+@pytest.mark.filterwarnings("ignore:the gradient of '0.weight' was changed")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_gradients_lie_in_the_learners_vector(comm, overlap):
     """As soon as backward has them; and what the program puts in their place counts."""

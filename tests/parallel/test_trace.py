@@ -64,7 +64,7 @@ def take(trained, steps, pause_s=0.0):
     """So many steps, with five samples a rank in each."""
     for _ in range(steps):
         time.sleep(pause_s)
-        trained.gradient.flat.fill(1)
+        trained.gradient.flat.fill(1 + trained.comm.rank)
         trained.announce(5, 5 * trained.comm.size)
         trained.step(samples=5)
 

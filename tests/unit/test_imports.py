@@ -22,7 +22,7 @@ PACKAGE = Path(parallel_sgd.__file__).parent
 # From the ground up; rooms of one floor do not know each other.
 FLOORS: list[set[str]] = [
     {"kernels"},
-    {"errors", "starting", "state", "trace", "version"},
+    {"errors", "starting", "state", "trace", "version", "warning"},
     {"validation"},
     {"patterns", "plain_values"},
     {"checks"},

@@ -1,0 +1,79 @@
+"""What a program's own loop does wrongly with PyTorch's gradients, as far as it can be noticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..algorithms import Algorithm
+from ..communication import Communicator
+from ..warning import warn
+from .module import FlatModule
+
+ALWAYS, NOW_AND_THEN = 32, 16
+"""Steps before each of which gradients are looked at, and then before every so many."""
+
+IN_A_ROW = 2  #: steps that were given too few samples
+
+CHANGED = (
+    "the gradient of {name!r} was changed between backward and step. There it is that of this "
+    "rank's samples alone: what depends on its size, such as torch.nn.utils.clip_grad_norm_, is "
+    "another change on each rank, and not what one process would do. To clip, give the learner "
+    "clip_norm=...: it clips the gradient of all ranks. A mask, or noise, is as right as before"
+)
+CHANGED_TOO_LATE = (
+    "the gradient of {name!r} was changed between backward and step. With overlap=True that has no "
+    "effect on what has been sent by then. To clip, give the learner clip_norm=...: it clips the "
+    "gradient of all ranks; for other changes use overlap=False"
+)
+TOO_FEW = (
+    "step(samples={samples}) after {times} backwards on {times} minibatches of the sampler: these "
+    "are the samples of one of them, and the others count as left out, so that epochs become "
+    "shorter. Give step the samples of all whose gradients were added up"
+)
+
+
+class Conduct:
+    """Looks at what a loop does between two steps, and warns once of each thing.
+
+    Args:
+        module: whose gradients.
+        algorithm: the learner's. Where ranks do not exchange the gradients of each step, a
+            program may clip its own.
+        comm: the ranks that train. The first one warns.
+
+    Local. Cost: where nothing is wrong, after the first steps, none.
+    """
+
+    def __init__(self, module: FlatModule, algorithm: Algorithm[Any], comm: Communicator) -> None:
+        self._module, self._overlap, self._warns = module, algorithm.overlap, comm.rank == 0
+        exchanged = comm.size > 1 and algorithm.synchronizes_every_step
+        self._looks_for_changes = self._warns and exchanged
+        self._steps = self._short = 0
+        self._added_up = 0  # minibatches, as many as backwards, for the step that is under way
+
+    def before_step(self, samples: int, given: int, *, distributed: bool) -> None:
+        """Before a step of so many samples has gathered the gradients.
+
+        Args:
+            given: minibatches that a source has given since the step before, in this thread.
+            distributed: whether each rank has its part of the minibatch.
+        """
+        added_up = self._warns and given > 1 and max(self._module.backwards) == given
+        self._added_up = given if added_up else 0
+        if not (self._looks_for_changes and samples and distributed):
+            return
+        self._steps += 1
+        if self._steps > ALWAYS and self._steps % NOW_AND_THEN:
+            return
+        name = self._module.changed(own_hooks=1 + self._overlap)
+        if name is not None:
+            self._looks_for_changes = False
+            warn((CHANGED_TOO_LATE if self._overlap else CHANGED).format(name=name))
+
+    def after_step(self, samples: int, taken: int) -> None:
+        """After it has taken so many minibatches of the source."""
+        times = self._added_up
+        short = times > taken > 0
+        self._short = self._short + 1 if short else 0
+        if self._short == IN_A_ROW:
+            warn(TOO_FEW.format(samples=samples, times=times))
