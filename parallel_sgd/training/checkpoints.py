@@ -140,6 +140,7 @@ class Checkpoints:
             problem = str(error)
         except MemoryError as error:
             problem = f"no memory for the copy of a checkpoint: {error}"
+        learner.comm.raise_together(problem)
         manifest = self._manifest(learner, metric)
         background_comm = self._communicator(learner) if background else None
         comm = background_comm or learner.comm
@@ -151,7 +152,7 @@ class Checkpoints:
             return written
 
         def write() -> Path:
-            return self._write(comm, problem, arrays, numbers, manifest, elsewhere)
+            return self._write(comm, arrays, numbers, manifest, elsewhere)
 
         if background_comm is None:
             self._written = write()
@@ -253,15 +254,14 @@ class Checkpoints:
     def _write(
         self,
         comm: Communicator,
-        problem: str | None,
         arrays: Mapping[str, HostArray],
         numbers: Mapping[str, Any],
         manifest: dict[str, Any],
         elsewhere: Callable[[Path], files.Facts],
     ) -> Path:
         """Write, on all ranks, the state tree. Collective on `comm`."""
-        path = None
-        if comm.rank == 0 and not problem:
+        path, problem = None, None
+        if comm.rank == 0:
             path, problem = self._attempt(lambda: files.begin(self.folder, manifest["samples"]))
         begun = comm.allgather_object((path, problem, places_of(self.folder)))
         path = cast(Path, begun[0][0])

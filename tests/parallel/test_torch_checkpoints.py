@@ -292,11 +292,10 @@ def test_an_extra_state_that_cannot_come_back_is_refused_by_name(comm, tmp_path)
     model = built(lambda: nn.Sequential(nn.Linear(6, 6), Opaque(6, 5)), 0)
     learner = learner_of(model, comm, "momentum", psgd.DataParallelSGD())
     checkpoints = psgd.Checkpoints(folder_of_all(comm, tmp_path))
-    checkpoints.save(learner)
     with pytest.raises(
         UserError, match=r"model.state_dict\(\)\['1._extra_state'\]\['calls'\]\[0\]="
     ):
-        checkpoints.close()
+        checkpoints.save(learner)
     assert not list(tmp_path.iterdir())
 
 
