@@ -19,7 +19,13 @@ __all__ = ["Component", "External", "across", "components", "weight_of", "worksp
 ReshardRule = Literal["same", "mean", "most", "sum", "stripe", "share", "drop"]
 
 
-def across(rule: ReshardRule, *, least: float | None = None, **options: Any) -> Any:
+def across(
+    rule: ReshardRule,
+    *,
+    least: float | None = None,
+    open: bool = False,
+    **options: Any,
+) -> Any:
     """A field of a state, with its reshard rule, by which a checkpoint is redistributed where
     another number of ranks takes it up (`parallel_sgd.load_checkpoint`):
 
@@ -37,11 +43,15 @@ def across(rule: ReshardRule, *, least: float | None = None, **options: Any) -> 
 
     Args:
         least: what a number in a checkpoint must be at least; then it must be finite, too.
+        open: of a dictionary: whether ranks may have other entries in it than each other, and than
+            this program: arrays of any dtypes and shapes. Then `Component.check` looks at them, and
+            on another number of ranks an entry goes on that only some have.
 
     The arrays in a dictionary go by the rule of its field, the fields of a dataclass each by their
     own. A field without a rule can be taken up by the same number of ranks only.
     """
-    return dataclass_field(metadata={"across": rule, "least": least}, **options)
+    metadata = {"across": rule, "least": least, "open": open}
+    return dataclass_field(metadata=metadata, **options)
 
 
 def workspace(**options: Any) -> Any:

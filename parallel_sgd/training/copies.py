@@ -120,7 +120,8 @@ class Sharing:
         restore(learner, self._whole_tree(sizes))
 
     def _whole_tree(self, sizes: Sequence[Mapping[str, int]]) -> Tree:
-        arrays: dict[str, Any] = {name: self._array(name, sizes) for name in self._kinds}
+        arrays: dict[str, Any] = dict(self._own.arrays) if self._own else {}
+        arrays |= {name: self._array(name, sizes) for name in self._kinds}
         tree: Tree = unflatten(self._tree, arrays)
         return tree if self._own else self._without_shares(tree, "")
 
@@ -128,7 +129,7 @@ class Sharing:
         shape, dtype = self._kinds[name]
         if self._rules.get(name) == "stripe":
             return self._stripe(name, np.dtype(dtype), sizes)
-        own = self._own.arrays[name] if self._own else None
+        own = self._own.arrays.get(name) if self._own else None  # an optimizer may have begun later
         if self._rules.get(name) in ZERO_WHERE_MISSING:
             return np.zeros(shape, dtype) if own is None else own
         if self._rules.get(name) == "drop":
@@ -139,7 +140,6 @@ class Sharing:
                 told[...] = own
             self._comm.broadcast(told.reshape(-1), self._root)
             own = told if own is None else own
-        assert own is not None
         return own
 
     def _stripe(self, name: str, dtype: Any, sizes: Sequence[Mapping[str, int]]) -> HostArray:

@@ -118,7 +118,8 @@ class _Alike:
         for name, field in own.items():
             text = field.type if isinstance(field.type, str) else "Any"
             rule = field.metadata.get("across")
-            self.check(getattr(live, name), text, saved[name], f"{where}.{name}", rule)
+            value = {} if field.metadata.get("open") else getattr(live, name)
+            self.check(value, text, saved[name], f"{where}.{name}", rule)
 
     def _dictionary(
         self, live: Any, annotation: str, saved: Tree, where: str, rule: str | None

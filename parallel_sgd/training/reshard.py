@@ -72,7 +72,15 @@ class _Resharding:
             for name, state in self.learner.states.items()
         }
 
-    def _walk(self, live: Any, saved: list[Any], where: str, rule: str | None = None) -> Any:
+    def _walk(
+        self,
+        live: Any,
+        saved: list[Any],
+        where: str,
+        rule: str | None = None,
+        *,
+        is_open: bool = False,
+    ) -> Any:
         if is_state(live) and isinstance(saved[0], dict):
             return {
                 f.name: self._walk(
@@ -80,25 +88,32 @@ class _Resharding:
                     [value[f.name] for value in saved],
                     f"{where}.{f.name}",
                     f.metadata.get("across"),
+                    is_open=bool(f.metadata.get("open")),
                 )
                 for f in state_fields(live)
             }
         if isinstance(saved[0], dict):
             live = live if isinstance(live, dict) else {}
-            for rank, value in enumerate(saved):
+            for rank, value in enumerate([] if is_open else saved):
                 if value.keys() != saved[0].keys():
                     odd = sorted(value.keys() ^ saved[0].keys())[0]
                     raise UserError(f"has {where}.{odd} on one of the ranks 0 and {rank} alone")
+            names = dict.fromkeys(name for value in saved for name in value)
             return {
                 name: self._walk(
-                    live.get(name), [value[name] for value in saved], f"{where}.{name}", rule
+                    live.get(name),
+                    [value.get(name) for value in saved],
+                    f"{where}.{name}",
+                    rule,
+                    is_open=is_open,
                 )
-                for name in saved[0]
+                for name in names
             }
         if all(value is None for value in saved):
             return None
         resharded = getattr(self, f"_{rule}", None) if rule else None
-        lacking = any(value is None for value in saved) and rule not in ("same", "sum", "drop")
+        may_lack = ("same", "sum", "drop", *(["mean"] if is_open else []))
+        lacking = any(value is None for value in saved) and rule not in may_lack
         if resharded is None or lacking:
             raise UserError(
                 f"{where} does not say what it means on another number of ranks "
@@ -123,8 +138,8 @@ class _Resharding:
                 )
 
     def _same(self, saved: list[Any]) -> Any:
-        first = saved[0]
-        return self.read(0, first[0]).whole() if isinstance(first, list) else first
+        rank, first = next((k, value) for k, value in enumerate(saved) if value is not None)
+        return self.read(rank, first[0]).whole() if isinstance(first, list) else first
 
     def _drop(self, saved: list[Any]) -> None:
         return None
@@ -137,12 +152,18 @@ class _Resharding:
         return int(total // self.size + (self.rank < total % self.size))
 
     def _mean(self, saved: list[Any]) -> Any:
-        weights = np.array(self.weights, np.float64)
-        if not isinstance(saved[0], list):
-            values = [np.array(value, np.float64) for value in saved]
+        having = [rank for rank, value in enumerate(saved) if value is not None]
+        weights = np.array([self.weights[rank] for rank in having], np.float64)
+        if not weights.any():
+            weights += 1
+        if not isinstance(saved[having[0]], list):
+            values = [np.array(saved[rank], np.float64) for rank in having]
             alike = all(np.array_equal(value, values[0], equal_nan=True) for value in values)
-            return saved[0] if alike else float(_weighted(values, weights))
-        arrays = [self.read(rank, value[0]) for rank, value in enumerate(saved)]
+            return saved[having[0]] if alike else float(_weighted(values, weights))
+        arrays = [self.read(rank, saved[rank][0]) for rank in having]
+        if any(array.shape != arrays[0].shape for array in arrays):
+            shapes = sorted({str(list(array.shape)) for array in arrays})
+            raise UserError(f"has {saved[having[0]][0]} of {' and of '.join(shapes)} on its ranks")
         out, equal = np.empty(arrays[0].shape, arrays[0].dtype), True
         for begin, end in _pieces(out):
             values = [_read(array, begin, end) for array in arrays]
