@@ -60,6 +60,10 @@ class OptimizerState(Component):
                 copies[name][...] = vector
         return {"buffers": copies, "steps": self.steps}
 
+    def align(self, comm: Any) -> None:
+        """Have the vectors that any rank has, in the same order: zeros where this rank has none
+        yet. Ours all have theirs from the beginning. Collective."""
+
     def put_back(self, copied: Mapping[str, Any]) -> None:
         """Make all but the clock what it was, in place. Local."""
         self.steps = copied["steps"]

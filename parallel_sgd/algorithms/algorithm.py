@@ -113,6 +113,7 @@ class Algorithm(Options, ABC, Generic[StateT]):
     def end_warm_start(self, state: StateT, work: Work) -> None:
         """`distributed_after` samples have been seen: all ranks go on from rank 0's model and
         optimizer. (Machines may round differently.) Collective."""
+        work.optimizer.state.align(work.comm)
         for array in (work.parameters.flat, *work.optimizer.state.buffers.values()):
             work.comm.broadcast(array)
 

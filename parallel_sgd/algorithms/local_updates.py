@@ -299,6 +299,7 @@ class LocalUpdates(Algorithm[LocalUpdateState]):
                 work.optimizer.optimizer.reset(inner)
             case "average":
                 assert state.averaging is not None
+                inner.align(work.comm)
                 for buffer in inner.buffers.values():
                     buffer *= 1 / ranks
                     state.averaging.sum(buffer)

@@ -160,7 +160,7 @@ class Learner(ArrayLearner):
                         "buffers": buffers,
                         "loss scale": scaler and scaler.state_dict(),
                         **layout_of(model),
-                        **(remembered(optimizer, self._module) if together else {}),
+                        **(remembered(optimizer) if together else {}),
                     }
                     self._scaling = None if scaler is None else Scaling(scaler, self._module.device)
                 except UserError as error:
@@ -177,9 +177,12 @@ class Learner(ArrayLearner):
                     most_skipped=most_skipped,
                     compare_every=compare_every,
                 )
-            except BaseException:
-                for module in made:  # another learner may have it
+            except BaseException:  # another learner may have both
+                for module in made:
                     module.release()
+                step: Any = getattr(self, "local_step", None)
+                if isinstance(step, TorchStep):
+                    step.release()
                 raise
 
     def _begin(self) -> None:

@@ -11,8 +11,10 @@ from ..optimizers import LocalStep, Optimizer, OptimizerState, UpdateRule
 from ..options import option, options
 from ..parameters import Parameters
 from .arrays import as_tensor
+from .comparable import comparable
 from .module import FlatModule
 from .optimizer_state import TorchOptimizerState
+from .optimizer_vectors import optimizers_of
 from .refusals import require_optimizer_of
 from .scaling import Scaling
 
@@ -45,7 +47,7 @@ class TorchOptimizer(UpdateRule):
         made = cls(
             kind=type(optimizer).__name__,
             groups=", ".join(str(len(group["params"])) for group in groups),
-            hyperparameters=repr(
+            hyperparameters=comparable(
                 [{name: v for name, v in group.items() if name != "params"} for group in groups]
             ),
         )
@@ -127,8 +129,9 @@ class TorchStep(LocalStep):
         self._stepping, self._kind = False, optimizer.kind
         self._held = sum(len(group["params"]) for group in torch_optimizer.param_groups)
         self._hooks = [
-            torch_optimizer.register_step_pre_hook(self._require_own_step),
-            torch_optimizer.register_load_state_dict_post_hook(lambda _: self.state.adopt()),
+            one.register_step_pre_hook(self._require_own_step)
+            for one in optimizers_of(torch_optimizer)
+            if hasattr(one, "_optimizer_step_pre_hooks")  # not where __init__ leaves PyTorch's out
         ]
 
     def compile(self) -> None:
@@ -169,7 +172,7 @@ class TorchStep(LocalStep):
             p.grad = view if of_use else None
         self._stepping = True
         try:
-            with self._rates_times(self.state.lr_factor):
+            with self._rates_times(self.state.lr_factor), self.state.stepping():
                 self._torch.step()
         finally:
             self._stepping = False

@@ -1,290 +1,469 @@
-"""What a PyTorch optimizer remembers, as vectors and numbers that every checkpoint can hold."""
+"""What a PyTorch optimizer remembers, as vectors and documents that every checkpoint can hold."""
 
 from __future__ import annotations
 
 import copy
-import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, islice
+from operator import is_
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..communication import Communicator
 from ..errors import UserError
-from ..kernels import zeros_like
 from ..optimizers import OptimizerState
 from ..state import across, workspace
-from .arrays import as_array, as_tensor, checksum_of
-from .module import FlatModule
+from ..validation import line_of, shown
+from .arrays import checksum_of
+from .comparable import comparable
+from .module import FlatModule, plain_name
+from .optimizer_document import PartOfVector, Reader, Writer, mapped, programs_own
+from .optimizer_vectors import OptimizerVectors
 
 Array = Any  #: a NumPy or CuPy array
 
 SCHEDULED = ("initial_lr", "base_momentum", "max_momentum", "max_lr", "min_lr")
 """Among a group's hyperparameters: what PyTorch's schedulers put there."""
 
-UPDATED = "updated"
-"""Among the scalars: 1 for a parameter that has been updated, and so has a state."""
-
 
 @dataclass
 class TorchOptimizerState(OptimizerState):
-    """The state of a PyTorch optimizer, in its parameters' layout.
+    """The state of a PyTorch optimizer: what its ``state_dict()`` has.
 
-    Its tensors of a parameter's shape lie one behind the other in vectors [n], of which PyTorch's
-    own state holds views: a momentum can be averaged, or written, like every other vector.
+    Tensors of a parameter's shape and dtype lie one behind the other in vectors [n] of the
+    parameters' layout, so a momentum can be averaged, or written, like every other vector. All else
+    is asked of ``state_dict()`` when somebody wants to know it, and given back to
+    ``load_state_dict()``.
 
     Attributes:
-        scalars: by key ("step"), of each parameter the number in its state; NaN where it has none.
-        kinds: of these numbers, by key: "int", "float", or a tensor's dtype.
-        others: tensors of other shapes, as "key of parameter".
-        groups: the groups' hyperparameters, with what schedulers have made of them, as JSON.
+        values: other tensors of numbers with a point.
+        contents: the bytes of the other tensors.
+        entries: by parameter, the document of its state: see `optimizer_document`.
+        document: of all else in the ``state_dict()``, with the parameter groups.
         optimizer, module: at work.
-        initial: what the optimizer's state was at first, of those that begin with one (Adagrad).
-        states, places: how many parameters have a state, and which of its tensors are where.
+        vectors: keeps tensors of the state in `buffers`.
+        initial: what the state was at first, as `copied` gives it.
+        own: what the program has put into parameter groups, and no checkpoint can hold.
+        changed: of each parameter group, the keys that the optimizer itself has changed in a step,
+            such as a counter; others are a scheduler's, or the program's.
 
     Made by `of`. Memory: what the optimizer has anyway; while its first step is adopted, once more.
     """
 
-    scalars: dict[str, Array] = across("mean", default_factory=dict)
-    kinds: dict[str, str] = across("same", default_factory=dict)
-    others: dict[str, Array] = across("mean", default_factory=dict)
-    groups: str = across("same", default="[]")
+    buffers: dict[str, Array] = across("mean", open=True, default_factory=dict)
+    values: dict[str, Array] = across("mean", open=True, default_factory=dict)
+    contents: dict[str, Array] = across("same", open=True, default_factory=dict)
+    entries: dict[str, str] = across("same", open=True, default_factory=dict)
+    document: str = across("same", default="{}")
     optimizer: Any = workspace(default=None)
     module: FlatModule = workspace(default=None)
+    vectors: OptimizerVectors = workspace(default=None)
     initial: Any = workspace(default=None)
-    states: int = workspace(default=0)
-    places: list[tuple[dict[str, Any], str, int]] = workspace(default_factory=list)
+    own: dict[Any, str] = workspace(default_factory=dict)
+    changed: list[set[Any]] = workspace(default_factory=list)
 
     @classmethod
     def of(cls, optimizer: Any, module: FlatModule) -> TorchOptimizerState:
         """The state as it is, which may be that of earlier training. Local."""
-        initial = copy.deepcopy(
-            {p: dict(of_p) for p, of_p in optimizer.state.items()},
-            {id(p): p for p in optimizer.state},
-        )
-        state = cls(optimizer=optimizer, module=module, initial=initial)
-        for key in _vector_keys(optimizer, module):
-            state._views(key)
-        state.adopt()
+        state = cls(optimizer=optimizer, module=module)
+        state.vectors = OptimizerVectors(optimizer, module, state.buffers)
+        state.own = programs_own(optimizer.state_dict())
+        state.initial = state.copied({})
         return state
 
     def adopt(self) -> None:
         """Put tensors of the state into the vectors, where a step has made new ones. Local."""
-        known = self.optimizer.state
-        if len(known) == self.states and all(
-            of_p[key].data_ptr() == address for of_p, key, address in self.places
-        ):
+        self.vectors.update()
+
+    def align(self, comm: Communicator) -> None:
+        self.vectors.move()
+        everywhere = comm.allgather_object([*self.buffers])
+        names = sorted({name for names in everywhere for name in names})
+        self.vectors.require(names)
+        ordered = {name: self.buffers[name] for name in names}
+        self.buffers.clear()
+        self.buffers.update(ordered)
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """For a `with` block the optimizer takes a step: what it changes in its groups is noted."""
+        groups = self._groups()
+        sizes, before = [*map(len, groups)], _values_of(groups)
+        yield
+        if sizes == [*map(len, groups)] and all(map(is_, before, _values_of(groups))):
             return
-        self.states, self.places = len(known), []
-        for number, p in enumerate(self.module.tensors.values()):
-            of_p = known.get(p, {})
-            for key, value in of_p.items():
-                if _fills(value, p):
-                    view = self._views(key)[number]
-                    if value.data_ptr() != view.data_ptr():
-                        of_p[key] = view.copy_(value)
-                    self.places.append((of_p, key, view.data_ptr()))
+        values = iter(before)
+        self.changed += [set() for _ in groups[len(self.changed) :]]
+        for group, size, changed in zip(groups, sizes, self.changed, strict=False):
+            had = [*islice(values, size)]
+            changed.update(
+                key
+                for number, (key, value) in enumerate(group.items())
+                if number >= size or value is not had[number]
+            )
 
     def forget(self) -> None:
         """As before the first step, but for the clock. Local."""
-        self.steps = 0
-        self.optimizer.state.clear()
-        self.states = -1
-        for vector in self.buffers.values():
+        kept = {name: vector for name, vector in self.buffers.items() if name not in self._first}
+        self.put_back(self.initial)
+        for vector in kept.values():
             vector.fill(0)
-        for p, of_p in self.initial.items():
-            self.optimizer.state[p] = copy.deepcopy(of_p)
-        self.adopt()
+        self.buffers.update(kept)
+
+    @property
+    def _first(self) -> Mapping[str, Array]:
+        vectors: Mapping[str, Array] = self.initial["buffers"]
+        return vectors
 
     def wait(self) -> None:
-        """Bring what is no vector up to date with PyTorch's own."""
-        self.adopt()
-        names, known = self.module.tensors, self.optimizer.state
-        self.scalars, self.others = {}, {}
-        for number, (name, p) in enumerate(names.items()):
-            of_p = {key: v for key, v in known.get(p, {}).items() if not _fills(v, p)}
-            if known.get(p):
-                of_p[UPDATED] = 1
-            for key, value in of_p.items():
-                if isinstance(value, torch.Tensor) and value.dim():
-                    self.others[f"{key} of {name}"] = as_array(value)
-                elif isinstance(value, torch.Tensor | int | float):
-                    self.kinds[key] = str(getattr(value, "dtype", type(value).__name__))
-                    vector = self.scalars.setdefault(key, np.full(len(names), np.nan))
-                    vector[number] = float(value)
-                elif value is not None:
-                    raise UserError(
-                        f"the state of {type(self.optimizer).__name__} has {key!r}, a "
-                        f"{type(value).__name__}, which no checkpoint can hold"
-                    )
-        self.groups = json.dumps(dict(_hyperparameters(self.optimizer)))
+        """Bring what is no vector up to date with PyTorch's own.
+
+        Raises:
+            UserError: a part of the state is of a type that no checkpoint can hold.
+        """
+        self.vectors.move()
+        parameters = {p: name for name, p in self.module.tensors.items()}
+        writer = Writer(self.vectors.part_of, parameters, self.own)
+        packed, what = self.optimizer.state_dict(), f"{type(self.optimizer).__name__}.state_dict()"
+        names, entries = self._names_by_number(packed), dict[str, str]()
+        if names:
+            state = packed["state"]
+            for number, of_p in state.items():
+                if number in names:
+                    where = f"{what}['state'][{names[number]!r}]"
+                    entries[names[number]] = writer.document(where, of_p, ("state", names[number]))
+            rest = {key: part for key, part in state.items() if key not in names}
+            packed = {**packed, "state": rest}
+        self.document = writer.document(what, packed)
+        self.entries, self.values, self.contents = entries, writer.values, writer.contents
 
     def copied(self, room: Mapping[str, Any]) -> dict[str, Any]:
-        self.wait()
-        others = {key: array.copy() for key, array in self.others.items()}
-        return super().copied(room) | {"scalars": self.scalars, "others": others}
+        self.vectors.move()
+        ids = {*map(id, self.module.module.parameters())}
+
+        def leaf(value: Any, path: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                if id(value) in ids:
+                    return value
+                part = self.vectors.part_of(value)
+                return PartOfVector(*part) if part else value.detach().clone()
+            return _copy_of(value, path)
+
+        state_dict = mapped(self.optimizer.state_dict(), leaf)
+        groups = self._group_values()
+        return super().copied(room) | {"state_dict": state_dict, "groups": groups}
 
     def put_back(self, copied: Mapping[str, Any]) -> None:
-        self.wait()  # rates stay as schedulers have made them
+        self._go_back(copied, self._changed_by_steps)
+
+    def _go_back(self, copied: Mapping[str, Any], goes_back: Any) -> None:
+        """See `put_back`.
+
+        Args:
+            goes_back: given a group's number, a key and its value: whether it goes back, too. Rates
+                stay as schedulers have made them.
+        """
+        for name in self.buffers.keys() - copied["buffers"].keys():
+            del self.buffers[name]
+        self.vectors.require(copied["buffers"])
         super().put_back(copied)
-        self.scalars, self.others = copied["scalars"], copied["others"]
-        self.restored()
+        ids = {*map(id, self.module.module.parameters())}
+
+        def leaf(value: Any, path: Any) -> Any:
+            if isinstance(value, PartOfVector):
+                return self.vectors.part(value.vector, value.parameter)
+            if isinstance(value, torch.Tensor):
+                return value if id(value) in ids else value.clone()
+            return _copy_of(value, path)
+
+        present = self._group_values()
+        self._load(mapped(copied["state_dict"], leaf), as_they_are=True)
+        for number, group in enumerate(self._groups()):
+            back = copied["groups"][number]
+            values = {k: v for k, v in present[number].items() if not goes_back(number, k, v)}
+            values |= {k: v for k, v in back.items() if goes_back(number, k, v)}
+            _refill(group, {k: v.clone() if _is_tensor(v) else v for k, v in values.items()})
+
+    def _changed_by_steps(self, number: int, key: Any, value: Any) -> bool:
+        changed = number < len(self.changed) and key in self.changed[number]
+        return changed or (_is_tensor(value) and key != "lr")
+
+    def _group_values(self) -> list[dict[str, Any]]:
+        """Of each parameter group the values, copies where they are tensors."""
+        return [
+            {k: v.detach().clone() if _is_tensor(v) else v for k, v in group.items()}
+            for group in self._groups()
+        ]
 
     def check(self, saved: Mapping[str, Any], ranks: int) -> None:
-        if self.buffers:
-            super().check(saved, ranks)
-        names = self.module.tensors
-        for key, vector in saved["scalars"].items():
-            if vector.shape != (len(names),):
-                raise UserError(f"has optimizer.scalars.{key} of {vector.shape}, not {len(names)}")
-        for key in saved["others"]:
-            if key.partition(" of ")[2] not in names:
-                raise UserError(f"has optimizer.others.{key}, which is of no parameter")
-        own = dict(_hyperparameters(self.optimizer))
+        x, names = self.module.parameters.flat, self.module.tensors
+        kinds = {
+            "buffers": np.ndarray,
+            "values": np.ndarray,
+            "contents": np.ndarray,
+            "entries": str,
+        }
+        for field, kind in kinds.items():
+            for key, value in saved[field].items():
+                if not isinstance(value, kind):
+                    raise UserError(f"has something else for optimizer.{field}.{key}")
+        for key, vector in saved["buffers"].items():
+            if vector.shape != x.shape or vector.dtype != x.dtype:
+                raise UserError(
+                    f"has optimizer.buffers.{key} of {vector.dtype} {list(vector.shape)}, not "
+                    f"{x.dtype} {list(x.shape)}"
+                )
+
+        def part(vector: str, parameter: str) -> torch.Tensor:
+            if vector not in saved["buffers"]:
+                raise KeyError(vector)
+            p = names[parameter]
+            return torch.zeros((), dtype=p.dtype, device=p.device).expand(p.shape)
+
         try:
-            theirs = json.loads(saved["groups"]).keys()
-        except (ValueError, AttributeError):
-            raise UserError("has optimizer.groups that cannot be read") from None
-        if theirs != own.keys():
-            odd = sorted(theirs ^ own.keys())[0]
-            raise UserError(
-                f"has other hyperparameters than this optimizer: {odd}"
-                + " (schedulers add it: make them before load_checkpoint)" * odd.endswith(SCHEDULED)
-            )
+            packed = self._read(saved, part)
+            self._require_alike(packed)
+        except UserError as error:
+            raise UserError(f"has a state of the optimizer that {error}") from None
+        kept = self.copied({})
+        try:  # who knows what an optimizer requires of its own state
+            self._give(packed)
+        finally:
+            self._go_back(kept, lambda *_: True)
 
     def restored(self) -> None:
-        """Put what a checkpoint has brought into PyTorch's own state."""
-        values = json.loads(self.groups)
-        groups = [
-            {name: _put_back(f"{i}.{name}", value, values) for name, value in group.items()}
-            for i, group in enumerate(self.optimizer.param_groups)
+        """Give PyTorch's own state what a checkpoint has brought."""
+        fields = {name: getattr(self, name) for name in ("values", "contents", "entries")}
+        saved = {"document": self.document, **fields}
+        self._load(self._read(saved, self.vectors.part), as_they_are=False)
+
+    def _read(self, saved: Mapping[str, Any], part: Any) -> Any:
+        """The ``state_dict()`` of a checkpoint.
+
+        Raises:
+            UserError: it is not as `wait` writes it, or not of this optimizer.
+        """
+        present = self.optimizer.state_dict()
+        reader = Reader(part, saved["values"], saved["contents"], self.module.tensors, present)
+        packed = reader.value(saved["document"])
+        if not saved["entries"]:
+            return packed
+        own = self._names_by_number(present)
+        fits = own and isinstance(packed, dict) and isinstance(packed.get("state"), dict)
+        numbers = {name: number for number, name in self._names_by_number(packed).items()}
+        if not fits or not numbers:
+            raise UserError("has other parameter groups than this optimizer")
+        state = {}
+        for name, document in saved["entries"].items():
+            if name not in numbers:
+                raise UserError(f"is of a parameter {shown(name)}, which this optimizer has not")
+            state[numbers[name]] = reader.value(document)
+        return {**packed, "state": state | packed["state"]}
+
+    def _names_by_number(self, packed: Any) -> dict[int, str]:
+        """Names of the parameters, by their numbers in a ``state_dict()`` of PyTorch's form;
+        nothing if it is of another form, or its groups are of other lengths than the optimizer's.
+        """
+        if not isinstance(packed, dict) or not isinstance(packed.get("state"), dict):
+            return {}
+        groups = packed.get("param_groups")
+        held = [group["params"] for group in self.optimizer.param_groups]
+        if not isinstance(groups, list) or len(groups) != len(held):
+            return {}
+        names = {p: plain_name(name) for name, p in self.module.module.named_parameters()}
+        numbered: dict[int, str] = {}
+        for group, parameters in zip(groups, held, strict=True):
+            numbers = group.get("params") if isinstance(group, dict) else None
+            if not isinstance(numbers, list) or len(numbers) != len(parameters):
+                return {}
+            for number, p in zip(numbers, parameters, strict=True):
+                if type(number) is not int:
+                    return {}
+                numbered[number] = names.get(p, f"parameter {number} of the optimizer")
+        return numbered
+
+    def _require_alike(self, packed: Any) -> None:
+        """See that a checkpoint's ``state_dict()`` is one of this optimizer: its parameter groups
+        may have other hyperparameters, as ``load_state_dict()`` takes them."""
+        present = self.optimizer.state_dict()
+        if type(packed) is not type(present):
+            raise UserError(f"is {shown(packed)}")
+        if not self._names_by_number(present):
+            return
+        if not self._names_by_number(packed):
+            raise UserError("has other parameter groups than this optimizer")
+        for i, (saved, own) in enumerate(
+            zip(packed["param_groups"], present["param_groups"], strict=True)
+        ):
+            for odd in sorted(key for key in SCHEDULED if (key in saved) != (key in own)):
+                has = "has" if odd in saved else "lacks"
+                raise UserError(
+                    f"{has} the hyperparameter {i}.{odd}, unlike this optimizer (schedulers add "
+                    "it: make them before load_checkpoint)"
+                )
+            for key, value in own.items():
+                if key in saved and _is_number(value) and not _may_replace(saved[key]):
+                    raise UserError(
+                        f"has {shown(saved[key])} for {i}.{key}, which this optimizer has as "
+                        f"{shown(value)}"
+                    )
+
+    def _load(self, state_dict: Any, *, as_they_are: bool) -> None:
+        """Put a ``state_dict()`` into the optimizer.
+
+        Args:
+            as_they_are: whether the tensors keep their dtypes, too, which PyTorch would change to
+                their parameters'.
+        """
+        for p, of_p in self._give(state_dict).items():
+            states = [o.state[p] for o in self.vectors.owners if p in o.state]
+            for key, value in of_p.items() if states else ():
+                now = states[0].get(key)
+                cast = _is_tensor(value) and _is_tensor(now) and value.dtype != now.dtype
+                if (as_they_are and cast) or not _has_tensors(value):
+                    states[0][key] = value
+        self.vectors.move()
+
+    def _give(self, state_dict: Any) -> dict[Any, dict[Any, Any]]:
+        """Call ``load_state_dict()``. Dictionaries of parameter groups stay the same objects, since
+        schedulers hold them.
+
+        Returns:
+            The states in `state_dict`, by parameter.
+        Raises:
+            UserError: ``load_state_dict()`` fails.
+        """
+        held = [
+            (o, groups, [*groups])
+            for o in self.vectors.optimizers
+            if isinstance(groups := vars(o).get("param_groups"), list)
         ]
-        packed = self.optimizer.state_dict()
-        numbers = {
-            p: number
-            for group, numbered in zip(groups, packed["param_groups"], strict=True)
-            for p, number in zip(group["params"], numbered["params"], strict=True)
+        given, state_dict = self._apart(state_dict)
+        try:
+            self.optimizer.load_state_dict(state_dict)
+        except Exception as error:
+            raise UserError(
+                f"has a state of the optimizer that {type(self.optimizer).__name__}"
+                f".load_state_dict() does not take: {type(error).__name__}: {line_of(error)}"
+            ) from error
+        finally:
+            for one, groups, dictionaries in held:
+                _take_over(one, groups, dictionaries)
+        return given
+
+    def _apart(self, state_dict: Any) -> tuple[dict[Any, dict[Any, Any]], Any]:
+        """The states in a ``state_dict()`` of PyTorch's form, by parameter; and it without arrays
+        of NumPy's in them, which ``load_state_dict()`` takes for containers of tensors."""
+        numbers = self._names_by_number(state_dict)
+        if not numbers:
+            return {}, state_dict
+        held = [p for group in self.optimizer.param_groups for p in group["params"]]
+        given = {
+            p: state_dict["state"][number]
+            for number, p in zip(numbers, held, strict=True)
+            if isinstance(state_dict["state"].get(number), dict)
         }
-        for group, numbered in zip(groups, packed["param_groups"], strict=True):
-            group["params"] = numbered["params"]
-        updated, state = self.scalars.get(UPDATED), dict[int, Any]()
-        for number, (name, p) in enumerate(self.module.tensors.items()):
-            if updated is not None and not np.isnan(updated[number]):
-                state[numbers[p]] = self._of_parameter(number, name)
-            elif p in self.initial:
-                state[numbers[p]] = copy.deepcopy(self.initial[p])
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        self.states = -1
-        self.adopt()
+        without = {
+            number: {k: v for k, v in of_p.items() if not isinstance(v, np.ndarray)}
+            if isinstance(of_p, dict)
+            else of_p
+            for number, of_p in state_dict["state"].items()
+        }
+        return given, {**state_dict, "state": without}
 
-    def _of_parameter(self, number: int, name: str) -> dict[str, Any]:
-        of_p: dict[str, Any] = {key: self._views(key)[number] for key in self.buffers}
-        for key, vector in self.scalars.items():
-            if key != UPDATED and not np.isnan(vector[number]):
-                value, kind = float(vector[number]), self.kinds[key]
-                if kind in ("int", "float"):
-                    of_p[key] = int(value) if kind == "int" else value
-                else:
-                    of_p[key] = torch.tensor(value, dtype=getattr(torch, kind.partition(".")[2]))
-        for key, array in self.others.items():
-            kind, _, parameter = key.partition(" of ")
-            if parameter == name:
-                of_p[kind] = as_tensor(array).clone()
-        return of_p
-
-    def _views(self, key: str) -> list[torch.Tensor]:
-        """A vector's parts as tensors; zeros, where there is none yet."""
-        if key not in self.buffers:
-            x = self.module.parameters.flat
-            self.buffers[key] = zeros_like(x)
-        return self.module.views_of(self.buffers[key])
+    def _groups(self) -> list[dict[str, Any]]:
+        """The dictionaries of all parameter groups, also of optimizers within this one."""
+        lists = [vars(one).get("param_groups", []) for one in self.vectors.optimizers]
+        if len(lists) == 1:
+            return [*lists[0]]
+        return [*{id(group): group for groups in lists for group in groups}.values()]
 
 
-def _fills(value: Any, parameter: torch.Tensor) -> bool:
-    """Whether a part of a state has a value for each of the parameter's."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.shape == parameter.shape
-        and value.dtype == parameter.dtype
-        and value.dim() > 0
-    )
+def _values_of(groups: Sequence[dict[str, Any]]) -> list[Any]:
+    return [*chain.from_iterable(map(dict.values, groups))]
 
 
-def _vector_keys(optimizer: Any, module: FlatModule) -> list[str]:
-    """Which vectors the optimizer will have, in order: all ranks must have them alike, also one
-    that has not taken a step yet. A copy takes one, on a stand-in for each group's parameters.
-
-    Raises:
-        UserError: it cannot.
-    """
-    stand_in = copy.copy(optimizer)  # without hooks, and without what subclasses have added
-    for name, value in vars(optimizer).items():
-        if name != "step":  # a scheduler's, which calls this optimizer's
-            vars(stand_in).setdefault(name, copy.copy(value))
-    stand_in.state, like = defaultdict(dict), next(iter(module.tensors.values()))
-    stand_in.param_groups = []
-    for group in optimizer.param_groups:
-        p = torch.nn.Parameter(torch.zeros(2, 3, dtype=like.dtype, device=like.device))
-        p.grad = torch.zeros_like(p)
-        some: dict[str, Any] = next(
-            (optimizer.state[q] for q in group["params"] if optimizer.state.get(q)), {}
-        )
-        for key, value in some.items():
-            fills = isinstance(value, torch.Tensor) and value.dim() > 0
-            stand_in.state[p][key] = torch.zeros_like(p) if fills else copy.deepcopy(value)
-        stand_in.param_groups.append({**group, "params": [p]})
-    try:
-        stand_in.step()
-    except Exception as error:
-        raise UserError(
-            f"optimizer {type(optimizer).__name__} fails in a step of a copy, on a parameter of "
-            f"its own for each group: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
-    return sorted(
-        {key for p, of_p in stand_in.state.items() for key, v in of_p.items() if _fills(v, p)}
-    )
+def _take_over(
+    optimizer: Any, groups: list[dict[str, Any]], dictionaries: Sequence[dict[str, Any]]
+) -> None:
+    """Have the parameter groups that ``load_state_dict()`` has made in the dictionaries that there
+    were before, and in their list."""
+    made = vars(optimizer)["param_groups"]
+    if len(made) != len(dictionaries):
+        return
+    for old, new in zip(dictionaries, made, strict=True):
+        if old is not new:
+            _refill(old, dict(new))
+    groups[:] = dictionaries
+    optimizer.param_groups = groups
 
 
-def remembered(optimizer: Any, module: FlatModule) -> dict[str, str]:
+def _refill(group: dict[str, Any], values: dict[str, Any]) -> None:
+    """Give a group these values instead. A tensor stays the same object, if it can: a program may
+    hold a rate."""
+    for key, value in values.items():
+        had: Any = group.get(key)
+        tensors = _is_tensor(value) and _is_tensor(had)
+        if tensors and (had.shape, had.dtype) == (value.shape, value.dtype):
+            values[key] = had.copy_(value)
+    group.clear()
+    group.update(values)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _copy_of(value: Any, path: Any) -> Any:
+    """A copy of what is no tensor in a ``state_dict()``; but what the program has put into a group
+    is not copied, and a defaultdict is a new one already."""
+    same = "param_groups" in path or isinstance(value, defaultdict)
+    return value if same else copy.deepcopy(value)
+
+
+def _has_tensors(value: Any) -> bool:
+    """Whether there are tensors in a value, or in what it contains."""
+    if isinstance(value, dict):
+        return any(map(_has_tensors, value.values()))
+    if isinstance(value, list | tuple | set):
+        return any(map(_has_tensors, value))
+    return _is_tensor(value)
+
+
+def _is_number(value: Any) -> bool:
+    plain = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return plain or (isinstance(value, torch.Tensor) and value.numel() == 1)
+
+
+def _may_replace(value: Any) -> bool:
+    """Whether an optimizer can have a value in place of a number."""
+    return value is None or isinstance(value, bool) or _is_number(value)
+
+
+def remembered(optimizer: Any) -> dict[str, str]:
     """What an optimizer of PyTorch's has kept of earlier training, for the ranks to compare; one of
     ours begins anew. Local."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         return {}
-    known, checksum = 0, 0
-    for p in module.tensors.values():
-        of_p = optimizer.state.get(p) or {}
-        known += bool(of_p)
-        for key, value in of_p.items():
-            if isinstance(value, torch.Tensor):
-                checksum = checksum_of(value, checksum)
-            else:
-                checksum = zlib.crc32(f"{key} {value!r}".encode(), checksum)
-    kept = f"of {known} parameters, with checksum {checksum:08x}" if known else "none"
-    return {"state of the optimizer": kept}
+    state_dict, checksum = optimizer.state_dict(), 0
+    rest = {key: value for key, value in state_dict.items() if key != "param_groups"}
 
-
-def _hyperparameters(optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """Those of every group, by names such as "0.lr" and "0.betas.1"."""
-    for i, group in enumerate(optimizer.param_groups):
-        for name, value in group.items():
-            several = isinstance(value, tuple | list)
-            for j, item in enumerate(value if several else [value]):
-                full = f"{i}.{name}.{j}" if several else f"{i}.{name}"
-                if isinstance(item, torch.Tensor) and item.numel() == 1 and name != "params":
-                    yield full, item.item()
-                elif isinstance(item, bool | int | float | str | None) and name != "param_names":
-                    yield full, item
-
-
-def _put_back(name: str, value: Any, saved: Mapping[str, Any]) -> Any:
-    """A hyperparameter, as it was saved; what cannot be saved as it is."""
-    if isinstance(value, tuple | list):
-        return type(value)(_put_back(f"{name}.{j}", v, saved) for j, v in enumerate(value))
-    if name not in saved:
+    def add(value: Any, path: Any) -> Any:
+        nonlocal checksum
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            checksum = checksum_of(value, zlib.crc32(repr(path[1:]).encode(), checksum))
+        elif "param_groups" not in path:
+            checksum = zlib.crc32(f"{path} {comparable(value)}".encode(), checksum)
         return value
-    if isinstance(value, torch.Tensor):
-        return torch.full_like(value, saved[name])
-    return saved[name]
+
+    mapped(rest, add)
+    state = state_dict.get("state")
+    known = sum(map(bool, state.values())) if isinstance(state, dict) else 0
+    kept = f"of {known} parameters, with checksum {checksum:08x}" if checksum else "none"
+    return {"state of the optimizer": kept}

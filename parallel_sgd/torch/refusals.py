@@ -121,11 +121,19 @@ def require_alike(tensors: dict[str, nn.Parameter]) -> None:
                 f"parameter {name!r} is {kind_of(p.data)} of layout {p.layout}, which must be a "
                 "plain dense tensor"
             )
+        if p.dtype.is_complex:
+            raise UserError(
+                f"parameter {name!r} is {_short(p.dtype)}, and its gradient too: exchanges and "
+                "optimizers have real numbers only. Keep the real parameter "
+                "torch.view_as_real(...), and compute with torch.view_as_complex of it"
+            )
         if p.dtype not in DTYPES or p.dtype != first.dtype:
+            hint = "; keep float32 parameters and compute under torch.autocast"
             raise UserError(
                 f"parameter {name!r} is {_short(p.dtype)}: all must be of one dtype, float32 or "
-                f"float64 ({first_name!r} is {_short(first.dtype)}; for 16 bits keep float32 "
-                "parameters and compute under torch.autocast)"
+                f"float64 ({first_name!r} is {_short(first.dtype)}"
+                + hint * (p.dtype.itemsize < 4 or first.dtype.itemsize < 4)
+                + ")"
             )
         if p.device != first.device:
             raise UserError(

@@ -147,7 +147,10 @@ class Reader:
         with _as_damage(self.path, name):
             numbers: dict[str, Any] = parsed(data)
             check_numbers(numbers)
+        try:
             return converted(numbers, self._version)
+        except UserError as error:
+            raise UserError(f"checkpoint {str(self.path)!r}: {name}: {error}") from None
 
     def verify(self, rank: int) -> None:
         """Raise Damaged where a rank's arrays are not as they were written."""

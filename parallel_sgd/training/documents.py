@@ -54,12 +54,17 @@ def converted(numbers: dict[str, Any], version: int) -> dict[str, Any]:
     """Numbers of a rank in any readable format, as the present format has them.
 
     Format 2 has what `extra` was as JSON gave it, and not as `plain_values` writes it; of a PyTorch
-    model it has parameters and buffers alone.
+        model it has parameters and buffers alone, and of a PyTorch optimizer not all of its state.
 
-    Raises:
-        UserError: the present format cannot hold them.
+        Raises:
+            UserError: the present format cannot hold them.
     """
     if version == 2:
+        optimizer = numbers["state"]["optimizer"]
+        if isinstance(optimizer, dict) and "kinds" in optimizer:
+            raise UserError(
+                "has the state of a PyTorch optimizer in format 2, which this version does not read"
+            )
         numbers["extra"] = to_json("extra", numbers["extra"])
         if isinstance(model := numbers["state"].get("model"), dict):
             model |= {"others": {}, "epoch": -1}

@@ -54,11 +54,6 @@ def tied_in_memory(model: nn.Module) -> None:
     model[3].weight.data = model[2].weight.data
 
 
-class Failing(torch.optim.SGD):
-    def step(self, closure: Any = None) -> Any:
-        raise ValueError("no\nstep")
-
-
 MODELS_REFUSED = {
     "no module": (lambda: "model", r"model must be a torch\.nn\.Module: it is"),
     "nothing to train": (
@@ -77,6 +72,12 @@ MODELS_REFUSED = {
     "16 bits": (
         lambda: made(MLP).bfloat16(),
         r"parameter '0.weight' is bfloat16: .* under torch.autocast",
+    ),
+    "complex": (
+        lambda: mixed(
+            lambda m: m[0].register_parameter("weight", nn.Parameter(torch.ones(2, 6) + 0j))
+        ),
+        r"parameter '0.weight' is complex64, and its gradient too: .*torch.view_as_real",
     ),
     "DataParallel": (lambda: nn.DataParallel(made(MLP)), r"has a DataParallel.*model\.module"),
     "FSDP": (lambda: FSDPModule(2, 2), r"sharded by FSDP"),
@@ -101,10 +102,6 @@ OPTIMIZERS_REFUSED = {
     ),
     "of others": (of_others, r"SGD has a parameter of shape \[9\] that is none of the model's"),
     "of some": (of_some, r"SGD lacks the model's parameter '2.weight'"),
-    "failing": (
-        lambda model: Failing(model.parameters(), lr=0.1),
-        r"optimizer Failing fails in a step of a copy, .*: ValueError: no step",
-    ),
 }
 
 OPTIONS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -1,0 +1,360 @@
+"""What PyTorch optimizers keep goes on bit for bit, as PyTorch's own save and load has it, or is
+refused as it is saved."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch_optimizers as small
+from test_checkpoint_fuzz import mutated
+from torch import nn
+
+import parallel_sgd as psgd
+from parallel_sgd import UserError
+from parallel_sgd.torch.comparable import comparable
+from parallel_sgd.training.state_tree import capture, flatten, put_back
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
+STEPS, STOP = 9, 5
+COMM = psgd.Communicator.single()
+
+
+class Scaled(nn.Module):
+    """With a parameter of no dimension, which is the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.first(x))) * self.scale
+
+
+def made(seed: int = 0) -> nn.Module:
+    model, go = Scaled(), np.random.default_rng(seed)
+    with torch.no_grad():
+        for p in [*model.parameters()][1:]:
+            p.copy_(torch.from_numpy(go.uniform(-0.5, 0.5, p.shape)))
+    return model
+
+
+def train(model: nn.Module, step: Callable[[], Any], first: int, last: int) -> None:
+    for number in range(first, last):
+        x = torch.from_numpy(np.random.default_rng(number).standard_normal((8, 4))).float()
+        model.zero_grad()
+        model(x).square().mean().backward()
+        step()
+
+
+def values(model: nn.Module) -> bytes:
+    return b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+
+
+def learner_of(model: nn.Module, optimizer: Any, algorithm: Any = None, **options: Any) -> Any:
+    algorithm = algorithm or psgd.DataParallelSGD(gradient_bits=32)
+    return psgd.torch.Learner(model, optimizer, algorithm, COMM, **options)
+
+
+def touched(optimizer: Any) -> Any:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            optimizer.state[p]
+    return optimizer
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    flat = [p for p in model.parameters() if p.dim() < 2]
+    rest = [p for p in model.parameters() if p.dim() >= 2]
+    return [{"params": flat}, {"params": rest, "weight_decay": 0.1}]
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
+    "touched before": lambda m: touched(torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)),
+    "Adam, rate in a tensor": lambda m: torch.optim.Adam(m.parameters(), lr=torch.tensor(0.1)),
+    "AdamW, groups": lambda m: torch.optim.AdamW(groups(m), lr=0.1, amsgrad=True),
+    "Adagrad, groups": lambda m: torch.optim.Adagrad(groups(m), lr=0.1),
+    "Adafactor": lambda m: torch.optim.Adafactor(m.parameters(), lr=0.1),
+    "ASGD": lambda m: torch.optim.ASGD(m.parameters(), lr=0.1, t0=2),
+    "around Adam": lambda m: small.Around(torch.optim.Adam(m.parameters(), lr=0.1)),
+    "delegating to Adam": lambda m: small.Delegating(torch.optim.Adam(m.parameters(), lr=0.1)),
+    **{
+        kind.__name__: lambda m, kind=kind: kind(m.parameters())  # type: ignore[misc]
+        for kind in (
+            *(small.Replacing, small.Late, small.Swapping, small.Passing, small.KeepingGradients),
+            *(small.Shared, small.OneMemory, small.GroupKeys, small.PlainValues, small.OwnCounter),
+            *(small.Matrices, small.Narrow, small.OfSome, small.ByParameter),
+        )
+    },
+}
+
+
+def by_pytorch(make: Callable[[nn.Module], Any], *, loads: bool) -> bytes:
+    """The parameters that PyTorch's own program comes to."""
+    model = made()
+    optimizer = make(model)
+    train(model, optimizer.step, 0, STOP)
+    saved = io.BytesIO()
+    torch.save((model.state_dict(), optimizer.state_dict()), saved)
+    if loads:
+        saved.seek(0)
+        of_model, of_optimizer = torch.load(saved, weights_only=False)
+        model = made(1)
+        optimizer = make(model)
+        model.load_state_dict(of_model)
+        optimizer.load_state_dict(of_optimizer)
+    train(model, optimizer.step, STOP, STEPS)
+    return values(model)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_goes_on_as_pytorch_does(name, tmp_path):
+    """A learner trains as PyTorch alone does, and another one takes up what it has saved; so does a
+    second one of the same optimizer, and one that goes back."""
+    make = OPTIMIZERS[name]
+    model = made()
+    with learner_of(model, make(model)) as learner:
+        train(model, lambda: learner.step(samples=8), 0, STOP)
+        with psgd.Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(learner)
+        train(model, lambda: learner.step(samples=8), STOP, STEPS)
+        assert values(model) == by_pytorch(make, loads=False)
+        psgd.load_checkpoint(learner, tmp_path)  # back to what it was
+        train(model, lambda: learner.step(samples=8), STOP, STEPS)
+        again = values(model)
+    another = made(1)
+    with learner_of(another, make(another)) as learner:
+        psgd.load_checkpoint(learner, tmp_path)
+        train(another, lambda: learner.step(samples=8), STOP, STEPS)
+    if name not in ("PlainValues", "ByParameter", "KeepingGradients"):  # PyTorch changes these
+        assert values(another) == by_pytorch(make, loads=True)
+    assert again == values(another) == by_pytorch(make, loads=False)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_another_learner_goes_on_with_an_optimizer(name):
+    make, model = OPTIMIZERS[name], made()
+    optimizer = make(model)
+    for first, last in ((0, 2), (2, STOP), (STOP, STEPS)):
+        with learner_of(model, optimizer) as learner:
+            train(model, lambda: learner.step(samples=8), first, last)
+    assert values(model) == by_pytorch(make, loads=False)
+    train(model, optimizer.step, 0, 1)  # it steps by itself again
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_left_out_leaves_no_trace(name):
+    """Blocks that are not finite: vectors, other tensors, counters, and those of groups."""
+    algorithm = psgd.ModelAveragingSGD(sync_steps=2, inner_state="keep")
+    models = [made(), made()]
+    learners = [learner_of(m, OPTIMIZERS[name](m), algorithm, not_finite="skip") for m in models]
+    for block, bad in enumerate((True, False, True, False)):
+        for learner, model in zip(learners, models, strict=True):
+            for number in (2 * block, 2 * block + 1):
+                if learner is learners[0] or not bad:
+                    x = torch.full((8, 4), torch.nan if bad and number % 2 else 0.5 + number)
+                    model(x).square().mean().backward()
+                    learner.step(samples=8)
+    assert learners[0].left_out.minibatches == 4
+    assert values(models[0]) == values(models[1])
+    _, arrays = flatten(capture(learners[0])["optimizer"])
+    _, others = flatten(capture(learners[1])["optimizer"])
+    assert {k: v.tobytes() for k, v in arrays.items()} == {
+        k: v.tobytes() for k, v in others.items()
+    }
+    for learner in learners:
+        learner.close()
+
+
+def test_groups_stay_the_same_dictionaries(tmp_path):
+    """A scheduler may hold them. Its rate stays where steps are undone; a checkpoint brings one."""
+    model = made()
+    optimizer = small.GroupKeys(model.parameters())
+    held, groups = optimizer.param_groups[0], optimizer.param_groups
+    algorithm = psgd.ModelAveragingSGD(sync_steps=1, inner_state="keep")
+    with learner_of(model, optimizer, algorithm, not_finite="skip") as learner:
+        train(model, lambda: learner.step(samples=8), 0, 2)
+        with psgd.Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(learner)
+        held["lr"] = 0.01
+        model(torch.full((8, 4), torch.nan)).sum().backward()
+        learner.step(samples=8)
+        assert learner.left_out.minibatches == 1
+        assert (held["k"], held["lr"], learner.local_step.lr) == (2, 0.01, 0.01)
+        held["lr"] = 0.02
+        assert learner.local_step.lr == 0.02
+        train(model, lambda: learner.step(samples=8), 2, 3)
+        psgd.load_checkpoint(learner, tmp_path)
+        assert (held["k"], held["lr"]) == (2, 0.1)
+        assert optimizer.param_groups is groups and groups[0] is held
+
+
+def test_reset_is_as_before_the_first_step():
+    """Also a wrapped optimizer, counters in groups, and optimizers that begin with a state."""
+    for make in (OPTIMIZERS["around Adam"], OPTIMIZERS["GroupKeys"], OPTIMIZERS["Adagrad, groups"]):
+        models = [made(), made()]
+        optimizers = [make(model) for model in models]
+        with (
+            learner_of(models[0], optimizers[0]) as learner,
+            learner_of(models[1], optimizers[1]) as other,
+        ):
+            train(models[0], lambda learner=learner: learner.step(samples=8), 0, 3)
+            step = learner.local_step
+            step.optimizer.reset(step.state)
+            with torch.no_grad():
+                for p, q in zip(*(m.parameters() for m in models), strict=True):
+                    p.copy_(q)
+            for each, model in zip((learner, other), models, strict=True):
+                train(model, lambda each=each: each.step(samples=8), 3, 6)
+        assert values(models[0]) == values(models[1])
+
+
+def test_making_a_learner_takes_no_step():
+    class KnowsShapes(small.OfSome):
+        def direction(self, p, state, group):
+            assert tuple(p.shape) in ((), (6, 4), (6,), (2, 6), (2,))
+            return super().direction(p, state, group)
+
+    for around in (small.Around, small.Delegating):
+        model = made()
+        model(torch.ones(1, 4)).sum().backward()  # a gradient that is there already
+        inner = KnowsShapes(model.parameters())
+        before = values(model)
+        with learner_of(model, around(inner)) as learner:
+            assert values(model) == before
+            assert not inner.state and inner.param_groups[0].get("count", 0) == 0
+            train(model, lambda learner=learner: learner.step(samples=8), 0, 1)
+            assert values(model) != before
+
+
+def test_vectors_have_all_that_is_like_the_parameters():
+    """Also of a parameter of no dimension; but no step counter, and nothing twice."""
+    n = sum(p.numel() for p in made().parameters())
+    for name, keys in (
+        ("AdamW, groups", {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}),
+        ("around Adam", {"slow", "exp_avg", "exp_avg_sq"}),
+        ("delegating to Adam", {"exp_avg", "exp_avg_sq"}),
+        ("Late", {"m"}),
+        ("Shared", {"m"}),
+        ("Swapping", {"now", "before"}),
+        ("OneMemory", set()),
+    ):
+        model = made()
+        with learner_of(model, OPTIMIZERS[name](model)) as learner:
+            train(model, lambda learner=learner: learner.step(samples=8), 0, 4)
+            vectors = learner.local_step.state.buffers
+            assert vectors.keys() == keys, name
+            for key, vector in vectors.items():
+                assert vector.shape == (n,) and vector.all(), (name, key)
+
+
+def by_name(p: torch.Tensor) -> bool:
+    return p.dim() == 1
+
+
+class Filter:
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+
+
+@pytest.mark.parametrize(
+    ("own", "others"),
+    [
+        (by_name, lambda p: False),
+        (partial(by_name), partial(max, 1)),
+        (Filter(1), Filter(2)),
+        ({"bias", "norm"}, {"bias"}),
+    ],
+    ids=["function", "partial", "object", "set"],
+)
+def test_what_a_program_has_put_into_a_group_stays_there(own, others, tmp_path):
+    """A set is a plain value, which the checkpoint brings."""
+    model, again = made(), made(1)
+    with learner_of(model, small.OfSome(model.parameters(), only=own)) as learner:
+        train(model, lambda: learner.step(samples=8), 0, 2)
+        with psgd.Checkpoints(tmp_path) as checkpoints:
+            checkpoints.save(learner)
+    fresh = own if callable(own) else copy.deepcopy(own)
+    with learner_of(again, small.OfSome(again.parameters(), only=fresh)) as learner:
+        psgd.load_checkpoint(learner, tmp_path)
+        assert comparable(learner.local_step._torch.param_groups[0]["only"]) == comparable(own)
+    if not isinstance(own, set):
+        with learner_of(again, small.OfSome(again.parameters(), only=others)) as learner:
+            before = values(again)
+            with pytest.raises(UserError, match=r"goes with param_groups\.0\.only="):
+                psgd.load_checkpoint(learner, tmp_path)
+            assert values(again) == before
+
+
+def test_comparable_texts():
+    one, another = Filter(1), Filter(1)
+    assert comparable(one) == comparable(another) != comparable(Filter(2))
+    assert comparable([by_name, partial(by_name, 1)]) == comparable([by_name, partial(by_name, 1)])
+    assert comparable(lambda: one) == comparable(lambda: another)
+    assert comparable({"a", "b", "c"}) == comparable({"c", "b", "a"})
+    assert comparable(torch.arange(99)) != comparable(torch.arange(99) + 1)
+    assert "0x" not in comparable([one, by_name, one.__init__, {1: object()}, iter([])])
+    one.dim = one  # type: ignore[assignment]
+    assert "..." in comparable(one)
+
+
+def test_what_no_checkpoint_can_hold_is_refused_as_it_is_saved(tmp_path):
+    model = made()
+    with (
+        learner_of(model, small.Unholdable(model.parameters())) as learner,
+        psgd.Checkpoints(tmp_path) as checkpoints,
+    ):
+        train(model, lambda: learner.step(samples=8), 0, 2)
+        with pytest.raises(
+            UserError,
+            match=r"Unholdable\.state_dict\(\)\['state'\]\['scale'\]\['preconditioner'\]=.*"
+            r"Preconditioner, which",
+        ):
+            checkpoints.save(learner)
+        train(model, lambda: learner.step(samples=8), 2, 4)
+
+
+def everything(learner: Any) -> Any:
+    tree, arrays = flatten(capture(learner))
+    del tree["model"]
+    return tree, {k: v.tobytes() for k, v in arrays.items() if not k.startswith("model.")}
+
+
+@pytest.mark.parametrize("name", ["Adam, rate in a tensor", "Narrow", "around Adam", "GroupKeys"])
+def test_edited_documents(name):
+    """Whatever they say: taken up, or refused and then nothing has changed."""
+    source, model = made(), made(1)
+    pick, refused = random.Random(name), 0
+    with learner_of(source, OPTIMIZERS[name](source)) as writer:
+        train(source, lambda: writer.step(samples=8), 0, 3)
+        right = copy.deepcopy(capture(writer)["optimizer"])
+    documents = {"document": right["document"], **right["entries"]}
+    with learner_of(model, OPTIMIZERS[name](model)) as learner:
+        state = learner.local_step.state
+        for number in range(150):
+            before = everything(learner)
+            saved, edited = {**right, "entries": {**right["entries"]}}, pick.choice([*documents])
+            text = mutated(pick, json.loads(documents[edited]))
+            if number % 5 == 0:
+                text = documents[edited].replace('"float32"', '"nn"').replace("float32", "load")
+            holder = saved if edited == "document" else saved["entries"]
+            holder[edited] = text
+            try:
+                state.check(saved, 1)
+            except UserError as error:
+                refused += 1
+                assert "\n" not in str(error)
+                assert everything(learner) == before
+            else:
+                put_back(learner, "optimizer", saved)
+    assert refused > 10
