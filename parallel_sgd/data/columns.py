@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..validation import integer, require_memory
+from ..validation import integer, require_memory, shown
 from .column_files import ColumnFile
 from .column_names import chosen, usual_x, usual_y
 from .dataset import Dataset
@@ -236,4 +236,5 @@ class Columns(Dataset):
     def __repr__(self) -> str:
         first, *more = (str(file.path) for file in self.files)
         files = f"{first} … {more[-1]}, {len(self.files)} files" if more else first
-        return f"Columns({files}, {len(self)} samples, x={self.x_columns}, y={self.y_columns})"
+        columns = f"x={shown(self.x_columns)}, y={shown(self.y_columns)}"
+        return f"Columns({files}, {len(self)} samples, {columns})"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..validation import require_use
+from ..validation import require_use, shown
 from .column_names import chosen, usual_x, usual_y
 from .columns import Names
 from .csv_file import CSVFile, Target, numbers_of
@@ -70,8 +70,8 @@ class CSVTable(Arrays):
         place = self.x_name.removesuffix(": x")
         classes = "" if self.names is None else f", {len(self.names)} classes"
         return (
-            f"CSVTable({place}, {len(self)} samples, x={self.x_columns}, y={self.y_columns}"
-            f"{classes})"
+            f"CSVTable({place}, {len(self)} samples, x={shown(self.x_columns)}, "
+            f"y={shown(self.y_columns)}{classes})"
         )
 
 

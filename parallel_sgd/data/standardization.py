@@ -82,7 +82,11 @@ class Standardization:
 
         Local.
         """
-        x = as_array("x", x)
+        array = as_array("x", x)
+        return self.apply_at(np.arange(len(array)), array, float_dtype(dtype))
+
+    def apply_at(self, indexes: Array, x: Array, dtype: np.dtype[Any] | None) -> Array:
+        """`apply`, to samples of a data set, whose places there errors name. Local."""
         if x.shape[1:] != self.mean.shape:
             raise UserError(
                 f"x has samples {list(x.shape[1:])}: must be {list(self.mean.shape)}, as those "
@@ -90,7 +94,7 @@ class Standardization:
             )
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = (x - self.mean) / self.scale
-        return checked_inputs("standardized x", scaled, np.arange(len(x)), float_dtype(dtype))
+        return checked_inputs("standardized x", scaled, indexes, dtype)
 
     def given(self, dataset: Dataset) -> Dataset:
         """The data set with its x standardized as it is read. Local.
@@ -160,7 +164,7 @@ class Standardized(Dataset):
         x, y = self.dataset.read(indexes, dtype=np.float64, classes=classes)
         if y.dtype.kind == "f" and kind is not None:
             y = checked_inputs(self.y_name, y, indexes, kind)
-        return self.by.apply(x, kind), y
+        return self.by.apply_at(indexes, x, kind), y
 
     def targets(self, indexes: Array) -> Array:
         return self.dataset.targets(indexes)

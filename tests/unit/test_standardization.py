@@ -72,7 +72,7 @@ def test_what_cannot_be_standardized_is_refused(tmp_path):
     with pytest.raises(UserError, match="has features too large to be standardized"):
         data.Standardization.of(numbered(np.array([[1e300], [-1e300]])))
     with pytest.raises(UserError, match=r"standardized x\[1\]\[3\] = .* is too large for float32"):
-        by.given(numbered(np.array([[0] * 4, [0, 0, 0, 1e38]]))).arrays()
+        by.given(numbered(np.array([[0] * 4, [0, 0, 0, 1e38]]))).read(np.array([1]))
     assert data.read_standardization(tmp_path) is None
     by.write(tmp_path / standardization.STANDARDIZATION)
     again = data.read_standardization(tmp_path / "model.npz")
