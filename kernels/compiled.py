@@ -1,4 +1,4 @@
-"""What the Numba kernels share: how they are compiled, and where their blocks are."""
+"""What the Numba kernels share: how they are compiled, and blocks that travel raw."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from numba import njit
 
+from . import simd
 from .machine_code import KernelCache
 from .reference import Array
 
@@ -16,6 +17,19 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     kernel = njit(nogil=True, error_model="numpy")(function)
     kernel._cache = KernelCache(function)
     return kernel  # type: ignore[no-any-return]
+
+
+@compiled
+def encode_raw(g: Array, r: Array, payload: Array, at: int, byte: int, n: int) -> None:
+    simd.encode_raw(g, r, payload, at, byte, n)
+
+
+@compiled
+def decode_raw(payload: Array, out: Array, byte: int, at: int, n: int, add: bool) -> None:
+    if add:
+        simd.decode_raw_add(payload, out, byte, at, n)
+    else:
+        simd.decode_raw(payload, out, byte, at, n)
 
 
 @compiled

@@ -13,7 +13,7 @@ import numpy as np
 
 from . import one_of, simd
 from .blocks import Blocks
-from .compiled import block_at, compiled
+from .compiled import block_at, compiled, decode_raw, encode_raw
 from .low_rank import low_rank_product
 from .memory import beyond_caches
 from .reference import SMALLEST_STEP, Array, place_shift
@@ -109,7 +109,7 @@ def _encode_1bit(
     for i in range(len(starts) - 1):
         at, n, byte, raw = block_at(starts, offsets, i)
         if raw:
-            simd.encode_raw(g, r, payload, at, byte, n)
+            encode_raw(g, r, payload, at, byte, n)
             continue
         if mean_threshold:
             mean = simd.plain_sum(g, r, at, n) / F32(n)
@@ -131,10 +131,7 @@ def _decode_1bit(
     for i in range(len(starts) - 1):
         at, n, byte, raw = block_at(starts, offsets, i)
         if raw:
-            if add:
-                simd.decode_raw_add(payload, out, byte, at, n)
-            else:
-                simd.decode_raw(payload, out, byte, at, n)
+            decode_raw(payload, out, byte, at, n, add)
             continue
         low, high = simd.get_level(payload, byte), simd.get_level(payload, byte + 4)
         if add:
@@ -154,7 +151,7 @@ def _encode_levels(
     for i in range(len(starts) - 1):
         at, n, byte, raw = block_at(starts, offsets, i)
         if raw:
-            simd.encode_raw(g, r, payload, at, byte, n)
+            encode_raw(g, r, payload, at, byte, n)
             continue
         step = simd.largest(g, r, at, n) / F32(2 ** (bits - 1) - 1)
         inverse = F32(1) / step if step >= SMALLEST_STEP else F32(0)
@@ -180,10 +177,7 @@ def _decode_levels(
     for i in range(len(starts) - 1):
         at, n, byte, raw = block_at(starts, offsets, i)
         if raw:
-            if add:
-                simd.decode_raw_add(payload, out, byte, at, n)
-            else:
-                simd.decode_raw(payload, out, byte, at, n)
+            decode_raw(payload, out, byte, at, n, add)
             continue
         step = simd.get_level(payload, byte)
         byte += 4

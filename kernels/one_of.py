@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import lanes, simd
-from .compiled import block_at, compiled
+from .compiled import block_at, compiled, decode_raw, encode_raw
 from .reference import ROTATION, SMALLEST_LARGEST, Array
 
 U8, U32 = np.uint8, np.uint32
@@ -25,7 +25,7 @@ def encode(
     for i in range(len(starts) - 1):
         at, n, byte, raw = block_at(starts, offsets, i)
         if raw:
-            simd.encode_raw(g, r, payload, at, byte, n)
+            encode_raw(g, r, payload, at, byte, n)
         elif n == _FULL and group == 8:
             lanes.encode_full_8(g, r, payload, at, byte)
         elif n == _FULL and group == 16:
@@ -101,10 +101,7 @@ def decode(
         at, n, byte, raw = block_at(starts, offsets, i)
         streams = stream and simd.begins_a_line(out, at)
         if raw:
-            if add:
-                simd.decode_raw_add(payload, out, byte, at, n)
-            else:
-                simd.decode_raw(payload, out, byte, at, n)
+            decode_raw(payload, out, byte, at, n, add)
         elif n != _FULL:
             _decode_block(group, shift, payload, out, byte, at, n, add)
         elif group == 8:
@@ -140,8 +137,7 @@ def _decode_block(
     s = _word(simd.get_level(payload, byte))
     byte += 4
     if not add:
-        for i in range(at, at + n):
-            out[i] = 0
+        simd.fill_zeros(out, at, n)
     for lane in range(columns):
         code = U32(payload[byte + lane])
         c, row = code & none, int((code >> U32(shift)) & U32(group - 1))

@@ -63,6 +63,13 @@ def finish_stores(e: Emitter) -> None:
     e.b.fence("seq_cst")
 
 
+@vector_function("x", "int", "int")
+def fill_zeros(e: Emitter, x: Value, at: Value, n: Value) -> None:
+    """x = 0"""
+    zeros = F32X32(None)
+    e.groups(n, lambda first, tail: e.store(zeros, x, e.b.add(at, first), tail))
+
+
 _WORDS = {types.float32: types.uint32, types.float64: types.uint64}
 _REALS = {word: real for real, word in _WORDS.items()}
 
