@@ -7,6 +7,7 @@ import difflib
 import json
 import textwrap
 import tomllib
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ..validation import line_of, shown
 from .train_options import DEFAULT_LR
 
 NEVER = {"help", "version", "config", "print_config"}  #: of the command line alone
+MOST_DOTS = 10_000  #: in a file; with so many a file is read within half a second
 OF_ONE_RUN = {"output", "resume"}  #: are left out of the file that gives a run again
 
 
@@ -33,15 +35,20 @@ def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]
 
     Local.
     """
-    data = content_of(str(path), path)
+    data = content_of(str(path), path).removeprefix(BOM_UTF8)  # as some editors write it
+    if data.count(b".") > MOST_DOTS:  # tomllib takes time by the square of those in a name
+        raise UserError(f"{path} is not a file of options: it has more than {MOST_DOTS} dots")
     try:
         content = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
         raise UserError(f"{path} is not well-formed TOML: {line_of(error)}") from None
     actions = {action.dest: action for action in settable(parser)}
     arguments: list[str] = []
+    keys: dict[str, str] = {}  # by the names of their options
     for key, value in content.items():
         name = key.replace("-", "_")
+        if keys.setdefault(name, key) != key:
+            raise UserError(f"{path}: {keys[name]!r} and {key!r} are one option: give one of them")
         if name not in actions:
             near = difflib.get_close_matches(name, actions, n=1)
             hint = f": did you mean {near[0]!r}?" if near else ""
@@ -50,6 +57,8 @@ def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]
             arguments += _arguments(actions[name], value)
         except TypeError as error:
             raise UserError(f"{path}: {key}={shown(value)} must be {error}") from None
+        except ValueError:
+            raise UserError(f"{path}: {key} must be a number of fewer digits") from None
     return arguments
 
 

@@ -55,7 +55,8 @@ class Host:
 class Hostfile:
     """A hostfile that has been read and found sound.
 
-    `plain`: its bytes have no Windows line ends and no byte order mark.
+    `plain`: its bytes have no byte order mark, and of white space none but blanks, tabs and Unix
+    line ends: mpiexec takes a no-break space for a letter.
     """
 
     path: Path
@@ -163,7 +164,9 @@ def read_hostfile(path: str | Path) -> Hostfile:
         raise UserError(
             f"hostfile {str(path)!r} must have at most {MOST_RANKS} slots in all: it has {slots}"
         )
-    plain = "\r" not in text and not text.startswith(_BYTE_ORDER_MARK)
+    plain = not text.startswith(_BYTE_ORDER_MARK) and not any(
+        one.isspace() and one not in " \t\n" for one in text
+    )
     return Hostfile(path, tuple(hosts), plain)
 
 

@@ -31,7 +31,7 @@ from ..validation import shown
 from .batch import allocation
 from .hostfiles import MOST_RANKS, Hostfile, decimal, read_hostfile
 from .interfaces import checked_interface
-from .parser import Parser
+from .parser import Parser, path_given
 
 #: Options of whoever starts the ranks.
 NEED_N = (
@@ -129,6 +129,9 @@ def parse(argv: Sequence[str]) -> Request:
     signals = given.preempt_on or [number.name for number in preempt_on()]
     if given.requeue and not signals:
         raise UserError("requeue=True needs --preempt-on: at which signal the job is to leave")
+    for name in ("hostfile", "log_dir", "mpiexec"):
+        if (path := getattr(given, name)) is not None:
+            setattr(given, name, path_given(name, path))
     return Request(
         ranks=ranks,
         command=command,

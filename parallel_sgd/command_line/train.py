@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import os
 import platform
 import sys
 import time
@@ -34,6 +33,7 @@ from ..training import (
     require_installed_matplotlib,
     traced,
 )
+from ..training.checkpoint_files import checkpoints_in
 from ..training.progress_bar import on_terminal
 from ..training.run_folder import require_tensorboard
 from ..validation import shown
@@ -47,7 +47,7 @@ from .reporting import (
     print_progress,
     ranks_in_words,
 )
-from .train_arguments import ADJUSTING, adjusting, described_as_config, read
+from .train_arguments import ADJUSTING, adjusting, described_as_config, read, run_of
 from .train_data import TrainingData, known_of, read_data, standardized
 from .train_model import TrainingModel, kind_of_model, make_model
 
@@ -96,7 +96,10 @@ def train_on(
             lambda: _after_epochs(algorithm, options.distributed_after_epochs, len(data.train))
         )
     resumed = comm.together(lambda: _resumed_run(options))
-    data = standardized(data, options, _run_of(options.resume), comm)
+    begins = comm.allgather_object(_has_no_checkpoint(resumed, options.resume))[workers[0]]
+    if begins:
+        options.resume = None
+    data = standardized(data, options, run_of(options.resume), comm)
     options.standardize = asked.standardize = data.standardization is not None
     output = options.output or resumed or f"runs/{job_name() or time.strftime('%Y-%m-%d-%H%M%S')}"
     output = comm.allgather_object(output)[workers[0]]  # one time for all
@@ -115,6 +118,8 @@ def train_on(
         tensorboard=options.tensorboard,
         standardization=data.standardization,
     )
+    if first and begins:
+        print(f"{output} has no checkpoint yet: the run begins anew", flush=True)
     if first:
         print(f"{ranks}, {len(data.train)} samples")
         if data.taken:
@@ -275,18 +280,18 @@ def _resumed_run(options: argparse.Namespace) -> str | None:
     """The run's folder that --resume means, without --output; raises a UserError for none."""
     if options.resume is None or options.output:
         return None
-    run = _run_of(options.resume)
+    run = run_of(options.resume)
     if run is None:
         raise UserError(f"resume={shown(options.resume)} is in no run's folder: give --output too")
     return run
 
 
-def _run_of(path: str | None) -> str | None:
-    """The folder of the run that a path, of its checkpoints or one of them, is in, if any."""
-    if path is None:
-        return None
-    folders = (Path(path), Path(path).parent, Path(path).parent.parent)
-    return next((str(f) for f in folders if os.path.isfile(f / "options.json")), None)
+def _has_no_checkpoint(run: str | None, resume: str | None) -> bool:
+    """Whether a run that goes on in its own folder was lost before its first checkpoint."""
+    if run is None or resume is None:
+        return False
+    folder = Path(run, CHECKPOINTS)
+    return Path(resume) in (Path(run), folder) and not checkpoints_in(folder)
 
 
 def _with_hint(

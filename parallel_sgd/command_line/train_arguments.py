@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..algorithms import ALGORITHMS, Algorithm, OuterStep
@@ -13,9 +14,11 @@ from ..errors import UserError
 from ..optimizers import OPTIMIZERS, Optimizer
 from ..options import all_options, values_of
 from ..training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
+from ..training.run_folder import CONFIG, OPTIONS
 from ..validation import checked_path, checked_seed, require_use, shown
 from .config import arguments_of, config_text, leave_out_defaults
 from .options import build
+from .parser import path_given
 from .train_data import require_data_options
 from .train_model import require_model_options
 from .train_options import DEFAULT_LR, KEEP, SIZES, add_choices, parser
@@ -39,20 +42,18 @@ ADJUSTING = {"auto_minibatch_size": AutoMinibatchSize, "auto_learning_rate": Aut
 def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any], Optimizer]:
     """Read options, algorithm and optimizer; raises a UserError where one is wrong. Local."""
     given = list(sys.argv[1:] if argv is None else argv)
-    from_file: list[str] = []
-    from_line: list[str] = []
-    if given and not given[0].startswith("-"):
-        path = str(checked_path("config", given[0], PATHS["config"]))
+    path, from_line = _file_and_line(given)
+    options = _parser_for(from_line).parse_args(from_line)
+    if path is None and options.resume is not None:
+        path = _file_of_the_run(options.resume)
+    if path is not None:
         from_file = arguments_of(path, parser())
         try:
-            _parser_for(from_file).parse_args(from_file)
+            of_file = _parser_for(from_file).parse_args(from_file)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-        from_line = given[1:]
-        given = [*from_file, *from_line]
-    options = _parser_for(given).parse_args(given)
-    if from_file:
-        of_file, of_line = (_parser_for(part).parse_args(part) for part in (from_file, from_line))
+        of_line, both = options, [*from_file, *from_line]
+        options = _parser_for(both).parse_args(both)
         leave_out_defaults(options, of_file, of_line, CHOICES)
     if options.config is not None:
         raise UserError(f"config={shown(options.config)} must be the first argument")
@@ -60,12 +61,14 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
         options.lr = DEFAULT_LR[options.optimizer]
     for name, what in PATHS.items():
         if getattr(options, name) is not None:
+            setattr(options, name, path_given(name, getattr(options, name)))
             checked_path(name, getattr(options, name), what)
     if options.timeout_s is not None:
         checked_timeout(options.timeout_s)
     checked_seed(options.seed)
     options.minibatch_size = SIZES("minibatch_size", options.minibatch_size)
     _require_use(options)
+    _require_another_folder(options)
     adjusting(options)  # refuses what is not possible
     algorithm = build(options.algorithm, ALGORITHMS, options)
     optimizer = build(options.optimizer, OPTIMIZERS, options)
@@ -75,6 +78,39 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any]
             has_state = bool(optimizer.initial_values)
             outer.require_use(name, has_state, "an --optimizer that has a state")
     return options, algorithm, optimizer
+
+
+def _file_and_line(given: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The file of options, which comes first, and the rest of the command line."""
+    if not given or given[0].startswith("-"):
+        return None, list(given)
+    return checked_path("config", path_given("config", given[0]), PATHS["config"]), [*given[1:]]
+
+
+def _file_of_the_run(resume: str) -> Path | None:
+    """The options of the run that is to be resumed, as a file; None where it has left none."""
+    run = run_of(path_given("resume", resume))
+    return Path(run, CONFIG) if run is not None and Path(run, CONFIG).is_file() else None
+
+
+def run_of(path: str | None) -> str | None:
+    """The folder of the run that a path, of its checkpoints or one of them, is in, if any."""
+    if path is None:
+        return None
+    folders = (Path(path), Path(path).parent, Path(path).parent.parent)
+    return next((str(folder) for folder in folders if (folder / OPTIONS).is_file()), None)
+
+
+def _require_another_folder(options: argparse.Namespace) -> None:
+    """See that a run that goes on in its own folder is not told to begin there."""
+    if options.output is None or options.resume is None:
+        return
+    run = run_of(options.resume)
+    if run is not None and Path(run).resolve() == Path(options.output).resolve():
+        raise UserError(
+            f"output={shown(options.output)} and resume={shown(options.resume)} are the same run, "
+            "which goes on in its own folder: leave --output out"
+        )
 
 
 def _parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:

@@ -338,8 +338,9 @@ def _add_saving(p: argparse.ArgumentParser) -> None:
     add(
         "--resume",
         metavar="FOLDER",
-        help="go on from the newest checkpoint in the folder of a run, or from the one given. Give "
-        "the other options as before; learning rate, epochs, the numbers of ranks and of servers "
-        "may change. Without --output the run goes on in its own folder, where checkpoints after "
-        "that one are renamed (.aside)",
+        help="go on from the newest checkpoint in the folder of a run, or from the one given. "
+        "Options that are not given are those of that run (its config.toml); learning rate, "
+        "epochs, the numbers of ranks and of servers may change. Without --output the run goes on "
+        "in its own folder, where checkpoints after that one are renamed (.aside); it begins anew "
+        "where it was lost before its first checkpoint",
     )

@@ -261,8 +261,8 @@ def remove(path: Path) -> None:
 
 def set_aside_after(path: Path) -> None:
     """Rename the checkpoints that are newer than this one, of training that is now abandoned."""
-    checkpoints = checkpoints_in(path.parent)
-    for later in checkpoints[checkpoints.index(path) + 1 :]:
+    own = sort_key(path.name)
+    for later in [one for one in checkpoints_in(path.parent) if sort_key(one.name) > own]:
         number = 0
         while os.path.lexists(aside := later.with_name(f"{later.name}.aside{number or ''}")):
             number += 1

@@ -23,6 +23,7 @@ from ..state import weight_of
 from ..validation import checked_path, integer, line_of, shown
 from ..version import __version__
 from . import checkpoint_files as files
+from .folder_lock import FolderLock
 from .learner import Learner
 from .run_folder import CHECKPOINTS
 from .state_tree import HostArray, HostCopies, capture, flatten
@@ -37,7 +38,8 @@ class Checkpoints:
 
     Args:
         folder: the same on all ranks, on a file system that all share; made with the first
-            checkpoint, and for one training run at a time.
+            checkpoint. From then on no other process can save there, until this one closes it or
+            ends.
         keep: how many of the latest to keep, at least 1; beside them the one with the lowest
             `metric` stays. Older ones are removed.
         facts: what else must be the same when a checkpoint is taken up again, by name (a seed,
@@ -72,6 +74,7 @@ class Checkpoints:
         if not isinstance(facts, Mapping | None):
             raise UserError(f"facts={shown(facts)} must be a mapping from names to values")
         self.facts = dict(facts or {})
+        self._lock = FolderLock("folder", self.folder)
         self._copies = HostCopies()
         self._writing: InBackground[Path] | None = None
         self._written: Path | None = None
@@ -161,6 +164,15 @@ class Checkpoints:
             _note(self.folder, self._writing)
             learner.beside(self._writing)
 
+    def hold(self) -> None:
+        """Keep other processes from saving in the folder, if it is there, before the first
+        checkpoint. Local, for one rank.
+
+        Raises:
+            UserError: one of them does; says which.
+        """
+        self._lock.hold(make=False)
+
     def wait(self) -> Path | None:
         """Wait until what is written in the background is on the disk.
 
@@ -198,6 +210,7 @@ class Checkpoints:
             self._release()
 
     def _release(self) -> None:
+        self._lock.release()
         self._copies = HostCopies()
         self._close_communicator()
 
@@ -209,6 +222,8 @@ class Checkpoints:
             self.close()
         elif isinstance(error, SharedError) and not self.writing:
             self._release()
+        elif not self.writing:
+            self._lock.release()
         self._closed = True
 
     @property
@@ -262,7 +277,7 @@ class Checkpoints:
         """Write, on all ranks, the state tree. Collective on `comm`."""
         path, problem = None, None
         if comm.rank == 0:
-            path, problem = self._attempt(lambda: files.begin(self.folder, manifest["samples"]))
+            path, problem = self._attempt(lambda: self._begin(manifest["samples"]))
         begun = comm.allgather_object((path, problem, places_of(self.folder)))
         path = cast(Path, begun[0][0])
         part = path and files.part_of(path)
@@ -292,6 +307,11 @@ class Checkpoints:
                 _, problem = self._attempt(lambda: self._remove_others(path), what)
         comm.raise_together(problem)
         return path
+
+    def _begin(self, samples: int) -> Path:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock.hold()
+        return files.begin(self.folder, samples)
 
     def _remove_others(self, path: Path) -> None:
         """Of the checkpoints in the folder keep the latest, the best, and this new one; and of

@@ -19,6 +19,7 @@ from ..errors import UserError
 from ..validation import checked_path
 from .checkpoint_config import CheckpointConfig
 from .checkpoint_files import NAME, checkpoints_in, read_manifest, require_whole, set_aside_after
+from .folder_lock import FolderLock
 from .learner import Learner
 from .loading import LoadedCheckpoint, folder_of, load_checkpoint
 
@@ -74,6 +75,15 @@ def resume(
 
 
 def _newest(folder: Path) -> Path | None:
+    lock = FolderLock("folder", folder)
+    lock.hold(make=False)  # what another job saves now is no place to go on from
+    try:
+        return _newest_in(folder)
+    finally:
+        lock.release()
+
+
+def _newest_in(folder: Path) -> Path | None:
     if not restarts():
         return next(reversed(checkpoints_in(folder)), None)
     path = _own(folder) or newest_whole(folder)

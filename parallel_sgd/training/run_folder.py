@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,11 @@ from ..kernels import array_module
 from ..parameters import Parameters
 from ..validation import checked_path
 from .documents import parsed
+from .folder_lock import LOCK, FolderLock
 
 WHAT = "output"  #: what errors call the files here
-OPTIONS = "options.json"  #: the first file that is written
+OPTIONS = "options.json"  #: makes a folder that of a run; before it is written only `CONFIG`
+CONFIG = "config.toml"
 CHECKPOINTS = "checkpoints"  #: the folder of checkpoints in a run's
 TENSORBOARD = "tensorboard"  #: that of TensorBoard's files
 
@@ -44,6 +47,7 @@ class RunFolder:
         standardization: the numbers that standardize the features, written as standardization.npz:
             `data.read_standardization` reads them.
 
+    One process at a time writes to it, from `hold` or `create` to `close`: see `folder_lock`.
     Every file is there whole or not at all; metrics.jsonl grows line by line. Where one cannot be
     written (the disk is full, say) that is a UserError. The folder may be a link; what is written
     in it stays there: a link in the place of a file is replaced, or refused. Local.
@@ -64,6 +68,15 @@ class RunFolder:
         self.plot, self._config, self._tensorboard = plot, config, tensorboard
         self._standardization = standardization
         self._events: Any = None  #: TensorBoard's writer
+        self._lock = FolderLock(WHAT, self.path)
+
+    def hold(self) -> None:
+        """Keep other processes from writing to the folder, if it is there.
+
+        Raises:
+            UserError: one of them does; says which.
+        """
+        self._lock.hold(make=False)
 
     def create(self, metrics: Sequence[Mapping[str, Any]] = ()) -> None:
         """Make the folder, or take it over from the run that goes on, and write what was asked for.
@@ -71,50 +84,75 @@ class RunFolder:
         Args:
             metrics: with which metrics.jsonl begins.
         Raises:
-            UserError: it cannot be made, or already holds something and is not `resumed`.
+            UserError: it cannot be made, another process writes to it, or it already holds
+                something and is not `resumed`.
         """
         try:
+            self._create(metrics)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _create(self, metrics: Sequence[Mapping[str, Any]]) -> None:
+        try:
             self.path.mkdir(parents=True, exist_ok=True)
-            filled = any(self.path.iterdir())
+            self._lock.hold()
+            filled = self._holds_a_run()
+        except UserError:
+            raise
         except (OSError, ValueError) as error:
             raise UserError(
                 f"output={str(self.path)!r} must be a folder: {reason(error)}"
             ) from error
         if filled and not (self.resumed or self._is_of_this_job()):
-            raise UserError(f"output={str(self.path)!r} must be a new or empty folder")
+            raise UserError(
+                f"output={str(self.path)!r} must be a new or empty folder{self._hint()}"
+            )
         for name in (CHECKPOINTS, TENSORBOARD):
             require_no_link(self.path / name)
         if self.plot:
             require_installed_matplotlib()
+        if self._config is not None:
+            text = self._config
+            self._write(CONFIG, lambda path: path.write_text(text))
         job = job_name()
         self.write_json(OPTIONS, {**(self.options or {}), **({"job": job} if job else {})})
         if self._tensorboard:
             writer = require_tensorboard()
             with writing(WHAT, self.path / TENSORBOARD):
                 self._events = writer(str(self.path / TENSORBOARD))
-        if self._config is not None:
-            text = self._config
-            self._write("config.toml", lambda path: path.write_text(text))
         if self._standardization is not None:
             self._write(STANDARDIZATION, self._standardization.write)
         if metrics or filled or self.resumed:
             lines = [json.dumps(row, allow_nan=False) + "\n" for row in metrics]
             self._write("metrics.jsonl", lambda path: path.write_text("".join(lines)))
 
+    def _hint(self) -> str:
+        """How to go on with the run that the folder holds."""
+        if not (self.path / OPTIONS).is_file():
+            return ""
+        return f": it holds a run, and --resume {shlex.quote(str(self.path))} goes on with that"
+
     def _is_of_this_job(self) -> bool:
         """Whether what the folder holds was written by this job, before it was started again."""
         if not restarts():
             return False
-        names = {path.name for path in self.path.iterdir()}
-        if names <= {
-            aside_of(self.path / OPTIONS).name
-        }:  # it was killed as it wrote its first file
-            return True
         try:
             written = parsed(content_of(OPTIONS, self.path / OPTIONS))
         except (OSError, UserError):
             return False
         return isinstance(written, dict) and written.get("job") == job_name()
+
+    def _holds_a_run(self) -> bool:
+        """Whether the folder holds anything: more than a run that was killed before its options
+        were written."""
+        begun = {
+            LOCK,
+            CONFIG,
+            aside_of(self.path / CONFIG).name,
+            aside_of(self.path / OPTIONS).name,
+        }
+        return any(path.name not in begun for path in self.path.iterdir())
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON object as file `name`."""
@@ -123,6 +161,7 @@ class RunFolder:
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl, and what is a number in it to TensorBoard's."""
+        self._lock.hold()  # the rank that has done this before may have died
         append_line(WHAT, self.path / "metrics.jsonl", json.dumps(metrics, allow_nan=False))
         if self._events is None:
             return
@@ -133,11 +172,12 @@ class RunFolder:
             self._events.flush()
 
     def close(self) -> None:
-        """Close what is open for TensorBoard.
+        """Close what is open for TensorBoard, and let other processes write to the folder.
 
         Raises:
             UserError: what was left for it cannot be written.
         """
+        self._lock.release()
         events, self._events = self._events, None
         if events is not None:
             with writing(WHAT, self.path / TENSORBOARD):

@@ -37,6 +37,11 @@ class RunOutput:
         self._bar: ProgressBar | None = None
         self.trained = self.finished = False
 
+    def hold_folder(self) -> None:
+        """Keep other jobs from writing to the run's folder, if it is there. Collective."""
+        if folder := self._session.folder:
+            self.on_first(folder.hold)
+
     def begin(self, rows: Sequence[Progress], total: int, begun: Callable[[], object]) -> None:
         """Begin to write: what the folder held is replaced. Collective.
 

@@ -43,6 +43,7 @@ class SessionCheckpoints:
         places = self._comm.allgather_object(places_of(self._saver.folder))
         if problem := difference_of(places, self._comm):
             raise SharedError(problem)
+        self._comm.together(lambda: self._saver.hold() if self._comm.rank == 0 else None)
         every_s = config.every_s
         self._clock = None if every_s is None else SharedClock(every_s, learner.gathered)
 

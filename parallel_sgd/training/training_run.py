@@ -168,6 +168,7 @@ class TrainingRun:
         )
         self.feeding.meet()
         facts = self.feeding.facts | self.measuring.meet()
+        self.output.hold_folder()
         if checkpoints:
             self.checkpoints = SessionCheckpoints(session, self.learner, self.feeding, facts)
 

@@ -28,6 +28,7 @@ from parallel_sgd.algorithms.data_parallel import DataParallelState
 from parallel_sgd.array_files import ArrayInFile
 from parallel_sgd.state import across
 from parallel_sgd.training import checkpoint_files, state_tree
+from parallel_sgd.training.folder_lock import LOCK
 from parallel_sgd.training.state_tree import capture, flatten
 
 STEPS = 7
@@ -177,7 +178,8 @@ def test_the_last_and_the_best_are_kept(comm, tmp_path):
     checkpoints.save(learner, metric=0.5)  # the same once more: in place of the other
     assert checkpoints.wait() == folder / "000000000050-1"
     comm.barrier()
-    assert sorted(p.name for p in folder.iterdir()) == ["000000000040", "000000000050-1"]
+    kept = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+    assert kept == ["000000000040", "000000000050-1"]
     assert psgd.load_checkpoint(learner, folder).path.name == "000000000050-1"
     checkpoints.save(learner, metric=0.7)  # the same samples, but worse: beside the best one
     assert checkpoints.wait() == folder / "000000000050-2"
@@ -221,7 +223,7 @@ def test_a_full_disk_leaves_nothing_behind(on_ranks, tmp_path, monkeypatch, name
         with pytest.raises(UserError, match=message):
             save_twice(checkpoints, learner, background)
         comm.barrier()
-        assert [path.name for path in folder.iterdir()] == [good.name]
+        assert {path.name for path in folder.iterdir()} - {LOCK} == {good.name}
         monkeypatch.setattr(checkpoint_files, name, right)
         comm.barrier()
         checkpoints.save(learner)

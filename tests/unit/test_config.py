@@ -15,7 +15,12 @@ from parallel_sgd.command_line.train_arguments import described_as_config, read
 from parallel_sgd.command_line.train_options import parser
 from parallel_sgd.optimizers import OPTIMIZERS
 from parallel_sgd.options import all_options
-from parallel_sgd.training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
+from parallel_sgd.training import (
+    AutoLearningRate,
+    AutoMinibatchSize,
+    NotFinitePolicy,
+    RunFolder,
+)
 
 PACKAGE = Path(parallel_sgd.__file__).parent
 
@@ -120,6 +125,10 @@ def test_values_as_toml_has_them(tmp_path):
         ("epochs = ", "is not well-formed TOML: "),
         ("epochs = 1\nepochs = 2", "is not well-formed TOML: "),
         ("\udcff", "is not well-formed TOML: "),
+        ("minibatch-size = 4\nminibatch_size = 8", "'minibatch-size' and 'minibatch_size' are one"),
+        (f"epochs = {'1' * 5000}", "is not well-formed TOML: Exceeds the limit"),
+        (f"epochs = 0x{'f' * 5000}", "epochs must be a number of fewer digits"),
+        (f"[{'a.' * 100_000}a]", "has more than 10000 dots"),
         ("epochs = 'many'", "--epochs: invalid int value: 'many'"),
         ("epochs = 1.5", "--epochs: invalid int value: '1.5'"),
         ("epochs = true", "--epochs: invalid int value: 'true'"),
@@ -142,6 +151,53 @@ def test_what_is_wrong_with_a_file(tmp_path, text, message):
     with pytest.raises(UserError) as caught:
         read([str(file)])
     assert str(caught.value).startswith(str(file)) and message in str(caught.value)
+
+
+def test_a_byte_order_mark_and_a_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "config.toml").write_bytes(b"\xef\xbb\xbfoutput = '~/x'\nepochs = 3\n")
+    options, *_ = read(["~/config.toml", "--resume=~/old"])
+    assert (options.epochs, options.output) == (3, str(tmp_path / "x"))
+    assert options.resume == str(tmp_path / "old")
+    with pytest.raises(
+        UserError, match=r"'~no-such-user/x' must be .* home folder .* './~no-such-user/x'"
+    ):
+        read(["--output=~no-such-user/x"])
+
+
+def a_run(folder, *given):
+    """The folder of a run with these options."""
+    RunFolder(folder, {}, config=described_as_config(*read(given))).create()
+    return str(folder)
+
+
+def test_a_run_that_goes_on_has_its_own_options_where_nothing_else_is_said(tmp_path):
+    line = ["--algorithm", "diloco", "--lr", "0.3", "--hidden", "7", "--checkpoint-every", "50"]
+    run = a_run(tmp_path / "run", *line)
+    (tmp_path / "run" / "checkpoints").mkdir()
+    for path in (run, run + "/checkpoints", run + "/checkpoints/000000000050"):
+        options, algorithm, optimizer = read(["--resume", path, "--epochs", "99"])
+        assert (options.hidden, options.checkpoint_every, options.epochs) == ([7], 50, 99)
+        assert type(algorithm).__name__ == "DiLoCo" and optimizer.lr == 0.3
+        assert options.resume == path and options.output is None
+    other = tmp_path / "other.toml"
+    other.write_text("hidden = [5]\n")
+    options, algorithm, _ = read([str(other), "--resume", run])  # a file that is given is the file
+    assert options.hidden == [5] and type(algorithm).__name__ == "DataParallelSGD"
+    with pytest.raises(UserError, match=r"the same run.*: leave --output out"):
+        read(["--resume", run, "--output", f"{run}/../run"])
+    options, algorithm, _ = read(["--resume", run, "--output", str(tmp_path / "new")])
+    assert options.hidden == [7] and type(algorithm).__name__ == "DiLoCo"
+
+
+def test_what_a_folder_that_is_in_use_asks_for(tmp_path):
+    run = a_run(tmp_path / "run")
+    with pytest.raises(
+        UserError, match=f"new or empty folder: it holds a run, and --resume {run} "
+    ):
+        RunFolder(run, {}).create()
+    (tmp_path / "run" / "options.json").rename(tmp_path / "run" / ".options.json.part")
+    RunFolder(run, {}).create()  # a run that was killed as it wrote that has left nothing to keep
 
 
 def test_files_that_are_not_there(tmp_path):

@@ -40,6 +40,7 @@ def test_a_full_disk_leaves_no_part_of_a_run_folders_file(tmp_path):
     }.items():
         with files_of_at_most(100), pytest.raises(UserError, match=f"^output='.*{name}' {FULL}"):
             write()
+    folder.close()
     assert sorted(os.listdir(folder.path)) == ["metrics.jsonl", "options.json"]
     assert (folder.path / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
     with files_of_at_most(10), pytest.raises(UserError, match=f"options.json' {FULL}"):

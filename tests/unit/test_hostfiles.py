@@ -42,6 +42,8 @@ def test_reads_both_dialects(tmp_path: Path, text: str, hosts: dict[str, int | N
         ("n0:4\nn1\n", OPEN_MPI, ["--host", "n0:4,n1:1"]),
         ("n0:4\nn1 slots=2\n", OPEN_MPI, ["--host", "n0:4,n1:2"]),
         ("n0:4\nn1 slots=2\n", MPICH, ["-hosts", "n0:4,n1:2"]),
+        ("n0\u00a0slots=4\n", OPEN_MPI, ["--host", "n0:4"]),  # which mpiexec takes for a letter
+        ("n0:4\u00a0\n", MPICH, ["-hosts", "n0:4"]),
         # MPICH takes a comment only on a line of its own
         ("n0:4 # big\nn1:2\n", MPICH, ["-hosts", "n0:4,n1:2"]),
         # Open MPI takes none of these

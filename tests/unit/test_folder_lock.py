@@ -1,0 +1,137 @@
+"""One process at a time writes to a folder, and however it ends another one can."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import parallel_sgd as psgd
+from parallel_sgd import UserError
+from parallel_sgd.communication.launched import JOB, RESTART
+from parallel_sgd.training import RunFolder, folder_lock
+from parallel_sgd.training.checkpoint_files import set_aside_after
+from parallel_sgd.training.folder_lock import LOCK, FolderLock
+
+HOLDS = """
+import sys
+from pathlib import Path
+from parallel_sgd.training.folder_lock import FolderLock
+lock = FolderLock("output", Path(sys.argv[1]))
+lock.hold()
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(folder_lock, "_FREED_S", 0.2)
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process that holds the lock of ``run``."""
+    environ = {**os.environ, JOB: "a-job", RESTART: "0"}
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / "run")]
+    with subprocess.Popen(
+        command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "holds\n"
+        yield process
+        process.kill()
+
+
+def learner():
+    model = psgd.models.SoftmaxRegression(4, 3)
+    comm = psgd.Communicator.single()
+    return psgd.Learner(model.parameters, psgd.SGD(lr=0.5), psgd.DataParallelSGD(), comm)
+
+
+def test_who_holds_it_is_said_and_the_end_of_a_killed_one_frees_it(tmp_path, other):
+    run = tmp_path / "run"
+    said = rf"^output='{run}' is in use: process {other.pid} on host \S+ writes to it, since 20"
+    folder = RunFolder(run, {}, resumed=True)
+    for take in (folder.hold, folder.create, lambda: folder.append_metrics({"samples": 1})):
+        with pytest.raises(UserError, match=said):
+            take()
+    with psgd.Checkpoints(run) as checkpoints, pytest.raises(UserError, match="is in use: process"):
+        checkpoints.save(learner(), background=False)
+    with pytest.raises(UserError, match="is in use: process"):
+        psgd.training.resume(learner(), run)
+    config = psgd.CheckpointConfig(folder=run, resume=True)
+    session = psgd.TrainingSession(
+        learner=learner(),
+        objective=psgd.models.SoftmaxRegression(4, 3),
+        train=psgd.data.Arrays(np.eye(4), np.array([0, 1, 2, 0])),
+        minibatch_size=2,
+        epochs=1,
+        checkpoints=config,
+    )
+    with pytest.raises(UserError, match="is in use: process"):
+        session.run()
+    assert os.listdir(run) == [LOCK]
+    other.kill()
+    other.wait()
+    folder.create()
+    assert json.loads((run / LOCK).read_text())["process"] == os.getpid()
+    folder.close()
+    assert LOCK not in os.listdir(run)
+
+
+def test_a_later_start_of_the_same_job_takes_it_over(tmp_path, other, monkeypatch):
+    """A host that is lost may hold it for ever, as a server of NFS sees it."""
+    lock = FolderLock("output", tmp_path / "run")
+    for job, restart in (("a-job", "0"), ("another", "1")):
+        monkeypatch.setenv(JOB, job)
+        monkeypatch.setenv(RESTART, restart)
+        with pytest.raises(UserError, match="is in use"):
+            lock.hold()
+    monkeypatch.setenv(JOB, "a-job")
+    with lock:
+        assert json.loads((tmp_path / "run" / LOCK).read_text())["process"] == os.getpid()
+
+
+def _sees(folder, ends):
+    """In a child that was forked: its exit code is the number of wrong things."""
+    with pytest.raises(UserError, match="is in use"):
+        FolderLock("output", folder).hold()
+    ends.wait()
+
+
+def test_a_process_holds_it_until_its_last_user_gives_it_back_and_its_children_do_not(tmp_path):
+    one, two = (FolderLock("output", tmp_path) for _ in range(2))
+    one.hold()
+    two.hold()
+    two.hold()
+    two.release()
+    context = multiprocessing.get_context("fork")
+    ends = context.Event()
+    child = context.Process(target=_sees, args=(tmp_path, ends))
+    child.start()
+    ends.wait(0.5)
+    one.release()
+    assert LOCK not in os.listdir(tmp_path)
+    done = subprocess.run([sys.executable, "-c", HOLDS, str(tmp_path)], input="", text=True)
+    assert done.returncode == 0  # though the child, which was forked while it was held, lives
+    assert child.is_alive()
+    ends.set()
+    child.join(10)
+    assert child.exitcode == 0
+
+
+def test_a_file_that_nobody_holds_keeps_nobody_out(tmp_path):
+    (tmp_path / LOCK).write_text('{"host": "gone", "process": 7}')
+    RunFolder(tmp_path, {}).create()
+
+
+def test_checkpoints_are_set_aside_also_where_the_one_to_go_on_from_was_removed(tmp_path):
+    for samples in (10, 30):
+        (tmp_path / f"{samples:012d}").mkdir()
+    set_aside_after(tmp_path / f"{20:012d}")
+    assert sorted(os.listdir(tmp_path)) == [f"{10:012d}", f"{30:012d}.aside"]
