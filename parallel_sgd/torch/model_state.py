@@ -33,6 +33,9 @@ Array = Any  #: a NumPy or CuPy array
 Buffers = Literal["mean", "first", "local"]
 BUFFERS = get_args(Buffers)
 
+ADDING = ("get_extra_state", "_save_to_state_dict", "state_dict")
+"""Methods of a module by which a class of its own adds to its `state_dict`."""
+
 LARGEST_COUNT = (1 << 31) - 1  #: of a GradScaler's steps, which it keeps in 32 bits
 
 
@@ -268,9 +271,17 @@ def _parsed(text: str) -> Any:
         raise UserError(f"is no JSON that can be read: {shown(str(error))}") from None
 
 
+def _adds_to_state_dict(part: nn.Module) -> bool:
+    """Whether a module's `state_dict` may have more than its parameters and buffers."""
+    own = (getattr(type(part), name) is not getattr(nn.Module, name) for name in ADDING)
+    return any(own) or bool(part._state_dict_hooks or part._state_dict_pre_hooks)
+
+
 def _others_of(module: nn.Module) -> dict[str, Any]:
     """What a module's `state_dict` has that is neither parameter nor persistent buffer, by its
     keys: `get_extra_state`, or what a class or a hook of its own adds. Local."""
+    if not any(map(_adds_to_state_dict, module.modules())):
+        return {}
     known = dict(module.named_parameters(remove_duplicate=False))
     known.update(buffers_of(module))
     names, places = {plain_name(name) for name in known}, {t.data_ptr() for t in known.values()}
