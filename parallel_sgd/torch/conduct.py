@@ -49,7 +49,7 @@ class Conduct:
         exchanged = comm.size > 1 and algorithm.synchronizes_every_step
         self._looks_for_changes = self._warns and exchanged
         self._steps = self._short = 0
-        self._added_up = 0  # minibatches, as many as backwards, for the step that is under way
+        self._given = self._added_up = 0  # minibatches for the step under way; as many as backwards
 
     def before_step(self, samples: int, given: int, *, distributed: bool) -> None:
         """Before a step of so many samples has gathered the gradients.
@@ -59,7 +59,7 @@ class Conduct:
             distributed: whether each rank has its part of the minibatch.
         """
         added_up = self._warns and given > 1 and max(self._module.backwards) == given
-        self._added_up = given if added_up else 0
+        self._given, self._added_up = given, given if added_up else 0
         if not (self._looks_for_changes and samples and distributed):
             return
         self._steps += 1
@@ -72,6 +72,8 @@ class Conduct:
 
     def after_step(self, samples: int, taken: int) -> None:
         """After it has taken so many minibatches of the source."""
+        if self._given <= 0:  # all were fetched ahead, or the pass has begun: nobody can tell
+            return
         times = self._added_up
         short = times > taken > 0
         self._short = self._short + 1 if short else 0

@@ -75,7 +75,9 @@ class Announced:
         self.feed: Pass | None = None  #: of the source that gives minibatches at present
         self._fed = False  # by a source that was not left in the midst of it
         self.steps = 0  #: that have begun
-        self.since_step = 0  #: minibatches given since then, in the thread that steps
+        #: minibatches given since then, in the thread that steps; below 0 as a pass begins, where
+        #: it is a matter of chance how many are fetched ahead
+        self.since_step = 0
         self.taken = 0  #: minibatches that the latest step has trained on, where it took any
 
     @property
@@ -186,7 +188,7 @@ class Announced:
         """A source begins; one that was left in the midst has no part in training any more."""
         if self.feed is not None:
             self.forget(self.feed)
-        self.feed, self._fed = feed, True
+        self.feed, self._fed, self.since_step = feed, True, -MOST_SAMPLES
 
     def forget(self, feed: Pass) -> None:
         """The source was left: what it has given and no step has taken is not trained on.

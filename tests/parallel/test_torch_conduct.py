@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 
 import pytest
 import torch
@@ -153,22 +154,33 @@ def test_hooks_of_the_program(on_ranks):
     assert warned(on_ranks, body)[0] == []
 
 
+def fetched_ahead(batches, count):
+    """Batches, when so many more have been taken from their source."""
+    waiting = deque()
+    for given in batches:
+        waiting.append(given)
+        if len(waiting) > count:
+            yield waiting.popleft()
+    yield from waiting
+
+
 class Loop:
     """Over a data set that is dealt out, several minibatches to a step."""
 
-    def __init__(self, comm, algorithm, minibatches=8):
+    def __init__(self, comm, algorithm, minibatches=8, ahead=0):
         self.model = made(MLP)
         self.learner = learner_of(self.model, comm, algorithm=algorithm)
         samples = 4 * comm.size * minibatches
         data = TensorDataset(*batch(self.model, 0, 0, samples))
         sampler = psgd.torch.sampler(data, self.learner, 4 * comm.size)
         self.loader = DataLoader(data, batch_sampler=sampler)
+        self.ahead = ahead  # minibatches that are fetched in this thread, as for workers
 
     def run(self, train, times):
         with self.learner as learner:
             for _ in self.loader.batch_sampler.epochs(3):
                 given = []
-                for x, y in self.loader:
+                for x, y in fetched_ahead(self.loader, self.ahead):
                     given.append((x, y))
                     if len(given) == times:
                         train(learner, given)
@@ -183,22 +195,27 @@ def backwards(learner, given):
     (F.cross_entropy(learner.model(x), y) / len(given)).backward()
 
 
+@pytest.mark.parametrize("ahead", [0, 3])
 @pytest.mark.parametrize("name", ["every step", "overlap", "blocks"])
-def test_samples_of_the_last_backward_alone(on_ranks, name):
+def test_samples_of_the_last_backward_alone(on_ranks, name, ahead):
     """As DDP's loops have it: half of the samples would not be used."""
 
     def train(learner, given):
         backwards(learner, given)
         learner.step(samples=len(given[-1][0]))
 
-    texts, _ = warned(on_ranks, lambda comm: Loop(comm, ALGORITHMS[name]).run(train, 2))
+    def body(comm):
+        Loop(comm, ALGORITHMS[name], minibatches=12, ahead=ahead).run(train, 2)
+
+    texts, _ = warned(on_ranks, body)
     assert len(texts) == 1
     assert texts[0].startswith(
         "step(samples=4) after 2 backwards on 2 minibatches of the sampler: these are the samples "
     )
 
 
-def test_minibatches_that_are_added_up_split_or_left_out(on_ranks):
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_minibatches_that_are_added_up_split_or_left_out(on_ranks, ahead):
     def adds(learner, given):
         backwards(learner, given)
         learner.step(samples=sum(len(x) for x, _ in given))
@@ -214,7 +231,8 @@ def test_minibatches_that_are_added_up_split_or_left_out(on_ranks):
 
     def body(comm):
         for train, times in ((adds, 2), (splits, 1), (leaves_out, 2)):
-            Loop(comm, psgd.DataParallelSGD()).run(train, times)
+            for minibatches in (2, 8):
+                Loop(comm, psgd.DataParallelSGD(), minibatches, ahead).run(train, times)
 
     assert warned(on_ranks, body)[0] == []
 
