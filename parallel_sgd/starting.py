@@ -16,8 +16,12 @@ __all__ = ["begin", "started"]
 
 
 def begin() -> None:
-    """From now on an interrupt ends this process in one line, if it is a program of ours."""
-    if _is_own_program() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    """From now on an interrupt ends this process in one line, if it is a program of ours; and its
+    standard streams are there, also where it was started without one (``>&-``)."""
+    if not _is_own_program():
+        return
+    _open_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
@@ -25,6 +29,20 @@ def started() -> None:
     """Entry points call this as they begin to handle interrupts themselves."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _open_streams() -> None:
+    """Open the null device for each standard stream that is closed: else the next file that is
+    opened gets its number, and what is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        descriptor = os.open(os.devnull, os.O_RDWR)
+        if descriptor != number:
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.set_inheritable(number, True)
+        setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
 def _is_own_program() -> bool:

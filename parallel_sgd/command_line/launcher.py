@@ -37,6 +37,7 @@ from ..communication.launched import (
     launcher_name,
     terminals,
 )
+from ..communication.rank_process import rank_above
 from ..errors import UserError
 from .answering import Hosts
 from .batch import Allocation, allocation
@@ -89,6 +90,12 @@ class Launch:
 def main(argv: Sequence[str]) -> int:
     """`parallel-sgd run`: returns the job's exit code, or raises a UserError before it starts."""
     name = launcher_name()
+    if name is not None and (rank := rank_above()) is not None:
+        raise UserError(
+            f"run must not be started by a rank: process {rank} is rank {launched_rank()} of "
+            f"{launched_size()}, started by {name}, whose MPI would take the new ranks for its "
+            "own. Start it when that job has ended"
+        )
     with contextlib.nullcontext() if name is None else abort_on_error():
         request = parse(argv)
     if request.ranks is None:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from ..communication.rank_process import close_in_children
+from ..communication.stderr import tell_otherwise
 from ..errors import UserError
 from ..files import opened_to_append
 from ..validation import line_of
@@ -26,7 +27,8 @@ def to_log(folder: str, rank: int) -> None:
     """From now on all that this process writes goes to ``rank-k.out`` and ``rank-k.err``, behind
     what is there.
 
-    The terminal goes on showing both of rank 0, and the errors of every rank.
+    The terminal goes on showing both of rank 0, and the errors of every rank; also where the disk
+    of the files is full.
 
     Raises:
         UserError: the files cannot be written.
@@ -51,6 +53,7 @@ def to_log(folder: str, rank: int) -> None:
             os.lseek(reads, 0, os.SEEK_END)
             shown += [reads, terminal]
         kept.append((log, number))
+    tell_otherwise(os.dup(2))
     ends, lives = os.pipe()  # at its end this process is gone
     command = [sys.executable, "-I", "-S", str(_SHOW), *map(str, (ends, *shown))]
     _showing.append(

@@ -124,7 +124,10 @@ _LAUNCHER_NAMES = (
 
 def terminals() -> bool:
     """Whether this process's standard output and error are terminals. Local."""
-    return sys.stdout.isatty() and sys.stderr.isatty()
+    try:
+        return sys.stdout.isatty() and sys.stderr.isatty()
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
 
 
 def launched_size(environ: Mapping[str, str] | None = None) -> int | None:

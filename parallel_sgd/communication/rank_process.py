@@ -59,6 +59,12 @@ def is_rank() -> bool:
     return _process == os.getpid()
 
 
+def rank_above() -> int | None:
+    """The process of the rank that has started this one; None where this is no child of a rank."""
+    process, job, _ = _said()
+    return process if process != os.getpid() and job == _job() else None
+
+
 def close_in_children(descriptor: int) -> None:
     """Close it in what this process forks. In what that one forks the number may be another's."""
     _held.add(descriptor)

@@ -17,7 +17,9 @@ from parallel_sgd.command_line.launcher import THREAD_VARIABLES, Launch, plan
 from parallel_sgd.command_line.main import main
 from parallel_sgd.command_line.mpi_runtime import Mpiexec, choose_mpiexec, identify
 from parallel_sgd.command_line.run_options import Request, parse
+from parallel_sgd.communication import rank_process
 from parallel_sgd.communication.launched import (
+    RANK_PROCESS,
     SERVERS,
     SURVIVE,
     requested_servers,
@@ -411,3 +413,17 @@ def test_info_without_mpi_and_with_and_without_gpus(
     assert "cores\n  in this machine " in shown
     assert re.search(r"\n  launcher +none: one rank has all cores; mpiexec shares them", shown)
     assert re.search(r"\n  cores per rank +[1-9]", shown)
+
+
+def test_a_child_of_a_rank_starts_no_ranks(
+    script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so at once: it is no rank, so it must not start MPI to tell the others."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv(RANK_PROCESS, f"17|{rank_process._job()}|")
+    for line in (["run", "-n", "2", script], ["run", script]):
+        assert main(line) == 2
+        said = capsys.readouterr().err
+        assert "run must not be started by a rank: process 17 is rank 1 of 2, started by" in said
+        assert said.count("\n") == 1

@@ -289,3 +289,50 @@ def test_a_log_folder_that_cannot_be_one(bare: pytest.MonkeyPatch) -> None:
     bare.setenv(LOG_DIR, "a.py")
     with pytest.raises(UserError, match=r"^log_dir='a.py' must be a folder"):
         rank.prepare()
+
+
+FULL_LOG = """
+import sys
+from parallel_sgd.command_line.logs import to_log
+from parallel_sgd.communication.abort import print_labelled
+sys.path.insert(0, sys.argv[1])
+from disks import files_of_at_most
+to_log("logs", 3)
+with files_of_at_most(0):
+    print_labelled("parallel-sgd: error: what has gone wrong")
+"""
+
+
+def test_what_a_full_disk_does_not_take_is_told_on_the_terminal(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_LOG, str(Path(__file__).parent)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=60 * patience(),
+    )
+    assert "parallel-sgd: error: what has gone wrong\n" in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_programs_run_without_standard_streams(closed: str, tmp_path: Path) -> None:
+    """What is printed goes nowhere: above all not into a file that has got its number."""
+    program = f'"{sys.executable}" -m parallel_sgd.command_line.rank script.py'
+    (tmp_path / "script.py").write_text(
+        "import os, sys\n"
+        "open('file', 'w').close()\n"
+        "kept = open('file', 'r+')\n"
+        "os.write(1, b'out')\n"
+        "os.write(2, b'err')\n"
+        "print('out', sys.stdout.isatty(), sys.stderr.isatty())\n"
+        "sys.stdout.flush()\n"
+        "open('done', 'w').close()\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = ["sh", "-c", f"{program} {closed}"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, timeout=60 * patience()
+    )
+    assert done.returncode == 0 and (tmp_path / "done").exists()
+    assert (tmp_path / "file").read_text() == ""
