@@ -17,7 +17,7 @@ from .cntk_text import CNTKSamples, CNTKSequences, load_cntk_sequences, load_cnt
 from .columns import Columns
 from .csv_table import CSVTable, csv_parts, load_csv
 from .dataset import Arrays, Dataset, Flattened, Subset, flattened
-from .files import load_idx_pair, load_npy, load_npz
+from .files import load_idx_pair, load_npy, load_npz, npz_parts
 from .fingerprint import fingerprint, require_same_data
 from .formats import FORMATS, Format, ends, load, load_train_test
 from .idx import load_idx
@@ -112,6 +112,7 @@ __all__ = [
     "load_npz",
     "load_parquet",
     "load_train_test",
+    "npz_parts",
     "padded",
     "parquet_parts",
     "read_standardization",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import struct
 import zipfile
 import zlib
@@ -14,15 +15,17 @@ from numpy.lib import format as npy
 
 from ..errors import UserError
 from ..files import opened
-from ..validation import checked_path, line_of, require_memory
+from ..validation import checked_path, line_of, require_memory, shown
 from .dataset import Arrays
 from .idx import mapped_idx
 from .images import Images
+from .parts import REQUIRED, Parts, parts_of
 from .sizes import require_bytes, require_deflatable
 from .validation import Array
 
 ZIP_LOCAL_HEADER = struct.Struct("<4s22xHH")  #: signature, then lengths of name and extra field
 ENCRYPTED = 0x1
+OF_Y = re.compile("label|target")  #: in names of arrays
 MALFORMED = (ValueError, OverflowError, EOFError, OSError, struct.error)
 
 
@@ -41,6 +44,43 @@ def load_npz(path: str | os.PathLike[str]) -> Arrays:
     """
     file = checked_path("path", path, "file")
     return Arrays(npz_member(file, "x"), npz_member(file, "y"), name=str(path))
+
+
+def npz_parts(path: str | os.PathLike[str]) -> tuple[Arrays, Arrays]:
+    """Open the arrays x_train, y_train, x_test and y_test of a ``.npz`` file as (training, test).
+
+    Their names may be others that say as much, as for `parquet_parts`: train_images, val_labels.
+
+    Raises:
+        UserError: as for `load_npz`, or there are no such arrays, or it is in doubt which they are.
+
+    Local.
+    """
+    file = checked_path("path", path, "file")
+    parts = _npz_parts(file)
+    if parts is None:
+        raise UserError(f"{file} must hold arrays of {REQUIRED}")
+    train, test = (_npz_part(file, list(map(str, part))) for part in (parts.train, parts.test))
+    return train, test
+
+
+def has_npz_parts(path: Path) -> bool:
+    """Whether a file's arrays are cut into training and test; a UserError in doubt. Local."""
+    return _npz_parts(path) is not None
+
+
+def _npz_parts(path: Path) -> Parts | None:
+    names = npz_names(path)
+    return None if {"x", "y"} <= set(names) else parts_of(path, [Path(name) for name in names])
+
+
+def _npz_part(file: Path, names: list[str]) -> Arrays:
+    y = [name for name in names if name.lower().startswith("y") or OF_Y.search(name.lower())]
+    x = [name for name in names if name not in y]
+    if len(x) != 1 or len(y) != 1:
+        raise UserError(f"{file} must hold one x and one y of each part: it holds {shown(names)}")
+    name = f"{file}, {x[0]} and {y[0]}"
+    return Arrays(npz_member(file, x[0]), npz_member(file, y[0]), name=name)
 
 
 def load_npy(path: str | os.PathLike[str], labels: str | os.PathLike[str]) -> Arrays:

@@ -17,7 +17,7 @@ from .cifar import CIFAR10, CIFAR100, cifar10, cifar100, is_cifar, load_cifar10,
 from .cntk_text import CNTKSamples, load_cntk_text
 from .csv_table import csv_left_out, csv_parts, has_csv_parts, is_csv, load_csv
 from .dataset import Dataset
-from .files import load_idx_pair, load_npy, load_npz
+from .files import has_npz_parts, load_idx_pair, load_npy, load_npz, npz_parts
 from .idx import is_idx
 from .image_folder import ImageFolder, has_image_parts, image_folders, images_left_out
 from .libsvm import load_libsvm
@@ -72,7 +72,7 @@ def _cntk(path: PathLike, *, streams: Any = None, comm: Any = None) -> CNTKSampl
 
 #: By name; of several that match the first one is taken.
 FORMATS: dict[str, Format] = {
-    "npz": Format(ends(".npz"), load_npz),
+    "npz": Format(ends(".npz"), load_npz, npz_parts, has_npz_parts),
     "npy": Format(ends(".npy"), load_npy, labels=True),
     "idx": Format(is_idx, load_idx_pair, labels=True),
     "parquet": Format(is_parquet, load_parquet, parquet_parts, has_parquet_parts, parquet_left_out),
@@ -95,7 +95,8 @@ def load(
     Args:
         path: of a file or folder. Its format is known by the name, or by what the folder holds:
 
-            - npz: a ``.npz`` file with arrays x and y (`load_npz`)
+            - npz: a ``.npz`` file with arrays x and y (`load_npz`), or x_train, x_test and so on
+              (`npz_parts`)
             - npy: a ``.npy`` file of x (`load_npy`)
             - idx: an IDX file of x, with "-idx" or ".idx" in its name (`load_idx_pair`)
             - parquet: a ``.parquet`` file, or a folder of them (`load_parquet`, `parquet_parts`)

@@ -161,6 +161,28 @@ def test_labels_of_another_part_are_refused(tmp_path):
         data.load(tmp_path / "x_train.npy", tmp_path / "y_test.npy")
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("x_train", "y_train", "x_test", "y_test"),
+        ("train_images", "train_labels", "val_images", "val_labels"),
+        ("Xtrain", "ytrain", "Xtest", "ytest"),
+    ],
+)
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_arrays_of_a_file(names, save, tmp_path):
+    arrays = [np.full((3, 2), TRAIN), np.arange(3), np.full((2, 2), TEST), np.arange(2)]
+    held = dict(zip(names, arrays, strict=True))
+    save(tmp_path / "d.npz", **held)
+    look(tmp_path / "d.npz", (TRAIN, TEST))
+    save(tmp_path / "d.npz", **held, more=np.ones(3))
+    look(tmp_path / "d.npz", DOUBT)
+    del held[names[3]]
+    save(tmp_path / "d.npz", **held)
+    with pytest.raises(UserError, match="must hold one x and one y of each part: it holds"):
+        data.load_train_test(tmp_path / "d.npz")
+
+
 def test_texts(tmp_path):
     for name, text in (("wiki.train", "a"), ("wiki.test", "b"), ("wiki.valid", "c")):
         (tmp_path / f"{name}.txt").write_text(text * 50)
