@@ -32,7 +32,7 @@ def require_safetensors() -> Any:
         return importlib.import_module("safetensors.numpy")
     except ImportError as error:
         raise UserError(
-            f"checkpoints need safetensors ({error}): pip install 'parallel_sgd[checkpoint]'"
+            f"checkpoints need safetensors ({error}): pip install '.[checkpoint]' from the checkout"
         ) from error
 
 

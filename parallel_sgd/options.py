@@ -23,7 +23,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, replace
 from dataclasses import field as dataclass_field
 from operator import attrgetter
@@ -247,6 +247,21 @@ def _folded(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
         else:
             folded[field.name] = replace(held, **own)
     return folded
+
+
+def require_options(taker: str, kind: type[Options], names: Iterable[str]) -> None:
+    """Refuse names that are none of the options of a class.
+
+    Args:
+        taker: what takes these options.
+    Raises:
+        UserError: naming the first such name, and the nearest option.
+
+    Local.
+    """
+    known = [option.name for option in all_options(kind)]
+    for name in sorted(set(names) - set(known)):
+        raise UserError(_unknown(taker, name, known))
 
 
 def _unknown(kind: str, name: str, known: Sequence[str]) -> str:

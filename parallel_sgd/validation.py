@@ -32,6 +32,8 @@ LARGEST_INTEGER = (1 << 63) - 1  #: of arrays and messages
 
 PATH = re.compile(r"""\b(?:Pure)?(?:Posix|Windows)Path\(('[^']*'|"[^"]*")\)""")
 
+BOTH = (True, False)  #: what a switch may be
+
 NUMBERS = "biuf"  #: kinds of dtypes that hold plain real numbers
 
 
@@ -117,6 +119,74 @@ def choice(name: str, value: Any, choices: Sequence[Value]) -> Value:
     texts = [repr(one) for one in choices]
     required = " or ".join(texts) if len(texts) == 2 else "one of " + ", ".join(texts)
     raise UserError(f"{name}={shown(value)} must be {required}")
+
+
+def instance(name: str, value: Value, kind: type[Any], example: str) -> Value:
+    """Return an argument that is an instance of a class.
+
+    Args:
+        example: how such a one is made.
+    Raises:
+        UserError: it is not one.
+    """
+    if not isinstance(value, kind):
+        raise UserError(
+            f"{name} must be an instance of {kind.__name__}, such as {example}: it is "
+            f"{kind_of(value)}"
+        )
+    return value
+
+
+def function(name: str, value: Any, what: str) -> Any:
+    """Return an argument that is a function.
+
+    Args:
+        what: of which arguments, as "of a batch".
+    Raises:
+        UserError: it cannot be called; or it is a class, in the place of what that makes.
+    """
+    if not callable(value) or isinstance(value, type):
+        raise UserError(f"{name} must be a function {what}: it is {kind_of(value)}")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """Return an argument that is a text.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not isinstance(value, str):
+        raise UserError(f"{name}={shown(value)} must be a text")
+    return value
+
+
+def mapping(name: str, value: Any, what: str = "values") -> dict[str, Any]:
+    """Return a mapping from names as a dict; of None an empty one.
+
+    Args:
+        what: the names are of.
+    Raises:
+        UserError: it is none.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise UserError(f"{name}={shown(value)} must be a mapping from names to {what}")
+    return dict(value)
+
+
+def one_number(name: str, value: Any) -> Any:
+    """Return an argument that is one number, or an array of one value, as it is: an array on a GPU
+    is not waited for. It need not be finite.
+
+    Raises:
+        UserError: it is no number.
+    """
+    number_like = hasattr(value, "__float__") and not isinstance(value, type)
+    if not number_like or math.prod(getattr(value, "shape", ())) != 1:
+        raise UserError(f"{name}={shown(value)} must be one number")
+    return value
 
 
 class Points(Mapping[int, Value]):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RanksLost, SharedError, UserError
-from ..validation import integer, line_of
+from ..validation import integer, kind_of, line_of
 from .background import rank_ends
 from .communicator import TIMEOUT_S, Closed, Communicator, Counts, checked_timeout
 from .endpoint import Endpoint
@@ -313,13 +313,15 @@ def simulate(
         size: at least 1.
         timeout_s: longest wait of a rank for the others.
     Raises:
-        UserError: a size or time that is not possible.
+        UserError: an argument is not as required.
         whatever the first rank to fail raised; the others are stopped at their next collective.
 
     >>> simulate(3, lambda comm: int(comm.sum_integers(np.array([comm.rank]))[0]))
     [3, 3, 3]
     """
     size = integer("size", size, 1, MOST_THREADS)
+    if not callable(function) or isinstance(function, type):
+        raise UserError(f"function must be a function of a communicator: it is {kind_of(function)}")
     world = ThreadWorld(size, checked_timeout(timeout_s))
     results: list[Any] = [None] * size
     errors: list[BaseException] = []

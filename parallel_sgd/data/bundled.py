@@ -104,7 +104,8 @@ def _table() -> npt.NDArray[np.float64]:
     library = find_spec("sklearn")
     if library is None or library.origin is None:
         raise UserError(
-            "digits need scikit-learn, which is not installed: pip install 'parallel-sgd[train]'"
+            "digits need scikit-learn, which is not installed: pip install '.[train]' from the "
+            "checkout"
         )
     file = Path(library.origin).parent / FILE
     if file.is_file():

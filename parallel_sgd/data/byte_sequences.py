@@ -122,7 +122,8 @@ def text_sequences(
     """
     place = checked_path("folder", folder)
     fraction = number("test", test, 0, 1)
-    if isinstance(suffixes, str) or not all(isinstance(s, str) for s in suffixes):
+    listed = isinstance(suffixes, Collection) and not isinstance(suffixes, str)
+    if not listed or not all(isinstance(suffix, str) for suffix in suffixes):
         raise UserError(f"suffixes={shown(suffixes)} must be a collection of texts, as ('.txt',)")
     endings = tuple(suffixes)
     try:

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..validation import LARGEST_INTEGER, integer
-from .dataset import Dataset
+from .dataset import Dataset, require_dataset
 from .validation import checked_labels, place_name
 
 BATCH = 1 << 20  #: labels' rows that are looked at together
@@ -27,6 +27,7 @@ def count_classes(data: Dataset, classes: int | None = None) -> int:
 
     Local. One pass over the labels.
     """
+    require_dataset("data", data)
     if classes is not None:
         classes = integer("classes", classes, 1)
     if data.classes is not None:

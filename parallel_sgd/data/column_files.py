@@ -23,7 +23,7 @@ from .validation import Array
 MOST_ROWS = 1 << 48  #: of a file
 #: What pandas and Dask call an index that has no name.
 INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__")
-EXTRA = "pip install 'parallel-sgd[arrow]'"
+EXTRA = "pip install '.[arrow]' from the checkout"
 
 
 class ColumnFile(ABC):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..validation import checked_seed, integer, kind_of, require_memory
+from ..validation import checked_seed, instance, integer, kind_of, require_memory, shown, text
 from .arrays import as_array, require_one_index
 from .mapping import mapping_of
 from .validation import Array, DType, check_numbers, checked_inputs, checked_targets, float_dtype
@@ -140,7 +140,7 @@ class Arrays(Dataset):
     repeatable = True
 
     def __init__(self, x: Any, y: Any, *, name: str = "") -> None:
-        before = f"{name}: " if name else ""
+        before = f"{name}: " if text("name", name) else ""
         self.x_name, self.y_name = f"{before}x", f"{before}y"
         if y is None:
             raise UserError(f"{self.y_name} is missing: every sample needs one")
@@ -190,11 +190,15 @@ class Subset(Dataset):
     Args:
         dataset: where they are read; errors name the index there.
         indexes: int [m], which samples.
+    Raises:
+        UserError: an argument is not as required.
     """
 
     def __init__(self, dataset: Dataset, indexes: Array) -> None:
-        self.dataset = dataset
-        self.indexes = indexes
+        self.dataset = require_dataset("dataset", dataset)
+        self.indexes = as_array("indexes", indexes)
+        if self.indexes.dtype.kind not in "iu" or self.indexes.ndim != 1:
+            raise UserError(f"indexes={shown(indexes)} must be whole numbers [m]")
         self.repeatable, self.classes = dataset.repeatable, dataset.classes
         self.y_name, self.open_groups = dataset.y_name, dataset.open_groups
 
@@ -224,7 +228,7 @@ class Flattened(Dataset):
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
+        self.dataset = require_dataset("dataset", dataset)
         self.repeatable, self.classes = dataset.repeatable, dataset.classes
         self.y_name, self.open_groups = dataset.y_name, dataset.open_groups
 
@@ -254,6 +258,18 @@ def flattened(dataset: Dataset) -> Dataset:
     (3, 64)
     """
     return Flattened(dataset)
+
+
+def require_dataset(name: str, data: Any) -> Dataset:
+    """Return a data set.
+
+    Raises:
+        UserError: it is none.
+
+    Local.
+    """
+    dataset: Dataset = instance(name, data, Dataset, "data.Arrays(x, y) or data.load(path)")
+    return dataset
 
 
 def samples_to_test(test: int | float, samples: int) -> int:

@@ -7,9 +7,10 @@ import hashlib
 import numpy as np
 
 from ..errors import UserError
-from .dataset import Dataset
-from .validation import DType
-from .view import CommunicatorView
+from ..validation import integer, text
+from .dataset import Dataset, require_dataset
+from .validation import DType, float_dtype
+from .view import CommunicatorView, require_ranks
 
 FEW = 256  #: samples that are compared
 FEW_BYTES = 1 << 22  #: fewer, where they are large
@@ -35,11 +36,17 @@ def require_same_data(
     Returns:
         Their fingerprint, or why there is none; the same on all ranks.
     Raises:
+        UserError: an argument is not as required.
         SharedError: they differ, or one of those samples cannot be read on some of the ranks (what
             is alike on all is found where it is trained on).
 
     Labels that a rank reads otherwise each time cannot be compared. Collective.
     """
+    require_ranks(comm)
+    text("name", name)
+    require_dataset("dataset", dataset)
+    float_dtype(dtype)
+    classes = None if classes is None else integer("classes", classes, 1)
     own, problem = "", None
     try:
         own = fingerprint(dataset, dtype=dtype, classes=classes)
@@ -67,11 +74,13 @@ def fingerprint(dataset: Dataset, *, dtype: DType = np.float32, classes: int | N
     Args:
         dtype, classes: as for `Dataset.read`.
     Raises:
-        UserError: one of the samples is not as required.
+        UserError: an argument or one of the samples is not as required.
 
     Local. Cost: reads 256 samples, or as many as 4 MiB hold, at least 2; or 8 for their labels,
     twice.
     """
+    require_dataset("dataset", dataset)
+    classes = None if classes is None else integer("classes", classes, 1)
     if len(dataset) == 0:
         return ""
     few = FEW_LABELS

@@ -343,5 +343,5 @@ def _require_pillow() -> None:
     except ImportError as error:
         raise UserError(
             f"images need Pillow, which cannot be imported ({error}): "
-            "pip install 'parallel-sgd[images]'"
+            "pip install '.[images]' from the checkout"
         ) from None

@@ -27,6 +27,10 @@ class Items(Dataset):
     """
 
     def __init__(self, items: Any) -> None:
+        if isinstance(items, type) or not all(
+            hasattr(items, name) for name in ("__len__", "__getitem__")
+        ):
+            raise UserError(f"items must have a length, and pairs (x, y): it is {kind_of(items)}")
         self.items = items
         self._none: tuple[Array, Array] | None = None
         self._integers: tuple[bool, int] | None = None  #: whether y is, as the first item read says

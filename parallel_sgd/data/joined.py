@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 import numpy as np
 
 from ..errors import UserError
-from .dataset import Dataset
+from ..validation import shown, text
+from .dataset import Dataset, require_dataset
 from .validation import Array, DType
 
 
@@ -19,7 +20,7 @@ class Joined(Dataset):
         datasets: at least one, whose samples have one shape; errors name the place there.
         name: for `repr`.
     Raises:
-        UserError: there is none.
+        UserError: there is none, or one of them is something else.
 
     >>> from .dataset import Arrays
     >>> first, second = (Arrays(np.full((n, 1), n), np.arange(n)) for n in (2, 3))
@@ -28,10 +29,14 @@ class Joined(Dataset):
     """
 
     def __init__(self, datasets: Sequence[Dataset], *, name: str = "") -> None:
-        self.datasets = tuple(datasets)
+        if not isinstance(datasets, Iterable):
+            raise UserError(f"datasets={shown(datasets)} must be at least one data set, in a list")
+        self.datasets = tuple(
+            require_dataset(f"datasets[{i}]", dataset) for i, dataset in enumerate(datasets)
+        )
         if not self.datasets:
             raise UserError("datasets=[] must be at least one data set")
-        self.name = name or f"{len(self.datasets)} data sets"
+        self.name = text("name", name) or f"{len(self.datasets)} data sets"
         self.repeatable = all(dataset.repeatable for dataset in self.datasets)
         classes = {dataset.classes for dataset in self.datasets}
         self.classes = classes.pop() if len(classes) == 1 else None

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ..errors import UserError
-from ..validation import checked_seed, integer, number
+from ..validation import checked_seed, integer, number, shown
 from .dataset import SPLIT_STREAM, Dataset
 from .validation import Array, DType, checked_targets, float_dtype
 
@@ -33,7 +33,7 @@ class ByteWindows(Dataset):
         files: the content of each file, by name; joined in this order.
         context: how many bytes before, at least 1.
     Raises:
-        UserError: `context` is not as required.
+        UserError: an argument is not as required.
 
     Local. In memory: each byte once, and `context` more for each file.
 
@@ -47,8 +47,12 @@ class ByteWindows(Dataset):
     repeatable = True
 
     def __init__(self, files: Mapping[str, bytes], context: int = 8) -> None:
-        self.files = tuple(files)
         self.context = integer("context", context, 1)
+        if not isinstance(files, Mapping) or not all(
+            isinstance(content, bytes) for content in files.values()
+        ):
+            raise UserError(f"files={shown(files)} must be a mapping from names to bytes")
+        self.files = tuple(files)
         padding = bytes(self.context)
         parts = [part for content in files.values() for part in (padding, content)]
         parts.append(padding + b"\0")  # so that there is a window, whatever the files are

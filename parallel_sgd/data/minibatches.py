@@ -11,11 +11,11 @@ from weakref import ref
 import numpy as np
 
 from ..errors import SharedError, UserError
-from ..validation import LARGEST_INTEGER, checked_seed, choice, integer, points
+from ..validation import LARGEST_INTEGER, checked_seed, choice, function, integer, points
 from .dataset import Dataset
 from .items import as_dataset
 from .validation import Array, DType, float_dtype
-from .view import FeedView, LearnerView, Rewound
+from .view import FeedView, LearnerView, Rewound, require_learner
 
 MinibatchSize = int | Mapping[int, int] | Callable[[int], int]
 """Samples of all ranks in a minibatch: a number; a number from so many samples on; or a function of
@@ -30,7 +30,9 @@ def checked_minibatch_size(size: Any) -> MinibatchSize:
     """
     if isinstance(size, Mapping):
         return points("minibatch_size", size, lambda name, value: integer(name, value, 1))
-    return size if callable(size) else integer("minibatch_size", size, 1)
+    if callable(size):
+        return function("minibatch_size", size, "of the samples that all ranks have seen")  # type: ignore[no-any-return]
+    return integer("minibatch_size", size, 1)
 
 
 def size_after(size: MinibatchSize, samples: int) -> int:
@@ -102,6 +104,7 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
         Collective at the first minibatch for a learner, when the ranks see that they agree; from
         then on local: the ranks keep step by what they do with the minibatches.
         """
+        require_learner(learner)
         if getattr(learner, "serves", False):  # this rank has no part in the data
             return
 
@@ -117,6 +120,8 @@ class BaseSource(ABC, Generic[Data, Minibatch]):
             number: of the epoch, from 0; one after the other, to evaluate in between.
             learner: as for `minibatches`.
         """
+        require_learner(learner)
+        number = integer("number", number, 0)
         if getattr(learner, "serves", False):
             return
         yield from self._pass(learner, lambda feed: [number])

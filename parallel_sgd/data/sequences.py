@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import UserError
-from ..validation import kind_of, require_memory
+from ..validation import LARGEST_INTEGER, integer, kind_of, require_memory
 from .arrays import as_array
 from .order import IndexArray
 from .validation import Array, DType, check_numbers, checked_targets, float_dtype
@@ -59,6 +59,7 @@ def padded(sequences: Sequence[Any], fill: int = 0) -> Padded:
     >>> padded([np.array([1, 2, 3]), np.array([4])]).values.tolist()
     [[1, 2, 3], [4, 0, 0]]
     """
+    fill = integer("fill", fill, -LARGEST_INTEGER)
     rows = _alike("sequences", sequences)
     lengths = np.array([len(row) for row in rows])
     return filled_up(np.concatenate(rows), lengths, fill)

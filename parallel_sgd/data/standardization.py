@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UserError
-from ..validation import checked_path
+from ..validation import checked_path, instance
 from .arrays import as_array
-from .dataset import Dataset
+from .dataset import Dataset, require_dataset
 from .files import npz_member
 from .text_file import by_ranks
 from .validation import Array, DType, checked_inputs, float_dtype
@@ -52,6 +52,7 @@ class Standardization:
 
         Local; with `comm` collective. Cost: one pass over the data.
         """
+        require_dataset("train", train)
         if not len(train):
             raise UserError(f"{train!r} has no samples to standardize by")
         shape = _floats(train, np.arange(0)).shape[1:]
@@ -147,10 +148,13 @@ class Standardized(Dataset):
     Args:
         dataset: where the samples are read; errors name the place there.
         by: the numbers.
+    Raises:
+        UserError: an argument is not as required.
     """
 
     def __init__(self, dataset: Dataset, by: Standardization) -> None:
-        self.dataset, self.by = dataset, by
+        self.dataset = require_dataset("dataset", dataset)
+        self.by = instance("by", by, Standardization, "data.Standardization.of(train)")
         self.repeatable, self.classes = dataset.repeatable, dataset.classes
         self.y_name, self.open_groups = dataset.y_name, dataset.open_groups
 

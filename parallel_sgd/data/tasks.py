@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import UserError
 from ..validation import choice, require_use
 from .classes import count_classes
-from .dataset import Dataset
+from .dataset import Dataset, require_dataset
 
 TASKS = ("classification", "regression", "multi-label")
 
@@ -53,6 +53,7 @@ def task_of(data: Dataset, task: str | None = None, classes: int | None = None) 
     >>> task_of(Arrays(np.zeros((9, 4)), np.zeros((9, 2))))
     Task(name='regression', outputs=2, classes=None)
     """
+    require_dataset("data", data)
     if task is not None:
         task = choice("task", task, TASKS)
     if not len(data):

@@ -16,7 +16,7 @@ from .mapping import mapped_file, mapping_of
 from .order import IndexArray
 from .unchanged import Identity, require_same
 from .validation import Array
-from .view import CommunicatorView
+from .view import CommunicatorView, require_ranks
 
 BLOCK = 1 << 20  #: bytes that a pass looks at together
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -164,6 +164,8 @@ def opened_text(path: str | os.PathLike[str], comm: CommunicatorView | None) -> 
 
     Collective over `comm`.
     """
+    if comm is not None:
+        require_ranks(comm)
     file = together(lambda: TextFile(path), comm)
     if comm is not None:
         comm.require_agreement({f"the size of {file.path.name}": file.size})
@@ -194,6 +196,7 @@ def by_ranks(find: Callable[[int, int], Array], count: int, comm: CommunicatorVi
     """
     if comm is None:
         return find(0, count)
+    require_ranks(comm)
     begin, end = (count * rank // comm.size for rank in (comm.rank, comm.rank + 1))
     own = together(lambda: find(begin, end), comm)
     return np.concatenate(comm.allgather_object(own))

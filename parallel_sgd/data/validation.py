@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UserError
-from ..validation import LARGEST_INTEGER, NUMBERS
+from ..validation import LARGEST_INTEGER, NUMBERS, shown
 
 Array = npt.NDArray[Any]
 DType = npt.DTypeLike | None
@@ -25,10 +25,12 @@ def float_dtype(dtype: DType) -> np.dtype[Any] | None:
         return None
     try:
         real = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         real = np.dtype(object)
     if real.kind != "f":
-        raise UserError(f"dtype={dtype!r} must be a float type, or None to keep the data's own")
+        raise UserError(
+            f"dtype={shown(dtype)} must be a float type, or None to keep the data's own"
+        )
     return real
 
 

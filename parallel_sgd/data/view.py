@@ -5,6 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
 
+from ..errors import UserError
+from ..validation import kind_of
+
 
 class Rewound(Exception):
     """Ranks have died, and the learner has gone back: its minibatches are dealt out anew from
@@ -87,3 +90,25 @@ class LearnerView(Protocol):
 
     def fail(self, problem: str) -> NoReturn:
         """Raise a SharedError on all ranks: they are in `step`, or fail at the same time."""
+
+
+def require_learner(learner: Any) -> None:
+    """Refuse what is no learner, where one is to be fed. Local.
+
+    Raises:
+        UserError: it has not what a `LearnerView` has.
+    """
+    if isinstance(learner, type) or not hasattr(learner, "comm") or not hasattr(learner, "feed"):
+        raise UserError(f"learner must be an open Learner: it is {kind_of(learner)}")
+
+
+def require_ranks(comm: Any) -> None:
+    """Refuse what is no communicator. Local.
+
+    Raises:
+        UserError: it has not what a `CommunicatorView` has.
+    """
+    if isinstance(comm, type) or not hasattr(comm, "raise_together"):
+        raise UserError(
+            f"comm must be a Communicator, such as Communicator.world(): it is {kind_of(comm)}"
+        )

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..errors import UserError
 from ..kernels import array_module
 from ..parameters import Parameters
-from ..validation import checked_seed, integer, line_of, require_memory, shown
+from ..validation import checked_seed, choice, integer, line_of, require_memory, shown
 from .losses import Loss, checked_loss
 from .model import Array, Model, Ready
 
@@ -159,10 +159,10 @@ def checked_hidden(hidden: Sequence[int]) -> list[int]:
 def _float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     try:
         real = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         real = np.dtype(object)
     if real not in (np.float32, np.float64):
-        raise UserError(f"dtype must be float32 or float64: {dtype!r}")
+        raise UserError(f"dtype must be float32 or float64: {shown(dtype)}")
     return real
 
 
@@ -179,16 +179,14 @@ def use_gpu(local_rank: int) -> None:
 
 
 def _module_of(device: str) -> Any:
-    if device == "cpu":
+    if choice("device", device, ("cpu", "cuda")) == "cpu":
         return np
-    if device != "cuda":
-        raise UserError(f"device must be 'cpu' or 'cuda': {device!r}")
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:
         raise UserError(
             f"device 'cuda' needs CuPy, which cannot be imported ({error}): "
-            "pip install 'parallel-sgd[cuda12x]' or 'parallel-sgd[cuda13x]'"
+            "pip install '.[cuda12x]' or '.[cuda13x]' from the checkout"
         ) from None
     try:
         cupy.cuda.runtime.getDevice()

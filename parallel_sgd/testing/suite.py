@@ -13,7 +13,7 @@ from ..communication import Communicator, RankFailed, checked_timeout, simulate
 from ..errors import UserError
 from ..optimizers import SGD, Optimizer
 from ..options import all_options
-from ..validation import shown
+from ..validation import function, instance, integer, mapping, shown
 from . import conduct, contract, failures, identities, learning, reshard_rules
 from .cases import Case
 from .registry import Check
@@ -104,11 +104,21 @@ def check_algorithm(
     >>> check_algorithm(algorithm, ranks=(1, 2), only=["serial", "identical"])
     {'serial': 'passed', 'identical': 'passed on 2 ranks'}
     """
-    if not isinstance(exceptions, Mapping | None):
-        raise UserError(f"exceptions={shown(exceptions)} must be a mapping from checks to reasons")
-    if isinstance(ranks, int):
-        raise UserError(f"ranks={ranks} must be several, such as ({ranks},)")
-    timeout_s, excused = checked_timeout(timeout_s), dict(exceptions or {})
+    instance("algorithm", algorithm, Algorithm, "DataParallelSGD()")
+    if full_precision is not None:
+        instance("full_precision", full_precision, Algorithm, "DataParallelSGD()")
+    if optimizer is not None:
+        instance("optimizer", optimizer, Optimizer, "SGD(lr=0.1)")
+    if comm is not None:
+        instance("comm", comm, Communicator, "Communicator.world()")
+    if one_rank is not None:
+        function("one_rank", one_rank, "of a number of ranks")
+    if not isinstance(ranks, Sequence) or isinstance(ranks, str | bytes):
+        raise UserError(f"ranks={shown(ranks)} must be several numbers, such as (1, 2)")
+    ranks = [integer(f"ranks[{i}]", size, 1) for i, size in enumerate(ranks)]
+    timeout_s, excused = checked_timeout(timeout_s), mapping("exceptions", exceptions, "reasons")
+    if not isinstance(only, Iterable | None):
+        raise UserError(f"only={shown(only)} must be names of checks")
     names = [only] if isinstance(only, str) else list(CHECKS if only is None else only)
     for name in [*names, *excused]:
         if name not in CHECKS:

@@ -109,6 +109,6 @@ def _cupy() -> Any:
         import cupy
     except ImportError as error:
         raise UserError(
-            "tensors on a GPU need CuPy: install parallel-sgd[cuda13x], or [cuda12x]"
+            "tensors on a GPU need CuPy: pip install '.[cuda13x]' from the checkout, or [cuda12x]"
         ) from error
     return cupy

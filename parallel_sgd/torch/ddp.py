@@ -153,7 +153,7 @@ class HookState:
                 )
                 for name, one in state["residuals"].items()
             }
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"state={shown(state)} must be what state_dict() returned") from error
         if place != (self._comm.rank, self._comm.size):
             raise UserError(

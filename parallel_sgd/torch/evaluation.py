@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import UserError
 from ..training.batches import Samples, is_leaf, samples_in
 from ..training.objective import numbers_of
-from ..validation import kind_of
+from ..validation import function, kind_of
 
 Score = Callable[..., Mapping[str, Any]]
 """Given a module and a batch, the mean of each metric over its samples, by name."""
@@ -29,9 +29,9 @@ def sums_over(
         raise UserError(
             f"batches must be an iterable, such as a DataLoader or a list: it is {kind_of(batches)}"
         )
-    for name, function in (("score", score), ("samples", samples)):
-        if function is not None and not callable(function):
-            raise UserError(f"{name} must be a function: it is {kind_of(function)}")
+    function("score", score, "of a model and a batch's parts")
+    if samples is not None:
+        function("samples", samples, "of a batch")
     sums: dict[str, float] = {}
     total = 0
     for batch in batches:

@@ -17,11 +17,12 @@ import torch.distributed as dist
 from ..communication import Communicator
 from ..errors import UserError
 from ..exchange import ExchangeOptions
-from ..options import values_of
+from ..options import require_options, values_of
 from ..validation import kind_of, shown
 from .buckets import require_dtype
 from .ddp import HookState, require_size_of
 from .refusals import require_mortal
+from .scaling import require_scaler
 
 
 def hook(
@@ -90,9 +91,15 @@ def hook_state(
         )
 
     def checked() -> tuple[ExchangeOptions, dict[str, torch.Tensor] | None]:
-        if scaler is not None and not hasattr(scaler, "get_scale"):
-            raise UserError(f"scaler={shown(scaler)} must be a torch.amp.GradScaler, or None")
+        if scaler is not None:
+            require_scaler(scaler)
+        if not isinstance(process_group, dist.ProcessGroup | None):
+            raise UserError(
+                "process_group must be one of torch.distributed's, or None: it is "
+                f"{kind_of(process_group)}"
+            )
         require_mortal(comm, "hook_state")
+        require_options("hook_state", ExchangeOptions, options)
         chosen = ExchangeOptions(**options)
         require_size_of(process_group, comm.size)
         return chosen, checked_parameters(module, chosen)
@@ -117,6 +124,8 @@ def checked_parameters(
             if not pattern.startswith("<"):
                 raise UserError(f"bits_of: {pattern!r} is of names: it needs module=, DDP's module")
         return None
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(f"module must be DDP's torch.nn.Module, or None: it is {kind_of(module)}")
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         module = module.module
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}

@@ -21,7 +21,7 @@ from ..training.feed import Feed
 from ..training.in_common import EVERY, mark_of
 from ..training.leaving_out import MOST_SKIPPED, NotFinite
 from ..training.survival import COMMIT_EVERY
-from ..validation import choice, integer, number
+from ..validation import choice, integer, kind_of, number
 from .arrays import as_array, host_array, on_one_stream
 from .conduct import Conduct
 from .evaluation import Score, sums_over
@@ -33,7 +33,7 @@ from .optimizer import TorchStep, rule_of
 from .optimizer_state import remembered
 from .overlap import Overlap
 from .refusals import require_unchanged_by_forward
-from .scaling import Scaling
+from .scaling import Scaling, require_scaler
 
 Reduction = Literal["mean", "sum"]
 
@@ -132,6 +132,8 @@ class Learner(ArrayLearner):
                 choice("buffers", buffers, BUFFERS)
             if clip_norm is not None:
                 number("clip_norm", clip_norm, 0)
+            if scaler is not None:
+                require_scaler(scaler)
             made.append(FlatModule(model))
             if comm.size > 1 and getattr(algorithm, "synchronizes_every_step", False):
                 require_unchanged_by_forward(model)
@@ -158,7 +160,7 @@ class Learner(ArrayLearner):
                         "reduction": reduction,
                         "clip_norm": clip_norm,
                         "buffers": buffers,
-                        "loss scale": scaler and scaler.state_dict(),
+                        "loss scale": None if scaler is None else scaler.state_dict(),
                         **layout_of(model),
                         **(remembered(optimizer) if together else {}),
                     }
@@ -374,6 +376,8 @@ class Learner(ArrayLearner):
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         """A loss as its `backward` is to be called: by the `scaler`, where there is one. Local."""
+        if not isinstance(loss, torch.Tensor):
+            raise UserError(f"loss must be a tensor of one value: it is {kind_of(loss)}")
         if self._scaling is None:
             return loss
         scaled: torch.Tensor = self._scaling.scaler.scale(loss)

@@ -17,7 +17,7 @@ from ..training import Learner as AnyLearner
 from ..training.batches import Batch, Samples, mapped, samples_in
 from ..training.objective import Metric, checked_metrics, measured
 from ..training.objective import Objective as AnyObjective
-from ..validation import choice, integer, kind_of
+from ..validation import choice, function, integer, kind_of
 from .learner import Learner, Reduction
 from .module import device_of
 
@@ -74,14 +74,9 @@ class Objective(AnyObjective):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise UserError(f"model must be a torch.nn.Module: it is {kind_of(model)}")
-        if not callable(loss):
-            raise UserError(
-                f"loss must be a function of outputs and targets: it is {kind_of(loss)}"
-            )
-        if samples is not None and not callable(samples):
-            raise UserError(
-                f"samples must be a function of a batch, or None: it is {kind_of(samples)}"
-            )
+        function("loss", loss, "of outputs and targets")
+        if samples is not None:
+            function("samples", samples, "of a batch")
         self.model, self.loss, self.metrics = model, loss, checked_metrics(metrics)
         self.dtype = float_dtype(dtype)
         self.classes = None if classes is None else integer("classes", classes, 1)

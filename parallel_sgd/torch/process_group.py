@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from ..communication import Communicator, checked_timeout
 from ..errors import UserError
-from ..validation import line_of
+from ..validation import instance, line_of
 from .refusals import require_mortal
 
 INTERFACE = "GLOO_SOCKET_IFNAME"  #: the variable that gloo reads
@@ -54,6 +54,7 @@ def init_process_group(
         psgd.torch.init_process_group(comm)
         ddp = torch.nn.parallel.DistributedDataParallel(model)
     """
+    instance("comm", comm, Communicator, "Communicator.world()")
     seconds = comm.together(lambda: _checked(comm, timeout_s))
     address, own = _meet(comm)
     before = os.environ.get(INTERFACE)

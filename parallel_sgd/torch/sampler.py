@@ -16,7 +16,7 @@ from ..data.minibatches import (
     told_size,
 )
 from ..data.order import IndexArray, epoch_order, rank_slice
-from ..data.view import FeedView, Rewound
+from ..data.view import FeedView, Rewound, require_learner
 from ..errors import UserError
 from ..validation import checked_seed, choice, integer, kind_of
 from .loader_seed import LoaderSeed
@@ -79,6 +79,7 @@ class MinibatchSampler(Sampler[list[int]]):
         drop_last: bool = False,
         start: int = 0,
     ) -> None:
+        require_learner(learner)
         self.learner = learner
         problem = None
         try:

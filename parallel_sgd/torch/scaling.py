@@ -7,6 +7,17 @@ from typing import Any
 import torch
 
 from ..errors import UserError
+from ..validation import shown
+
+
+def require_scaler(scaler: Any) -> None:
+    """Refuse what is no `torch.amp.GradScaler`. Local.
+
+    Raises:
+        UserError: it is not one.
+    """
+    if not isinstance(scaler, torch.amp.GradScaler):
+        raise UserError(f"scaler={shown(scaler)} must be a torch.amp.GradScaler, or None")
 
 
 class Scaling:

@@ -7,11 +7,10 @@ from typing import Any
 
 from ..algorithms import Algorithm
 from ..communication import Communicator
-from ..errors import UserError
 from ..optimizers import UpdateRule
 from ..options import all_options, values_of
 from ..parameters import Parameters
-from ..validation import integer, kind_of
+from ..validation import instance, integer
 from ..version import __version__
 
 
@@ -55,24 +54,18 @@ def agree_on_arguments(
 
 def require_communicator(comm: Any) -> None:
     """Refuse what is none: without it, no other rank can hear of anything. Local."""
-    if not isinstance(comm, Communicator):
-        raise UserError(_other_kind("comm", comm, "Communicator", "Communicator.world()"))
+    instance("comm", comm, Communicator, "Communicator.world()")
 
 
 def _check_kinds(parameters: Any, optimizer: Any, algorithm: Any) -> None:
     """See that arguments are what they must be, and not in one another's place."""
-    for name, value, kind, example in (
+    required: tuple[tuple[str, Any, type[Any], str], ...] = (
         ("parameters", parameters, Parameters, "model.parameters"),
         ("optimizer", optimizer, UpdateRule, "SGD(lr=0.1)"),
         ("algorithm", algorithm, Algorithm, "DataParallelSGD()"),
-    ):
-        if not isinstance(value, kind):
-            raise UserError(_other_kind(name, value, kind.__name__, example))
-
-
-def _other_kind(name: str, value: Any, kind: str, example: str) -> str:
-    """What to say of an argument that is none of a class."""
-    return f"{name} must be an instance of {kind}, such as {example}: it is {kind_of(value)}"
+    )
+    for name, value, kind, example in required:
+        instance(name, value, kind, example)
 
 
 def _facts_of(name: str, options: Any) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from ..errors import SharedError, SharedProblem, UserError
 from ..options import values_of
 from ..plain_values import to_json
 from ..state import weight_of
-from ..validation import checked_path, integer, line_of, shown
+from ..validation import checked_path, integer, line_of, mapping
 from ..version import __version__
 from . import checkpoint_files as files
 from .folder_lock import FolderLock
-from .learner import Learner
+from .learner import Learner, require_learner
 from .run_folder import CHECKPOINTS
 from .state_tree import HostArray, HostCopies, capture, flatten
 
@@ -71,9 +71,7 @@ class Checkpoints:
         require_safetensors()
         self.folder = checked_path("folder", folder)
         self.keep = integer("keep", keep, 1)
-        if not isinstance(facts, Mapping | None):
-            raise UserError(f"facts={shown(facts)} must be a mapping from names to values")
-        self.facts = dict(facts or {})
+        self.facts = mapping("facts", facts)
         self._lock = FolderLock("folder", self.folder)
         self._copies = HostCopies()
         self._writing: InBackground[Path] | None = None
@@ -115,7 +113,7 @@ class Checkpoints:
         """
         if self._closed:
             raise UserError(f"Checkpoints({str(self.folder)!r}) are closed: nothing more is saved")
-        if learner.serves:
+        if require_learner(learner).serves:
             return
         learner.require_own_model("save")
         if learner.survival is None:

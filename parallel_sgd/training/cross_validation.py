@@ -8,7 +8,7 @@ from typing import Any
 
 from ..data import Dataset, Sequences, as_dataset
 from ..errors import UserError
-from ..validation import integer, number, set_validated, shown
+from ..validation import BOTH, choice, integer, number, set_validated, shown
 from .progress import Progress
 
 HIGHER_IS_BETTER = ("f1", "r2")  #: and whatever ends in "accuracy"
@@ -58,9 +58,12 @@ class CrossValidation:
             text = getattr(self, name)
             if not isinstance(text, str) or not text:
                 raise UserError(f"{name}={shown(text)} must be a text")
+        higher = self.higher_is_better
         set_validated(
             self,
             data=data,
+            higher_is_better=None if higher is None else choice("higher_is_better", higher, BOTH),
+            restore_best=choice("restore_best", self.restore_best, BOTH),
             every=every,
             patience=patience,
             min_improvement=number("min_improvement", self.min_improvement, 0),

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Self, TypeVar
 from ..communication import InBackground, is_loss
 from ..errors import SharedError, UserError
 from ..trace import NO_TRACE
-from ..validation import integer
+from ..validation import integer, kind_of, one_number
 from ..warning import warn
 from . import leaving_out
 from .announced import MOST_SAMPLES
@@ -209,7 +209,10 @@ class Learner(LearnerSetup):
         Collective: every rank takes every step. What is communicated is the algorithm's affair.
         """
         if loss is not None:
-            self.left_out.judge(float(loss))
+            try:
+                self.left_out.judge(float(one_number("loss", loss)))
+            except UserError as error:
+                self.fail(str(error))
         if self.survival is None:
             return self._timed_step(samples)
         announced, self.in_step = self._announced, samples
@@ -454,3 +457,14 @@ class Learner(LearnerSetup):
         elif isinstance(error, SharedError) and not self._closed:
             self._close(failed=True)
         self._closed = True
+
+
+def require_learner(learner: Any) -> Learner:
+    """Return a learner. Local.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not isinstance(learner, Learner):
+        raise UserError(f"learner must be an open Learner: it is {kind_of(learner)}")
+    return learner

@@ -80,9 +80,9 @@ class LearnerSetup(ABC):
         compare_every: int = EVERY,
     ) -> None:
         self._arguments = parameters, optimizer, algorithm, sync_perf_stats, commit_every
-        self._about_numbers = not_finite, most_skipped, compare_every
+        self._about_numbers = not_finite, most_skipped, compare_every, minibatch_size
         self.parameters, self.algorithm, self.world = parameters, algorithm, comm
-        self._minibatch_size, self.left_out = minibatch_size, LeftOut()
+        self.left_out = LeftOut()
         self._performance: SyncPerformance | None = None
         self.survival: Survival | ServedSurvival | None = None
         self._group: Group | None = None
@@ -99,7 +99,8 @@ class LearnerSetup(ABC):
         comm, algorithm = self.world, self.algorithm
         every, commit_every = agree_on_arguments(comm, *self._arguments)
         about_numbers = agree_on_numbers(comm, algorithm, *self._about_numbers)
-        self.left_out.skips, self.left_out.most, self._compare_every = about_numbers
+        self.left_out.skips, self.left_out.most, self._compare_every, size = about_numbers
+        self._minibatch_size = size
         self.gradient = self.parameters.like()
         self.local_step = self._arguments[1].bind(self.parameters)
         x = self.parameters.flat

@@ -24,25 +24,34 @@ def agree_on_numbers(
     not_finite: NotFinite,
     most_skipped: int,
     compare_every: int,
-) -> tuple[bool, int, int]:
-    """See that what a learner is to do about its numbers is possible, and the same on all ranks.
+    minibatch_size: int | None,
+) -> tuple[bool, int, int, int | None]:
+    """See that what a learner is told about its numbers is possible, and the same on all ranks.
 
     Returns:
-        Whether it skips, the other two as plain numbers.
+        Whether it skips, the others as plain numbers.
 
     Collective.
     """
 
-    def checked() -> tuple[bool, int, int]:
+    def checked() -> tuple[bool, int, int, int | None]:
         skips = choice("not_finite", not_finite, POLICIES) == "skip"
         if skips:
             require_can_skip(algorithm)
         most = integer("most_skipped", most_skipped, 0)
-        return skips, most, integer("compare_every", compare_every, 0)
+        size = None if minibatch_size is None else integer("minibatch_size", minibatch_size, 1)
+        return skips, most, integer("compare_every", compare_every, 0), size
 
-    skips, most, every = comm.together(checked)
-    comm.require_agreement({"not_finite": not_finite, "most_skipped": most, "compare_every": every})
-    return skips, most, every
+    skips, most, every, size = comm.together(checked)
+    comm.require_agreement(
+        {
+            "not_finite": not_finite,
+            "most_skipped": most,
+            "compare_every": every,
+            "minibatch_size": size,
+        }
+    )
+    return skips, most, every, size
 
 
 def require_can_skip(algorithm: Algorithm[Any]) -> None:

@@ -13,13 +13,13 @@ from ..array_files import reading_errors
 from ..communication import Communicator
 from ..errors import SharedError, UserError
 from ..plain_values import from_json
-from ..validation import checked_path, line_of, with_plain_paths
+from ..validation import checked_path, line_of, mapping, with_plain_paths
 from . import checkpoint_files as files
 from .checkpoint_files import Damaged, Reader
 from .checkpoints import described, wait_for_writing
 from .fitting import require_alike, require_possible
 from .in_common import LOAD
-from .learner import Learner
+from .learner import Learner, require_learner
 from .reshard import reshard, stripe_sizes
 from .run_folder import CHECKPOINTS
 from .state_tree import Tree, restore, room_for, unflatten
@@ -97,16 +97,16 @@ def load_checkpoint(
     twice (once for the checksum), and holds their arrays in memory; on another number of ranks it
     reads the files of all.
     """
-    comm = learner.comm
+    comm = require_learner(learner).comm
     if not learner.serves:
         learner.require_open()
         learner.require_own_model("load_checkpoint")
         with learner.in_common.during(LOAD, learner.comm):
             learner.group.meet()  # a rank that has failed would be waited for below
-    folder = comm.together(lambda: checked_path("path", path))
+    folder, given = comm.together(lambda: (checked_path("path", path), mapping("facts", facts)))
     comm.raise_together(wait_for_writing(folder))
     at, manifest, single = _from_first(comm, lambda: _open(folder))
-    comm.raise_together(_difference(at, manifest, described(learner, facts or {})))
+    comm.raise_together(_difference(at, manifest, described(learner, given)))
     if learner.serves:  # its workers bring what it is to hold
         return LoadedCheckpoint(at, manifest["ranks"], manifest["samples"], None, [])
     sizes = comm.allgather_object(stripe_sizes(learner))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from ..data import Padded
 from ..errors import UserError
 from ..models import Model
 from ..parameters import Parameters
-from ..validation import kind_of, line_of, shown
+from ..validation import function, instance, kind_of, line_of, mapping
 from .batches import Batch, samples_in
 from .learner import Learner
 
@@ -91,8 +90,7 @@ class ModelObjective(Objective):
     """
 
     def __init__(self, model: Model, metrics: Mapping[str, Metric] | None = None) -> None:
-        if not isinstance(model, Model):
-            raise UserError(f"model must be a model of parallel_sgd.models: it is {kind_of(model)}")
+        instance("model", model, Model, "models.SoftmaxRegression(4, 3)")
         self.model, self.metrics = model, checked_metrics(metrics)
         self.dtype, self.classes = model.parameters.dtype, model.classes
         self._piece: Parameters | None = None  #: the gradient of one piece
@@ -130,20 +128,6 @@ class ModelObjective(Objective):
 SCORE = "loss and score"
 
 
-def one_number(loss: Any) -> Any:
-    """Return what `Objective.backward` has given, unless it is not one number. Local.
-
-    Raises:
-        UserError: it is not.
-    """
-    if not hasattr(loss, "__float__") or math.prod(getattr(loss, "shape", ())) != 1:
-        raise UserError(
-            "backward must give the loss, summed over the samples, as one number: it gave "
-            f"{kind_of(loss)}"
-        )
-    return loss
-
-
 def numbers_of(function: str, values: Any) -> dict[str, float]:
     """Return the means that a user's function has given for a batch, as floats. Local.
 
@@ -173,15 +157,9 @@ def checked_metrics(metrics: Any) -> dict[str, Metric]:
     Raises:
         UserError: they are no mapping from names to functions.
     """
-    if metrics is None:
-        return {}
-    named = isinstance(metrics, Mapping) and all(isinstance(name, str) for name in metrics)
-    if not named or not all(map(callable, metrics.values())):
-        raise UserError(
-            f"metrics={shown(metrics)} must be a mapping from names to functions of outputs and "
-            "targets"
-        )
-    return dict(metrics)
+    what = "of outputs and targets"
+    checked = mapping("metrics", metrics, f"functions {what}")
+    return {name: function(f"metrics[{name!r}]", one, what) for name, one in checked.items()}
 
 
 def measured(metrics: Mapping[str, Metric], outputs: Any, targets: Any) -> dict[str, float]:

@@ -70,6 +70,6 @@ def require_tqdm() -> Any:
         return importlib.import_module("tqdm")
     except ImportError as error:
         raise UserError(
-            f"a progress bar needs tqdm ({error}): pip install 'parallel_sgd[train]', or leave it "
-            "out with --no-progress-bar"
+            f"a progress bar needs tqdm ({error}): pip install '.[train]' from the checkout, or "
+            "leave it out with --no-progress-bar"
         ) from error

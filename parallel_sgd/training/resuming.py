@@ -16,11 +16,11 @@ from typing import Any
 from ..communication.abort import print_labelled
 from ..communication.launched import job_name, restarts
 from ..errors import UserError
-from ..validation import checked_path
+from ..validation import checked_path, mapping
 from .checkpoint_config import CheckpointConfig
 from .checkpoint_files import NAME, checkpoints_in, read_manifest, require_whole, set_aside_after
 from .folder_lock import FolderLock
-from .learner import Learner
+from .learner import Learner, require_learner
 from .loading import LoadedCheckpoint, folder_of, load_checkpoint
 
 
@@ -61,12 +61,13 @@ def resume(
     Collective. Cost: that of `load_checkpoint`; after a restart one rank reads the files of all,
     too.
     """
+    require_learner(learner)
     if learner.serves or (learner.survival is not None and learner.survival.has_joined):
         return None
 
     def take_up() -> LoadedCheckpoint | None:
         comm = learner.comm
-        place = comm.together(lambda: checked_path("folder", folder))
+        place, _ = comm.together(lambda: (checked_path("folder", folder), mapping("facts", facts)))
         path = comm.together(lambda: _newest(place) if comm.rank == 0 else None)
         path = comm.allgather_object(path)[0]
         return None if path is None else load_checkpoint(learner, path, facts=facts)

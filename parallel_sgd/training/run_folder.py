@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..files import append_line, aside_of, content_of, reason, write_whole, writing
 from ..kernels import array_module
 from ..parameters import Parameters
-from ..validation import checked_path
+from ..validation import BOTH, checked_path, choice, mapping, shown
 from .documents import parsed
 from .folder_lock import LOCK, FolderLock
 
@@ -51,6 +51,9 @@ class RunFolder:
     Every file is there whole or not at all; metrics.jsonl grows line by line. Where one cannot be
     written (the disk is full, say) that is a UserError. The folder may be a link; what is written
     in it stays there: a link in the place of a file is replaced, or refused. Local.
+
+    Raises:
+        UserError: an argument is not as required.
     """
 
     def __init__(
@@ -64,8 +67,11 @@ class RunFolder:
         tensorboard: bool = False,
         standardization: Standardization | None = None,
     ) -> None:
-        self.path, self.options, self.resumed = checked_path("output", path), options, resumed
-        self.plot, self._config, self._tensorboard = plot, config, tensorboard
+        if not isinstance(config, str | None):
+            raise UserError(f"config={shown(config)} must be a text, or None")
+        self.path, self.options = checked_path("output", path), mapping("options", options)
+        self.resumed, self.plot = choice("resumed", resumed, BOTH), choice("plot", plot, BOTH)
+        self._config, self._tensorboard = config, choice("tensorboard", tensorboard, BOTH)
         self._standardization = standardization
         self._events: Any = None  #: TensorBoard's writer
         self._lock = FolderLock(WHAT, self.path)
@@ -116,7 +122,7 @@ class RunFolder:
             text = self._config
             self._write(CONFIG, lambda path: path.write_text(text))
         job = job_name()
-        self.write_json(OPTIONS, {**(self.options or {}), **({"job": job} if job else {})})
+        self.write_json(OPTIONS, {**self.options, **({"job": job} if job else {})})
         if self._tensorboard:
             writer = require_tensorboard()
             with writing(WHAT, self.path / TENSORBOARD):
@@ -247,7 +253,7 @@ def require_tensorboard() -> Any:
     except ImportError as error:
         raise UserError(
             f"tensorboard=True needs tensorboardX ({error}): "
-            "pip install 'parallel_sgd[tensorboard]'"
+            "pip install '.[tensorboard]' from the checkout"
         ) from error
 
 
@@ -277,5 +283,5 @@ def require_matplotlib() -> Any:
 def _without_matplotlib(why: object) -> UserError:
     return UserError(
         f"the loss curve needs matplotlib ({why}): "
-        "pip install 'parallel_sgd[train]', or leave it out with --no-plot"
+        "pip install '.[train]' from the checkout, or leave it out with --no-plot"
     )

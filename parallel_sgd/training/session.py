@@ -6,9 +6,8 @@ import itertools
 from dataclasses import dataclass
 
 from ..communication.attendance import BEGUN, OVER, note_work
-from ..errors import SharedError, SharedProblem, UserError
-from ..validation import kind_of
-from .learner import Learner
+from ..errors import SharedError, SharedProblem
+from .learner import require_learner
 from .preemption import Preemption
 from .progress import Progress
 from .session_options import SessionOptions
@@ -93,8 +92,7 @@ class TrainingSession(SessionOptions):
             Preempted: on all ranks, a SystemExit: they were asked to leave, and all state is saved
             (`parallel-sgd run --preempt-on`).
         """
-        if not isinstance(self.learner, Learner):
-            raise UserError(f"learner must be an open Learner: it is {kind_of(self.learner)}")
+        require_learner(self.learner)
         preemption = Preemption(self.learner, saves=self.checkpoints is not None)
         if self.learner.serves:
             self.learner.finish()

@@ -100,6 +100,7 @@ class SessionOptions:
             objective=objective_of(self.objective),
             minibatch_size=None if size is None else checked_minibatch_size(size),
             seed=checked_seed(self.seed),
+            progress_bar=choice("progress_bar", self.progress_bar, (True, False)),
             callbacks=tuple(callbacks),
             test=self._test(),
         )

@@ -18,7 +18,7 @@ from ..communication.launched import survives
 from ..errors import SharedError, UserError
 from ..files import require_writable, write_whole, writing
 from ..trace import MOST_EVENTS, Trace
-from ..validation import checked_path
+from ..validation import BOTH, checked_path, choice, instance
 from ..version import __version__
 
 
@@ -46,6 +46,8 @@ def traced(
     Collective. Cost: two comparisons of clocks, at the end one transfer of about 100 bytes an
     interval to rank 0, one rank after the other; in between, see `Trace`.
     """
+    instance("comm", comm, Communicator, "Communicator.world()")
+    choice("after_errors", after_errors, BOTH)
     file = comm.together(lambda: _writable(path, comm.rank == 0))
     begin = compare_clocks(comm)
     trace, before = Trace(), comm.trace

@@ -13,13 +13,13 @@ import numpy as np
 from ..communication.preemption import preempt_on
 from ..data.minibatches import size_after, told_size
 from ..errors import SMALLER_RATE, DivergedError, Preempted, SharedError, UserError
+from ..validation import one_number
 from .adjusting import Adjusting
 from .batches import Batch, pieces_of
 from .feeding import Feeding
 from .learner import Learner
 from .measuring import Measuring
 from .not_finite import NotFiniteAtWork
-from .objective import one_number
 from .preemption import Preemption
 from .progress import Progress, Standing
 from .run_output import Once, RunOutput, called
@@ -287,7 +287,7 @@ class TrainingRun:
         try:
             samples = self.feeding.samples_of(batch)
             pieces = pieces_of(batch, self.session.microbatch_size, samples)
-            loss = one_number(self.session.objective.backward(self.learner, pieces))
+            loss = one_number("loss", self.session.objective.backward(self.learner, pieces))
         except SharedError:
             raise
         except UserError as error:

@@ -107,9 +107,11 @@ OPTIMIZERS_REFUSED = {
 OPTIONS_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "reduction": ({"reduction": "max"}, r"reduction='max' must be"),
     "buffers": ({"buffers": "max"}, r"buffers='max' must be"),
+    "scaler": ({"scaler": "x"}, r"scaler='x' must be a torch.amp.GradScaler, or None"),
+    "minibatch_size": ({"minibatch_size": "x"}, r"minibatch_size='x' must be a whole number"),
     "clip_norm": ({"clip_norm": -1}, r"clip_norm=-1 must be"),
     "scaler and overlap": (
-        {"scaler": 1, "algorithm": psgd.DataParallelSGD(overlap=True)},
+        {"scaler": torch.amp.GradScaler("cpu"), "algorithm": psgd.DataParallelSGD(overlap=True)},
         r"overlap=True with a scaler",
     ),
     "servers' optimizer": (

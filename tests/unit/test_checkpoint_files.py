@@ -202,7 +202,7 @@ def test_the_newest_is_damaged(saved):
 
 def test_without_safetensors(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with pytest.raises(UserError, match=r"pip install 'parallel_sgd\[checkpoint\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[checkpoint\]'"):
         psgd.Checkpoints(tmp_path)
 
 

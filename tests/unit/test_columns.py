@@ -336,9 +336,7 @@ def test_files_that_are_none_are_refused(tmp_path, form, monkeypatch):
     with pytest.raises(UserError, match=rf"empty must hold files whose names end in \.{form}"):
         FORMATS[form](tmp_path / "empty")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(
-        UserError, match=r"files need pyarrow.*: pip install 'parallel-sgd\[arrow\]"
-    ):
+    with pytest.raises(UserError, match=r"files need pyarrow.*: pip install '\.\[arrow\]"):
         FORMATS[form](path)
 
 

@@ -345,5 +345,5 @@ def test_digits_are_scikit_learns_wherever_it_keeps_them(monkeypatch):
 
 def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
     monkeypatch.setattr(bundled, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'parallel-sgd\[train\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[train\]'"):
         data.digits()

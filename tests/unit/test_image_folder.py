@@ -222,5 +222,5 @@ def test_folders_that_hold_no_classes_are_refused(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=f"^{message}"):
             data.ImageFolder(tmp_path, **options)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(UserError, match=r"images need Pillow, .*: pip install 'parallel-sgd\[imag"):
+    with pytest.raises(UserError, match=r"images need Pillow, .*: pip install '\.\[imag"):
         data.ImageFolder(tmp_path)
