@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..files import write_whole
 from ..optimizers import OPTIMIZERS
 from ..parameters import Parameters
-from ..planning import Candidate, Job, candidates, recommend
+from ..planning import Candidate, Job, candidates, otherwise, recommend, title
 from ..planning.candidates import Servers
 from ..planning.figure import draw
 from ..training import require_matplotlib
@@ -53,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
     print(_table(every, job) + _servers(every, job))
     recommended = recommend(job)
     print(f"\n{recommended.reason}\ntrain.py {recommended.options}")
+    for how, other in otherwise(job, recommended.choice):
+        print(f"(If kernels were {how} as they were here just now: {title(other)}.)")
     if given.json is not None:
         text = json.dumps(_content(given, job), indent=2, allow_nan=False)
         write_whole("--json", given.json, lambda path: path.write_text(text + "\n"))
@@ -257,7 +259,9 @@ def _pyplot() -> Any:
     try:
         return require_matplotlib()
     except UserError as error:
-        raise UserError("--figure needs matplotlib: pip install 'parallel_sgd[train]'") from error
+        raise UserError(
+            "--figure needs matplotlib: pip install '.[train]' from the checkout"
+        ) from error
 
 
 def _samples_per_s(candidate: Candidate, job: Job) -> float:

@@ -87,6 +87,15 @@ class KernelSpeeds:
     decode: Mapping[float, float]
     decode_add: Mapping[float, float]
 
+    def times(self, factor: float) -> KernelSpeeds:
+        """The same kernels, so many times as fast. Local."""
+        return KernelSpeeds(
+            *(
+                {bits: factor * speed for bits, speed in speeds.items()}
+                for speeds in (self.encode, self.decode, self.decode_add)
+            )
+        )
+
 
 @dataclass(frozen=True)
 class ExchangeCost:

@@ -2,6 +2,15 @@
 
 from .candidates import Candidate, candidates
 from .job import Job, StepCost
-from .recommendation import Recommendation, recommend
+from .recommendation import Recommendation, otherwise, recommend, title
 
-__all__ = ["Candidate", "Job", "Recommendation", "StepCost", "candidates", "recommend"]
+__all__ = [
+    "Candidate",
+    "Job",
+    "Recommendation",
+    "StepCost",
+    "candidates",
+    "otherwise",
+    "recommend",
+    "title",
+]

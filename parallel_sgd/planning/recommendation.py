@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..algorithms import BlockMomentumSGD
 from ..costs import WORTH
@@ -12,13 +12,16 @@ from .job import Job
 
 FASTER = 1.25  #: times as fast must be what changes the result
 
+FEWEST_FROM_THE_START = 4
+"""Bits with which optimizers that have a momentum learn well from the first step on."""
+
 
 @dataclass(frozen=True)
 class Recommendation:
     """
     Attributes:
         choice: what to take.
-        options: of train.py.
+        options: of train.py; N in them is a quarter of all samples that are trained on.
         reason: two sentences: what for, and what to keep in mind.
     """
 
@@ -44,7 +47,7 @@ def recommend(job: Job) -> Recommendation:
             same,
             _options(same, job),
             f"{title(same)} keeps {efficiency:.0%} of the speed of {_nodes(job)}, as fast within "
-            f"5 % as any algorithm that trains as serial SGD does{rest}. {_about(same)} a "
+            f"5 % as any algorithm that trains as serial SGD does{rest}. {_about(same, job)} a "
             f"minibatch of {job.ranks * job.minibatch} samples wants a learning rate of its own.",
         )
     return Recommendation(
@@ -56,6 +59,17 @@ def recommend(job: Job) -> Recommendation:
         "0.77), with blocks of 4 bits as with 32, while signs are unstable there "
         "(docs/experiments.md).",
     )
+
+
+def otherwise(job: Job, chosen: Candidate) -> list[tuple[str, Candidate]]:
+    """What would be recommended if the kernels were faster or slower than they were measured, as
+    they are under load: how, and what, where it is something else. Local."""
+    found = []
+    for factor, how in ((0.5, "half as fast"), (2.0, "twice as fast")):
+        other = recommend(replace(job, speeds=job.speeds.times(factor))).choice
+        if other != chosen:
+            found.append((how, other))
+    return found
 
 
 def title(candidate: Candidate) -> str:
@@ -71,20 +85,28 @@ def _simplest_of_fastest(among: Sequence[Candidate], job: Job) -> Candidate:
 
 
 def _options(choice: Candidate, job: Job) -> str:
-    words = [choice.options, f"--gradient-bits {choice.bits}"]
+    bits = f"{choice.bits:g}"
+    if choice.bits < FEWEST_FROM_THE_START and job.optimizer_vectors:
+        bits = f"0:{FEWEST_FROM_THE_START},N:{bits}"
+    words = [choice.options, f"--gradient-bits {bits}"]
     buckets = choice.cost(job).buckets
     if buckets < job.bucket_counts[0]:
         words.append(f"--bucket-values {-(-job.parameters // buckets)}")
     return " ".join(word for word in words if word)
 
 
-def _about(same: Candidate) -> str:
+def _about(same: Candidate, job: Job) -> str:
     if same.bits == 32:
         return "Its result is that of serial SGD on larger minibatches, but"
-    return (
-        "With error feedback, which is on by default, 4 bits and more trained as well as 32, and "
-        "so did 1 bit after a first quarter in 4 (docs/experiments.md), and"
-    )
+    trained = "4 bits and more trained as well as 32"
+    if same.bits < FEWEST_FROM_THE_START:
+        when = " with plain SGD"
+        if job.optimizer_vectors:
+            when = (
+                f" after a first quarter in {FEWEST_FROM_THE_START}: N is a quarter of all samples"
+            )
+        trained = f"{same.bits:g} bit trained as well as 32{when}"
+    return f"With error feedback, which is on by default, {trained} (docs/experiments.md), and"
 
 
 def _nodes(job: Job) -> str:

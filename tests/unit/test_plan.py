@@ -17,7 +17,7 @@ from parallel_sgd.command_line.main import main
 from parallel_sgd.compression import auto_bits, registered_bits
 from parallel_sgd.costs import CARRIED, KernelSpeeds, Link, exchange_s
 from parallel_sgd.exchange import ExchangeOptions
-from parallel_sgd.planning import Job, candidates, recommend
+from parallel_sgd.planning import Job, candidates, otherwise, recommend
 from parallel_sgd.planning.candidates import Blocks, DataParallel, DoubleBuffered, Servers
 
 SPEEDS = KernelSpeeds(
@@ -188,6 +188,34 @@ def test_few_bits_where_they_are_enough():
     assert isinstance(advice.choice, DataParallel) and advice.choice.bits < 32
     assert "With error feedback" in advice.reason
     assert "; block momentum would keep 100%." in advice.reason
+
+
+ONE_BIT = replace(JOB, nodes=8, link=Link.ethernet(1e9, 1e-4), parameters=5_000_000, step_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "bits", "reason"),
+    [
+        (0, "1", "1 bit trained as well as 32 with plain SGD (docs"),
+        (1, "0:4,N:1", "1 bit trained as well as 32 after a first quarter in 4: N is a quarter of"),
+    ],
+)
+def test_one_bit_comes_after_a_quarter_in_four_where_the_optimizer_needs_it(vectors, bits, reason):
+    advice = recommend(replace(ONE_BIT, optimizer_vectors=vectors))
+    assert advice.choice == DataParallel(1)
+    assert advice.options == f"--gradient-bits {bits}" and reason in advice.reason
+    _, algorithm, _ = train.read(advice.options.replace("N", "1000").split())
+    assert algorithm.gradient_bits == ({0: 4, 1000: 1} if vectors else 1)
+
+
+def test_what_hangs_on_the_kernels_speed_is_said(capsys):
+    """Near a limit a machine under load gives another answer; far from it none does."""
+    assert otherwise(ONE_BIT, recommend(ONE_BIT).choice) == []
+    slow = replace(ONE_BIT, speeds=SPEEDS.times(0.05))
+    chosen = recommend(slow).choice
+    ((how, other),) = otherwise(slow, chosen)
+    assert how == "twice as fast"
+    assert other == recommend(replace(slow, speeds=SPEEDS.times(0.1))).choice != chosen
 
 
 def test_blocks_only_where_gradients_are_much_slower_and_with_what_they_cost():
