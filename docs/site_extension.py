@@ -59,7 +59,8 @@ def contents(root: Path) -> str:
             if pattern.startswith(".."):
                 found.append(pattern.removeprefix("../"))
                 continue
-            those = sorted(page for page in pages if page.relative_to(docs).match(pattern))
+            matching = {*docs.glob(f"{pattern}.md"), *docs.glob(f"{pattern}.rst")}
+            those = sorted(pages & {page.with_suffix("") for page in matching})
             pages -= set(those)
             found += [str(page.relative_to(root)) for page in those]
         groups[caption] = found

@@ -127,7 +127,9 @@ def plan_of(options: argparse.Namespace) -> algorithms.Plan | compression.Plan:
         if name not in studied:
             raise UserError(f"--task {name} must be one of this study's: {', '.join(studied)}")
         if name in compression.TORCH_STUDIED and find_spec("torch") is None:
-            raise UserError(f"--task {name} needs PyTorch: pip install 'parallel-sgd[torch]'")
+            raise UserError(
+                f"--task {name} needs PyTorch: pip install '.[torch]' from the checkout"
+            )
     quick = options.quick
     seeds = options.seeds or (3 if quick else 10)
     tuning_seeds = options.tuning_seeds or (1 if quick else None)

@@ -94,8 +94,8 @@ def bound_mpi(*, initialize: bool = False) -> dict[str, Any]:
     if not facts:
         lines = [line for line in complaint.splitlines() if line.strip()]
         raise UserError(
-            "mpi4py must find an MPI library (pip install 'parallel_sgd[mpich]', or load your "
-            f"system's): {lines[-1].strip() if lines else 'no answer'}"
+            "mpi4py must find an MPI library (pip install '.[mpich]' from the checkout, or load "
+            f"your system's): {lines[-1].strip() if lines else 'no answer'}"
         )
     return facts
 

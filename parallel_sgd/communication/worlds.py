@@ -20,11 +20,12 @@ def world(timeout_s: float, cuda_aware: bool) -> Communicator:
         if launched > 1:
             raise UserError(
                 f"{launcher_name()} started {launched} ranks, but mpi4py finds no MPI "
-                "library: install one beside it (pip install 'parallel_sgd[mpich]')"
+                "library: install one beside it (pip install '.[mpich]' from the checkout)"
             ) from error
         require_whole(1, "no MPI library")
         warnings.warn(
-            "mpi4py finds no MPI library (pip install 'parallel_sgd[mpich]'): training on one rank",
+            "mpi4py finds no MPI library (pip install '.[mpich]' from the checkout): training on "
+            "one rank",
             stacklevel=3,
         )
         return single()

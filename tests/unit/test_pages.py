@@ -7,9 +7,9 @@ docs/using.md.
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,11 +58,16 @@ def for_session(comm: psgd.Communicator) -> Names:
     return {**names, "train": data, "validation": data}
 
 
+def of_its_own(comm: psgd.Communicator) -> Names:
+    """What is a file."""
+    return {}
+
+
 def with_torch(comm: psgd.Communicator) -> Names:
     import torch
 
     names = for_session(comm)
-    return {**names, "test": names["validation"], "torch": torch, "math": math}
+    return {**names, "test": names["validation"], "torch": torch}
 
 
 def ran(names: Names) -> None:
@@ -132,7 +137,7 @@ PROGRAMS: dict[tuple[str, int], tuple[Callable[..., Names], Callable[[Names], No
     ("docs/training.md", 2): (with_torch, ran),
     ("docs/training.md", 3): (for_session, left_out),
     ("docs/training.md", 4): (for_session, kept),
-    ("docs/training.md", 5): (with_torch, makes),
+    ("docs/training.md", 5): (of_its_own, makes),
     ("docs/ranks_that_die.md", 0): (with_learner, trained),
     ("docs/ranks_that_die.md", 1): (with_learner, trained),
     ("docs/migration/cntk.md", 0): (for_session, lambda names: None),
@@ -209,3 +214,30 @@ def test_commands_have_these_options(page):
 def test_options_are_told_from_others():
     line = "srun --mpi=pmi2 parallel-sgd run -n 5 --servers=1 train.py --lr -1 : -n 4 -x A=B"
     assert options_of_ours(line) == {"-n", "--servers", "--lr"}
+
+
+def test_the_navigation_names_every_page_once(monkeypatch):
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    from site_extension import contents
+
+    named = re.findall(r"^(?!:)(\S+/\S+|CHANGELOG)$", contents(ROOT), re.MULTILINE)
+    assert len(named) == len(set(named)) > 30
+    captions = contents(ROOT).split(":caption: ")
+    (begin,) = (part for part in captions if part.startswith("Begin"))
+    assert "docs/data\n" in begin and "docs/api" not in begin
+
+
+def test_nobody_is_told_to_install_what_no_index_has():
+    """The project is installed from its checkout; nothing of that name is on an index."""
+    sources = [*ROOT.glob("parallel_sgd/**/*.py"), *ROOT.glob("kernels/**/*.py"), *PAGES]
+    for file in [*sources, *ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("*.py")]:
+        found = re.findall(r"install '?parallel[-_]sgd.*", file.read_text())
+        assert not found, f"{file}: {found[0]}"
+
+
+def test_the_extra_of_the_documentation_has_what_its_pages_import():
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    own = extras["optional-dependencies"]["docs"]
+    assert "parallel_sgd[torch]" in own and any(each.startswith("sphinx") for each in own)

