@@ -256,7 +256,7 @@ def test_bad_options_are_refused(make, monkeypatch):
         ("seed=-1 must be a whole number, at least 0", {"seed": -1}),
         ("dtype must be float32 or float64: 'int8'", {"dtype": "int8"}),
         ("dtype must be float32 or float64: 'no'", {"dtype": "no"}),
-        ("device must be 'cpu' or 'cuda': 'tpu'", {"device": "tpu"}),
+        ("device='tpu' must be 'cpu' or 'cuda'", {"device": "tpu"}),
         ("device 'cuda' needs CuPy, which cannot be imported", {"device": "cuda"}),
     ]:
         with pytest.raises(UserError, match=f"^{message}"):
