@@ -7,7 +7,7 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -168,7 +168,9 @@ class Target:
     """
 
     def __init__(self, name: str, names: Sequence[str] | None) -> None:
-        if isinstance(names, str) or not all(isinstance(one, str) for one in names or ()):
+        given = () if names is None else names
+        listed = isinstance(given, Iterable) and not isinstance(given, str)
+        if not listed or not all(isinstance(one, str) for one in given):
             raise UserError(f"names={shown(names)} must be a list of names of classes")
         self.name, self.names = name, None if names is None else tuple(names)
         self._places: dict[str, int] = {}  #: of each different cell among those that follow

@@ -144,6 +144,7 @@ def calls(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         np.save(folder / f"{name}.npy", array)
     (folder / "l.svm").write_text("1 1:0.5\n-1 2:1\n")
     (folder / "c.txt").write_text("|x 1 2 |y 1\n|x 1 3 |y 0\n")
+    (folder / "a.csv").write_text("x,y\n1,a\n2,b\n")
     (folder / "texts").mkdir()
     (folder / "texts" / "a.txt").write_text("hello world " * 500)
     npz, text, svm = folder / "a.npz", folder / "c.txt", folder / "l.svm"
@@ -312,6 +313,14 @@ def calls(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         ),
         "load_cntk_text": (data.load_cntk_text, cntk),
         "load_cntk_sequences": (data.load_cntk_sequences, cntk),
+        "load_csv": (
+            data.load_csv,
+            {
+                **{"path": folder / "a.csv", "x": None, "y": None, "names": None},
+                **{"delimiter": None, "header": None},
+            },
+        ),
+        "csv_parts": (data.csv_parts, {"folder": folder, "x": None, "y": None, "header": None}),
         "load_parquet": (data.load_parquet, {"path": folder}),
         "load_arrow": (data.load_arrow, {"path": folder}),
         "arrow_parts": (data.arrow_parts, {"folder": folder, **columns}),
@@ -389,11 +398,20 @@ def calls(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 NOT_CALLED = {
     # what users derive from, hold, or catch; protocols; what errors and readers are made of
     *("Algorithm", "Communicator", "Objective", "Optimizer", "Preempted", "Progress", "RanksLost"),
-    *("Trace", "UserError", "BaseSource", "CNTKSamples", "CNTKSequences", "Columns", "Dataset"),
+    *(
+        "Trace",
+        "CSVTable",
+        "UserError",
+        "BaseSource",
+        "CNTKSamples",
+        "CNTKSequences",
+        "Columns",
+        "Dataset",
+    ),
     *("CommunicatorView", "FeedView", "Format", "LearnerView", "LibSVM", "MinibatchSource"),
     *("Padded", "Sequences", "SparseRows", "Task", "ends", "with_next", "BinaryCrossEntropy"),
     *("Classifier", "CrossEntropy", "Loss", "Model", "Rows", "SquaredError", "use_gpu"),
-    *("HookState", "MinibatchSampler", "Standardization"),
+    *("CSVTable", "HookState", "MinibatchSampler", "Standardization"),
 }
 
 
@@ -401,6 +419,7 @@ FAIL = {
     # in a folder that has nothing for them, or without a bucket
     *("fashion_mnist", "cifar10", "cifar100", "CifarFile", "ImageFolder", "image_folders"),
     *("load_idx", "load_idx_pair", "load_parquet", "load_arrow", "arrow_parts", "parquet_parts"),
+    "csv_parts",
     *("torch.hook", "torch.init_process_group"),
 }
 """What is called in vain, with whatever arguments."""
