@@ -90,6 +90,10 @@ class Emitter:
     def __init__(self, context: Any, builder: Any) -> None:
         self.context, self.b = context, builder
 
+    def keep_apart(self) -> None:
+        """Let LLVM not put the function that this is in into others, whose registers it needs."""
+        self.b.function.attributes.add("noinline")
+
     def groups(self, n: Value, body: Callable[[Value, Value | None], None]) -> None:
         """Emit `body(first, None)` for every full group and `body(first, tail)` for the rest."""
         b = self.b

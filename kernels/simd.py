@@ -109,6 +109,7 @@ def encode_raw(
     e: Emitter, g: Value, r: Value, payload: Value, at: Value, byte: Value, n: Value
 ) -> None:
     """payload = v;  r = 0"""
+    e.keep_apart()
     place, zeros = e.place(payload, byte, I8), F32X32(None)
 
     def body(first: Value, tail: Value | None) -> None:
@@ -124,6 +125,7 @@ def _decode_raw(how: How) -> Any:
     def decode_raw(
         e: Emitter, payload: Value, out: Value, byte: Value, at: Value, n: Value
     ) -> None:
+        e.keep_apart()
         place = e.place(payload, byte, I8)
 
         def body(first: Value, tail: Value | None) -> None:
