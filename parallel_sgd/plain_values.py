@@ -29,8 +29,11 @@ import numpy as np
 from .errors import UserError
 from .validation import kind_of, shown
 
-DEEPEST = 100
+DEEPEST = 50
 """Levels of values within values: Python's own limit would depend on who calls."""
+
+LEVELS = 4 * DEEPEST
+"""Levels of a document: a value may be an object with a tag, and in it lists of pairs."""
 
 LONGEST_INTEGER = 64
 """Bits of an integer that is written in decimal digits. Python reads at most 4,300 digits."""
@@ -80,7 +83,7 @@ def to_json(name: str, value: Any) -> Any:
     Args:
         name: what errors call the value.
     Raises:
-        UserError: the value or a part of it is of another type, or nested more than 100 deep; the
+        UserError: the value or a part of it is of another type, or nested more than 50 deep; the
             error names the part.
     """
     return _to_json((None, name), value, DEEPEST)
@@ -92,7 +95,7 @@ def from_json(document: Any) -> Any:
     Raises:
         UserError: `to_json` makes no such document.
     """
-    return _from_json(document, DEEPEST)
+    return _from_json(document, LEVELS)
 
 
 def _to_json(place: Place, value: Any, depth: int) -> Any:
@@ -130,7 +133,7 @@ def _to_json(place: Place, value: Any, depth: int) -> Any:
             parts = plain.to_parts(value)
         except UserError as error:
             raise UserError(f"{_shown(place)}={shown(value)} {error}") from None
-        parts = _to_json(place, parts, depth - 1)
+        parts = _to_json(place, parts, depth)
     return {f"${plain.tag}": parts}
 
 
@@ -146,7 +149,7 @@ def _shown(place: Place) -> str:
 
 def _from_json(document: Any, depth: int) -> Any:
     if depth < 0:
-        raise UserError(f"is nested more than {DEEPEST} deep")
+        raise UserError(f"is nested more than {LEVELS} deep")
     if isinstance(document, list):
         return [_from_json(entry, depth - 1) for entry in document]
     if not isinstance(document, dict):
