@@ -12,6 +12,7 @@ import math
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -111,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
     vendor = bound_mpi()["vendor"]
     mpiexec = choose_mpiexec(vendor, request.mpiexec)
     seen = {TERMINAL: "1"} if terminals() and request.log_dir is None else {}
-    environ = {**os.environ, **seen, **job_variables(request, os.environ)}
+    environ = {**_home(), **os.environ, **seen, **job_variables(request, os.environ)}
     batch = None if request.hostfile else allocation(environ)
     hosts = Hosts(request.hostfile, batch, vendor, request.mpiexec_options, environ)
     cores, root = usable_cores(), os.geteuid() == 0
@@ -120,6 +121,12 @@ def main(argv: Sequence[str]) -> int:
         return plan(asked, mpiexec, environ, cores=cores, root=root)
 
     return Restarts(request, launch, hosts, environ).run()
+
+
+def _home() -> dict[str, str]:
+    """A home folder, for where the environment names none: Open MPI does not start without."""
+    home = os.path.expanduser("~")
+    return {"HOME": home if os.path.isabs(home) else tempfile.gettempdir()}
 
 
 def plan(

@@ -9,6 +9,7 @@ ranks find by the name of the job (`training.resuming`).
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 import zlib
@@ -34,6 +35,12 @@ SOON_S, IN_VAIN = 60.0, 3
 
 #: Before a restart: so long, and twice as long for each start in vain since the last that was not.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+
+#: What a signal says that has ended a rank.
+_BY_SIGNAL: Mapping[int, str] = {
+    signal.SIGBUS: "shared memory may be full (df /dev/shm; in a container: --shm-size)",
+    signal.SIGTERM: "somebody has ended that rank, or mpiexec, which ends all ranks by it",
+}
 
 TOO_FEW = "too few hosts answer"
 
@@ -138,6 +145,7 @@ class Restarts:
             if verdict.end is End.COMPLETE and self._judged and not stopped:
                 self._tell_of_doubt(code, verdict)
             gone = None if request.survive else roll.gone_without_a_word()
+            gone = gone and gone + why_by_code(code)
             if end.killed and verdict.end is End.LOST:  # what the ranks died of, too
                 verdict, gone = replace(verdict, why=end.killed), end.killed
             seconds = time.monotonic() - began
@@ -242,6 +250,13 @@ class Restarts:
         assert self._deadline is not None
         tell(f"parallel-sgd: error: {self._deadline.told}")
         return TIMED_OUT
+
+
+def why_by_code(code: int) -> str:
+    """What mpiexec's exit code adds to a line on a rank that was gone without a word."""
+    number = code - 128 if code > 128 else code  # Open MPI's, and MPICH's
+    known = _BY_SIGNAL.get(number)
+    return f". Exit code {code} is that of {signal.Signals(number).name}: {known}" if known else ""
 
 
 def job_variables(request: Request, environ: Mapping[str, str]) -> dict[str, str]:

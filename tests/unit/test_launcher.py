@@ -1,5 +1,6 @@
 """`parallel-sgd run`: the command and environment it makes of a request, and what it refuses."""
 
+import os
 import re
 import shlex
 import sys
@@ -427,3 +428,10 @@ def test_a_child_of_a_rank_starts_no_ranks(
         said = capsys.readouterr().err
         assert "run must not be started by a rank: process 17 is rank 1 of 2, started by" in said
         assert said.count("\n") == 1
+
+
+def test_a_home_folder_where_the_environment_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    assert os.path.isabs(launcher._home()["HOME"])
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # nor has the user one
+    assert os.path.isdir(launcher._home()["HOME"])

@@ -469,3 +469,16 @@ def test_signals_go_to_ranks_with_the_one_that_mpiexec_passes_on(tmp_path):
     added = plan(request, MPICH, {}, cores=2, root=False).environ
     assert added["PARALLEL_SGD_PREEMPT_ON"] == "SIGUSR2,SIGTERM,SIGUSR1"
     assert added["PARALLEL_SGD_REQUEUE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        *((code, "SIGBUS: shared memory may be full") for code in (7, 135)),
+        *((code, "SIGTERM: somebody has ended that rank, or mpiexec") for code in (15, 143)),
+        *((code, "") for code in (0, 1, 9, 137, 255)),
+    ],
+)
+def test_what_an_exit_code_says_of_a_rank_that_is_gone(code, said):
+    told = restarts.why_by_code(code)
+    assert said in told and bool(told) == bool(said)
