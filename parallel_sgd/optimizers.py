@@ -52,11 +52,12 @@ class OptimizerState(Component):
 
         Local. Cost: one pass over the vectors.
         """
-        copies = dict(room.get("buffers", {}))
+        earlier, copies = room.get("buffers", {}), dict[str, Array]()
         for name, vector in self.buffers.items():
-            if name not in copies:
+            if name not in earlier:
                 copies[name] = vector.copy()
             else:
+                copies[name] = earlier[name]
                 copies[name][...] = vector
         return {"buffers": copies, "steps": self.steps}
 

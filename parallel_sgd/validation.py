@@ -34,6 +34,9 @@ PATH = re.compile(r"""\b(?:Pure)?(?:Posix|Windows)Path\(('[^']*'|"[^"]*")\)""")
 
 BOTH = (True, False)  #: what a switch may be
 
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""In what Python shows of functions and objects: another address in every process."""
+
 NUMBERS = "biuf"  #: kinds of dtypes that hold plain real numbers
 
 
@@ -268,12 +271,13 @@ def set_validated(options: object, **values: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value as errors show it: in one line, not too long."""
+    """A value as errors show it: in one line, not too long, and the same on all ranks."""
     plain = isinstance(value, Real) and not isinstance(value, bool)
     try:
         text = " ".join((str(value) if plain else with_plain_paths(repr(value))).split())
     except ValueError:  # Python writes no more than some thousand digits
         text = f"<{kind_of(value)}, too long to show>"
+    text = ADDRESS.sub("", text)
     return text if len(text) <= 100 else text[:97] + "..."
 
 

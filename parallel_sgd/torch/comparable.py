@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-import re
 import types
 from typing import Any
 
 import torch
 
+from ..validation import ADDRESS
 from .arrays import checksum_of
-
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""In what Python shows of functions and objects: another address in every process."""
 
 FEW = 16  #: values of a tensor that a text shows
 
