@@ -214,7 +214,7 @@ def _checkpoint(folder: Path, make: Give = _learner) -> None:
             if make is _torch_learner:
                 _torch_step(learner)
                 continue
-            learner.gradient.flat[:] = np.sin(step + np.arange(13))
+            learner.gradient.flat[:] = np.sin(step + learner.comm.rank + np.arange(13))
             learner.step(samples=2)
         with psgd.Checkpoints(folder) as checkpoints:
             checkpoints.save(learner, extra={"note": [1, 2.5]})

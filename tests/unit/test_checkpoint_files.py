@@ -36,7 +36,7 @@ def learner_of() -> Learner:
 
 def train(learner: Learner, steps: int) -> Learner:
     for _ in range(steps):
-        learner.gradient.flat[:] = np.sin(learner.samples + np.arange(6))
+        learner.gradient.flat[:] = np.sin(learner.samples + learner.comm.rank + np.arange(6))
         learner.step(samples=2)
     return learner
 

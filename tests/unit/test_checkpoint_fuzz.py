@@ -79,10 +79,12 @@ def train(learner: Any, steps: int) -> None:
         if hasattr(learner, "model"):
             import torch
 
-            learner.scaled(learner.model(torch.ones(2, 3) * step).sum()).backward()
+            learner.scaled(
+                learner.model(torch.ones(2, 3) * (step + learner.comm.rank)).sum()
+            ).backward()
             learner.step(samples=2)
             continue
-        learner.gradient.flat[:] = np.sin(step + np.arange(13))
+        learner.gradient.flat[:] = np.sin(step + learner.comm.rank + np.arange(13))
         learner.step(samples=2)
         for table in learner.tables.values():
             table.push(np.arange(3), np.ones((3, 2), np.float32), samples=1)
