@@ -64,7 +64,8 @@ def namespaces_left(pid: int) -> list[str]:
 def _files_of_mpiexec() -> set[str]:
     """Those that no process uses: of a job that has ended."""
     place, pattern = OF_MPIEXEC
-    return {str(path) for path in {*place.glob(pattern)} - in_use()}
+    found = {*place.glob(pattern)}
+    return {str(path) for path in found - in_use(found)}
 
 
 def _names(place: Path) -> set[str]:

@@ -342,7 +342,7 @@ def test_what_a_rank_uses_that_ends_meanwhile_is_removed(monkeypatch):
         memory = Path("/dev/shm", f"mpich_shm_ends_{Path(roll.environ[FOLDER]).name}")
         memory.write_bytes(bytes(9))
         uses = iter([{memory}])
-        monkeypatch.setattr(leftovers, "in_use", lambda: next(uses, set()))
+        monkeypatch.setattr(leftovers, "in_use", lambda paths: next(uses, set()))
     assert not memory.exists()
 
 
@@ -392,3 +392,24 @@ def test_signals_to_ranks_and_no_rank_outlives_its_job(ranks):
         ranks[1].send_signal(signal.SIGSTOP)
     assert [ranks[rank].wait() for rank in (1, 2)] == [-signal.SIGKILL] * 2
     assert ranks[3].poll() is None
+
+
+@pytest.mark.parametrize("leases", [True, False])
+def test_what_is_mapped_or_open_is_in_use(monkeypatch, leases):
+    """Also where the file system has no leases, by what all processes have."""
+    path = Path(f"/dev/shm/mpich_shm_of_test_{os.getpid()}")
+    path.write_bytes(bytes(4096))
+    if not leases:
+        monkeypatch.setattr(leftovers, "_can_be_leased", lambda path: None)
+    try:
+        assert leftovers.in_use({path, path.with_name("none")}) == set()
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096) as mapped:
+            assert leftovers.in_use({path}) == {path}
+            file.close()
+            assert leftovers.in_use({path}) == {path} and mapped[0] == 0
+        assert leftovers.in_use({path}) == set()
+        if leases:
+            monkeypatch.setattr(leftovers, "_mapped", pytest.fail)  # nobody else is asked
+            assert leftovers.in_use({path}) == set()
+    finally:
+        path.unlink()
