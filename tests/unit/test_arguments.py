@@ -302,6 +302,7 @@ def calls(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "load_train_test": (data.load_train_test, {"path": npz, "test": 0.3, "seed": 0}),
         "load_npy": (data.load_npy, {"path": folder / "x.npy", "labels": folder / "y.npy"}),
         "load_npz": (data.load_npz, {"path": npz}),
+        "npz_parts": (data.npz_parts, {"path": npz}),
         "load_idx": (data.load_idx, {"path": folder}),
         "load_idx_pair": (data.load_idx_pair, {"path": npz, "labels": npz}),
         "load_libsvm": (
@@ -419,7 +420,7 @@ FAIL = {
     # in a folder that has nothing for them, or without a bucket
     *("fashion_mnist", "cifar10", "cifar100", "CifarFile", "ImageFolder", "image_folders"),
     *("load_idx", "load_idx_pair", "load_parquet", "load_arrow", "arrow_parts", "parquet_parts"),
-    "csv_parts",
+    *("csv_parts", "npz_parts"),
     *("torch.hook", "torch.init_process_group"),
 }
 """What is called in vain, with whatever arguments."""
