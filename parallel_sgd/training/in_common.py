@@ -61,6 +61,7 @@ class InCommon:
 
     Attributes:
         compares: whether models are compared, too.
+        marks: whether gradients are.
         note, notes, mark, marks_equal: see `communication.InCommon`.
 
     Local. Cost: about a microsecond, and a pass over the model where it is compared.
@@ -77,7 +78,7 @@ class InCommon:
     ) -> None:
         self._number, self._at_work, self._every = number, at_work, every
         self._local_step, self._announced = local_step, announced
-        self.compares = every > 0
+        self.compares, self.marks = every > 0, True
         self.note = self.notes = self.mark = 0
         self.marks_equal = False
         self._own_mark, self._looks, self._same = own_mark, 0, 0
@@ -111,7 +112,7 @@ class InCommon:
             self._steps, self._checksums = 0, {}
             return sign
         self._steps += steps
-        self.mark = self._mark() if self._call == STEP else 0
+        self.mark = self._mark() if self.marks and self._call == STEP else 0
         due = self._steps >= self._every or self._call >= MEET
         self._checksums = self._compare() if due and self.compares else {}
         for fact in (self._announced.given, self._announced.clock, *self._checksums.values()):

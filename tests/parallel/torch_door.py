@@ -11,6 +11,7 @@ from torch import nn
 import parallel_sgd as psgd
 from parallel_sgd import Algorithm, Communicator, Parameters
 from parallel_sgd.optimizers import Optimizer
+from parallel_sgd.torch.optimizer import TorchStep
 
 
 class AsModule(nn.Module):
@@ -37,15 +38,17 @@ class ThroughTorch(psgd.torch.Learner):
         comm: Communicator,
         **options: Any,
     ) -> None:
-        assert isinstance(optimizer, psgd.SGD) and isinstance(optimizer.lr, float)
-        self.suites = parameters
+        assert isinstance(optimizer, psgd.SGD) and optimizer.lr is not None
+        self.suites, self.rule = parameters, optimizer
         model = AsModule(parameters)
         own = optimizer
         if not algorithm.optimizer_on_servers:
-            own = torch.optim.SGD(model.parameters(), lr=optimizer.lr)
+            own = torch.optim.SGD(model.parameters(), lr=optimizer.rate_after(0))
         super().__init__(model, own, algorithm, comm, **options)
 
     def step(self, samples: int) -> int:
+        if isinstance(self.local_step, TorchStep):  # as a scheduler sets it
+            self.local_step.state.optimizer.param_groups[0]["lr"] = self.rule.rate_after(self.samples)
         if samples:
             mean = self.gradient.like()
             mean.flat[...] = self.gradient.flat / np.asarray(samples, self.gradient.dtype)
