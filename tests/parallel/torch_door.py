@@ -48,7 +48,8 @@ class ThroughTorch(psgd.torch.Learner):
 
     def step(self, samples: int) -> int:
         if isinstance(self.local_step, TorchStep):  # as a scheduler sets it
-            self.local_step.state.optimizer.param_groups[0]["lr"] = self.rule.rate_after(self.samples)
+            (group,) = self.local_step.state.optimizer.param_groups
+            group["lr"] = self.rule.rate_after(self.samples)
         if samples:
             mean = self.gradient.like()
             mean.flat[...] = self.gradient.flat / np.asarray(samples, self.gradient.dtype)
