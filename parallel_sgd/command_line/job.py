@@ -121,7 +121,10 @@ def run_job(
     except OSError as error:
         raise UserError(f"mpiexec must be a program that runs: {command[0]!r} ({error})") from None
     try:
-        return _until_it_ends(job, deadline, roll, signals)
+        end = _until_it_ends(job, deadline, roll, signals)
+        if roll is not None:
+            roll.print_errors()
+        return end
     except BaseException:  # an error of ours: nothing is to be left behind
         _end(job, signal.SIGTERM)
         raise

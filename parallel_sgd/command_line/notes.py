@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..communication.attendance import PROCESS, WORDS
+from ..communication.attendance import ERROR, PROCESS, SHARED_ERROR, WORDS
 
 _READS_BYTES = 1 << 16
 
@@ -51,6 +51,7 @@ class Notes:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(self._directory, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self._told: dict[tuple[int, str], Note] = {}  # by pipes
+        self._errors: list[Note] = []  # by pipes, since `errors`
         self._begun: dict[int, bytes] = {}  # the beginning of a line, by the pipe
 
     def take_in(self, pipes: Mapping[int, int]) -> None:
@@ -72,10 +73,18 @@ class Notes:
 
     def _note(self, rank: int, line: bytes) -> None:
         time_s, what, text = json.loads(line)
+        if what.endswith((f".{ERROR}", f".{SHARED_ERROR}")):
+            self._errors.append(Note(rank, what, time_s, text))
+            return
         if what in WORDS:  # which takes the place of another one: the rank knows which one holds
             for word in WORDS:
                 self._told.pop((rank, word), None)
         self._told[rank, what] = Note(rank, what, time_s, text)
+
+    def errors(self) -> list[Note]:
+        """Those that ranks have handed over since the last call."""
+        errors, self._errors = self._errors, []
+        return errors
 
     def of(self, *kinds: str) -> list[Note]:
         """All of these kinds, but `PROCESS`, the oldest first."""

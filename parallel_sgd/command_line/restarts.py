@@ -42,6 +42,9 @@ _BY_SIGNAL: Mapping[int, str] = {
     signal.SIGTERM: "somebody has ended that rank, or mpiexec, which ends all ranks by it",
 }
 
+#: Options of Open MPI's mpiexec and of MPICH's by which what ranks print goes to files.
+_OUTPUT_OPTIONS = ("--output", "errfile-pattern")
+
 TOO_FEW = "too few hosts answer"
 
 _LOOKS_EVERY_S = 0.05
@@ -135,8 +138,8 @@ class Restarts:
         assert request.ranks is not None
         shared = Path.cwd() if self._judged and self._hosts.elsewhere else None
         training = request.ranks - (request.spares or 0) if request.survive else None
-        here = not self._hosts.elsewhere
-        with Roll(request.ranks, shared, training=training, here=here) as roll:
+        here, prints = not self._hosts.elsewhere, not _keeps_output_apart(request)
+        with Roll(request.ranks, shared, training=training, here=here, prints=prints) as roll:
             environ = {**self._environ, **launch.environ, **roll.environ}
             nothing = subprocess.DEVNULL  # mpiexec would read, or stop for, what is the user's
             end = run_job(launch.command, environ, self._deadline, roll, signals, stdin=nothing)
@@ -250,6 +253,12 @@ class Restarts:
         assert self._deadline is not None
         tell(f"parallel-sgd: error: {self._deadline.told}")
         return TIMED_OUT
+
+
+def _keeps_output_apart(request: Request) -> bool:
+    """Whether what ranks print goes to files of their own, to which their errors belong."""
+    given = " ".join(request.mpiexec_options)
+    return request.log_dir is not None or any(words in given for words in _OUTPUT_OPTIONS)
 
 
 def why_by_code(code: int) -> str:

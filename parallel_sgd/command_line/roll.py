@@ -27,10 +27,11 @@ from ..communication.attendance import (
 )
 from ..communication.board import FILE, SHOW_STACKS, SHOWN_S, Board, Conduct, is_running, make_board
 from ..communication.communicator import TIMEOUT_S
-from ..communication.launched import FOLDER
+from ..communication.launched import ERRORS, FOLDER
 from ..communication.phrases import in_words
 from .leftovers import MPIEXEC, locked_folder, remove, remove_leftovers
 from .notes import Note, Notes
+from .rank_errors import RankErrors
 from .start import Start
 
 #: How many descriptors the launcher needs besides one for each rank.
@@ -63,6 +64,7 @@ class Roll:
         training: so many of them, the first ones, train, and survive each other once they have made
             a learner; None: the job ends with the first one that dies.
         here: whether it is known that all of them are on this host.
+        prints: whether to print their errors: once what several ranks say.
 
     Where some of them are on other hosts nobody is named: a rank there may have ended the job.
     """
@@ -74,8 +76,10 @@ class Roll:
         *,
         training: int | None = None,
         here: bool = False,
+        prints: bool = False,
     ) -> None:
         self.ranks, self._shared, self._training, self._here = ranks, shared, training, here
+        self._prints, self._errors = prints, RankErrors(ranks)
         self._start: Start | None = None
         self._pipes: dict[int, int] = {}  # ranks, by the descriptor of their pipe
         self._gone: list[int] = []  # in that order
@@ -94,6 +98,8 @@ class Roll:
         if self._training is not None:
             self._start = Start(self._notes, self.ranks, self._training, here=here)
         self.environ = {FOLDER: str(self._folder)}  #: for the ranks
+        if self._prints:
+            self.environ[ERRORS] = "1"
         self._ends = select.epoll()
         if self.ranks + _SPARE <= os.sysconf("SC_OPEN_MAX"):
             self._watch()
@@ -129,6 +135,7 @@ class Roll:
         since_s, self._polled_s = self._polled_s, time.time()
         closed = [self._pipes[pipe] for pipe, _ in self._ends.poll(0, self.ranks)]
         self._notes.take_in(self._pipes)  # also what those have said before
+        self._errors.take(self._notes.errors())
         gone = [rank for rank in closed if not self._lives_on(rank)]
         if not gone:
             return
@@ -140,6 +147,11 @@ class Roll:
         silent = [rank for rank in gone if rank not in said]
         if silent and self._killed is None and not self._may_be_a_consequence():
             self._killed = silent[0]
+
+    def print_errors(self) -> None:
+        """Print what errors of the ranks are left. To be called when the job has ended."""
+        self.look()
+        self._errors.print_rest()
 
     def _lives_on(self, rank: int) -> bool:
         """Whether the process of a rank that has closed its pipe is still there: it has replaced
@@ -320,6 +332,7 @@ class Roll:
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._end_the_rest()
+        self.print_errors()
         self._ends.close()
         self._close_pipes()
         self._notes.close()

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from ..errors import RanksLost, SharedError, SharedLoss, UserError, WaitedInVain
 from ..validation import line_of
-from .attendance import FAILED, LOST, sign_off
+from .attendance import FAILED, LOST, hand_over, sign_off
 from .board import own
 from .launched import is_hydra, launched_rank, launched_size, srun_step
 from .rank_process import claim, is_rank
@@ -171,21 +171,21 @@ def report(error: BaseException) -> int:
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in SCAFFOLD:
         frames = frames.tb_next
-    line = user_line(error)
+    line, shared = user_line(error), isinstance(error, SharedError)
     if isinstance(error, KeyboardInterrupt):
         places = traceback.extract_tb(frames)[-1:]
         where = [f" in {place.name}, {place.filename}:{place.lineno}" for place in places]
-        print_labelled("".join(["interrupted", *where]))
+        print_error("".join(["interrupted", *where]))
         return INTERRUPTED
     if line is not None:
-        print_labelled(f"{line}{users_line(traceback.extract_tb(frames))}")
+        print_error(f"{line}{users_line(traceback.extract_tb(frames))}", shared=shared)
     elif dead is not None:
-        print_labelled(
+        print_error(
             f"parallel-sgd: error: {dead} has died, and the others cannot go on with what needs "
             "all of them"
         )
     else:
-        print_labelled("".join(traceback.format_exception(type(error), error, frames)))
+        print_error("".join(traceback.format_exception(type(error), error, frames)))
     return 1
 
 
@@ -244,6 +244,17 @@ def dead_rank_errors(mpi: Any) -> set[int]:
     """The error classes of MPIs whose ranks survive the death of others (ULFM)."""
     names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
     return {getattr(mpi, name) for name in names if hasattr(mpi, name)}
+
+
+def print_error(text: str, *, shared: bool = False) -> None:
+    """Have the launcher print the lines of an error, once for all ranks that say the same; print
+    them here where it does not.
+
+    Args:
+        shared: whether all ranks raise it, because they have agreed to.
+    """
+    if not hand_over(text, shared=shared):
+        print_labelled(text)
 
 
 def print_labelled(text: str) -> None:

@@ -14,12 +14,13 @@ import json
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
 
 from .board import FILE, own
-from .launched import FOLDER, launched_rank, survives
+from .launched import ERRORS, FOLDER, launched_rank, survives
 from .mourner import Mourner
 from .rank_process import close_in_children, is_rank
 from .stderr import tell
@@ -40,6 +41,10 @@ BEGUN, OVER = "begun", "over"
 """Of a piece of work of all ranks that one of them brings to its end, a training session:
 with its number, that it has begun, and that it is over (well, or by an error that was told)."""
 
+ERROR, SHARED_ERROR = "error", "shared"
+"""Of an error that the launcher prints, with a number before it: one rank's, or one that all ranks
+have agreed to raise."""
+
 LEFT, FAILED, LOST, PREEMPTED = WORDS = "left", "failed", "lost", "preempted"
 """Why a rank has ended: its program is at its end; it has said what is wrong; it
 waits in vain for another rank, which is silent or dead; all ranks have saved their state, as they
@@ -54,6 +59,7 @@ _LEAST_S = 60.0
 
 _signed_on: int | None = None  # this process, and no child of it
 _pipe: int | None = None  # to a launcher on this host
+_errors = 0  # that this rank has handed over
 _word: str | None = None  # of `WORDS`, that this rank has told
 _mourner: Mourner | None = None  # where one is needed
 
@@ -149,6 +155,27 @@ def note_work(number: int, what: str) -> None:
     _tell(f"{number}.{what}")
 
 
+def hand_over(text: str, *, shared: bool = False) -> bool:
+    """Leave an error to the launcher, which prints once what several ranks say.
+
+    Args:
+        text: its lines.
+        shared: whether all ranks raise it, because they have agreed to.
+
+    Returns:
+        Whether the launcher has it. Else this rank is to print it: no launcher on this host prints
+        errors, the program has put another stream in the place of standard error, or the text is
+        too long.
+
+    Local. Waits for nobody.
+    """
+    global _errors
+    if os.environ.get(ERRORS) != "1" or sys.stderr is not sys.__stderr__:
+        return False
+    _errors += 1
+    return _write(f"{_errors}.{SHARED_ERROR if shared else ERROR}", text)
+
+
 def place_of(suffix: str, *, of_rank: bool = True) -> Path | None:
     """A file of this rank's, or of all; None where no launcher wants to know of it."""
     folder, rank = os.environ.get(FOLDER), launched_rank()
@@ -159,13 +186,8 @@ def place_of(suffix: str, *, of_rank: bool = True) -> Path | None:
 
 def _tell(what: str, text: str = "") -> None:
     """By the pipe, which needs nothing of a disk; else by a file."""
-    if _signed_on != os.getpid():
+    if _signed_on != os.getpid() or _write(what, text):
         return
-    line = json.dumps([time.time(), what, text]).encode() + b"\n"
-    if _pipe is not None and len(line) <= select.PIPE_BUF:  # whole, or not at all
-        with contextlib.suppress(OSError):  # it is full, of a launcher that is stopped; or closed
-            os.write(_pipe, line)
-            return
     place = place_of(what)
     if place is None:  # the launcher sees that, too
         return
@@ -174,3 +196,13 @@ def _tell(what: str, text: str = "") -> None:
     except OSError as error:
         rank = launched_rank()
         tell(f"[rank {rank}] parallel_sgd: the launcher could not be told {what!r}: {error}")
+
+
+def _write(what: str, text: str) -> bool:
+    """Write into the pipe of this rank, whole or not at all; whether that was possible."""
+    line = json.dumps([time.time(), what, text]).encode() + b"\n"
+    if _signed_on == os.getpid() and _pipe is not None and len(line) <= select.PIPE_BUF:
+        with contextlib.suppress(OSError):  # it is full, of a launcher that is stopped; or closed
+            os.write(_pipe, line)
+            return True
+    return False

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..errors import Preempted, SharedError, UserError
 from ..starting import started
-from .abort import end_job, has_others, mpi_is_down, mpi_that_is_up, print_labelled, report
+from .abort import end_job, has_others, mpi_is_down, mpi_that_is_up, print_error, report
 from .attendance import PREEMPTED, sign_off
 from .communicator import LONGEST_S
 
@@ -17,7 +17,8 @@ def abort_on_error() -> Iterator[None]:
     """Run an entry point: whatever ends it other than success ends the job on every rank.
 
     What the user can mend (a UserError, a full disk) prints one line, any other exception its
-    traceback, each line led by ``[rank k]``; `sys.exit` with a code other than 0 keeps its code.
+    traceback, each line led by ``[rank k]``, and once for all ranks that say the same where the
+    launcher prints it; `sys.exit` with a code other than 0 keeps its code.
     `Preempted`, which all ranks raise, ends each of them as its program's end would; a program that
     catches it, and goes on, has not left.
     The rank then waits until the others have printed a SharedError, or else `abort.GRACE_S`, in
@@ -40,11 +41,9 @@ def abort_on_error() -> Iterator[None]:
             _join_others()
             raise
         if isinstance(error.code, str):
-            print_labelled(error.code)
+            print_error(error.code)
         elif has_others():
-            print_labelled(
-                f"parallel-sgd: error: sys.exit({code}) on this rank ends the job on all"
-            )
+            print_error(f"parallel-sgd: error: sys.exit({code}) on this rank ends the job on all")
         end_job(code)
     except BaseException as error:
         end_job(report(error), shared=isinstance(error, SharedError))

@@ -52,6 +52,9 @@ SPARES = "PARALLEL_SGD_SPARES"
 #: Set by `parallel-sgd run`: where ranks on its host sign on and off.
 FOLDER = "PARALLEL_SGD_FOLDER"
 
+#: Set to 1 by `parallel-sgd run` where it prints the errors of its ranks: see `attendance`.
+ERRORS = "PARALLEL_SGD_ERRORS"
+
 #: Set by each rank for the processes that it starts: see `rank_process`.
 RANK_PROCESS = "PARALLEL_SGD_RANK_PROCESS"
 
@@ -117,7 +120,7 @@ _LAUNCHER_PREFIXES = (
 )
 _LAUNCHER_NAMES = (
     *("MPI_LOCALNRANKS", "MPI_LOCALRANKID", REQUESTED_RANKS, SERVERS, SURVIVE, SPARES, FOLDER),
-    *(ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, TERMINAL, WAIT_TIMEOUT_S),
+    *(ERRORS, ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, TERMINAL, WAIT_TIMEOUT_S),
     *(JOB, RESTART, PREEMPT_ON, REQUEUE, RANK_PROCESS),
 )
 

@@ -14,6 +14,18 @@ def in_words(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
+def in_brief(ranks: Sequence[int]) -> str:
+    """ "rank 3", or "ranks 0 to 3, 5, 6": in ascending order, with three or more in a row as two"""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
+
+
 def different_values(name: str, values: Sequence[str], ranks: Sequence[int]) -> str | None:
     """That ranks have different values of what must be the same; None where they have not.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -165,6 +166,18 @@ for number, texts in enumerate(json.loads(Path("programs.json").read_text())):
     comm.barrier()
 Path(f"ends-{comm.rank}.json").write_text(json.dumps(ends))
 """
+
+
+def by_ranks(output: str) -> list[tuple[int | None, str]]:
+    """The lines of an output, each with the rank that says it, and once for each rank where the
+    launcher has printed it for several; None: that is no rank's."""
+    lines: list[tuple[int | None, str]] = []
+    for line in output.splitlines():
+        label, text = re.match(r"(?:\[ranks? ([\d, to]+)\] )?(.*)", line).groups()
+        parts = [list(map(int, part.split(" to "))) for part in (label or "").split(", ") if part]
+        ranks = [rank for part in parts for rank in range(part[0], part[-1] + 1)]
+        lines += [(rank, text) for rank in ranks or [None]]
+    return lines
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from jobs import (
     PARALLEL_SGD,
     SECONDS,
     End,
+    by_ranks,
     executed,
     programs,
     started,
@@ -240,10 +241,11 @@ TELLING = (
 def essential(output: str, folder: Path) -> tuple[str, str]:
     """The line that tells why it ended, and the ranks that print it."""
     output = re.sub(r"(noticed that .* exited on)\n", r"\1 ", output)  # one sentence, two lines
-    lines = [re.match(r"(?:\[rank (\d+)\] )?(.*)", line) for line in output.splitlines()]
-    told = [(match[1], usual(match[2], folder)) for match in lines if match]
+    told = [(rank, usual(text, folder)) for rank, text in by_ranks(output)]
     for telling in TELLING:
-        fitting = sorted({(k or "", text) for k, text in told if re.search(telling, text)})
+        fitting = sorted(
+            {("" if k is None else str(k), text) for k, text in told if re.search(telling, text)}
+        )
         if fitting:
             text = fitting[0][1]
             ranks = [k or "mpiexec" for k, other in fitting if other == text]

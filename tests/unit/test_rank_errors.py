@@ -1,0 +1,112 @@
+"""The launcher prints errors of ranks: once what several say, and none is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from parallel_sgd.command_line import rank_errors
+from parallel_sgd.command_line.restarts import _keeps_output_apart
+from parallel_sgd.command_line.roll import Roll
+from parallel_sgd.command_line.run_options import parse
+from parallel_sgd.communication.phrases import in_brief
+
+RANKS = 3
+
+#: A rank that fails, and is killed before it can do anything else.
+FAILS = """
+import os, signal, sys
+from parallel_sgd.communication.attendance import sign_on
+from parallel_sgd.communication.abort import report
+from parallel_sgd.errors import SharedError, UserError
+sign_on()
+kind, text = sys.argv[1:]
+report((SharedError if kind == "shared" else UserError)(text))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def fails(roll: Roll, rank: int, text: str, kind: str = "own", **environ: str) -> str:
+    """What a rank prints by itself of an error."""
+    variables = {"PMI_SIZE": str(RANKS), "PMI_RANK": str(rank), **environ}
+    command = [sys.executable, "-c", FAILS, kind, text]
+    environment = {**os.environ, **roll.environ, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return done.stderr
+
+
+def test_an_error_of_all_ranks_is_printed_once_when_the_last_one_has_come(capsys):
+    with Roll(RANKS, prints=True) as roll:
+        for rank in (2, 0, 1):
+            roll.look()
+            assert capsys.readouterr().err == ""
+            assert fails(roll, rank, "no data\nin 'x.npz'", "shared") == ""
+        roll.look()
+        said = capsys.readouterr().err
+        lines = ["parallel-sgd: error: no data", "in 'x.npz'"]
+        assert said.splitlines() == [f"[ranks 0 to 2] {line}" for line in lines]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("own", "_ALONE_S"), ("shared", "_SHARED_S")])
+def test_no_rank_waits_for_others_and_late_ones_are_named_too(monkeypatch, capsys, kind, limit):
+    with Roll(RANKS, prints=True) as roll:
+        fails(roll, 1, "no data", kind)
+        roll.look()
+        assert capsys.readouterr().err == ""
+        now = time.monotonic() + getattr(rank_errors, limit)
+        monkeypatch.setattr(rank_errors, "time", SimpleNamespace(monotonic=lambda: now))
+        roll.look()
+        assert capsys.readouterr().err == "[rank 1] parallel-sgd: error: no data\n"
+        fails(roll, 2, "no data", kind)
+        fails(roll, 0, "another one", kind)
+    rest = "[rank 2] parallel-sgd: error: no data\n[rank 0] parallel-sgd: error: another one\n"
+    assert capsys.readouterr().err == rest
+
+
+@pytest.mark.parametrize(
+    ("text", "prints", "environ"),
+    [("long" * 2000, True, {}), ("no data", False, {}), ("no data", True, {"PMI_RANK": "7"})],
+    ids=["too long", "a log of its own", "no pipe"],
+)
+def test_a_rank_prints_itself_what_the_launcher_does_not(capsys, text, prints, environ):
+    with Roll(RANKS, prints=prints) as roll:
+        rank = environ.get("PMI_RANK", "1")
+        assert fails(roll, 1, text, **environ) == f"[rank {rank}] parallel-sgd: error: {text}\n"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_rank_prints_itself_where_the_launcher_is_gone(tmp_path: Path) -> None:
+    with Roll(RANKS, prints=True) as roll:
+        roll._close_pipes()  # as the kernel does
+        assert fails(roll, 1, "no data") == "[rank 1] parallel-sgd: error: no data\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "apart"),
+    [
+        ([], False),
+        (["--log-dir", "logs"], True),
+        (["--mpiexec-options=--output dir=logs"], True),
+        (["--mpiexec-options=-errfile-pattern err.%r"], True),
+    ],
+)
+def test_errors_belong_to_the_files_of_ranks_where_there_are_any(options, apart):
+    assert _keeps_output_apart(parse(["-n", "2", *options, "train.py"])) == apart
+
+
+def test_ranks_in_brief():
+    assert [in_brief(ranks) for ranks in ([3], [0, 1], [0, 1, 2], [0, 2, 3, 4, 7, 9, 10])] == [
+        "rank 3",
+        "ranks 0, 1",
+        "ranks 0 to 2",
+        "ranks 0, 2 to 4, 7, 9, 10",
+    ]
