@@ -1,5 +1,5 @@
 """The launcher's folder, and what jobs leave on a host where their launcher, mpiexec or ranks are
-killed: folders, and MPI's shared memory and temporary files.
+killed: folders, MPI's shared memory and temporary files, and the sockets of Python's processes.
 
 All of it is removed by the launcher, or by the next one on that host. Local.
 """
@@ -31,11 +31,19 @@ _PLACES = {
     Path("/tmp"): re.compile(r"hydra_hwloc_xmlfile_\w{6}"),  # whatever TMPDIR is
 }
 
+#: Folders among temporary files in which Python's processes have sockets, as workers of a
+#: DataLoader: these are there until their process ends by itself.
+_SOCKETS = "pymp-*"
+
 #: What is made in shared memory is mapped by its maker within so long.
 _MAPPED_S = 0.05
 
-#: Ranks whose mpiexec is gone end within so long.
-_ENDING_S = 2.0
+#: Who looks at a file as this process does, to see whether it is in use, is done within so long.
+_LOOKED_S = (0.005, 0.03)
+
+#: Ranks whose mpiexec is gone end within so long; and a DataLoader's workers, which look every 5 s
+#: whether their rank is there.
+_ENDING_S = 6.0
 
 
 def locked_folder(shared: Path | None = None) -> tuple[Path, int]:
@@ -62,12 +70,16 @@ def locked_folder(shared: Path | None = None) -> tuple[Path, int]:
     return folder, lock
 
 
-def remove(folder: Path, lock: int) -> None:
+def remove(folder: Path, lock: int, *, complete: bool) -> None:
     """Remove a launcher's folder, and what MPI has left elsewhere since it was made; and close its
     lock. Waits `_ENDING_S` at most for processes of the job: where mpiexec was killed, nobody has
-    waited for those that had not yet signed on."""
+    waited for those that had not yet signed on, and they may yet make files.
+
+    Args:
+        complete: whether all ranks have come to the end of the program.
+    """
     deadline = time.monotonic() + _ENDING_S
-    while not _remove_files(folder) and time.monotonic() < deadline:
+    while not (_remove_files(folder) and complete) and time.monotonic() < deadline:
         if not any(_environments(folder)):
             _remove_files(folder)  # of one that has ended meanwhile
             break
@@ -87,10 +99,18 @@ def _environments(folder: Path) -> Iterator[Mapping[str, str]]:
     told = os.fsencode(f"{FOLDER}={folder}")
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # another user's, or it is gone
-            words = (process / "environ").read_bytes().split(b"\0")
+            words = _environment(process).split(b"\0")
             if told in words:
                 pairs = (os.fsdecode(word).partition("=") for word in words)
                 yield {name: value for name, _, value in pairs}
+
+
+def _environment(process: Path) -> bytes:
+    """That of a process, also of one whose first thread has ended before the others."""
+    if found := (process / "environ").read_bytes():
+        return found
+    threads = (process / "task").glob("[0-9]*")
+    return next(filter(None, ((thread / "environ").read_bytes() for thread in threads)), b"")
 
 
 def _remove_locked(folder: Path, lock: int) -> None:
@@ -136,7 +156,8 @@ def _is_left_behind(lock: Path, descriptor: int, host: bytes) -> bool:
         own = {os.fstat(descriptor).st_uid, lock.parent.lstat().st_uid} == {os.geteuid()}
         if own and os.read(descriptor, len(host) + 1) in (host, b""):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return _remove_files(lock.parent) and _remove_session_of(lock.parent)
+            ended = not any(_environments(lock.parent))  # else they may yet make files
+            return _remove_files(lock.parent) and ended and _remove_session_of(lock.parent)
     return False
 
 
@@ -152,9 +173,10 @@ def _remove_session_of(folder: Path) -> bool:
 
 def _remove_files(folder: Path) -> bool:
     """Remove the files that MPI has made in `_PLACES` since a launcher has made its folder, and no
-    process uses; whether that is all."""
+    process uses, and folders of sockets; whether that is all."""
     with suppress(OSError):  # another launcher is quicker
         since_s = (folder / LOCK).stat().st_mtime
+        _remove_sockets(since_s)
         found = {path for place in _PLACES for path in place.glob("*") if _is_left(path, since_s)}
         free = found - in_use(found)
         if free:
@@ -167,11 +189,37 @@ def _remove_files(folder: Path) -> bool:
 
 
 def _is_left(path: Path, since_s: float) -> bool:
-    if _PLACES[path.parent].fullmatch(path.name) is None:
-        return False
+    return _PLACES[path.parent].fullmatch(path.name) is not None and _is_own(path, since_s)
+
+
+def _is_own(path: Path, since_s: float) -> bool:
     with suppress(OSError):  # it is gone
         stat = path.lstat()
         return stat.st_uid == os.geteuid() and stat.st_ctime >= since_s
+    return False
+
+
+def _remove_sockets(since_s: float) -> None:
+    """Remove the folders `_SOCKETS` that have changed since then and hold nothing but sockets of
+    processes that have ended. An empty one may be about to be used."""
+    for folder in Path(tempfile.gettempdir()).glob(_SOCKETS):
+        with suppress(OSError):  # another launcher is quicker
+            sockets = [*folder.iterdir()] if _is_own(folder, since_s) else []
+            if sockets and all(map(_is_dead, sockets)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_dead(path: Path) -> bool:
+    """Whether a path is a socket that no process has bound; one that has does not notice."""
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asks:  # these listen to streams
+        try:
+            asks.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            pass
     return False
 
 
@@ -180,6 +228,9 @@ def in_use(paths: Set[Path]) -> set[Path]:
     calls; where the file system has no leases, what all processes have is read."""
     leased = {path: _can_be_leased(path) for path in paths}
     used = {path for path, can in leased.items() if can is False}
+    for pause_s in _LOOKED_S if used else ():  # another launcher may just have looked
+        time.sleep(pause_s)
+        used = {path for path in used if _can_be_leased(path) is False}
     unknown = {path for path, can in leased.items() if can is None}
     return used | (unknown & _mapped() if unknown else set())
 

@@ -92,7 +92,7 @@ class Notes:
         paths = [path for kind in kinds for path in self.folder.glob(f"*.{kind}")]
         for path in paths:
             rank, _, what = path.name.partition(".")
-            with contextlib.suppress(FileNotFoundError):  # its rank has taken it back
+            with contextlib.suppress(OSError):  # its rank has taken it back, or a disk fails
                 text = os.fsdecode(path.read_bytes()).strip()
                 found.append(Note(int(rank), what, path.stat().st_mtime, text))
         return sorted(found, key=lambda note: note.time_s)

@@ -333,10 +333,11 @@ class Roll:
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         self._end_the_rest()
         self.print_errors()
+        complete = self.all_left
         self._ends.close()
         self._close_pipes()
         self._notes.close()
-        remove(self._folder, self._lock)
+        remove(self._folder, self._lock, complete=complete)
 
     def _told(self, *kinds: str) -> list[Note]:
         """What ranks have told by now of these kinds, the oldest first."""

@@ -7,6 +7,7 @@ import mmap
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -274,7 +275,7 @@ def test_more_ranks_than_descriptors_are_not_watched():
 
 
 KILLED = """
-import mmap, os, signal
+import mmap, os, signal, sys
 from pathlib import Path
 from parallel_sgd.command_line.roll import Roll
 from parallel_sgd.communication.launched import FOLDER
@@ -283,9 +284,10 @@ with Roll(2) as roll:
     (folder / "more").touch()
     roll.note_mpiexec(99_999_999)
     Path(os.environ["TMPDIR"], "ompi.99999999").mkdir(exist_ok=True)
-    Path("/tmp", f"hydra_hwloc_xmlfile_{folder.name[-6:]}").touch()
+    memories, temporary = map(Path, sys.argv[1:])
+    (temporary / f"hydra_hwloc_xmlfile_{folder.name[-6:]}").touch()
     for name in ("mpich_shm_", "ucx_shm_posix_", "sm_segment."):
-        memory = Path("/dev/shm", f"{name}test_{folder.name}")
+        memory = memories / f"{name}test_{folder.name}"
         memory.write_bytes(bytes(9))
         mapped = mmap.mmap(os.open(memory, os.O_RDWR), 9)
     print(folder, flush=True)
@@ -293,17 +295,31 @@ with Roll(2) as roll:
 """
 
 
-def test_what_a_killed_launcher_has_left_is_removed_by_the_next(tmp_path, monkeypatch):
+@pytest.fixture
+def places(monkeypatch) -> Iterator[tuple[Path, Path]]:
+    """Folders in the place of /dev/shm and /tmp, in shared memory. Launchers of other jobs, which
+    remove such files and look at them, do not come there."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        there = {Path("/dev/shm"): Path(folder, "memories"), Path("/tmp"): Path(folder, "files")}
+        for path in there.values():
+            path.mkdir()
+        patterns = {there[place]: names for place, names in leftovers._PLACES.items()}
+        monkeypatch.setattr(leftovers, "_PLACES", patterns)
+        yield there[Path("/dev/shm")], there[Path("/tmp")]
+
+
+def test_what_a_killed_launcher_has_left_is_removed_by_the_next(tmp_path, monkeypatch, places):
     """And nothing of one that lives."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
     with Roll(1) as living:
-        killed = subprocess.run([sys.executable, "-c", KILLED], env=environ, capture_output=True)
+        command = [sys.executable, "-c", KILLED, *map(str, places)]
+        killed = subprocess.run(command, env=environ, capture_output=True)
         folder = Path(killed.stdout.decode().strip())
         names = ("mpich_shm_", "sm_segment.")
-        left, used = (Path("/dev/shm", f"{name}test_{folder.name}") for name in names)
-        ucx = Path("/dev/shm", f"ucx_shm_posix_test_{folder.name}")
-        topology = Path("/tmp", f"hydra_hwloc_xmlfile_{folder.name[-6:]}")
+        left, used = (places[0] / f"{name}test_{folder.name}" for name in names)
+        ucx = places[0] / f"ucx_shm_posix_test_{folder.name}"
+        topology = places[1] / f"hydra_hwloc_xmlfile_{folder.name[-6:]}"
         assert folder.is_dir() and topology.exists(), killed.stderr
         assert left.exists() and ucx.exists()
         with used.open("r+b") as file, mmap.mmap(file.fileno(), 0), topology.open(), Roll(1):
@@ -323,10 +339,10 @@ time.sleep(0.5)
 """
 
 
-def test_what_a_rank_that_has_not_signed_on_yet_uses_is_removed_when_it_has_ended():
+def test_what_a_rank_that_has_not_signed_on_yet_uses_is_removed_when_it_has_ended(places):
     """As where mpiexec was killed at the start."""
     with Roll(1) as roll:
-        memory = Path("/dev/shm", f"mpich_shm_late_{Path(roll.environ[FOLDER]).name}")
+        memory = places[0] / "mpich_shm_late"
         memory.write_bytes(bytes(9))
         environ = {**os.environ, **roll.environ}
         command = [sys.executable, "-c", LATE, str(memory)]
@@ -336,17 +352,72 @@ def test_what_a_rank_that_has_not_signed_on_yet_uses_is_removed_when_it_has_ende
     late.communicate()
 
 
-def test_what_a_rank_uses_that_ends_meanwhile_is_removed(monkeypatch):
-    """It is seen to use its memory, and is gone before it is looked for among the processes."""
+STARTS = """
+import sys, time
+from pathlib import Path
+print("on", flush=True)
+time.sleep(0.3)
+Path(sys.argv[1]).write_bytes(bytes(9))
+"""
+
+
+def test_what_a_rank_makes_late_is_removed_when_it_has_ended(places):
+    """It had only begun to start when mpiexec was killed."""
     with Roll(1) as roll:
-        memory = Path("/dev/shm", f"mpich_shm_ends_{Path(roll.environ[FOLDER]).name}")
+        memory = places[0] / "mpich_shm_starts"
+        environ = {**os.environ, **roll.environ}
+        command = [sys.executable, "-c", STARTS, str(memory)]
+        starts = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+        assert starts.stdout.readline() == "on\n"
+    starts.communicate()
+    assert not memory.exists()
+
+
+def test_sockets_of_processes_that_are_gone_are_removed(tmp_path, monkeypatch):
+    """As a killed DataLoader's workers leave them. Nothing that anybody may use."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = tmp_path / "pymp-before"
+    before.mkdir()
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(before / "listener-1"))
+    time.sleep(0.02)  # more than the steps of a file system's clock
+    with socket.socket(socket.AF_UNIX) as lives, Roll(1):
+        for name in ("pymp-lives", "pymp-dead", "pymp-empty", "pymp-file", "other"):
+            (tmp_path / name).mkdir()
+        lives.bind(str(tmp_path / "pymp-lives" / "listener-1"))
+        for name in ("pymp-lives", "pymp-dead", "pymp-file", "other"):
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(str(tmp_path / name / "listener-2"))
+        (tmp_path / "pymp-file" / "file").touch()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"pymp-before", "pymp-lives", "pymp-empty", "pymp-file", "other"}
+
+
+def test_a_socket_is_not_disturbed_by_the_question_whether_it_lives(tmp_path):
+    with socket.socket(socket.AF_UNIX) as lives:
+        lives.bind(str(tmp_path / "listener"))
+        assert not leftovers._is_dead(tmp_path / "listener")
+        lives.listen()
+        assert not leftovers._is_dead(tmp_path / "listener")
+        lives.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            lives.accept()
+    assert leftovers._is_dead(tmp_path / "listener")
+
+
+def test_what_a_rank_uses_that_ends_meanwhile_is_removed(monkeypatch, places):
+    """It is seen to use its memory, and is gone before it is looked for among the processes."""
+    with Roll(1):
+        memory = places[0] / "mpich_shm_ends"
         memory.write_bytes(bytes(9))
         uses = iter([{memory}])
         monkeypatch.setattr(leftovers, "in_use", lambda paths: next(uses, set()))
     assert not memory.exists()
 
 
-def test_folders_that_hosts_share_are_removed_by_a_launcher_of_the_same_host(tmp_path, monkeypatch):
+def test_folders_that_hosts_share_are_removed_by_a_launcher_of_the_same_host(
+    tmp_path, monkeypatch, places
+):
     """And hold no board, which is of one host."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     others = tmp_path / ".parallel_sgd-elsewhere"
@@ -355,7 +426,8 @@ def test_folders_that_hosts_share_are_removed_by_a_launcher_of_the_same_host(tmp
     code = KILLED.replace("Roll(2)", f"Roll(2, Path({str(tmp_path)!r}))")
     with Roll(1, tmp_path) as living:
         environ = {**os.environ, "TMPDIR": str(tmp_path)}
-        killed = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True)
+        command = [sys.executable, "-c", code, *map(str, places)]
+        killed = subprocess.run(command, env=environ, capture_output=True)
         folder = Path(killed.stdout.decode().strip())
         assert folder.is_dir() and folder.parent == tmp_path, killed.stderr
         with Roll(1, tmp_path):
