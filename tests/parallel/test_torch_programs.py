@@ -25,6 +25,7 @@ def penalized(model: nn.Module, x: torch.Tensor, y: torch.Tensor, first: Any) ->
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
+@pytest.mark.filterwarnings("ignore:all ranks have had the same gradient:UserWarning")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_gradients_of_gradients(comm, overlap):
     """All ranks have the same minibatch: then the penalty is that of one process."""
