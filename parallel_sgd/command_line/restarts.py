@@ -45,6 +45,13 @@ _BY_SIGNAL: Mapping[int, str] = {
 #: Options of Open MPI's mpiexec and of MPICH's by which what ranks print goes to files.
 _OUTPUT_OPTIONS = ("--output", "errfile-pattern")
 
+#: Open MPI's mpiexec gives it where it is ended itself; a rank that the kernel kills for its memory
+#: gives that of SIGKILL.
+_BY_ONE = (
+    "Exit code 1: so it was not killed for its memory; it has called os._exit or MPI_Abort, or "
+    "somebody has ended it, or mpiexec, which then ends all ranks"
+)
+
 TOO_FEW = "too few hosts answer"
 
 _LOOKS_EVERY_S = 0.05
@@ -263,6 +270,8 @@ def _keeps_output_apart(request: Request) -> bool:
 
 def why_by_code(code: int) -> str:
     """What mpiexec's exit code adds to a line on a rank that was gone without a word."""
+    if code == 1:
+        return f". {_BY_ONE}"
     number = code - 128 if code > 128 else code  # Open MPI's, and MPICH's
     known = _BY_SIGNAL.get(number)
     return f". Exit code {code} is that of {signal.Signals(number).name}: {known}" if known else ""

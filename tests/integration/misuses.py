@@ -258,6 +258,7 @@ def usual(line: str, folder: Path) -> str:
     """Without what is another on every run, nor where in a program it is."""
     line = re.sub(rf"{re.escape(str(folder.parent))}/[\w.-]+", "…", line)
     line = re.sub(r" \((script|beside)\.py:\d+\)$|, script\.py:\d+$", "", line)
+    line = re.sub(r"\. Exit code \d+( is|:) .*$", "", line)
     line = re.sub(r"\S+/bin/mpiexec", "…/bin/mpiexec", line)
     line = re.sub(rf"\b{re.escape(os.uname().nodename)}\b", "HOST", line)
     line = re.sub(r"(of learner|memory has) [\d,]+", r"\1 …", line)

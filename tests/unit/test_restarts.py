@@ -476,7 +476,12 @@ def test_signals_go_to_ranks_with_the_one_that_mpiexec_passes_on(tmp_path):
     [
         *((code, "SIGBUS: shared memory may be full") for code in (7, 135)),
         *((code, "SIGTERM: somebody has ended that rank, or mpiexec") for code in (15, 143)),
-        *((code, "") for code in (0, 1, 9, 137, 255)),
+        (
+            1,
+            "Exit code 1: so it was not killed for its memory; it has called os._exit or MPI_Abort",
+        ),
+        (1, "somebody has ended it, or mpiexec"),  # as Open MPI's does at a SIGTERM
+        *((code, "") for code in (0, 9, 137, 255)),
     ],
 )
 def test_what_an_exit_code_says_of_a_rank_that_is_gone(code, said):
