@@ -14,7 +14,6 @@ import errno
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -29,8 +28,8 @@ from ..errors import RanksLost, SharedError, SharedLoss, UserError, WaitedInVain
 from ..validation import line_of
 from .attendance import FAILED, LOST, hand_over, sign_off
 from .board import own
-from .launched import is_hydra, launched_rank, launched_size, srun_step
-from .rank_process import claim, is_rank
+from .launched import launched_rank, launched_size, srun_step
+from .rank_process import claim, hydras_socket, is_rank
 from .stderr import tell
 
 #: Before it ends the job a rank waits so long: others with the same error can print it too, and
@@ -307,23 +306,15 @@ def _tell_hydra(code: int) -> None:
 
     Hydra takes the exit code of a rank that never called MPI_Init for a normal end, and lets the
     others wait for it in MPI_Init for ever. It listens on the socket over which the library would
-    talk to it (PMI-1); should it not heed that, it does heed a rank that dies of a signal. Where
-    another program stands between the two, the number may be of any other file here.
+    talk to it (PMI-1); should it not heed that, it does heed a rank that dies of a signal.
     """
-    number = os.environ.get("PMI_FD", "")
-    if not is_hydra(os.environ) or not number.isdecimal() or not _is_hydras(int(number)):
+    descriptor = hydras_socket()
+    if descriptor is None:
         return
     with contextlib.suppress(OSError):
-        os.write(int(number), f"cmd=abort exitcode={code}\n".encode())
+        os.write(descriptor, f"cmd=abort exitcode={code}\n".encode())
     time.sleep(_HYDRA_S)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _is_hydras(descriptor: int) -> bool:
-    """Whether a descriptor is of the kind that Hydra gives: one of a pair of sockets."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
-        return found.family == socket.AF_UNIX and not (found.getsockname() or found.getpeername())
-    return False
 
 
 def _tell_slurm() -> None:

@@ -6,16 +6,26 @@ descriptors. A child that fails would end the job, and would write to the launch
 is another file's there.
 
 So the first process of a launcher's that imports this package says in its environment that it is
-the rank. Imports nothing of MPI. Local.
+the rank. A job that is started inside it inherits that, too. Its ranks are known by the names that
+their launcher gives them; Hydra gives none, but a socket to each. Imports nothing of MPI. Local.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 
 from ..errors import UserError
-from .launched import FOLDER, RANK_PROCESS, launched_rank, launched_size, launcher_name, srun_step
+from .launched import (
+    FOLDER,
+    RANK_PROCESS,
+    is_hydra,
+    launched_rank,
+    launched_size,
+    launcher_name,
+    srun_step,
+)
 
 _HAS_WORLD = "has made the world"
 
@@ -27,8 +37,8 @@ def claim() -> None:
     """This process is the rank, where a launcher has started it, and no other process has said that
     it is. Calling it again changes nothing."""
     global _process
-    process, job, _ = _said()
-    if _process is None and launched_size() is not None and (process is None or job != _job()):
+    process, _ = _said()
+    if _process is None and launched_size() is not None and process is None:
         _process = os.getpid()
         _say()
 
@@ -41,9 +51,9 @@ def claim_world() -> None:
         UserError: it has.
     """
     global _process
-    process, job, state = _said()
+    process, state = _said()
     launched = launcher_name() is not None  # else every process has a world of its own
-    if launched and process != os.getpid() and job == _job() and state == _HAS_WORLD:
+    if launched and process not in (None, os.getpid()) and state == _HAS_WORLD:
         raise UserError(
             f"Communicator.world() must be called in the process of a rank: rank "
             f"{launched_rank() or 0} is process {process}, which has made the world, and then "
@@ -61,8 +71,20 @@ def is_rank() -> bool:
 
 def rank_above() -> int | None:
     """The process of the rank that has started this one; None where this is no child of a rank."""
-    process, job, _ = _said()
-    return process if process != os.getpid() and job == _job() else None
+    process, _ = _said()
+    return None if process == os.getpid() else process
+
+
+def hydras_socket() -> int | None:
+    """The descriptor over which MPICH's mpiexec (Hydra) listens to this process; None where it has
+    started another one, or this one's parent has closed it. The number may then be of any file."""
+    number = os.environ.get("PMI_FD", "")
+    if not is_hydra(os.environ) or not number.isdecimal():
+        return None
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(number))) as found:
+        if found.family == socket.AF_UNIX and not (found.getsockname() or found.getpeername()):
+            return int(number)  # one of a pair, as Hydra gives them
+    return None
 
 
 def close_in_children(descriptor: int) -> None:
@@ -70,21 +92,29 @@ def close_in_children(descriptor: int) -> None:
     _held.add(descriptor)
 
 
-def _said() -> tuple[int | None, str, str]:
-    """The process that is the rank as far as the environment says, its job, and how far it is."""
-    process, job, state = (*os.environ.get(RANK_PROCESS, "").split("|"), "", "")[:3]
-    return int(process) if process.isdecimal() else None, job, state
+def _said() -> tuple[int | None, str]:
+    """The process that is the rank as far as the environment says, and how far it is; None where
+    that is the rank of another job."""
+    process, job, connection, state = (*os.environ.get(RANK_PROCESS, "").split("|"), *[""] * 4)[:4]
+    same = job == _job() and _connection() in ("", connection)
+    return (int(process), state) if process.isdecimal() and same else (None, "")
 
 
 def _say(state: str = "") -> None:
-    os.environ[RANK_PROCESS] = f"{os.getpid()}|{_job()}|{state}"
+    os.environ[RANK_PROCESS] = f"{os.getpid()}|{_job()}|{_connection()}|{state}"
 
 
 def _job() -> str:
     """What tells a job from one that is started inside it."""
-    names = (FOLDER, "PMIX_NAMESPACE", "PMI_RANK", "PMI_SIZE")
+    names = (FOLDER, "PMIX_NAMESPACE", "FLUX_JOB_ID", "PMI_RANK", "PMI_SIZE")
     told = [os.environ.get(name, "").replace("|", "") for name in names]
     return " ".join([*told, srun_step() or ""])
+
+
+def _connection() -> str:
+    """What tells this process's socket of Hydra's from others; nothing where it has none."""
+    descriptor = hydras_socket()
+    return "" if descriptor is None else str(os.fstat(descriptor).st_ino)
 
 
 def _in_child() -> None:

@@ -392,6 +392,37 @@ def test_a_process_that_is_started_by_a_rank_has_no_world(monkeypatch: pytest.Mo
     rank_process.claim_world()
 
 
+def test_a_rank_of_an_inner_job_of_hydras_is_none_of_the_outer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its variables may be the same: only its socket is another. A program that a rank starts has
+    none, or the rank's own (os.system)."""
+    for name, value in MPICH.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rank_process, "_process", None)
+    monkeypatch.setenv(launched.RANK_PROCESS, "")
+    pairs = [socket.socketpair() for _ in range(2)]
+    outer, inner = (str(pair[0].fileno()) for pair in pairs)
+    monkeypatch.setenv("PMI_FD", outer)
+    rank_process.claim_world()
+    said = os.environ[launched.RANK_PROCESS].replace(str(os.getpid()), "17", 1)
+    read = os.open(os.devnull, os.O_RDONLY)
+    for number, is_rank in ((outer, False), (str(read), False), ("999", False), (inner, True)):
+        monkeypatch.setattr(rank_process, "_process", None)
+        monkeypatch.setenv(launched.RANK_PROCESS, said)
+        monkeypatch.setenv("PMI_FD", number)
+        rank_process.claim()
+        assert rank_process.is_rank() is is_rank
+        assert rank_process.rank_above() == (None if is_rank else 17)
+        if not is_rank:
+            with pytest.raises(UserError, match="is process 17, which has made the world"):
+                rank_process.claim_world()
+    os.close(read)
+    for one, other in pairs:
+        one.close()
+        other.close()
+
+
 CLOSES = """
 import os
 from parallel_sgd.communication.rank_process import close_in_children

@@ -422,7 +422,7 @@ def test_a_child_of_a_rank_starts_no_ranks(
     """It says so at once: it is no rank, so it must not start MPI to tell the others."""
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    monkeypatch.setenv(RANK_PROCESS, f"17|{rank_process._job()}|")
+    monkeypatch.setenv(RANK_PROCESS, f"17|{rank_process._job()}||")
     for line in (["run", "-n", "2", script], ["run", script]):
         assert main(line) == 2
         said = capsys.readouterr().err
