@@ -8,8 +8,10 @@ ranks find by the name of the job (`training.resuming`).
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import stat
 import subprocess
 import time
 import zlib
@@ -18,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from ..communication.abort import DISK_FULL
 from ..communication.launched import JOB, RESTART, restarts
 from ..communication.preemption import chosen_signals, requeue
 from ..communication.stderr import tell
@@ -51,6 +54,9 @@ _BY_ONE = (
     "Exit code 1: so it was not killed for its memory; it has called os._exit or MPI_Abort, or "
     "somebody has ended it, or mpiexec, which then ends all ranks"
 )
+
+#: The exit code of MPICH's mpiexec where it fails itself; it does where it cannot print.
+_MPICH_ITSELF = 255
 
 TOO_FEW = "too few hosts answer"
 
@@ -158,6 +164,11 @@ class Restarts:
             gone = gone and gone + why_by_code(code)
             if end.killed and verdict.end is End.LOST:  # what the ranks died of, too
                 verdict, gone = replace(verdict, why=end.killed), end.killed
+            if lost := lost_output():
+                if verdict.end is End.LOST and code == _MPICH_ITSELF:
+                    verdict, gone = replace(verdict, why=lost), lost
+                elif verdict.end is End.COMPLETE:
+                    tell(f"parallel-sgd: {lost}")
             seconds = time.monotonic() - began
             asked = bool(signals.notices) or roll.asked()
             return Attempt(code, verdict, seconds, roll.newest_checkpoint(), gone, stopped, asked)
@@ -266,6 +277,19 @@ def _keeps_output_apart(request: Request) -> bool:
     """Whether what ranks print goes to files of their own, to which their errors belong."""
     given = " ".join(request.mpiexec_options)
     return request.log_dir is not None or any(words in given for words in _OUTPUT_OPTIONS)
+
+
+def lost_output() -> str | None:
+    """That standard output takes nothing, in a line; None where it does, as far as can be told
+    without writing to it."""
+    try:
+        os.write(1, b"")  # as /dev/full says
+        status = os.fstat(1)
+        full = stat.S_ISREG(status.st_mode) and os.fstatvfs(1).f_bavail == 0
+        why = os.strerror(errno.ENOSPC) if full else None
+    except OSError as error:
+        why = error.strerror if error.errno in DISK_FULL else None
+    return why and f"standard output takes nothing ({why}): what ranks print there is lost"
 
 
 def why_by_code(code: int) -> str:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -168,6 +169,30 @@ def test_what_has_ended_mpiexec_is_said_and_no_rank_is_blamed(play, capsys, how)
     assert not any("without a word" in line for line in lines)
     assert any("nobody reads what it prints" in line for line in lines) == (how == signal.SIGPIPE)
     assert play({**GONE, "signal": how}, restarts=0)[0] == 128 + how
+
+
+@contextmanager
+def full_stdout() -> Iterator[None]:
+    kept, full = os.dup(1), os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(full)
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "label"),
+    [({"gone": 0, "code": 255}, 255, "error: "), ({"code": 255}, 255, "error: "), (WELL, 0, "")],
+)
+def test_no_rank_is_blamed_where_nothing_can_be_printed(play, capsys, step, code, label):
+    """MPICH's mpiexec ends the job then, and Open MPI's says nothing."""
+    with full_stdout():
+        assert play(step, restarts=0)[0] == code
+    why = "standard output takes nothing (No space left on device): what ranks print there is lost"
+    assert capsys.readouterr().err.splitlines()[1:] == [f"parallel-sgd: {label}{why}"]
 
 
 def test_standard_input_stays_the_users(play):
