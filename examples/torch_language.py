@@ -29,6 +29,7 @@ def parsed():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=["tiny", *ByteTransformer.SIZES], default="5M")
     parser.add_argument("--data", default="library", metavar="FOLDER", help="of text files")
+    parser.add_argument("--test", type=float, metavar="FRACTION", help="of the folder's bytes")
     parser.add_argument("--context", type=int, default=256, help="bytes of a sequence")
     parser.add_argument("--algorithm", choices=ALGORITHMS, default="data-parallel")
     parser.add_argument("--gradient-bits", type=float, default=4, help="of power: not used")
@@ -57,7 +58,8 @@ def main():
     if options.data == "library":
         train, test = psgd.data.library_sequences(options.context)
     else:
-        train, test = psgd.data.text_sequences(options.data, options.context, suffixes=[""])
+        folder, context, fraction = options.data, options.context, options.test
+        train, test = psgd.data.text_sequences(folder, context, fraction, suffixes=[""])
     sizes = {**ByteTransformer.SIZES, "tiny": {"width": 32, "layers": 2, "heads": 2}}
     model = ByteTransformer(**sizes[options.model], context=options.context)
     forward = torch.compile(model) if options.compile == "yes" else model

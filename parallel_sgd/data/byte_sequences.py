@@ -14,10 +14,11 @@ from ..files import opened, reason
 from ..validation import checked_path, integer, number, require_memory, shown
 from .dataset import Dataset
 from .library_source import files_below, library_files
-from .parts import Parts, is_litter, named, parts_of
+from .parts import Parts, is_litter, kinds_of, parts_of
 from .validation import Array, DType, checked_targets, float_dtype
 
 SEQUENCE_CONTEXT = 256
+LAST_TENTH = 0.1
 
 
 class ByteSequences(Dataset):
@@ -95,20 +96,23 @@ def library_sequences(
 def text_sequences(
     folder: str | os.PathLike[str],
     context: int = SEQUENCE_CONTEXT,
-    test: float = 0.1,
+    test: float | None = None,
     *,
     suffixes: Collection[str] = (".txt",),
 ) -> tuple[ByteSequences, ByteSequences]:
     """The files of a folder as sequences of bytes, as (training, test).
 
     All files below the folder whose names end in one of `suffixes` are joined, in the order of
-    their paths; the last of the bytes are tested on, and no byte is in both. Where files or folders
-    are named as parts (wiki.train.txt, wiki.valid.txt, or ``train/``, ``test/``), these are the
-    two: see `parquet_parts`. Hidden files are left out, and what systems leave behind.
+    their paths; the last of the bytes are tested on, and no byte is in both. Where files are named
+    as parts, some to train on and some to test on (wiki.train.txt and wiki.valid.txt), or folders
+    are (``train/``, ``test/``), these are the two: see `parquet_parts`. Names that also say
+    something else ("the test of honour.txt") are parts only where another part has the same other
+    words. Hidden files are left out, and what systems leave behind.
 
     Args:
         context: the length of a sequence, at least 1.
-        test: the fraction of the bytes to test on, above 0 and below 1, where there are no parts.
+        test: the fraction of the bytes to test on, above 0 and below 1, whatever the files are
+            named; None: the parts, or a tenth of the bytes where there are none.
         suffixes: case counts; "" takes every file.
     Returns:
         Two data sets with x int64 [n, context] and y int64 [n, context], bytes from 0 to 255. The
@@ -121,7 +125,7 @@ def text_sequences(
     Local: every rank reads the files.
     """
     place = checked_path("folder", folder)
-    fraction = number("test", test, 0, 1)
+    fraction = LAST_TENTH if test is None else number("test", test, 0, 1)
     listed = isinstance(suffixes, Collection) and not isinstance(suffixes, str)
     if not listed or not all(isinstance(suffix, str) for suffix in suffixes):
         raise UserError(f"suffixes={shown(suffixes)} must be a collection of texts, as ('.txt',)")
@@ -137,7 +141,7 @@ def text_sequences(
         raise UserError(f"{place} must hold files whose names end in {' or '.join(endings)}")
     require_memory(str(place), sum(size for _, size in files))
     paths = [place / path for path, _ in files]
-    parts = _parts_in(place, paths)
+    parts = _parts_in(place, paths) if test is None else None
     if parts is not None:
         return _both(_joined(paths, parts.train), _joined(paths, parts.test), context)
     text = _joined(paths, paths)
@@ -148,10 +152,17 @@ def text_sequences(
 def _parts_in(folder: Path, files: Sequence[Path]) -> Parts | None:
     """The parts among the files and folders of a folder, where texts are named as such."""
     entries = sorted({folder / path.relative_to(folder).parts[0] for path in files})
-    kinds = {path: named(path.stem).kind for path in entries}
-    tests = any(path.is_file() for path, kind in kinds.items() if kind in ("test", "validation"))
-    # A folder of tests alone may be one of a program's.
-    return parts_of(folder, entries) if tests or "train" in kinds.values() else None
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for path, kind in kinds_of(entries).items():
+        if kind:
+            found[path.is_dir()].add(kind)
+    # A folder "training" and a file "validation.py" are a program's.
+    if not any("train" in kinds and len(kinds) > 1 for kinds in found.values()):
+        return None
+    try:
+        return parts_of(folder, entries, classes=True)
+    except UserError as error:
+        raise UserError(f"{error}; test=0.1 cuts all of it by bytes") from None
 
 
 def _joined(files: Sequence[Path], wanted: Sequence[Path]) -> bytes:

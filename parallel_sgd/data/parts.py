@@ -113,7 +113,7 @@ def parts_of(place: Path, entries: Sequence[Path], *, classes: bool = False) -> 
     """
     says = {path: named(_stem(path)) for path in sorted(entries)}
     if classes:
-        says = {path: said if _counts(said, says) else _NEITHER for path, said in says.items()}
+        says = _parts_alone(says)
     of_kind = {kind: [p for p, said in says.items() if said.kind == kind] for kind in (*WORDS, "")}
     train, validation, test, others = of_kind.values()
     if not (train or validation or test) or sum(map(bool, of_kind.values())) == 1:
@@ -140,10 +140,22 @@ _FOR = {
 }
 
 
-def _counts(said: Named, says: dict[Path, Named]) -> bool:
-    """Whether a folder's name is that of a part, not of a class."""
-    alike = {other.kind for other in says.values() if other.kind and other.others == said.others}
-    return not said.others or len(alike) > 1
+def kinds_of(entries: Sequence[Path]) -> dict[Path, str]:
+    """Which part each of a folder's entries is, or "": see `parts_of` with `classes`. Local."""
+    says = {entry: named(_stem(entry)) for entry in entries}
+    return {entry: said.kind for entry, said in _parts_alone(says).items()}
+
+
+def _parts_alone(says: dict[Path, Named]) -> dict[Path, Named]:
+    """What the names of parts say, and nothing of those that are named after a class."""
+    alike: dict[frozenset[str], set[str]] = {}
+    for said in says.values():
+        if said.kind:
+            alike.setdefault(said.others, set()).add(said.kind)
+    return {
+        path: said if not said.others or len(alike.get(said.others, ())) > 1 else _NEITHER
+        for path, said in says.items()
+    }
 
 
 def _stem(path: Path) -> str:

@@ -189,8 +189,10 @@ def test_texts(tmp_path):
     train, test = data.text_sequences(tmp_path, context=4)
     assert (set(train.arrays()[1].ravel()), set(test.arrays()[1].ravel())) == ({97}, {98})
     (tmp_path / "more.txt").write_text("d" * 50)
-    with pytest.raises(UserError, match=DOUBT):
+    with pytest.raises(UserError, match=rf"{DOUBT}.*; test=0\.1 cuts all of it by bytes$"):
         data.text_sequences(tmp_path, context=4)
+    train, test = data.text_sequences(tmp_path, context=4, test=0.1)
+    assert [len(both.arrays()[1]) for both in (train, test)] == [44, 4]
     for part, text in (("Train", "a"), ("dev", "b"), ("__MACOSX", "c"), (".git", "c")):
         (tmp_path / "b" / part).mkdir(parents=True)
         (tmp_path / "b" / part / "deep.txt").write_text(text * 50)
@@ -201,6 +203,25 @@ def test_texts(tmp_path):
     (tmp_path / "c" / "a.py").write_text("c" * 50)
     both = data.text_sequences(tmp_path / "c", context=4, suffixes=(".py",))
     assert sum(map(len, both)) > 20  # a program and its tests
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["emma.txt", "moby dick.txt", "the test of honour.txt", "the train of honours.txt"],
+        ["choosing.md", "training.md"],
+        ["data/parts.py", "training/learner.py", "validation.py"],
+        ["test.txt", "emma.txt"],
+    ],
+    ids=lambda names: names[0],
+)
+def test_texts_whose_names_only_look_like_parts(tmp_path, names):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("a" * 40)
+    train, test = data.text_sequences(tmp_path, context=1, suffixes=("",))
+    size = 40 * len(names)
+    assert (len(train), len(test)) == (size - size // 10 - 1, size // 10 - 1)
 
 
 def test_what_names_say():
