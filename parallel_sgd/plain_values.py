@@ -6,10 +6,10 @@ JSON cannot hold as it is becomes an object with one name, a tag:
     {1: (2.5, nan)}    {"$dict": [[1, {"$tuple": [2.5, {"$float": "7ff8000000000000"}]}]]}
 
 Held are None, bool, int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict,
-OrderedDict, Counter, deque, NumPy's scalars and arrays, and the types that were added by
-`add_type`. A value of a subclass of these (an enum, a named tuple) would lose its class, so it is
-refused. Values that are the same object come back as equal copies. Nothing is pickled, and nothing
-in a document is executed. Everything here is local.
+OrderedDict, Counter, deque, defaultdict (of a type in `FACTORIES`), NumPy's scalars and arrays, and
+the types that were added by `add_type`. A value of a subclass of these (an enum, a named tuple)
+would lose its class, so it is refused. Values that are the same object come back as equal copies.
+Nothing is pickled, and nothing in a document is executed. Everything here is local.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import binascii
 import math
 import re
 import struct
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +41,8 @@ LONGEST_INTEGER = 64
 DTYPE = re.compile(r"[<>|][biufcSUmM]\d+(\[\w+\])?")
 """dtypes whose bytes are their values, as NumPy writes them."""
 
+FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (dict, list, set, int, float, str)}
+"""What may make the values of a defaultdict, by name."""
 
 Place = tuple[Any, Any]
 """The place of a part in a value: the place of what holds the part, and the key there. That of the
@@ -120,7 +122,8 @@ def _to_json(place: Place, value: Any, depth: int) -> Any:
         raise UserError(
             f"{_shown(place)}={shown(value)} is {kind_of(value)}, which a checkpoint cannot give "
             "back as it is: numbers, texts, bytes, lists, tuples, sets, dictionaries and arrays "
-            "it can"
+            "it can, but none of a class of their own (as a named tuple or an enum is): give the "
+            "plain value, such as tuple(...) or int(...)"
         )
     plain = _TYPES[kind]
     if isinstance(value, Mapping):
@@ -128,6 +131,8 @@ def _to_json(place: Place, value: Any, depth: int) -> Any:
             [_to_json((place, key), part, depth - 1) for part in (key, entry)]
             for key, entry in value.items()
         ]
+        if isinstance(value, defaultdict):
+            parts = [_factory_name(place, value), *parts]
     else:
         try:
             parts = plain.to_parts(value)
@@ -135,6 +140,19 @@ def _to_json(place: Place, value: Any, depth: int) -> Any:
             raise UserError(f"{_shown(place)}={shown(value)} {error}") from None
         parts = _to_json(place, parts, depth)
     return {f"${plain.tag}": parts}
+
+
+def _factory_name(place: Place, value: defaultdict[Any, Any]) -> str | None:
+    factory = value.default_factory
+    if factory is None:
+        return None
+    for name, kind in FACTORIES.items():
+        if factory is kind:
+            return name
+    raise UserError(
+        f"{_shown(place)}={shown(value)} has a default that a checkpoint cannot give back, other "
+        f"than {', '.join(FACTORIES)}: give dict(...)"
+    )
 
 
 def _shown(place: Place) -> str:
@@ -237,6 +255,11 @@ def _dict_of(pairs: list[list[Any]]) -> dict[Any, Any]:
     return dict(tuple(pair) for pair in pairs)
 
 
+def _with_default(parts: list[Any]) -> defaultdict[Any, Any]:
+    name, *pairs = parts
+    return defaultdict(None if name is None else FACTORIES[name], _dict_of(pairs))
+
+
 _TYPES: dict[type, _Type] = {}
 _BY_TAG: dict[str, _Type] = {}
 
@@ -257,6 +280,7 @@ add_type(frozenset, "frozenset", list, frozenset)
 add_type(deque, "deque", lambda some: [list(some), some.maxlen], lambda parts: deque(*parts))
 add_type(dict, "dict", list, _dict_of)
 add_type(OrderedDict, "OrderedDict", list, lambda pairs: OrderedDict(_dict_of(pairs)))
+add_type(defaultdict, "defaultdict", list, _with_default)
 add_type(Counter, "Counter", list, lambda pairs: Counter(_dict_of(pairs)))
 add_type(np.ndarray, "array", _parts_of_array, _array_of)
 add_type(np.generic, "scalar", _parts_of_array, lambda parts: _array_of(parts)[()])

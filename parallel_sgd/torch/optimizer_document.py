@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from ..plain_values import DEEPEST, add_type, from_json, to_json
+from ..plain_values import DEEPEST, FACTORIES, add_type, from_json, to_json
 from ..training.documents import parsed
 from ..validation import shown
 from .arrays import as_array, as_tensor
@@ -99,9 +99,6 @@ class WithDefault:
 
     factory: str | None
     entries: dict[Any, Any] = field(hash=False)
-
-
-FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (dict, list, set, int, float, str)}
 
 
 def _add_tag(kind: Any, tag: str, *types: Any) -> None:

@@ -151,12 +151,16 @@ class InCommon:
 
 def mark_of(gradient: Array) -> int:
     """A number from the bits of some values of a gradient [n], the last ones and others at equal
-    distances; 0 where these are zeros. Local."""
-    few = b"".join(
-        (part if isinstance(part, np.ndarray) else part.get()).tobytes()
-        for part in (gradient[-FEW:], gradient[:: max(1, len(gradient) // FEW)][:FEW])
+    distances; 0 where these are zeros, or one is not finite, as many ranks' may be alike. Local."""
+    few = np.concatenate(
+        [
+            part if isinstance(part, np.ndarray) else part.get()
+            for part in (gradient[-FEW:], gradient[:: max(1, len(gradient) // FEW)][:FEW])
+        ]
     )
-    return 0 if few.count(0) == len(few) else 1 + crc32(few) % (SIGN_PRIME - 1)
+    if not few.any() or not np.isfinite(few).all():
+        return 0
+    return 1 + crc32(few.tobytes()) % (SIGN_PRIME - 1)
 
 
 def checksum(x: Array) -> int:

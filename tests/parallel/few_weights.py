@@ -17,9 +17,9 @@ ALGORITHMS = {
 by_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 
 
-def learner_of(comm, algorithm=ALGORITHMS["data-parallel"]):
+def learner_of(comm, algorithm=ALGORITHMS["data-parallel"], **options):
     parameters = psgd.Parameters({"w": np.zeros(2, np.float32)})
-    return psgd.Learner(parameters, psgd.SGD(lr=0.01), algorithm, comm)
+    return psgd.Learner(parameters, psgd.SGD(lr=0.01), algorithm, comm, **options)
 
 
 def numbered(samples, rank=0):

@@ -58,6 +58,25 @@ def test_gradients_that_are_the_same_on_all_ranks(on_ranks, name, same):
     assert all(warning.filename == __file__ for warning in caught)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0, -0.0])
+def test_gradients_of_values_that_say_nothing_of_samples(on_ranks, value):
+    """Those of samples that are left out, say."""
+
+    def body(comm):
+        learner = learner_of(comm, psgd.DataParallelSGD(), not_finite="skip")
+        for _ in range(8):
+            learner.gradient.flat[:] = value
+            learner.step(2)
+        return comm.size
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        sizes = on_ranks(body)
+    assert len(sizes) == sizes[0]
+    texts = [str(warning.message) for warning in caught]
+    assert SAME_GRADIENTS not in texts
+
+
 class Augmented:
     """Items whose x is another one at every reading."""
 

@@ -32,6 +32,7 @@ def assert_same(value, other):
     """Equal, and of the same types, all the way down; NaN is NaN."""
     assert type(value) is type(other)
     if isinstance(value, dict):
+        assert getattr(value, "default_factory", None) is getattr(other, "default_factory", None)
         assert list(map(repr, value)) == list(map(repr, other))
         for (key, entry), (other_key, other_entry) in zip(
             value.items(), other.items(), strict=True
@@ -96,6 +97,9 @@ HELD = [
     OrderedDict([("z", 1), ("a", 2)]),
     OrderedDict([(2, 1)]),
     Counter({3: 1, 6: 2}),
+    defaultdict(list, {"loss": [0.5], 2: []}),
+    {"history": defaultdict(dict, {"a": defaultdict(int, b=1)})},
+    defaultdict(None, a=1),
     np.float32(0.1),
     np.float64(math.nan),
     np.int8(-1),
@@ -163,7 +167,10 @@ class Opaque:
         ({Opaque(): 1}, "extra[<opaque>]=<opaque>"),
         (Shade.DARK, "test_plain_values.Shade, which a checkpoint"),
         ({"p": Point(1, 2)}, "extra['p']=Point(x=1, y=2) is a "),
-        (defaultdict(list), "extra=defaultdict("),
+        ({"p": Point(1, 2)}, "dictionaries and arrays it can, but none of a class of their own"),
+        ([defaultdict(lambda: 1, a=2)], "extra[0]=defaultdict("),
+        (defaultdict(Shade), "has a default that a checkpoint cannot give back, other than dict"),
+        (defaultdict(list, a=[Opaque()]), "extra['a'][0]=<opaque>"),
         (Path("a"), "extra='a' is a pathlib"),
         ([{Path("a 'b'"): 1}], """extra[0]["a 'b'"]="a 'b'" is a pathlib"""),
         (len, "extra=<built-in function len> is "),
@@ -235,6 +242,9 @@ def test_what_is_nested_too_deep_is_refused():
         {"$dict": [[1]]},
         {"$dict": [[[], 1]]},
         {"$Counter": 3},
+        {"$defaultdict": []},
+        {"$defaultdict": ["eval"]},
+        {"$defaultdict": ["list", [1]]},
         {"$deque": [[1], -1]},
         {"$tuple": 5},
         {"$tuple": [1], "$set": [1]},
