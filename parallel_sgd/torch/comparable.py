@@ -19,8 +19,8 @@ DEEPEST = 8
 
 def comparable(value: Any, depth: int = DEEPEST) -> str:
     """Return a text that tells what can be compared of a value: a function's name and its bound
-    arguments, an object's class and attributes, a tensor's values. No text has an address, or the
-    number of a rank's GPU."""
+    arguments, a method's name and the class of its object, another object's class and attributes, a
+    tensor's values. No text has an address, or the number of a rank's GPU."""
 
     def inner(part: Any) -> str:
         return comparable(part, depth - 1)
@@ -41,7 +41,10 @@ def comparable(value: Any, depth: int = DEEPEST) -> str:
     if isinstance(value, functools.partial):
         return f"partial({inner(value.func)}, {inner(value.args)}, {inner(value.keywords)})"
     if isinstance(value, types.MethodType):
-        return f"{inner(value.__func__)} of {inner(value.__self__)}"
+        owner = value.__self__  # whose attributes may change as training goes on
+        return (
+            f"{inner(value.__func__)} of {inner(owner if isinstance(owner, type) else type(owner))}"
+        )
     if isinstance(value, types.FunctionType):
         return _of_function(value, inner)
     if isinstance(value, type):

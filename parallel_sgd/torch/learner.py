@@ -374,14 +374,14 @@ class Learner(ArrayLearner):
             announced = self._own_samples
         return announced / self._gradients.unit if announced else None
 
-    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
-        """A loss as its `backward` is to be called: by the `scaler`, where there is one. Local."""
+    def scaled(self, loss: Any) -> Any:
+        """A loss as its `backward` is to be called: by the `scaler`, where there is one. Of several
+        losses a list. Local."""
         if not isinstance(loss, torch.Tensor):
-            raise UserError(f"loss must be a tensor of one value: it is {kind_of(loss)}")
-        if self._scaling is None:
-            return loss
-        scaled: torch.Tensor = self._scaling.scaler.scale(loss)
-        return scaled
+            if not isinstance(loss, list | tuple | Iterator):
+                raise UserError(f"loss must be a tensor of one value: it is {kind_of(loss)}")
+            return [self.scaled(part) for part in loss]
+        return loss if self._scaling is None else self._scaling.scaler.scale(loss)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """For a `with` block around each backward of a step but the last one, where several add up

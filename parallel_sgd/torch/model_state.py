@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-import warnings
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -17,7 +16,9 @@ from ..communication import Communicator
 from ..errors import UserError
 from ..plain_values import from_json, to_json
 from ..state import Component, across, workspace
+from ..training.documents import parsed
 from ..validation import shown
+from ..warning import warn
 from .arrays import FLOATS, as_array, as_tensor
 from .gradients import Gradients
 from .module import (
@@ -36,7 +37,10 @@ BUFFERS = get_args(Buffers)
 ADDING = ("get_extra_state", "_save_to_state_dict", "state_dict")
 """Methods of a module by which a class of its own adds to its `state_dict`."""
 
-LARGEST_COUNT = (1 << 31) - 1  #: of a GradScaler's steps, which it keeps in 32 bits
+LARGEST_COUNT = (1 << 31) - 1
+"""Of a GradScaler's steps since its scale has changed, which it keeps in 32 bits."""
+
+LARGEST_INTERVAL = (1 << 63) - 1  #: of steps, which PyTorch's kernel takes in 64 bits
 
 
 @dataclass
@@ -59,7 +63,7 @@ class ModelState(Component):
 
     buffers: dict[str, Array] = across("mean", default_factory=dict)
     counters: dict[str, Array] = across("same", default_factory=dict)
-    others: dict[str, str] = across("same", default_factory=dict)
+    others: dict[str, str] = across("same", open=True, default_factory=dict)
     random: dict[str, Array] = across("drop", default_factory=dict)
     scale: dict[str, float] = across("same", default_factory=dict)
     unit: int = across("same", least=0, default=0)
@@ -94,12 +98,15 @@ class ModelState(Component):
         self.wait()
         for kind in ("buffers", "counters", "others", "scale"):
             own = getattr(self, kind)
-            if saved[kind].keys() != own.keys():
-                odd = sorted(saved[kind].keys() ^ own.keys())[0]
+            odd_ones = saved[kind].keys() ^ own.keys()
+            if kind == "others":  # a model may have some of them only after a step
+                odd_ones -= saved[kind].keys()
+            if odd_ones:
+                odd = min(odd_ones)
                 where = "has" if odd in saved[kind] else "lacks"
                 raise UserError(f"{where} model.{kind}.{odd}, unlike this program's model")
             for name, value in saved[kind].items():
-                if np.shape(value) != np.shape(own[name]):
+                if kind != "others" and np.shape(value) != np.shape(own[name]):
                     raise UserError(
                         f"has model.{kind}.{name} of {list(np.shape(value))}, but this model "
                         f"{list(np.shape(own[name]))}"
@@ -109,13 +116,16 @@ class ModelState(Component):
                 "was trained with other frozen parameters (requires_grad=False) than this model's"
             )
         for name, text in saved["others"].items():
+            if not isinstance(text, str):
+                raise UserError(f"has something else for model.others.{name}")
             try:
-                from_json(_parsed(text))
+                _value_of(text)
             except UserError as error:
                 raise UserError(f"has model.others.{name}, which {error}") from None
         for name, value in saved["scale"].items():
-            most = LARGEST_COUNT if isinstance(value, int) else math.inf
-            if not 0 <= value <= most or math.isinf(value) or (name == "scale" and not value):
+            most: float = LARGEST_INTERVAL if isinstance(value, int) else sys.float_info.max
+            most = LARGEST_COUNT if name == "_growth_tracker" else most
+            if not 0 <= value <= most or (name == "scale" and not value):
                 raise UserError(f"has model.scale.{name}={shown(value)}, which no GradScaler has")
         self._check_generators(saved["random"])
 
@@ -149,11 +159,19 @@ class ModelState(Component):
         """Have the module itself put back what only its own methods know."""
         if not self.others:
             return
-        state = dict(self.module.module.state_dict())
-        for key in state:
-            if plain_name(key) in self.others:
-                state[key] = from_json(_parsed(self.others[plain_name(key)]))
-        self.module.module.load_state_dict(state, strict=False)
+        module = self.module.module
+        state = dict(module.state_dict())
+        keys = {plain_name(key): key for key in state}
+        prefixes = {
+            plain_name(f"{name}."): f"{name}." for name, _ in module.named_modules() if name
+        }
+        for plain, text in self.others.items():
+            key = keys.get(plain)
+            if key is None:  # the model has none yet
+                holder = max((p for p in prefixes if plain.startswith(p)), key=len, default="")
+                key = prefixes.get(holder, "") + plain.removeprefix(holder)
+            state[key] = _value_of(text)
+        module.load_state_dict(state, strict=False)
 
     def unite(self, how: Buffers | None, comm: Communicator) -> None:
         """Make the buffers the same on all ranks.
@@ -207,11 +225,10 @@ class ModelState(Component):
             if differs and not isinstance(part, known) and not self.warned:
                 self.warned = True
                 if comm.rank == 0:
-                    warnings.warn(
+                    warn(
                         f"buffer {name!r} differs between ranks and becomes their mean: give the "
                         'learner buffers="mean" if that is meant, "first" to take rank 0\'s, or '
-                        '"local" to leave each rank its own',
-                        stacklevel=2,
+                        '"local" to leave each rank its own'
                     )
 
     def generators(self) -> dict[str, torch.Generator]:
@@ -264,11 +281,13 @@ def _state_of_generator(state: Array) -> torch.Tensor:
     return as_tensor(state).cpu()
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"is no JSON that can be read: {shown(str(error))}") from None
+def _value_of(text: str) -> Any:
+    """What a text in `ModelState.others` says.
+
+    Raises:
+        UserError: it is no document of `plain_values`.
+    """
+    return from_json(parsed(text.encode(errors="replace")))
 
 
 def _adds_to_state_dict(part: nn.Module) -> bool:

@@ -153,7 +153,8 @@ class Writer:
     Args:
         part_of: finds the vector and the parameter whose part a tensor is.
         parameters: names of the parameters.
-        own: texts of values that the program has put into parameter groups, by path.
+        own: texts of values that the program has put into parameter groups, by path, of when the
+            learner was made: training may change what such an object has.
 
     Attributes:
         values: arrays of tensors of which a mean makes sense, by name.
@@ -191,7 +192,7 @@ class Writer:
             factory = value.default_factory
             name = None if factory is None else getattr(factory, "__name__", "")
             return WithDefault(name, dict(value)) if name is None or name in FACTORIES else value
-        if path in self._own and self._own[path] == comparable(value):
+        if path in self._own:
             return ProgramsOwn(self._own[path])
         return value
 
@@ -232,6 +233,7 @@ class Reader:
         values, contents: as a `Writer` has kept them.
         parameters: by name.
         present: the optimizer's present ``state_dict()``, for what is the program's own.
+        own: texts of that, by path: of when the learner was made.
 
     Local. What is the same tensor for the writer is the same tensor again. Tensors of arrays are
     copies.
@@ -244,9 +246,10 @@ class Reader:
         contents: Mapping[str, Array],
         parameters: Mapping[str, Any],
         present: Any,
+        own: Mapping[Path, str],
     ) -> None:
         self._part, self._values, self._contents = part, values, contents
-        self._parameters, self._present = parameters, present
+        self._parameters, self._present, self._own = parameters, present, own
         self._made: dict[Any, torch.Tensor] = {}
 
     def value(self, document: str, path: Path = ()) -> Any:
@@ -320,11 +323,10 @@ class Reader:
                 value = value[key]
         except (LookupError, TypeError):
             value = None
-        if comparable(value) != own.text:
+        present = self._own.get(path, comparable(value))
+        if present != own.text:
             where = ".".join(map(str, path))
-            raise UserError(
-                f"goes with {where}={own.text}, which this optimizer has as {comparable(value)}"
-            )
+            raise UserError(f"goes with {where}={own.text}, which this optimizer has as {present}")
         return value
 
 

@@ -224,7 +224,7 @@ class TorchOptimizerState(OptimizerState):
             if vector not in saved["buffers"]:
                 raise KeyError(vector)
             p = names[parameter]
-            return torch.zeros((), dtype=p.dtype, device=p.device).expand(p.shape)
+            return torch.zeros_like(p, requires_grad=False)  # the optimizer may change it
 
         try:
             packed = self._read(saved, part)
@@ -250,7 +250,8 @@ class TorchOptimizerState(OptimizerState):
             UserError: it is not as `wait` writes it, or not of this optimizer.
         """
         present = self.optimizer.state_dict()
-        reader = Reader(part, saved["values"], saved["contents"], self.module.tensors, present)
+        values, contents = saved["values"], saved["contents"]
+        reader = Reader(part, values, contents, self.module.tensors, present, self.own)
         packed = reader.value(saved["document"])
         if not saved["entries"]:
             return packed

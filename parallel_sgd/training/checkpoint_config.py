@@ -57,8 +57,8 @@ class CheckpointConfig:
 
     @property
     def facts(self) -> tuple[object, ...]:
-        """What must be the same on all ranks, beside the folder, which each may call by another
-        name. Local."""
+        """What must be the same on all ranks, beside the folder. Ranks may call the folder by
+        different names of the same place: see `difference_of`. Local."""
         return (self.every, self.every_s, self.keep, self.resume)
 
     @property

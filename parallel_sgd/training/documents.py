@@ -56,10 +56,11 @@ def converted(numbers: dict[str, Any], version: int) -> dict[str, Any]:
     Format 2 has what `extra` was as JSON gave it, and not as `plain_values` writes it; of a PyTorch
         model it has parameters and buffers alone, and of a PyTorch optimizer not all of its state.
 
-        Raises:
-            UserError: the present format cannot hold them.
+    Raises:
+        UserError: the present format cannot hold them.
     """
     if version == 2:
+        check_numbers(numbers)
         optimizer = numbers["state"]["optimizer"]
         if isinstance(optimizer, dict) and "kinds" in optimizer:
             raise UserError(

@@ -66,6 +66,7 @@ def test_a_buffer_that_each_rank_has_for_itself_is_named_as_it_is_averaged():
     with pytest.warns(UserWarning, match="buffer 'queue' differs between ranks and") as warned:
         simulate(2, body)
     assert len(warned) == 1  # once, and on one rank; nothing of BatchNorm's
+    assert warned[0].filename == __file__  # the program's own line
     assert 'give the learner buffers="mean"' in str(warned[0].message)
 
 

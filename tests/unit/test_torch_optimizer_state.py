@@ -296,7 +296,69 @@ def test_what_a_program_has_put_into_a_group_stays_there(own, others, tmp_path):
             assert values(again) == before
 
 
+class Chooser:
+    """Whose method an optimizer is given, and whose attributes change in training."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank, self.calls, self.loss = rank, 0, [0.5]
+
+    def __call__(self, p: torch.Tensor) -> bool:
+        self.calls += 1
+        self.loss.append(1 / self.calls)
+        return p.dim() == 1
+
+    def choose(self, p: torch.Tensor) -> bool:
+        return self(p)
+
+
+@pytest.mark.parametrize("method", [True, False])
+def test_what_an_object_in_a_group_goes_through_blocks_no_checkpoint(method, tmp_path):
+    """Neither as it is saved, nor as another learner, or the same one, takes it up."""
+
+    def started() -> Any:
+        model, chooser = made(), Chooser()
+        chosen = chooser.choose if method else chooser
+        return model, chooser, learner_of(model, small.OfSome(model.parameters(), only=chosen))
+
+    model, chooser, learner = started()
+    with learner, psgd.Checkpoints(tmp_path) as checkpoints:
+        train(model, lambda: learner.step(samples=8), 0, 2)
+        chooser(model.scale)
+        checkpoints.save(learner)
+        psgd.load_checkpoint(learner, tmp_path)
+    again, _, learner = started()
+    with learner:
+        psgd.load_checkpoint(learner, tmp_path)
+    assert values(again) == values(model)
+
+
+class Editing(torch.optim.SGD):
+    """Which changes in place what it has loaded."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            state["momentum_buffer"].mul_(0.5)
+
+
+def test_an_optimizer_may_change_what_it_loads(tmp_path):
+    one, two = made(), made(1)
+    with (
+        learner_of(one, Editing(one.parameters(), lr=0.1, momentum=0.9)) as learner,
+        psgd.Checkpoints(tmp_path) as checkpoints,
+    ):
+        train(one, lambda: learner.step(samples=8), 0, 2)
+        momenta = learner.local_step.state.buffers["momentum_buffer"].copy()
+        checkpoints.save(learner)
+    with learner_of(two, Editing(two.parameters(), lr=0.1, momentum=0.9)) as learner:
+        psgd.load_checkpoint(learner, tmp_path)
+        assert values(one) == values(two)
+        assert np.array_equal(learner.local_step.state.buffers["momentum_buffer"], momenta / 2)
+
+
 def test_comparable_texts():
+    assert comparable(Chooser(0).choose) == comparable(Chooser(1).choose)
+    assert "Chooser.choose" in comparable(Chooser().choose)
     one, another = Filter(1), Filter(1)
     assert comparable(one) == comparable(another) != comparable(Filter(2))
     assert comparable([by_name, partial(by_name, 1)]) == comparable([by_name, partial(by_name, 1)])
