@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -76,9 +77,9 @@ def test_an_error_that_nobody_has_asked_for(ranks: int, folder: Path) -> None:
     """The program ends with its line, and with an exit code that says so."""
     code, output = run(HEAD + UNASKED, ranks=ranks)
     line = f"No space left on device (on rank {ranks - 1})"
-    assert code != 0 and output.count(line) == ranks, output
+    assert code != 0 and output.count(line) == 1, output
     assert "Traceback" not in output, output
-    assert list((folder / "checkpoints").iterdir()) == []
+    assert os.listdir(folder / "checkpoints") == [".lock"]  # which the process has held
 
 
 UNFINISHED = """
