@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -170,20 +171,20 @@ class Departures:
 
 
 _of_the_world: Departures | None = None
+_key: int | None = None  # of what tells of the end where a program calls MPI.Finalize
 _last: list[Callable[[], object]] = []
-_finalizes = False
 
 
 def departures(world: MPI.Intracomm) -> Departures:
     """Those of all ranks of this process's world. Collective at its first call."""
-    global _of_the_world
+    global _of_the_world, _key
     if _of_the_world is None:
         from mpi4py import MPI
 
         _of_the_world = Departures(world.Dup())
         # Also for programs that call MPI.Finalize: it first deletes what COMM_SELF has.
-        key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _leave())
-        MPI.COMM_SELF.Set_attr(key, True)
+        _key = MPI.Comm.Create_keyval(delete_fn=lambda *_: _leave())
+        MPI.COMM_SELF.Set_attr(_key, True)
     return _of_the_world
 
 
@@ -214,21 +215,33 @@ def _leave() -> None:
 
 @atexit.register  # before any other of this package, so that it is called after them
 def _end() -> None:
-    """As above; and then MPI is shut down, which takes all ranks."""
+    """As above. MPI is shut down, which takes all ranks, when there is no Python any more that
+    could be called back."""
     _leave()
     if _of_the_world is not None and is_rank():
         limit_the_end()
-    _finalize()
+        mpi = mpi_that_is_up()
+        if mpi is not None and _key is not None:
+            mpi.COMM_SELF.Delete_attr(_key)
 
 
 def finalize_at_exit() -> None:
-    """MPI, which nobody else does, is finalized as the rank ends; and not as a child of it does,
-    which would wait there for the other ranks."""
-    global _finalizes
-    _finalizes = True
+    """MPI, which this process has initialized and nobody else finalizes, is finalized as it ends:
+    after all exit handlers, since the user's own may yet use MPI."""
+    # Python clears this module last, when it has called the handlers and cleared the others.
+    vars(sys)["_parallel_sgd_finalizer"] = _Finalizer()
 
 
-def _finalize() -> None:
-    mpi = mpi_that_is_up()
-    if _finalizes and is_rank() and mpi is not None:
-        mpi.Finalize()
+class _Finalizer:
+    """Finalizes MPI when it goes; in a process that was forked, which would wait there for the
+    other ranks, it does not. By then no module can be looked into."""
+
+    def __init__(self) -> None:
+        from mpi4py import MPI
+
+        self._finalize, self._is_finalized = MPI.Finalize, MPI.Is_finalized
+        self._process, self._this_process = os.getpid(), os.getpid
+
+    def __del__(self) -> None:
+        if self._this_process() == self._process and not self._is_finalized():
+            self._finalize()

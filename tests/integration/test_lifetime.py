@@ -221,3 +221,35 @@ def test_the_same_without_mpiexec(folder: Path) -> None:
     code, output = executed([sys.executable, "-c", alone])
     assert code == 1
     assert output.startswith("parallel-sgd: error: no checkpoint could be written to "), output
+
+
+AT_LAST = """
+import atexit, os
+
+process = os.getpid()
+
+
+@atexit.register  # before all that the package registers: it is called after that
+def last():
+    if os.getpid() == process:
+        from mpi4py import MPI
+        MPI.COMM_WORLD.Barrier()
+
+
+class Sees:
+    def __del__(self, write=os.write):
+        write(1, b"MPI is finalized" if self.is_finalized() else b"MPI is up")
+
+
+import parallel_sgd, sys
+parallel_sgd.Communicator.world()
+from mpi4py import MPI
+sees = vars(sys)["_sees"] = Sees()  # goes after what was put there before
+sees.is_finalized = MPI.Is_finalized
+"""
+
+
+@pytest.mark.any_mpi
+def test_exit_handlers_of_the_users_may_use_mpi() -> None:
+    code, output = executed([sys.executable, "-c", AT_LAST])
+    assert (code, output) == (0, "MPI is finalized")
