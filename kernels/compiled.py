@@ -16,6 +16,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile at the first call, keep the machine code on disk, and run without the GIL."""
     kernel = njit(nogil=True, error_model="numpy")(function)
     kernel._cache = KernelCache(function)
+    kernel.compile = kernel._cache.unlocking(kernel.compile)
     return kernel  # type: ignore[no-any-return]
 
 

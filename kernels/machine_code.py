@@ -1,10 +1,12 @@
 """Machine code on disk, compiled once by all processes that share a folder.
 
-Numba's own cache leaves three things to wish for. Processes that start together all compile the
+Numba's own cache leaves four things to wish for. Processes that start together all compile the
 same kernel: here the first process locks the kernel, and the others load what it has written. A
 kernel whose parts are in another file is not compiled anew when that file changes: here a change of
 any file of this package counts. To load machine code Numba imports all that it needs to compile:
-here only the runtime is started.
+here only the runtime is started. Numba writes an index, and then the data that the index names, in
+files that it uses again after a change: here the machine code of some sources for a signature is a
+file of its own, that is written whole or not at all.
 
 The folder is that of Numba's cache: beside Python's .pyc files, or the user's, or NUMBA_CACHE_DIR.
 """
@@ -19,12 +21,15 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import numba
 from numba.core.caching import FunctionCache, IndexDataCacheFile, NullCache
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime import rtsys
 
-#: How long a process waits for another one's kernel; then it compiles that kernel itself.
+#: How long a process waits for another one's kernel; then it compiles that kernel itself, and waits
+#: for no other.
 WAIT_S = 60.0
 
 _LOOK_EVERY_S = 0.005
@@ -34,6 +39,8 @@ COMPILING_ANEW = (
     "compiling kernels, which takes some seconds of every run, as no folder can keep them: set "
     "NUMBA_CACHE_DIR to a folder that can be written"
 )
+WAITED_IN_VAIN = "another process keeps a kernel locked: compiling without waiting"
+UNREADABLE = "compiling kernels anew, as a file of compiled kernels cannot be read"
 
 
 class KernelCache(NullCache):  # type: ignore[misc] # Numba has no types
@@ -53,36 +60,84 @@ class KernelCache(NullCache):  # type: ignore[misc] # Numba has no types
             disk = FunctionCache(self._function)
         except RuntimeError:
             return None
-        name = disk._impl.filename_base
-        disk._cache_file = IndexDataCacheFile(disk.cache_path, name, _stamp())
+        disk._cache_file = _Files(disk.cache_path, disk._impl.filename_base, _stamp())
         return disk
+
+    def unlocking(self, compile_: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The `compile` of a kernel of Numba's, which gives the kernel's lock back at its end, also
+        where it raises."""
+
+        def compile_and_unlock(sig: Any) -> Any:
+            with global_compiler_lock:  # so that no other thread's lock is given back
+                try:
+                    return compile_(sig)
+                finally:
+                    self._lock.release()
+
+        return compile_and_unlock
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The machine code for a signature. None: this process is to compile it, and holds the
-        kernel's lock until `save_overload`."""
+        kernel's lock until the end of `compile`, unless it has waited in vain."""
         rtsys.initialize(target_context)
         if self._disk is None:
             _at_present.say(COMPILING_ANEW)
             return None
-        code = self._disk._load_overload(sig, target_context)
+        code = self._load(sig, target_context)
         if code is None:
             _at_present.say(COMPILING)
             path = Path(self._disk.cache_path, f"{self._disk._impl.filename_base}.lock")
             self._lock.acquire(path)
-            code = self._disk._load_overload(sig, target_context)
-            if code is not None:
-                self._lock.release()
+            code = self._load(sig, target_context)
         return code
 
+    def _load(self, sig: Any, target_context: Any) -> Any:
+        assert self._disk is not None
+        try:
+            return self._disk._load_overload(sig, target_context)
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # damaged bytes raise anything when they are unpickled
+            _at_present.say(f"{UNREADABLE} ({self._disk.cache_path}: {type(error).__name__})")
+            return None
+
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Write machine code, and let the other processes load it."""
+        """Write machine code, so that the other processes load it."""
         try:
             if self._disk is not None:
                 self._disk.save_overload(sig, data)
         except OSError:  # a full disk, say: the machine code is there for this run
             _at_present.say(COMPILING_ANEW)
-        finally:
-            self._lock.release()
+
+
+class _Files(IndexDataCacheFile):  # type: ignore[misc] # Numba has no types
+    """The files of one kernel, one for each signature, without an index.
+
+    The name of a file says of which sources it is, so that no process loads machine code of others.
+    """
+
+    def __init__(self, folder: str, kernel: str, stamp: bytes) -> None:
+        self._kernel, self._sources = kernel, f"{kernel}-{stamp.hex()[:16]}"
+        super().__init__(folder, self._sources, stamp)
+
+    def _name(self, key: object) -> str:
+        return f"{self._sources}-{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.nbc"
+
+    def load(self, key: object) -> Any:
+        """
+        Raises:
+            FileNotFoundError: the signature has not been compiled from these sources.
+            Exception: any, where the file cannot be read or is damaged.
+        """
+        key_of_file, data = self._load_data(self._name(key))
+        return data if key_of_file == key else None
+
+    def save(self, key: object, data: Any) -> None:
+        """Write the file, or none, and remove those of other sources."""
+        self._save_data(self._name(key), (key, data))
+        for path in Path(self._cache_path).glob(f"{self._kernel}*.nb[ci]"):
+            if not path.name.startswith(self._sources):
+                path.unlink(missing_ok=True)
 
 
 class KernelIsLocked(Exception):
@@ -113,40 +168,59 @@ class _Lock:
     compiles for itself.
     """
 
+    #: Whether this process has waited for a lock in vain: it waits for no other.
+    in_vain: ClassVar[bool] = False
+
     def __init__(self) -> None:
         self._file: int | None = None
 
     def acquire(self, path: Path) -> None:
-        """
+        """Lock, or after `WAIT_S` go on without the lock.
+
         Raises:
             KernelIsLocked: by another process, and the thread puts kernels off.
         """
+        if self._file is not None:
+            return
         try:
-            file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+            flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(path, flags, 0o666)
         except OSError:
             return
+        try:
+            if self._wait(file):
+                self._file = file
+                _at_present.locks += 1
+        finally:
+            if self._file is None:
+                os.close(file)
+
+    def _wait(self, file: int) -> bool:
+        """Whether the file is locked now."""
         deadline = time.monotonic() + WAIT_S
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
             except BlockingIOError:
                 if _at_present.puts_off and not _at_present.locks:
-                    os.close(file)
                     raise KernelIsLocked from None
-                if time.monotonic() < deadline:
-                    time.sleep(_LOOK_EVERY_S)
-                    continue
             except OSError:
-                pass
-            break
-        self._file = file
-        _at_present.locks += 1
+                return False
+            if _Lock.in_vain:
+                return False
+            if time.monotonic() >= deadline:
+                _Lock.in_vain = True
+                _at_present.say(WAITED_IN_VAIN)
+                return False
+            time.sleep(_LOOK_EVERY_S)
 
     def release(self) -> None:
         if self._file is not None:
-            os.close(self._file)
-            self._file = None
+            file, self._file = self._file, None
             _at_present.locks -= 1
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have the file open, too
+            os.close(file)
 
 
 def prepare(
@@ -172,7 +246,7 @@ def prepare(
 
     first %= max(1, len(calls))
     later = []
-    _at_present.say, _at_present.puts_off, _at_present.locks = say_once, True, 0
+    _at_present.say, _at_present.puts_off = say_once, True
     try:
         for call in (*calls[first:], *calls[:first]):
             try:
@@ -189,6 +263,7 @@ def prepare(
 
 @cache
 def _stamp() -> bytes:
-    """Differs where any file of this package does."""
+    """Differs where any file of this package does, or Numba's version."""
     files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(hashlib.sha256(f.read_bytes()).digest() for f in files)).digest()
+    digests = [hashlib.sha256(f.read_bytes()).digest() for f in files]
+    return hashlib.sha256(b"".join([numba.__version__.encode(), *digests])).digest()

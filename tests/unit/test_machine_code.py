@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import json
@@ -10,12 +11,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from limits import patience
+from numba.core.errors import TypingError
 
 import parallel_sgd as psgd
 from parallel_sgd.kernels import cpu, machine_code
@@ -109,6 +112,7 @@ def test_without_a_folder_each_process_compiles_and_says_what_helps(folder):
 def kernels(folder, monkeypatch) -> Callable[[], ModuleType]:
     """Loads the kernels anew, as another process would."""
     monkeypatch.setattr("numba.core.config.CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setattr(machine_code._Lock, "in_vain", False)
 
     def load() -> ModuleType:
         spec = importlib.util.spec_from_file_location("some_kernels", folder / "some_kernels.py")
@@ -124,13 +128,26 @@ def misses(kernel: Any) -> int:
     return sum(kernel.stats.cache_misses.values())
 
 
+def files_of(kernel: str, folder: Path, kind: str = "nbc") -> list[Path]:
+    return sorted((folder / "cache").glob(f"*/some_kernels.{kernel}-*.{kind}"))
+
+
+def is_locked(kernel: str, folder: Path) -> bool:
+    with files_of(kernel, folder, "lock")[0].open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def test_a_kernel_that_another_process_compiles_is_put_off_and_waited_for_no_longer_than_that(
     kernels, monkeypatch, folder
 ):
     first = kernels()
     first.three(1)
     lock = next((folder / "cache").glob("*/some_kernels.three-*.lock"))
-    os.remove(next((folder / "cache").glob("*/some_kernels.three-*.nbi")))
+    os.remove(files_of("three", folder)[0])
     monkeypatch.setattr(machine_code, "WAIT_S", 0.2)
     second, order = kernels(), []
 
@@ -155,17 +172,142 @@ def test_a_change_of_any_file_of_the_kernels_counts(kernels, monkeypatch):
     assert misses(changed.three) == 1
 
 
+class Killed(BaseException):
+    """In the place of a signal that ends the process."""
+
+
+@pytest.mark.parametrize("error", [OSError("no space left on device"), Killed()])
+def test_no_machine_code_of_other_sources_is_loaded_where_new_one_could_not_be_written(
+    kernels, monkeypatch, folder, error
+):
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as older:
+        older.setattr(machine_code, "_stamp", lambda: b"older sources")
+        kernels().three(1)
+    with monkeypatch.context() as failing:
+        failing.setattr("numba.core.caching.IndexDataCacheFile._save_data", fail)
+        with contextlib.suppress(Killed):
+            kernels().three(1)
+    assert not is_locked("three", folder)
+    fresh = kernels()
+    assert fresh.three(1) == 4
+    assert misses(fresh.three) == 1
+
+
+def test_machine_code_of_other_sources_is_removed_when_new_one_is_written(
+    kernels, monkeypatch, folder
+):
+    with monkeypatch.context() as older:
+        older.setattr(machine_code, "_stamp", lambda: b"older sources")
+        kernels().three(1)
+        kernels().one(1)
+    old = files_of("three", folder)
+    fresh = kernels()
+    fresh.three(1)
+    fresh.three(1.0)
+    assert len(old) == 1 and len(files_of("three", folder)) == 2
+    assert not set(old) & set(files_of("three", folder))
+    assert len(files_of("one", folder)) == 1
+
+
+def test_damaged_or_unreadable_files_are_compiled_anew(kernels, folder):
+    kernels().three(1)
+    for damage in (b"", b"\0" * 100, b"\x80\x05K\x01.", None):
+        for path in files_of("three", folder, "nb?"):
+            path.unlink()
+            if damage is None:
+                path.mkdir()  # opening it raises an OSError, for any user
+            else:
+                path.write_bytes(damage)
+        second, said = kernels(), []
+        machine_code.prepare([lambda second=second: second.three(1)], 0, said.append)
+        assert second.three(1) == 4 and misses(second.three) == 1
+        assert any(machine_code.UNREADABLE in line for line in said)
+        if damage is not None:
+            third = kernels()
+            assert third.three(1) == 4 and misses(third.three) == 0
+
+
 def test_a_lock_is_given_back_where_machine_code_cannot_be_written(kernels, monkeypatch, folder):
     def save(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", save)
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile._save_data", save)
     said: list[str] = []
     machine_code.prepare([lambda: kernels().three(1)], 0, said.append)
     assert said == [machine_code.COMPILING, machine_code.COMPILING_ANEW]
-    lock = next((folder / "cache").glob("*/some_kernels.three-*.lock"))
-    with lock.open("w") as free:
+    assert not is_locked("three", folder)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_lock_is_given_back_where_compiling_raises(kernels, monkeypatch, folder, error):
+    def compile_(*_: object) -> None:
+        raise error
+
+    module = kernels()
+    with monkeypatch.context() as failing:
+        failing.setattr(module.part._compiler, "compile", compile_)
+        with pytest.raises(error):
+            module.one(1)
+    assert not is_locked("one", folder) and not is_locked("part", folder)
+    assert machine_code._at_present.locks == 0
+    assert module.one(1) == 3
+
+
+def test_a_lock_is_given_back_where_an_argument_is_wrong(kernels, folder):
+    with pytest.raises(TypingError):
+        kernels().three("no number")
+    assert not is_locked("three", folder)
+    assert machine_code._at_present.locks == 0
+
+
+def test_a_process_waits_in_vain_only_once_and_says_so(kernels, monkeypatch, folder):
+    first = kernels()
+    first.one(1), first.two(1), first.three(1)
+    for path in (folder / "cache").glob("*/*.nb?"):
+        path.unlink()
+    monkeypatch.setattr(machine_code, "WAIT_S", 0.2)
+    sleeps: list[float] = []
+    monkeypatch.setattr(machine_code.time, "sleep", lambda s: sleeps.append(sleep(s)))
+    second, said, counts = kernels(), [], []
+
+    def call(name: str) -> Callable[[], object]:
+        def called() -> None:
+            getattr(second, name)(1)
+            counts.append((len(sleeps), machine_code._at_present.locks))
+
+        return called
+
+    with contextlib.ExitStack() as held:
+        for path in (folder / "cache").glob("*/*.lock"):
+            fcntl.flock(held.enter_context(path.open("w")), fcntl.LOCK_EX)
+        machine_code.prepare([call("three"), call("one"), call("two")], 0, said.append)
+    assert said == [machine_code.COMPILING, machine_code.WAITED_IN_VAIN]
+    assert counts == [(len(sleeps), 0)] * 3 and sleeps
+    third = kernels()
+    assert (third.one(1), misses(third.one)) == (3, 0)  # written without the lock, too
+
+
+def test_a_forked_process_does_not_keep_a_lock(tmp_path):
+    lock = machine_code._Lock()
+    lock.acquire(tmp_path / "kernel.lock")
+    assert lock._file is not None
+    assert not os.get_inheritable(lock._file)
+    copy = os.dup(lock._file)  # as a forked process has one
+    lock.release()
+    with (tmp_path / "kernel.lock").open("w") as free:
         fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(copy)
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path):
+    (tmp_path / "kernel.lock").symlink_to(tmp_path / "elsewhere")
+    lock = machine_code._Lock()
+    lock.acquire(tmp_path / "kernel.lock")
+    lock.release()
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def kind(argument: object) -> object:
