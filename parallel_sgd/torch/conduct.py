@@ -18,7 +18,8 @@ CHANGED = (
     "the gradient of {name!r} was changed between backward and step. There it is that of this "
     "rank's samples alone: what depends on its size, such as torch.nn.utils.clip_grad_norm_, is "
     "another change on each rank, and not what one process would do. To clip, give the learner "
-    "clip_norm=...: it clips the gradient of all ranks. A mask, or noise, is as right as before"
+    "clip_norm=...: it clips the gradient of all ranks. A factor that is the same on all ranks, a "
+    "mask, or noise is as right as before"
 )
 CHANGED_TOO_LATE = (
     "the gradient of {name!r} was changed between backward and step. With overlap=True that has no "
@@ -48,6 +49,8 @@ class Conduct:
         self._module, self._overlap, self._warns = module, algorithm.overlap, comm.rank == 0
         exchanged = comm.size > 1 and algorithm.synchronizes_every_step
         self._looks_for_changes = self._warns and exchanged
+        self._looks_next = True
+        module.left.keeps = self._looks_for_changes and not self._overlap
         self._steps = self._short = 0
         self._given = self._added_up = 0  # minibatches for the step under way; as many as backwards
 
@@ -63,12 +66,17 @@ class Conduct:
         if not (self._looks_for_changes and samples and distributed):
             return
         self._steps += 1
-        if self._steps > ALWAYS and self._steps % NOW_AND_THEN:
+        looks, self._looks_next = self._looks_next, self._is_due(self._steps + 1)
+        self._module.left.keeps = self._looks_next and not self._overlap
+        if not looks:
             return
-        name = self._module.changed(own_hooks=1 + self._overlap)
+        name = self._module.changed(own_hooks=1 + self._overlap, sent=self._overlap)
         if name is not None:
-            self._looks_for_changes = False
+            self._looks_for_changes = self._module.left.keeps = False
             warn((CHANGED_TOO_LATE if self._overlap else CHANGED).format(name=name))
+
+    def _is_due(self, step: int) -> bool:
+        return step <= ALWAYS or step % NOW_AND_THEN == 0
 
     def after_step(self, samples: int, taken: int) -> None:
         """After it has taken so many minibatches of the source."""

@@ -116,7 +116,35 @@ def assigns(learner, step):
         p.grad = gradient
 
 
-RIGHT = [reads, zeroes, throws_away, adds_up, retains, assigns]
+def logs_the_norm(learner, step):
+    backward(learner, step)
+    torch.nn.utils.clip_grad_norm_(learner.model.parameters(), float("inf"))
+
+
+def copies(learner, step):
+    backward(learner, step)
+    for p in learner.model.parameters():
+        p.grad = p.grad.clone()
+
+
+def takes_the_mean(learner, step):
+    adds_up(learner, step)
+    for p in learner.model.parameters():
+        p.grad.div_(3)
+
+
+def zeroes_a_head(learner, step):
+    """Between the backwards of two heads, of which one has looked at its gradient alone."""
+    first, *_, last = learner.model
+    with learner.no_sync():
+        x, _ = batch(learner.model, learner.comm.rank, step, 3)
+        last(first(x)).square().mean().backward()
+    learner.model.zero_grad(set_to_none=False)
+    first(x).square().mean().backward()
+
+
+RIGHT = [reads, zeroes, throws_away, adds_up, retains, assigns, zeroes_a_head]
+NOT_WHILE_SENT = [logs_the_norm, copies, takes_the_mean]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -130,6 +158,21 @@ def test_loops_that_are_right(on_ranks, train, overlap):
                 learner.step(samples=3)
 
     assert warned(on_ranks, body)[0] == []
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("train", NOT_WHILE_SENT, ids=lambda train: train.__name__)
+def test_changes_that_are_right_unless_gradients_are_being_sent(on_ranks, train, overlap):
+    def body(comm):
+        algorithm = psgd.DataParallelSGD(overlap=overlap)
+        with learner_of(made(MLP), comm, algorithm=algorithm) as learner:
+            for step in range(STEPS):
+                train(learner, step)
+                learner.step(samples=3)
+
+    texts, ranks = warned(on_ranks, body)
+    assert len(texts) == (overlap and ranks > 1)
+    assert all("overlap=True" in text for text in texts)
 
 
 def test_hooks_of_the_program(on_ranks):
