@@ -13,6 +13,7 @@ The folder is that of Numba's cache: beside Python's .pyc files, or the user's, 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -133,11 +134,12 @@ class _Files(IndexDataCacheFile):  # type: ignore[misc] # Numba has no types
         return data if key_of_file == key else None
 
     def save(self, key: object, data: Any) -> None:
-        """Write the file, or none, and remove those of other sources."""
+        """Write the file, or none, and remove those of other sources where that is allowed."""
         self._save_data(self._name(key), (key, data))
         for path in Path(self._cache_path).glob(f"{self._kernel}*.nb[ci]"):
             if not path.name.startswith(self._sources):
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # it may be another user's
+                    path.unlink()
 
 
 class KernelIsLocked(Exception):

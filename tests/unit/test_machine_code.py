@@ -212,6 +212,20 @@ def test_machine_code_of_other_sources_is_removed_when_new_one_is_written(
     assert len(files_of("one", folder)) == 1
 
 
+def test_a_file_of_other_sources_that_cannot_be_removed_is_left(kernels, monkeypatch, folder):
+    with monkeypatch.context() as older:
+        older.setattr(machine_code, "_stamp", lambda: b"older sources")
+        kernels().three(1)
+    (old,) = files_of("three", folder)
+    old.unlink()
+    old.mkdir()  # which nobody can unlink
+    said: list[str] = []
+    machine_code.prepare([lambda: kernels().three(1)], 0, said.append)
+    assert said == [machine_code.COMPILING] and old.is_dir()
+    warm = kernels()
+    assert (warm.three(1), misses(warm.three)) == (4, 0)
+
+
 def test_damaged_or_unreadable_files_are_compiled_anew(kernels, folder):
     kernels().three(1)
     for damage in (b"", b"\0" * 100, b"\x80\x05K\x01.", None):
