@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from . import mail
@@ -239,9 +240,9 @@ class _Finalizer:
     def __init__(self) -> None:
         from mpi4py import MPI
 
-        self._finalize, self._is_finalized = MPI.Finalize, MPI.Is_finalized
+        self._mpi = SimpleNamespace(Finalize=MPI.Finalize, Is_finalized=MPI.Is_finalized)
         self._process, self._this_process = os.getpid(), os.getpid
 
     def __del__(self) -> None:
-        if self._this_process() == self._process and not self._is_finalized():
-            self._finalize()
+        if self._this_process() == self._process and not self._mpi.Is_finalized():
+            self._mpi.Finalize()

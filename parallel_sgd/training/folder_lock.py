@@ -1,9 +1,11 @@
 """One process at a time writes to a folder: the lock of a run's folder, and of one of checkpoints.
 
 The lock is the kernel's, on the file ``.lock`` in the folder, so that the end of the process frees
-it, however it ends; what the file says is only told to others. It is a lock of POSIX: those hold
-between the hosts that share a disk (NFS), and a child that is forked has none. Where the file
-system knows no locks, nobody is kept out. Everything here is local.
+it, however it ends; what the file says is only told to others. It is one of POSIX's kind, which
+hold between the hosts that share a disk (NFS). The kernel of Linux binds it to the open file: there
+a process that opens the file again, as to copy the folder, does not free it. A child that is forked
+closes what it has inherited. Where the file system knows no locks, nobody is kept out. Everything
+here is local.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import fcntl
 import json
 import os
 import socket
+import struct
 import threading
 import time
 import weakref
@@ -34,8 +37,13 @@ _LOOKS_EVERY_S = 0.05
 #: What a file system says that has no locks.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
-#: Of this process: descriptor and number of users, by folder. (To close any descriptor of a file
-#: would free a lock of POSIX, so each file is open once.)
+_NOT_HERE = {errno.EACCES, errno.EPERM, errno.EROFS}  #: no file can be made or written
+
+#: As struct flock: kind, counted from the file's begin (0), from byte 0 to its end, no process.
+_WHOLE = struct.Struct("hhqqi0q")
+
+#: Of this process: descriptor and number of users, by folder. (Other systems than Linux free a lock
+#: when any descriptor of the file is closed, so each file is open once.)
 _held: dict[Path, list[int]] = {}
 _noting = threading.RLock()  # an object may go while its thread has it
 
@@ -54,11 +62,13 @@ class FolderLock:
         self._name, self._folder = name, folder
         self._gives_back: weakref.finalize[[Path], FolderLock] | None = None
 
-    def hold(self, *, make: bool = True) -> None:
+    def hold(self, *, make: bool = True, writes: bool = True) -> None:
         """Take the lock, unless this object has it.
 
         Args:
             make: make the folder, if there is none; else there is nothing to hold then.
+            writes: this process is going to write; else there is nothing to hold in a folder that
+                it cannot write to.
         Raises:
             UserError: another process has it, and does not free it within `_FREED_S`; says which.
                 One of an earlier start of this job has been ended, and is not asked.
@@ -70,7 +80,12 @@ class FolderLock:
             place = self._folder.resolve()
             with _noting:
                 if place not in _held:
-                    _held[place] = [self._taken(place / LOCK), 0]
+                    try:
+                        _held[place] = [self._taken(place / LOCK), 0]
+                    except OSError as error:
+                        if writes or error.errno not in _NOT_HERE:
+                            raise
+                        return
                 _held[place][1] += 1
         self._gives_back = weakref.finalize(self, _give_back, place)  # also as the program ends
 
@@ -99,7 +114,8 @@ class FolderLock:
                         holder = _told(descriptor)
                         if not _was_this_job(holder):
                             raise UserError(self._in_use(path, holder))
-                        path.unlink(missing_ok=True)  # a host that is lost may hold it for ever
+                        if _is_still(path, descriptor):  # and not yet removed by another rank
+                            path.unlink(missing_ok=True)  # a lost host may hold it for ever
                 elif _is_still(path, descriptor):
                     kept, descriptor = descriptor, -1
                     _tell(kept)
@@ -121,7 +137,11 @@ class FolderLock:
 def _is_locked(descriptor: int) -> bool:
     """Lock a file; whether no other process has done so."""
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if hasattr(fcntl, "F_OFD_SETLK"):  # the kernel of Linux
+            lock = _WHOLE.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, lock)
+        else:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False

@@ -16,6 +16,7 @@ from typing import Any
 from ..communication.abort import print_labelled
 from ..communication.launched import job_name, restarts
 from ..errors import UserError
+from ..files import writing
 from ..validation import checked_path, mapping
 from .checkpoint_config import CheckpointConfig
 from .checkpoint_files import NAME, checkpoints_in, read_manifest, require_whole, set_aside_after
@@ -77,7 +78,7 @@ def resume(
 
 def _newest(folder: Path) -> Path | None:
     lock = FolderLock("folder", folder)
-    lock.hold(make=False)  # what another job saves now is no place to go on from
+    lock.hold(make=False, writes=False)  # what another job saves now is no place to go on from
     try:
         return _newest_in(folder)
     finally:
@@ -89,7 +90,8 @@ def _newest_in(folder: Path) -> Path | None:
         return next(reversed(checkpoints_in(folder)), None)
     path = _own(folder) or newest_whole(folder)
     if path is not None:
-        set_aside_after(path)
+        with writing("folder", folder):
+            set_aside_after(path)
     return path
 
 

@@ -183,11 +183,13 @@ class RunFolder:
         Raises:
             UserError: what was left for it cannot be written.
         """
-        self._lock.release()
         events, self._events = self._events, None
-        if events is not None:
-            with writing(WHAT, self.path / TENSORBOARD):
-                events.close()
+        try:
+            if events is not None:
+                with writing(WHAT, self.path / TENSORBOARD):
+                    events.close()
+        finally:
+            self._lock.release()
 
     def write_model(self, model: Parameters | Mapping[str, Any]) -> None:
         """Write a model's arrays by name as model.npz (read it with `numpy.load`).

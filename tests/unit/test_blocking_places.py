@@ -78,7 +78,7 @@ REASONS = {
     "communication/board.py: OwnLine.meet: Barrier": "likewise",
     "communication/departures.py: departures: Dup": "likewise",
     "communication/departures.py: Departures.leave: while": "LastWait ends it, and roll calls",
-    "communication/departures.py: _finalize: Finalize": "limit_the_end",
+    "communication/departures.py: _Finalizer.__del__: Finalize": "limit_the_end",
     "communication/departures.py: Departures.leave: Waitall": "short messages, which need nobody",
     "communication/mail.py: received: Recv": "it is here, and short: it came whole",
     "communication/endpoint.py: Endpoint.until: while": "Conversation calls it in watched()",

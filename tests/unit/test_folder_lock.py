@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 
@@ -82,6 +84,59 @@ def test_who_holds_it_is_said_and_the_end_of_a_killed_one_frees_it(tmp_path, oth
     assert json.loads((run / LOCK).read_text())["process"] == os.getpid()
     folder.close()
     assert LOCK not in os.listdir(run)
+
+
+def _refuses(error, *, below):
+    """An `os.open` that makes and writes no file there: root may do so everywhere."""
+
+    def opened(path, flags, *mode, right=os.open, **options):
+        if flags & os.O_CREAT and str(path).startswith(str(below)):
+            raise OSError(error, os.strerror(error), str(path))
+        return right(path, flags, *mode, **options)
+
+    return opened
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_folder_that_cannot_be_written_to_can_be_resumed_from(tmp_path, monkeypatch, error):
+    with psgd.Checkpoints(tmp_path) as checkpoints:
+        trained = learner()
+        trained.step(samples=4)
+        checkpoints.save(trained)
+    monkeypatch.setattr(folder_lock.os, "open", _refuses(error, below=tmp_path))
+    for restart in ("0", "1"):
+        monkeypatch.setenv(JOB, "a-job")
+        monkeypatch.setenv(RESTART, restart)
+        assert psgd.resume(learner(), tmp_path).samples == 4
+    with pytest.raises(UserError, match="cannot be written: "):
+        psgd.Checkpoints(tmp_path).hold()
+    with psgd.Checkpoints(tmp_path) as checkpoints, pytest.raises(UserError, match="written"):
+        checkpoints.save(learner(), background=False)
+
+
+def test_to_copy_the_folder_does_not_free_it(tmp_path):
+    run = tmp_path / "run"
+    with FolderLock("output", run):
+        shutil.copytree(run, tmp_path / "copy")
+        at_once = "from parallel_sgd.training import folder_lock; folder_lock._FREED_S = 0.1"
+        command = [sys.executable, "-c", at_once + HOLDS, run]
+        told = subprocess.run(command, capture_output=True, text=True)
+        assert "is in use: process" in told.stderr and told.stdout == ""
+    FolderLock("output", tmp_path / "copy").hold()
+
+
+def test_it_is_held_until_the_last_write(tmp_path):
+    class Events:
+        def close(self):
+            assert LOCK in os.listdir(tmp_path)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = RunFolder(tmp_path, {})
+    folder.create()
+    folder._events = Events()
+    with pytest.raises(UserError, match="No space left"):
+        folder.close()
+    assert LOCK not in os.listdir(tmp_path)
 
 
 def test_a_later_start_of_the_same_job_takes_it_over(tmp_path, other, monkeypatch):
