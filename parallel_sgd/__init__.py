@@ -149,7 +149,9 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_ROOM_OF})
+    """Public names, but for `torch` until it was imported: whoever asks for all of these (`help`,
+    `inspect.getmembers`, a tab) may have no PyTorch."""
+    return sorted({*globals(), *_ROOM_OF.keys() - {"torch"}})
 
 
 install_excepthook_if_launched()  # a rank that fails before Communicator.world() ends the job

@@ -21,6 +21,7 @@ import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,8 @@ DEEPEST = 50
 
 LEVELS = 4 * DEEPEST
 """Levels of a document: a value may be an object with a tag, and in it lists of pairs."""
+
+_on_host = ContextVar("on_host", default=False)
 
 LONGEST_INTEGER = 64
 """Bits of an integer that is written in decimal digits. Python reads at most 4,300 digits."""
@@ -91,13 +94,24 @@ def to_json(name: str, value: Any) -> Any:
     return _to_json((None, name), value, DEEPEST)
 
 
-def from_json(document: Any) -> Any:
+def from_json(document: Any, *, host: bool = False) -> Any:
     """Return the value of a document that `to_json` has made.
 
+    Args:
+        host: whether all memory is the host's, whatever device a value was on.
     Raises:
         UserError: `to_json` makes no such document.
     """
-    return _from_json(document, LEVELS)
+    token = _on_host.set(host)
+    try:
+        return _from_json(document, LEVELS)
+    finally:
+        _on_host.reset(token)
+
+
+def on_host() -> bool:
+    """Whether the value that is being made shall be in the host's memory: for `from_parts`."""
+    return _on_host.get()
 
 
 def _to_json(place: Place, value: Any, depth: int) -> Any:

@@ -25,16 +25,18 @@ def sums_over(
         UserError: an argument is not as required; the samples of a batch cannot be counted; or its
             metrics are other ones than those before it.
     """
-    if not isinstance(batches, Iterable):
+    try:
+        each = iter(batches)  # also of an object that has __getitem__ alone
+    except TypeError:
         raise UserError(
             f"batches must be an iterable, such as a DataLoader or a list: it is {kind_of(batches)}"
-        )
+        ) from None
     function("score", score, "of a model and a batch's parts")
     if samples is not None:
         function("samples", samples, "of a batch")
     sums: dict[str, float] = {}
     total = 0
-    for batch in batches:
+    for batch in each:
         count = samples_in(batch, samples)
         if count == 0:  # of which no mean is a number
             continue

@@ -19,6 +19,7 @@ from ..training.batches import Samples
 from ..training.evaluation import weighted_means
 from ..training.feed import Feed
 from ..training.in_common import EVERY, mark_of
+from ..training.learner_setup import AS_MADE, FIXED
 from ..training.leaving_out import MOST_SKIPPED, NotFinite
 from ..training.survival import COMMIT_EVERY
 from ..validation import choice, integer, kind_of, number
@@ -102,6 +103,8 @@ class Learner(ArrayLearner):
     >>> global_samples
     8
     """
+
+    fixed = FIXED | dict.fromkeys(("model", "reduction", "clip_norm", "scaler", "buffers"), AS_MADE)
 
     def __init__(
         self,

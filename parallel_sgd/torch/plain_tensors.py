@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from ..plain_values import add_type
+from ..plain_values import add_type, on_host
 from ..validation import shown
 
 
@@ -28,7 +28,7 @@ def _parts_of(tensor: torch.Tensor) -> list[Any]:
 
 
 def _tensor_of(parts: Any) -> torch.Tensor:
-    """The inverse of `_parts_of`."""
+    """The inverse of `_parts_of`; on the CPU where this process has no such device."""
     name, shape, device, data = parts
     dtype = _dtype_of(name)
     values = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0)
@@ -37,12 +37,18 @@ def _tensor_of(parts: Any) -> torch.Tensor:
     if dtype == torch.bool and max(data, default=0) > 1:
         raise ValueError("a truth value must be 0 or 1")
     try:
-        whole = values.view(dtype) if data else torch.empty(0, dtype=dtype)
-        return whole.reshape(shape).to(_device_of(device))
-    except (AssertionError, RuntimeError) as error:  # PyTorch's, where a device is missing
-        raise UserError(
-            f"holds a tensor on {shown(device)}, which cannot be made here: {shown(str(error))}"
-        ) from None
+        whole = (values.view(dtype) if data else torch.empty(0, dtype=dtype)).reshape(shape)
+    except RuntimeError as error:  # PyTorch's, of a shape that is none
+        raise ValueError(str(error)) from None
+    place = _device_of(device)
+    if on_host():
+        return whole
+    try:
+        return whole.to(place)
+    except torch.cuda.OutOfMemoryError as error:
+        raise UserError(f"holds a tensor on {device}, which has no room: {error}") from None
+    except (AssertionError, ImportError, RuntimeError):  # there is no such device here
+        return whole
 
 
 def _name_of(dtype: torch.dtype) -> str:

@@ -26,23 +26,28 @@ def samples_in(batch: Any, samples: Samples | None = None, *, instead: str = GIV
 
     Of `Padded` sequences it is the number of tokens. Of a PackedSequence it is the number of its
     sequences or of its tokens, whichever the other parts have. What has no axis (numbers, strings,
-    objects of other kinds) is passed over.
+    objects of other kinds) is passed over, and so is a list of one text beside arrays. Lists of one
+    tensor a sample, such as images of different sizes, are not counted: give `samples`.
 
     Args:
         batch: an array or a tensor, or tuples, lists and mappings of such, in any depth.
         samples: counts them instead.
         instead: what an error tells the user to do.
     Raises:
-        UserError: arrays have first axes of different lengths; there is none; or `samples` gives no
-            whole number.
+        UserError: arrays have first axes of different lengths; there is none; two lists of as many
+            entries are one of arrays and one of what has no axis; or `samples` gives no whole
+            number.
 
     Local.
     """
     if samples is not None:
         return integer("samples(batch)", samples(batch), 0)
+    _require_no_lists_of_samples(batch, instead)
     first, common = "", frozenset[int]()
+    texts = False
     for place, part in _leaves(batch, ""):
         counts = _counts(part)
+        texts = texts or _is_one_text(part)
         if counts and common and not common & counts:
             raise UserError(
                 f"a batch must have one number of samples: {_said(first, common)}, and "
@@ -52,6 +57,8 @@ def samples_in(batch: Any, samples: Samples | None = None, *, instead: str = GIV
             first, common = place, counts
         elif counts:
             common &= counts
+    if texts and not common:
+        return 1
     if len(common) != 1:
         found = _said(first, common) if common else f"nothing in {kind_of(batch)} has an axis"
         raise UserError(f"a batch must have one number of samples: {found}; {instead}")
@@ -121,6 +128,33 @@ def _is_column(part: Any) -> bool:
     return all(isinstance(value, str | bytes | int | float) for value in part)
 
 
+def _is_one_text(part: Any) -> bool:
+    """Return whether a part is a list of one text: of one sample, or the same for all samples."""
+    return _is_column(part) and len(part) == 1 and isinstance(part[0], str | bytes)
+
+
+def _require_no_lists_of_samples(batch: Any, instead: str) -> None:
+    """See that no list of arrays stands beside one of as many entries without axes: these are one
+    entry a sample, and the first axis of an image, say, is that of its channels."""
+    if is_leaf(batch):
+        return
+    inner = [*batch.values()] if isinstance(batch, Mapping) else [*batch]
+    lists = [part for part in inner if isinstance(part, tuple | list) and not is_leaf(part)]
+    for part in inner:
+        _require_no_lists_of_samples(part, instead)
+    for arrays in lists:
+        if len(arrays) > 1 and all(map(_counts, arrays)):
+            for part in lists:
+                if len(part) == len(arrays) and not all(
+                    _counts(leaf) for entry in part for _, leaf in _leaves(entry, "")
+                ):
+                    raise UserError(
+                        "a batch must have one number of samples: it holds two lists of "
+                        f"{len(arrays)} entries, of arrays and of what has no axis, which may be "
+                        f"one a sample; {instead}"
+                    )
+
+
 def _leaves(part: Any, place: str) -> Iterator[tuple[str, Any]]:
     """Yield every leaf of a batch, and its place."""
     if is_leaf(part):
@@ -138,7 +172,7 @@ def _counts(part: Any) -> frozenset[int]:
     if _is_packed(part):
         return frozenset([int(part.batch_sizes[0]), len(part.data)])
     if _is_column(part):
-        return frozenset([len(part)])
+        return frozenset([] if _is_one_text(part) else [len(part)])
     try:
         shape = getattr(part, "shape", None)
     except RuntimeError:  # a nested tensor of PyTorch's has none

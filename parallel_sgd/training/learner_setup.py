@@ -39,7 +39,6 @@ FIXED = dict.fromkeys(
         *("optimizer", "algorithm", "comm", "world", "local_step"),
         *("sync_perf_stats", "minibatch_size", "commit_every"),
         *("not_finite", "most_skipped", "compare_every"),
-        *("model", "reduction", "clip_norm", "scaler", "buffers"),  # PyTorch's
     ),
     AS_MADE,
 ) | {
@@ -49,7 +48,9 @@ FIXED = dict.fromkeys(
     "of a PyTorch optimizer's param_groups",
 }
 """Names to which a program must not assign, since nobody would look at the new value; and what it
-is to do instead."""
+is to do instead. The value that is there already may be assigned again."""
+
+_NOTHING = object()
 
 
 class LearnerSetup(ABC):
@@ -58,11 +59,12 @@ class LearnerSetup(ABC):
     Args: those of `Learner`.
     """
 
+    fixed = FIXED  #: as `FIXED`, of this kind of learner
     _is_made = False  # until then, and while ranks form again, attributes get their values
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in FIXED and self._is_made:
-            raise UserError(f"learner.{name} = ... would have no effect: {FIXED[name]}")
+        if name in self.fixed and self._is_made and value is not getattr(self, name, _NOTHING):
+            raise UserError(f"learner.{name} = ... would have no effect: {self.fixed[name]}")
         object.__setattr__(self, name, value)
 
     def __init__(

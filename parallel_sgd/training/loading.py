@@ -58,8 +58,9 @@ class LoadedCheckpoint:
         ranks: how many wrote it.
         samples: that all ranks had seen.
         extra: this rank's; on another number of ranks than wrote it, what all of them had, or None
-            where they had different ones.
-        extras: of all ranks that wrote it, in rank order.
+            where they had different ones. Tensors are on the device that they were on, or on the
+            CPU where this process has no such device.
+        extras: of all ranks that wrote it, in rank order; tensors in it are on the CPU.
     """
 
     path: Path
@@ -164,7 +165,8 @@ def _extras(
     if ranks == comm.size:
         documents = comm.allgather_object(own)
     try:
-        return from_json(json.loads(own)), [from_json(json.loads(text)) for text in documents]
+        others = [from_json(json.loads(text), host=True) for text in documents]
+        return from_json(json.loads(own)), others
     except UserError as error:
         raise Damaged(f"checkpoint {str(path)!r}: its extra {error}") from None
 

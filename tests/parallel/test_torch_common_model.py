@@ -34,6 +34,16 @@ def test_batchnorm_of_all_ranks(comm):
         assert int(model.norm.num_batches_tracked) == 3
 
 
+class OnlyItems:
+    """Batches by their numbers, as Python's oldest protocol of iteration has it."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+
+    def __getitem__(self, number: int) -> Any:
+        return self._batches[number]
+
+
 def test_evaluation_is_of_the_model_of_all(comm):
     """Weighted by samples, with the model of the latest synchronization; and nothing remains."""
     model = made(MODELS["convnet"])
@@ -49,7 +59,7 @@ def test_evaluation_is_of_the_model_of_all(comm):
 
     parts = [batch(model, comm.rank, 100 + i, 3 + comm.rank) for i in range(comm.rank)]
     parts += [(x[:0], y[:0]) for x, y in parts[:1]]  # of which there is no mean
-    results = learner.evaluate(parts, score) if comm.size > 1 else {}
+    results = learner.evaluate(OnlyItems(parts), score) if comm.size > 1 else {}
     if comm.size > 1:
         ys = np.concatenate(
             [y for part in comm.allgather_object([y.numpy() for _, y in parts]) for y in part]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import parallel_sgd as psgd
-from parallel_sgd.training.learner_setup import FIXED
 
 torch = pytest.importorskip("torch")
 
@@ -30,12 +29,23 @@ def torch_learner():
 def test_what_would_be_ignored_is_refused(made):
     learner = made()
     arguments = set(inspect.signature(type(learner)).parameters)
-    assert arguments | {"gradient", "lr"} <= set(FIXED)
-    for name in FIXED:
+    assert arguments | {"gradient", "lr"} <= set(learner.fixed)
+    for name in learner.fixed:
         before = getattr(learner, name, None)
         with pytest.raises(psgd.UserError, match=rf"^learner\.{name} = \.\.\. would have no eff"):
-            setattr(learner, name, before)
+            setattr(learner, name, object())
         assert getattr(learner, name, None) is before
+
+
+@pytest.mark.parametrize("made", [array_learner, torch_learner])
+def test_what_changes_nothing_may_be_assigned(made):
+    learner = made()
+    for name in learner.fixed.keys() - {"lr"}:
+        if hasattr(learner, name):
+            setattr(learner, name, getattr(learner, name))
+    if made is array_learner:
+        learner.model = learner.scaler = "the program's own"
+        assert learner.model == "the program's own"
 
 
 def test_what_is_changed_in_place_counts():

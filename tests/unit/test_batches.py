@@ -34,6 +34,10 @@ COUNTED: dict[str, tuple[Any, int]] = {
     "beside them what has no axis": (("train", torch.tensor(0.1), None, rows(5), 3), 5),
     "a string a sample": ([["a", "b", "c"], rows(3)], 3),
     "strings alone": (["a", "b", "c"], 3),
+    "one string alone": ([["a"]], 1),
+    "a constant text": ([["train"], rows(5), (b"x",)], 5),
+    "two inputs, two targets": ([[rows(5), rows(5)], [torch.zeros(5), torch.zeros(5)]], 5),
+    "an input and a weight": ([[rows(5), torch.tensor(0.5)], [torch.zeros(5), None]], 5),
     "none": ((rows(0), torch.zeros(0)), 0),
     "padded": ((PADDED, PADDED), 4),
     "packed, a target a sequence": ((PACKED, torch.zeros(2)), 2),
@@ -47,7 +51,19 @@ def test_samples(name):
     assert samples_in(batch) == samples
 
 
+IMAGES = [torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)]
+ONE_A_SAMPLE = r"two lists of 2 entries, of arrays and of what has no axis, .*; give samples="
+
 UNTOLD: dict[str, tuple[Any, str]] = {
+    "images": ((IMAGES, [torch.tensor(1), torch.tensor(0)]), ONE_A_SAMPLE),
+    "images by name": ({"x": IMAGES, "y": (torch.tensor(1), torch.tensor(0))}, ONE_A_SAMPLE),
+    "images to detect in": (
+        (
+            tuple(IMAGES),
+            [{"image_id": torch.tensor(i), "boxes": torch.zeros(3, 4)} for i in (0, 1)],
+        ),
+        ONE_A_SAMPLE,
+    ),
     "sequence first": ((torch.zeros(7, 5), torch.zeros(5)), r"batch\[0\] has 7, and batch\[1\] ha"),
     "in depth": ({"x": {"ids": rows(5)}, "y": [rows(5), rows(4)]}, r"\['x'\]\['ids'\] has 5, .*4"),
     "padded, a target a sequence": ((PADDED, torch.zeros(2)), r"batch\[0\] has 4, and .* has 2"),
@@ -80,6 +96,10 @@ def test_nested_tensors_have_no_shape():
 def test_samples_that_are_no_number(given):
     with pytest.raises(UserError, match=r"samples\(batch\)=.* must be a whole number"):
         samples_in(rows(5), lambda _: given)
+
+
+def test_a_constant_text_goes_with_every_piece():
+    assert [piece[1] for piece in pieces_of((rows(3), ["train"]), 2, 3)] == [["train"]] * 2
 
 
 def test_pieces_are_nested_as_the_batch_is():

@@ -239,11 +239,14 @@ def test_public_names_are_imported_when_they_are_asked_for():
         "found = [getattr(psgd, name) for name in psgd.__all__]\n"
         "print(len(found) > 40, set(psgd.__all__) <= set(dir(psgd)))\n"
         "print(psgd.compression.register.__name__, hasattr(psgd, 'Lerner'))\n"
+        "sys.modules['torch'] = None  # as where there is no PyTorch\n"
+        "import inspect\n"
+        "print('torch' in dict(inspect.getmembers(psgd)))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60 * patience()
     )
-    assert (done.stdout, done.stderr) == ("False False\nTrue True\nregister False\n", "")
+    assert (done.stdout, done.stderr) == ("False False\nTrue True\nregister False\nFalse\n", "")
 
 
 def test_a_run_needs_matplotlib_from_its_beginning_and_imports_it_at_its_end(monkeypatch, tmp_path):
