@@ -12,7 +12,6 @@ import math
 import os
 import shlex
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -38,7 +37,7 @@ from ..communication.launched import (
     launcher_name,
     terminals,
 )
-from ..communication.rank_process import rank_above
+from ..communication.rank_process import rank_above, world_above
 from ..errors import UserError
 from .answering import Hosts
 from .batch import Allocation, allocation
@@ -91,7 +90,8 @@ class Launch:
 def main(argv: Sequence[str]) -> int:
     """`parallel-sgd run`: returns the job's exit code, or raises a UserError before it starts."""
     name = launcher_name()
-    if name is not None and (rank := rank_above()) is not None:
+    rank = rank_above()
+    if name is not None and rank is not None and ((launched_size() or 1) > 1 or world_above()):
         raise UserError(
             f"run must not be started by a rank: process {rank} is rank {launched_rank()} of "
             f"{launched_size()}, started by {name}, whose MPI would take the new ranks for its "
@@ -124,9 +124,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _home() -> dict[str, str]:
-    """A home folder, for where the environment names none: Open MPI does not start without."""
+    """A home folder, for where the environment names none: Open MPI does not start without. Where
+    the user has none, a path at which nobody can put settings or modules for this user."""
     home = os.path.expanduser("~")
-    return {"HOME": home if os.path.isabs(home) else tempfile.gettempdir()}
+    return {"HOME": home if os.path.isabs(home) else os.devnull}
 
 
 def plan(

@@ -75,6 +75,11 @@ def rank_above() -> int | None:
     return None if process == os.getpid() else process
 
 
+def world_above() -> bool:
+    """Whether the rank that has started this process had made the world by then."""
+    return rank_above() is not None and _said()[1] == _HAS_WORLD
+
+
 def hydras_socket() -> int | None:
     """The descriptor over which MPICH's mpiexec (Hydra) listens to this process; None where it has
     started another one, or this one's parent has closed it. The number may then be of any file."""

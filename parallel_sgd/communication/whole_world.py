@@ -29,7 +29,7 @@ _BOTH = "`parallel-sgd run` picks the right one, `parallel-sgd info` shows both"
 class _Starter(NamedTuple):
     """What starts processes that find each other without MPI, and the variables that it sets."""
 
-    name: str
+    name: str  #: none where only the variables are known
     size: str
     ranks: tuple[str, ...]  #: one of them is there: else the size is not of a process
     mark: str = ""  #: what nobody else sets; without one the variables may be those of a shell
@@ -38,7 +38,7 @@ class _Starter(NamedTuple):
 _STARTERS = (
     _Starter("torchrun", "WORLD_SIZE", ("RANK",), "TORCHELASTIC_RUN_ID"),
     _Starter("horovodrun", "HOROVOD_SIZE", ("HOROVOD_RANK",), "HOROVOD_RANK"),
-    _Starter("a launcher of PyTorch's", "WORLD_SIZE", ("RANK", "LOCAL_RANK")),
+    _Starter("", "WORLD_SIZE", ("RANK", "LOCAL_RANK")),
 )
 
 
@@ -92,12 +92,23 @@ def world_mismatch(
     for starter in _STARTERS:
         size = number_of(environ, starter.size) or 0
         told = [f"{name}={environ[name]}" for name in starter.ranks if name in environ]
-        mark = starter.mark in environ
+        mark = bool(starter.mark) and starter.mark in environ
         is_this = mark if starter.mark else world_size == 1 and requested is None
         if size > world_size and told and is_this:
-            said = ", ".join([f"{starter.size}={size}", *told])
-            line = f"{starter.name} started {size} processes ({said}), {has}"
-            return f"{line}: each would train a model of its own. {_instead(size)}"
+            said = f"{starter.size}={size}"
+            if starter.name:
+                line = (
+                    f"{starter.name} started {size} processes ({', '.join([said, *told])}), {has}"
+                )
+            else:
+                line = f"{said} says that {size} processes were started ({', '.join(told)}), {has}"
+            line = f"{line}: each would train a model of its own. {_instead(size)}"
+            if not mark:
+                line += (
+                    f". Where this process is the only one: unset {starter.size}, or "
+                    "`parallel-sgd run -n 1`"
+                )
+            return line
     return None
 
 

@@ -97,11 +97,14 @@ def test_without_launcher() -> None:
         (ALLOCATION | TORCHRUN, 1, "MPICH", "torchrun started 2 processes"),
         (OPEN_MPI | TORCHRUN | {"WORLD_SIZE": "8"}, 4, "Open MPI", "torchrun started 8 processes"),
         (TORCHRUN | {"PARALLEL_SGD_RANKS": "1"}, 1, "MPICH", "torchrun started 2 processes"),
-        ({"RANK": "3", "WORLD_SIZE": "4"}, 1, "MPICH", "a launcher of PyTorch's started 4 proc"),
-        ({"LOCAL_RANK": "3", "WORLD_SIZE": "4"}, 1, "MPICH", "(WORLD_SIZE=4, LOCAL_RANK=3)"),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, 1, "MPICH", "WORLD_SIZE=4 says that 4 processes "
+            "were started (RANK=3), but this MPI world has 1 rank: each would train"),
+        ({"LOCAL_RANK": "3", "WORLD_SIZE": "4"}, 1, "MPICH", "started (LOCAL_RANK=3), but"),
         ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "4"}, 1, "MPICH", "horovodrun started 4 processes"),
         (SRUN | {"SLURM_STEP_NUM_TASKS": "1", "RANK": "0", "WORLD_SIZE": "4"}, 1, "MPICH",
-            "started 4 processes (WORLD_SIZE=4, RANK=0)"),  # as DeepSpeed does
+            "processes were started (RANK=0)"),  # as DeepSpeed does
+        (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1", "RANK": "0", "WORLD_SIZE": "4"}, 1, "Open MPI",
+            "the only one: unset WORLD_SIZE, or `parallel-sgd run -n 1`"),
         # No more than the world has, or not said of this process
         (TORCHRUN | {"WORLD_SIZE": "1"}, 1, "MPICH", None),
         (OPEN_MPI | {"RANK": "2", "WORLD_SIZE": "4"}, 4, "Open MPI", None),

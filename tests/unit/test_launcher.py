@@ -430,8 +430,24 @@ def test_a_child_of_a_rank_starts_no_ranks(
         assert said.count("\n") == 1
 
 
+def test_a_child_of_a_rank_that_is_alone_starts_ranks_until_a_world_is_made(
+    script: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a shell of `srun --pty`: it is only told how."""
+    for name, value in {"JOB_ID": "7", "STEP_ID": "0", "PROCID": "0", "NTASKS": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    for state, line in (
+        ("", "run -n 2 must not be started by a launcher: this is already rank 0 of 1"),
+        ("has made the world", "run must not be started by a rank: process 17 is rank 0 of 1"),
+    ):
+        monkeypatch.setenv(RANK_PROCESS, f"17|{rank_process._job()}||{state}")
+        assert main(["run", "-n", "2", script]) == 2
+        assert line in capsys.readouterr().err
+
+
 def test_a_home_folder_where_the_environment_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     assert os.path.isabs(launcher._home()["HOME"])
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # nor has the user one
-    assert os.path.isdir(launcher._home()["HOME"])
+    with pytest.raises(NotADirectoryError):  # not where others could put settings or modules
+        os.makedirs(f"{launcher._home()['HOME']}/.openmpi")
