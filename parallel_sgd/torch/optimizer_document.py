@@ -116,6 +116,9 @@ _add_tag(ParameterItself, "optimizer.parameter", str)
 _add_tag(ProgramsOwn, "optimizer.own", str)
 _add_tag(WithDefault, "optimizer.defaultdict", str | None, dict)
 
+ATOMIC = frozenset({int, float, bool, str, type(None)})
+"""Types of values that have no parts, and never change."""
+
 
 def mapped(value: Any, leaf: Callable[[Any, Path], Any], path: Path = ()) -> Any:
     """A copy of containers within containers, with another value in place of each leaf.
@@ -173,6 +176,24 @@ class Writer:
         self.values: dict[str, Array] = {}
         self.contents: dict[str, Array] = {}
         self._written: dict[Any, ValuesOf] = {}
+        self._sources: dict[str, torch.Tensor] = {}
+
+    def copy(self) -> Writer:
+        """Another writer, which goes on after this one."""
+        other = Writer(self._part_of, self._parameters, self._own)
+        for name in ("values", "contents", "_written", "_sources"):
+            setattr(other, name, dict(getattr(self, name)))
+        return other
+
+    def continued(self) -> Writer:
+        """The same, with the tensors' present values in the arrays."""
+        other = self.copy()
+        for name, tensor in self._sources.items():
+            if name in other.values:
+                other.values[name] = _array_of(tensor)
+            else:
+                other.contents[name] = _bytes_of(tensor)
+        return other
 
     def document(self, name: str, value: Any, path: Path = ()) -> str:
         """Return a value as JSON.
@@ -215,11 +236,11 @@ class Writer:
         name = ".".join(map(str, path)).rstrip("'") or "tensor"
         while name in self.values or name in self.contents:
             name += "+"
-        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        self._sources[name] = tensor
         if dtype in AVERAGED and "param_groups" not in path:
-            self.values[name] = as_array(plain)
+            self.values[name] = _array_of(tensor)
         else:
-            self.contents[name] = as_array(plain.reshape(-1).view(torch.uint8))
+            self.contents[name] = _bytes_of(tensor)
         return ValuesOf(
             name, dtype, tuple(tensor.shape), _axes_of(tensor), tensor.device.type == "cpu"
         )
@@ -328,6 +349,16 @@ class Reader:
             where = ".".join(map(str, path))
             raise UserError(f"goes with {where}={own.text}, which this optimizer has as {present}")
         return value
+
+
+def _array_of(tensor: torch.Tensor) -> Array:
+    """A real tensor's values, of the same memory if it has no gaps."""
+    return as_array(tensor.detach().resolve_neg().contiguous())
+
+
+def _bytes_of(tensor: torch.Tensor) -> Array:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return as_array(plain.reshape(-1).view(torch.uint8))
 
 
 def _axes_of(tensor: torch.Tensor) -> tuple[int, ...]:

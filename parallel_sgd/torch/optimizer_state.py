@@ -23,7 +23,8 @@ from ..validation import line_of, shown
 from .arrays import checksum_of
 from .comparable import comparable
 from .module import FlatModule, plain_name
-from .optimizer_document import PartOfVector, Reader, Writer, mapped, programs_own
+from .optimizer_document import ATOMIC, PartOfVector, Reader, Writer, mapped, programs_own
+from .optimizer_entries import Entries
 from .optimizer_vectors import OptimizerVectors
 
 Array = Any  #: a NumPy or CuPy array
@@ -48,6 +49,7 @@ class TorchOptimizerState(OptimizerState):
         document: of all else in the ``state_dict()``, with the parameter groups.
         optimizer, module: at work.
         vectors: keeps tensors of the state in `buffers`.
+        known: documents of parameters' states, as they were written last.
         initial: what the state was at first, as `copied` gives it.
         own: what the program has put into parameter groups, and no checkpoint can hold.
         changed: of each parameter group, the keys that the optimizer itself has changed in a step,
@@ -64,6 +66,7 @@ class TorchOptimizerState(OptimizerState):
     optimizer: Any = workspace(default=None)
     module: FlatModule = workspace(default=None)
     vectors: OptimizerVectors = workspace(default=None)
+    known: Entries = workspace(default=None)
     initial: Any = workspace(default=None)
     own: dict[Any, str] = workspace(default_factory=dict)
     changed: list[set[Any]] = workspace(default_factory=list)
@@ -74,6 +77,9 @@ class TorchOptimizerState(OptimizerState):
         state = cls(optimizer=optimizer, module=module)
         state.vectors = OptimizerVectors(optimizer, module, state.buffers)
         state.own = programs_own(optimizer.state_dict())
+        names = {p: name for name, p in module.tensors.items()}
+        state.known = Entries(lambda: Writer(state.vectors.part_of, names, state.own))
+        state.vectors.move()
         state.initial = state.copied({})
         return state
 
@@ -127,27 +133,25 @@ class TorchOptimizerState(OptimizerState):
         Raises:
             UserError: a part of the state is of a type that no checkpoint can hold.
         """
-        self.vectors.move()
-        parameters = {p: name for name, p in self.module.tensors.items()}
-        writer = Writer(self.vectors.part_of, parameters, self.own)
+        self.vectors.update()
         packed, what = self.optimizer.state_dict(), f"{type(self.optimizer).__name__}.state_dict()"
-        names, entries = self._names_by_number(packed), dict[str, str]()
+        names, states = self._names_by_number(packed), dict[str, Any]()
         if names:
             state = packed["state"]
-            for number, of_p in state.items():
-                if number in names:
-                    where = f"{what}['state'][{names[number]!r}]"
-                    entries[names[number]] = writer.document(where, of_p, ("state", names[number]))
+            states = {names[number]: of_p for number, of_p in state.items() if number in names}
             rest = {key: part for key, part in state.items() if key not in names}
             packed = {**packed, "state": rest}
+        entries, writer = self.known.written(what, states)
         self.document = writer.document(what, packed)
         self.entries, self.values, self.contents = entries, writer.values, writer.contents
 
     def copied(self, room: Mapping[str, Any]) -> dict[str, Any]:
-        self.vectors.move()
+        self.vectors.update()
         ids = {*map(id, self.module.module.parameters())}
 
         def leaf(value: Any, path: Any) -> Any:
+            if type(value) in ATOMIC:
+                return value
             if isinstance(value, torch.Tensor):
                 if id(value) in ids:
                     return value

@@ -71,6 +71,7 @@ class OptimizerVectors:
         self._watched: list[tuple[dict[Any, Any], Any, Any]] = []
         self._containers: list[Any] = []
         self._parts: dict[int, tuple[str, int]] = {}
+        self._known: dict[int, tuple[torch.Tensor, int, tuple[str, str]]] = {}
 
     def update(self) -> None:
         """Move tensors that are new since the last call. Cost where none is: about 0.1
@@ -105,7 +106,11 @@ class OptimizerVectors:
 
     def part_of(self, tensor: torch.Tensor) -> tuple[str, str] | None:
         """The vector and the parameter whose part of it a tensor is; None where it is none."""
-        part = self._parts.get(tensor.data_ptr()) if tensor.numel() else None
+        place = tensor.data_ptr()
+        known = self._known.get(id(tensor))
+        if known and known[0] is tensor and known[1] == place:
+            return known[2]
+        part = self._parts.get(place) if tensor.numel() else None
         if part is None:
             return None
         view = self._view(*part)
@@ -143,6 +148,10 @@ class OptimizerVectors:
         ]
         self._lengths = [*map(len, self._held)]
         self._watched = [(entry.holder, entry.key, entry.tensor) for entry in alike]
+        self._known = {}
+        for entry in alike:
+            if part := self.part_of(entry.tensor):
+                self._known[id(entry.tensor)] = entry.tensor, entry.tensor.data_ptr(), part
         self._watched += [
             (of_p, key, None) for of_p in self._held for key, v in of_p.items() if v is None
         ]

@@ -21,6 +21,8 @@ from torch import nn
 import parallel_sgd as psgd
 from parallel_sgd import UserError
 from parallel_sgd.torch.comparable import comparable
+from parallel_sgd.torch.optimizer_document import Writer
+from parallel_sgd.torch.optimizer_entries import Entries
 from parallel_sgd.training.state_tree import capture, flatten, put_back
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -385,6 +387,59 @@ def test_what_no_checkpoint_can_hold_is_refused_as_it_is_saved(tmp_path):
             checkpoints.save(learner)
         assert " at 0x" not in str(refused.value)  # another one on every rank
         train(model, lambda: learner.step(samples=8), 2, 4)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_documents_that_are_written_only_where_something_changed_say_the_same(name):
+    """As those of a learner that has not written any."""
+    model = made()
+    optimizer = OPTIMIZERS[name](model)
+    with learner_of(model, optimizer) as learner:
+        state = learner.local_step.state
+        for number in range(4):
+            train(model, lambda: learner.step(samples=8), number, number + 1)
+            if number == 2:
+                state.put_back(state.copied({}))
+            now = everything(learner)
+            names = {p: name for name, p in learner.local_step._module.tensors.items()}
+            state.known = Entries(lambda names=names: Writer(state.vectors.part_of, names, {}))
+            assert everything(learner) == now
+
+
+def test_a_document_is_written_again_only_where_something_changed(monkeypatch):
+    written, document = list[Any](), Writer.document
+
+    def noted(self: Any, name: str, value: Any, path: Any = ()) -> str:
+        written.append(path)
+        return document(self, name, value, path)
+
+    monkeypatch.setattr(Writer, "document", noted)
+    model = made()
+    with learner_of(model, torch.optim.Adam(model.parameters(), lr=0.1)) as learner:
+        train(model, lambda: learner.step(samples=8), 0, 1)
+        state = learner.local_step.state
+        state.copied({})
+        assert not written  # a copy in memory needs none
+        state.wait()
+        assert len(written) == 6
+        train(model, lambda: learner.step(samples=8), 1, 2)
+        written.clear()
+        state.wait()
+        assert written == [()]
+        assert [float(step) for step in state.values.values()] == [2.0] * 5
+        of_scale = learner.local_step._torch.state[model.scale]
+        of_scale["seen"] = 1
+        written.clear()
+        state.wait()
+        assert len(written) == 6
+        of_scale["seen"] = 2
+        written.clear()
+        state.wait()
+        assert written == [("state", "scale"), ()]
+        assert '"seen": 2' in state.entries["scale"]
+        of_scale["step"] = of_scale["step"] + 5
+        state.wait()
+        assert float(state.values["state.scale.step"]) == 7.0
 
 
 def everything(learner: Any) -> Any:
