@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from ..communication.launched import job_name, restarts
+from ..communication.launched import FOLDER, job_name, restarts, survives
 from ..errors import UserError
 from ..files import writing
 
@@ -71,7 +71,9 @@ class FolderLock:
                 it cannot write to.
         Raises:
             UserError: another process has it, and does not free it within `_FREED_S`; says which.
-                One of an earlier start of this job has been ended, and is not asked.
+                One of an earlier start of this job has been ended, and is not asked; nor is one
+                on another host of this start, where ranks survive each other: of a job that has
+                one writer that host is lost.
         """
         if self._gives_back is not None or not (make or self._folder.is_dir()):
             return
@@ -112,7 +114,7 @@ class FolderLock:
                 if not _is_locked(descriptor):
                     if time.monotonic() > deadline:
                         holder = _told(descriptor)
-                        if not _was_this_job(holder):
+                        if not (_was_this_job(holder) or _is_lost(holder)):
                             raise UserError(self._in_use(path, holder))
                         if _is_still(path, descriptor):  # and not yet removed by another rank
                             path.unlink(missing_ok=True)  # a lost host may hold it for ever
@@ -165,6 +167,7 @@ def _tell(descriptor: int) -> None:
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
         "job": job_name(),
         "restart": restarts(),
+        "launch": os.environ.get(FOLDER),
     }
     with suppress(OSError):  # a full disk, say
         os.ftruncate(descriptor, 0)
@@ -184,6 +187,14 @@ def _was_this_job(holder: dict[str, Any]) -> bool:
     """Whether a lock is of an earlier start of this job: its launcher has seen to its end."""
     job, start = job_name(), holder.get("restart")
     return job is not None and holder.get("job") == job and start in range(restarts())
+
+
+def _is_lost(holder: dict[str, Any]) -> bool:
+    """Whether a lock is of a rank whose place this one has taken, as the job's writer, and whose
+    host is lost: on this host the kernel would have freed it."""
+    launch, host = os.environ.get(FOLDER), holder.get("host")
+    same = launch is not None and holder.get("launch") == launch
+    return survives() and same and host not in (None, socket.gethostname())
 
 
 def _give_back(place: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import socket
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ import pytest
 
 import parallel_sgd as psgd
 from parallel_sgd import UserError
-from parallel_sgd.communication.launched import JOB, RESTART
+from parallel_sgd.communication.launched import FOLDER, JOB, RESTART, SURVIVE
 from parallel_sgd.training import RunFolder, folder_lock
 from parallel_sgd.training.checkpoint_files import set_aside_after
 from parallel_sgd.training.folder_lock import LOCK, FolderLock
@@ -39,7 +40,7 @@ def soon(monkeypatch):
 @pytest.fixture
 def other(tmp_path):
     """Another process that holds the lock of ``run``."""
-    environ = {**os.environ, JOB: "a-job", RESTART: "0"}
+    environ = {**os.environ, JOB: "a-job", RESTART: "0", FOLDER: "/of/this/launch"}
     command = [sys.executable, "-c", HOLDS, str(tmp_path / "run")]
     with subprocess.Popen(
         command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -148,6 +149,25 @@ def test_a_later_start_of_the_same_job_takes_it_over(tmp_path, other, monkeypatc
         with pytest.raises(UserError, match="is in use"):
             lock.hold()
     monkeypatch.setenv(JOB, "a-job")
+    with lock:
+        assert json.loads((tmp_path / "run" / LOCK).read_text())["process"] == os.getpid()
+
+
+def test_a_survivor_takes_it_over_from_a_rank_whose_host_is_lost(tmp_path, other, monkeypatch):
+    """Not on the same host, where the kernel would have freed it; nor from another job."""
+    here, lock = socket.gethostname(), FolderLock("output", tmp_path / "run")
+    for launch, survive, host in (
+        ("/of/this/launch", "1", here),
+        ("/of/another", "1", "another"),
+        ("/of/this/launch", "0", "another"),
+        ("/of/this/launch", "1", "another"),
+    ):
+        monkeypatch.setenv(FOLDER, launch)
+        monkeypatch.setenv(SURVIVE, survive)
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        if (launch, survive, host) != ("/of/this/launch", "1", "another"):
+            with pytest.raises(UserError, match="is in use"):
+                lock.hold()
     with lock:
         assert json.loads((tmp_path / "run" / LOCK).read_text())["process"] == os.getpid()
 
