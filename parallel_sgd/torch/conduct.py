@@ -42,6 +42,7 @@ class Conduct:
             program may clip its own.
         comm: the ranks that train. The first one warns.
 
+    Where a filter makes an error of a warning, `before_step` and `after_step` raise a UserError.
     Local. Cost: where nothing is wrong, after the first steps, none.
     """
 

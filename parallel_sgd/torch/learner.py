@@ -346,7 +346,10 @@ class Learner(ArrayLearner):
             raise
         finally:
             self.in_common.note = 0
-        self._conduct.after_step(samples, self._announced.taken)
+        try:
+            self._conduct.after_step(samples, self._announced.taken)
+        except UserError as error:
+            self.fail(str(error))
         if not total or self.left_out.was_latest(self.samples):
             gradients.leave_out(used)
         used.agreed = self.in_common.notes % LATE > 0

@@ -34,6 +34,12 @@ Array = Any  #: a NumPy or CuPy array
 Buffers = Literal["mean", "first", "local"]
 BUFFERS = get_args(Buffers)
 
+MEAN_OF_OTHERS = (
+    "buffer {name!r} differs between ranks and becomes their mean: give the learner "
+    'buffers="mean" if that is meant, "first" to take rank 0\'s, or "local" to leave each rank its '
+    "own"
+)
+
 ADDING = ("get_extra_state", "_save_to_state_dict", "state_dict")
 """Methods of a module by which a class of its own adds to its `state_dict`."""
 
@@ -212,6 +218,10 @@ class ModelState(Component):
 
         Args:
             of_all: [ranks, n], the values of all that are averaged.
+        Raises:
+            UserError: on all ranks, where a filter makes an error of the warning.
+
+        Collective.
         """
         known = (nn.modules.batchnorm._NormBase,)
         begin = 0
@@ -224,12 +234,13 @@ class ModelState(Component):
             differs = not np.array_equal(values, np.broadcast_to(values[0], values.shape), True)
             if differs and not isinstance(part, known) and not self.warned:
                 self.warned = True
+                problem = None
                 if comm.rank == 0:
-                    warn(
-                        f"buffer {name!r} differs between ranks and becomes their mean: give the "
-                        'learner buffers="mean" if that is meant, "first" to take rank 0\'s, or '
-                        '"local" to leave each rank its own'
-                    )
+                    try:
+                        warn(MEAN_OF_OTHERS.format(name=name))
+                    except UserError as error:
+                        problem = str(error)
+                comm.raise_together(problem)
 
     def generators(self) -> dict[str, torch.Generator]:
         """Return PyTorch's own, which dropout draws from, by the kind of device. Local."""

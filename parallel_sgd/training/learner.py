@@ -294,7 +294,10 @@ class Learner(LearnerSetup):
             comm.in_common = None
             announced.end_step()
         if self.in_common.mark and self.in_common.same_gradients() and comm.rank == 0:
-            warn(SAME_GRADIENTS)
+            try:
+                warn(SAME_GRADIENTS)
+            except UserError as error:
+                self.fail(str(error))
         return self.last_samples
 
     def fail(self, problem: str) -> NoReturn:

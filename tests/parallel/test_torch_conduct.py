@@ -7,6 +7,7 @@ from collections import deque
 
 import pytest
 import torch
+from few_weights import errors_of
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from torch_models import MLP, Branches, batch, learner_of, made
@@ -307,3 +308,39 @@ def test_gradients_of_zeros_say_nothing(on_ranks):
                 learner.step(samples=3)
 
     assert warned(on_ranks, body)[0] == []
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("what", ["changed", "the same", "short", "buffer"])
+def test_a_warning_that_is_made_an_error_ends_all_ranks(on_ranks, what):
+    """Also where the program catches it: no rank waits for one that has raised it alone."""
+
+    def short(learner, given):
+        backwards(learner, given)
+        learner.step(samples=len(given[-1][0]))
+
+    def body(comm):
+        if what == "short":
+            return Loop(comm, psgd.DataParallelSGD()).run(short, 2)
+        model = made(MLP)
+        if what == "buffer":
+            model.register_buffer("queue", torch.zeros(2))
+        with learner_of(model, comm) as learner:
+            if what == "buffer":
+                model.queue += comm.rank
+            for step in range(12):
+                x, y = batch(model, comm.rank * (what != "the same"), step, 3)
+                F.cross_entropy(model(x), y).backward()
+                if what == "changed":
+                    clip_norm(learner)
+                learner.step(samples=3)
+            learner.finish()
+
+    message, size = errors_of(on_ranks, body)
+    expected = {
+        "changed": "was changed between backward and step",
+        "the same": "all ranks have had the same gradient",
+        "short": "after 2 backwards on 2 minibatches",
+        "buffer": "buffer 'queue' differs between ranks",
+    }
+    assert expected[what] in (message or "") or (size == 1 and what != "short" and not message)
