@@ -22,8 +22,8 @@ PACKAGE = Path(parallel_sgd.__file__).parent
 # From the ground up; rooms of one floor do not know each other.
 FLOORS: list[set[str]] = [
     {"kernels"},
-    {"errors", "starting", "state", "trace", "version", "warning"},
-    {"validation"},
+    {"errors", "starting", "state", "trace", "version"},
+    {"validation", "warning"},
     {"patterns", "plain_values"},
     {"checks"},
     {"options"},
