@@ -71,7 +71,11 @@ class OuterStep(Options, ABC):
 
 @options
 class OuterStepWithInnerState(OuterStep):
-    """One that leaves it to the user what becomes of the local optimizer's state."""
+    """One that leaves it to the user what becomes of the local optimizer's state.
+
+    A rank without samples so far takes part in the average by zeros. Of a PyTorch optimizer that
+    rank does not go on with the average, since PyTorch alone makes the state of a first step.
+    """
 
     inner_state: InnerState = option(
         "keep",

@@ -88,6 +88,8 @@ class TorchOptimizerState(OptimizerState):
         self.vectors.update()
 
     def align(self, comm: Communicator) -> None:
+        """As of every optimizer. On a rank whose optimizer has taken no step yet, its first one
+        replaces what the vectors have got: PyTorch alone makes that state."""
         self.vectors.move()
         everywhere = comm.allgather_object([*self.buffers])
         names = sorted({name for names in everywhere for name in names})
@@ -100,7 +102,7 @@ class TorchOptimizerState(OptimizerState):
     def stepping(self) -> Iterator[None]:
         """For a `with` block the optimizer takes a step: what it changes in its groups is noted."""
         groups = self._groups()
-        sizes, before = [*map(len, groups)], _values_of(groups)
+        sizes, before = [*map(len, groups)], [*_values_of(groups)]
         yield
         if sizes == [*map(len, groups)] and all(map(is_, before, _values_of(groups))):
             return
@@ -390,8 +392,8 @@ class TorchOptimizerState(OptimizerState):
         return [*{id(group): group for groups in lists for group in groups}.values()]
 
 
-def _values_of(groups: Sequence[dict[str, Any]]) -> list[Any]:
-    return [*chain.from_iterable(map(dict.values, groups))]
+def _values_of(groups: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    return chain.from_iterable(map(dict.values, groups))
 
 
 def _take_over(
