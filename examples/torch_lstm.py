@@ -1,7 +1,6 @@
 """Train an LSTM on lines of uneven lengths: `parallel-sgd run -n 2 examples/torch_lstm.py`."""
 
 import argparse
-import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -32,16 +31,12 @@ def tensors(x, y):
     return [torch.from_numpy(part) for part in (y.values[y.mask], x.values, x.mask)]
 
 
-def count(batch):
-    return len(batch[0])  # tokens, over which score gives the means
-
-
 def score(model, y, x, mask):
     logits = model(x)[mask]
     return {"loss": cross_entropy(logits, y), "accuracy": (logits.argmax(1) == y).float().mean()}
 
 
-files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+files = sorted(Path(argparse.__file__).parent.glob("*.py"))  # Python's library
 lines = [line[:200] for file in files for line in file.read_bytes().split(b"\n") if len(line) > 1]
 lines = [np.frombuffer(line, np.uint8) for line in lines[: options.lines]]
 x, y = [line[:-1] for line in lines], [line[1:] for line in lines]  # y: the byte after each
@@ -60,5 +55,5 @@ for epoch in range(options.epochs):
         score(model, *tensors(x, y))["loss"].backward()
         learner.step(samples=x.tokens)
     batches = [tensors(*test.read(part)) for part in own]
-    scores = learner.evaluate(batches, score, samples=count)
+    scores = learner.evaluate(batches, score, samples=lambda batch: len(batch[0]))  # its tokens
     comm.print(epoch + 1, "test loss {loss:.4f}, accuracy {accuracy:.2%}".format(**scores))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 import platform
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +103,7 @@ def train_on(
         options.resume = None
     data = standardized(data, options, run_of(options.resume), comm)
     options.standardize = asked.standardize = data.standardization is not None
-    output = options.output or resumed or f"runs/{job_name() or time.strftime('%Y-%m-%d-%H%M%S')}"
+    output = options.output or resumed or _new_output()
     output = comm.allgather_object(output)[workers[0]]  # one time for all
     options.output = output
     ranks = ranks_in_words(comm.size, len(workers))
@@ -257,6 +259,15 @@ def _minibatches(options: argparse.Namespace, samples: int) -> int:
             seen += size_after(options.minibatch_size, epoch * samples + seen)
             count += 1
     return count
+
+
+def _new_output() -> str:
+    """Return runs/<job or time>; with a number where a run began in the same second. Local."""
+    if job := job_name():
+        return f"runs/{job}"
+    path = time.strftime("runs/%Y-%m-%d-%H%M%S")
+    numbered = (f"{path}-{number}" for number in count(2))
+    return next(free for free in chain([path], numbered) if not os.path.lexists(free))
 
 
 def _after_epochs(algorithm: Algorithm[Any], epochs: int, samples: int) -> Algorithm[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 
 import pytest
 
@@ -12,6 +13,7 @@ from parallel_sgd import UserError
 from parallel_sgd.command_line.launcher import THREAD_VARIABLES
 from parallel_sgd.command_line.options import describe
 from parallel_sgd.command_line.simulate import main as simulate
+from parallel_sgd.command_line.train import _new_output
 from parallel_sgd.command_line.train_arguments import read
 from parallel_sgd.command_line.train_options import parser
 from parallel_sgd.schedules import Cosine, Linear, Steps, WarmUp
@@ -205,3 +207,13 @@ def test_what_is_no_rate_is_told_what_one_looks_like(text):
 )
 def test_rates_that_are_not_possible(text, message):
     assert message in refused(f"--lr={text}")
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(time, "strftime", lambda form: "runs/now")
+    names = []
+    for _ in range(3):
+        names.append(_new_output())
+        (tmp_path / names[-1]).mkdir(parents=True)
+    assert names == ["runs/now", "runs/now-2", "runs/now-3"]
