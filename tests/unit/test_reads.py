@@ -27,7 +27,7 @@ MODULES = {
 #: Called by their bare name.
 BUILTINS = {"eval", "exec", "compile", "__import__", "breakpoint", "input"}
 
-#: Of any module or object.
+#: Of any module or object; of classes also to derive from them.
 CALLS = {
     *("read_pickle", "to_pickle", "unsafe_load", "full_load", "mktemp", "extractall"),
     *("unpack_archive", "spec_from_file_location", "exec_module", "load_library", "dlopen"),
@@ -90,6 +90,8 @@ def dangers(text: str) -> Iterator[str]:
     imported = {name for node in ast.walk(tree) for name in modules_of(node)}
     for node in ast.walk(tree):
         yield from (f"import {name}" for name in modules_of(node) if name in MODULES)
+        if isinstance(node, ast.ClassDef):
+            yield from (name for name in map(name_of, node.bases) if name in CALLS)
         if isinstance(node, ast.Call):
             yield from in_call(node, "mpi4py" in imported)
             # A library that is imported late is called by a name that is a text.
@@ -154,6 +156,7 @@ def test_nothing_that_is_read_is_unpickled_or_executed():
         ("os.system(line)", "system"),
         ("tempfile.mktemp()", "mktemp"),
         ("archive.extractall()", "extractall"),
+        ("class Files(caching.IndexDataCacheFile): ...", "IndexDataCacheFile"),
         ("dist.all_gather_object(items, item)", "all_gather_object"),
         ("from mpi4py import MPI\ncomm.recv()", "recv of mpi4py"),
         ("import mpi4py.MPI\ncomm.allgather(x)", "allgather of mpi4py"),
