@@ -259,12 +259,9 @@ def test_the_mpiexec_of_another_mpi(folder: Path, mpi: str) -> None:
     (folder / "plain.py").write_text(
         "from mpi4py import MPI\n"
         "from parallel_sgd.communication.entry_point import abort_on_error\n"
-        "from parallel_sgd.communication.launched import world_mismatch\n"
-        "from parallel_sgd.errors import UserError\n"
+        "from parallel_sgd.communication.whole_world import require_whole\n"
         "with abort_on_error():\n"
-        "    problem = world_mismatch(MPI.COMM_WORLD.size, MPI.get_vendor()[0])\n"
-        "    if problem:\n"
-        "        raise UserError(problem)\n"
+        "    require_whole(MPI.COMM_WORLD.size, MPI.get_vendor()[0])\n"
         "print('all is well')\n"
     )
     vendor = "MPICH" if mpi == "Open MPI" else "Open MPI"
