@@ -164,15 +164,18 @@ def text(name: str, value: Any) -> str:
     return value
 
 
-def mapping(name: str, value: Any, what: str = "values") -> dict[str, Any]:
+def mapping(
+    name: str, value: Any, what: str = "values", *, optional: bool = True
+) -> dict[str, Any]:
     """Return a mapping from names as a dict; of None an empty one.
 
     Args:
         what: the names are of.
+        optional: whether it may be None.
     Raises:
         UserError: it is none.
     """
-    if value is None:
+    if value is None and optional:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise UserError(f"{name}={shown(value)} must be a mapping from names to {what}")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..errors import DivergedError, NotFinite, SharedError, SharedProblem, UserError
 from ..trace import NO_TRACE, Trace
-from ..validation import number, shown, with_plain_paths
+from ..validation import BOTH, choice, mapping, number, shown, with_plain_paths
 from .endpoint import Endpoint
 from .launched import WAIT_TIMEOUT_S
 from .messages import Array, Messages
@@ -107,16 +107,17 @@ class Communicator(ABC):
             cuda_aware: pass CuPy arrays to MPI as they are, because you know that your MPI can
                 take them. By default they are staged through pinned host memory.
         Raises:
-            UserError: more processes were started than MPI sees: mpiexec and mpi4py belong to
-                different MPIs, torchrun is no launcher of MPI's, or there is no MPI library. Or a
-                rank that has made the world has started this process.
+            UserError: an argument is not as required. Or more processes were started than MPI
+                sees: mpiexec and mpi4py belong to different MPIs, torchrun is no launcher of
+                MPI's, or there is no MPI library. Or a rank that has made the world has started
+                this process.
 
         Collective. An uncaught exception on any rank ends the job on all: under mpiexec from
         `import parallel_sgd` on. `sys.exit` on one rank, or its program's end, does so within
         seconds where another rank waits for it.
         """
         seconds = default_timeout() if timeout_s is None else checked_timeout(timeout_s)
-        return Communicator._make_world(seconds, cuda_aware)
+        return Communicator._make_world(seconds, choice("cuda_aware", cuda_aware, BOTH))
 
     def require_whole(self) -> None:
         """Refuse to train where more processes were started for that than MPI has ranks. Local.
@@ -311,8 +312,11 @@ class Communicator(ABC):
         Args:
             problem: what is wrong on this rank, in one line, or None.
         Raises:
-            SharedError: on all ranks, naming the ranks that have the problem.
+            SharedError: on all ranks, naming the ranks that have the problem, or what a rank gives
+                that is no text.
         """
+        if not isinstance(problem, str | None):  # the other ranks wait, and must be told
+            problem = f"problem={shown(problem)} must be a text, or None"
         self._problem = problem
         try:
             self._gather(PROBLEM, problem)
@@ -412,10 +416,16 @@ class Communicator(ABC):
         Args:
             facts: what must agree, by name; compared by `repr`. A rank that lacks one differs.
         Raises:
-            SharedError: on all ranks, naming the first fact that differs and who has what.
+            SharedError: on all ranks, naming the first fact that differs and who has what, or what
+                a rank gives that is no mapping from names.
         """
-        shown = {name: with_plain_paths(repr(value)) for name, value in facts.items()}
-        everywhere = self._gather("require_agreement", shown)
+        try:
+            named = mapping("facts", facts, optional=False)
+        except UserError as error:
+            self.raise_together(str(error))  # the other ranks wait, and must be told
+            raise
+        texts = {name: with_plain_paths(repr(value)) for name, value in named.items()}
+        everywhere = self._gather("require_agreement", texts)
         for name in dict.fromkeys(name for theirs in everywhere for name in theirs):
             values = [theirs.get(name, "nothing") for theirs in everywhere]
             if different := different_values(name, values, self.world_ranks):

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import UserError
 from ..kernels import Blocks
 from ..parameters import Parameters
-from ..validation import choice, integer, set_validated
+from ..validation import choice, integer, kind_of, mapping, number, set_validated, shown, text
 
 Array = Any  #: a NumPy or CuPy array
 CodecT = TypeVar("CodecT", bound="Codec")
@@ -110,26 +110,41 @@ def register(*bits: float, code: str = "") -> Callable[[type[CodecT]], type[Code
         bits: a value, more than 0; a fraction where several values share a bit.
         code: its name beside other codecs with the same bits, of which the option ``code`` chooses.
     Raises:
-        UserError: they are another codec's.
+        UserError: an argument is not as required, they are another codec's, or what is decorated is
+            no subclass of `Codec`.
 
     Local. A codec is one file: its three kernels for NumPy, Numba and CUDA, and this line.
     """
 
+    if not bits:
+        raise UserError("register() must have the bits a value: register(6), say")
+    numbers = [_number_of_bits(value) for value in bits]
+    code = text("code", code)
+
     def registered(codec: type[CodecT]) -> type[CodecT]:
-        for number in bits:
-            assert number > 0, number
-            others = _registry.get(number, {})
+        if not (isinstance(codec, type) and issubclass(codec, Codec)):
+            raise UserError(f"register() must decorate a subclass of Codec: it is {kind_of(codec)}")
+        for count in numbers:
+            others = _registry.get(count, {})
             if code in others or (others and "" in (code, *others)):
                 taken = others.get(code) or next(iter(others.values()))
                 named = f" and code={code!r}" if code and code in others else ""
                 raise UserError(
-                    f"{codec.__name__}: {taken.__name__} is registered for {number} bits{named}"
+                    f"{codec.__name__}: {taken.__name__} is registered for {count} bits{named}"
                 )
-        for number in bits:
-            _registry.setdefault(number, {})[code] = codec
+        for count in numbers:
+            _registry.setdefault(count, {})[code] = codec
         return codec
 
     return registered
+
+
+def _number_of_bits(value: Any) -> float:
+    """Bits a value as errors show them: 2 and not 2.0."""
+    bits = number("bits", value, 0)
+    if bits == 0:
+        raise UserError(f"bits={shown(value)} must be more than 0")
+    return int(bits) if bits.is_integer() else bits
 
 
 def unregister(codec: type[Codec]) -> None:
@@ -219,10 +234,14 @@ def codec_for(
 
 
 def codec_from_dict(options: Mapping[str, Any]) -> Codec:
-    """The inverse of `Codec.to_dict`."""
+    """The inverse of `Codec.to_dict`.
+
+    Raises:
+        UserError: it is no mapping, or names no codec that is registered.
+    """
     every = [codec for codes in _registry.values() for codec in codes.values()]
     codecs = {codec.__name__: codec for codec in every}
-    rest = dict(options)
+    rest = mapping("options", options, optional=False)
     name = rest.pop("name", None)
     if name not in codecs:
         raise UserError(f"codec name={name!r} must be one of {', '.join(codecs)}")

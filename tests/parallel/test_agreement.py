@@ -52,6 +52,25 @@ def test_the_first_fact_that_differs_is_named(on_ranks, usual, other, fact, valu
     assert message == disagreement(fact, size, *values)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            lambda comm: comm.raise_together([3] if last(comm) else None),
+            "problem=[3] must be a text, or None",
+        ),
+        (
+            lambda comm: comm.require_agreement(None if last(comm) else {"a": 1}),
+            "facts=None must be a mapping from names to values",
+        ),
+    ],
+    ids=["a problem", "facts"],
+)
+def test_what_one_rank_gives_wrongly_is_told_on_all_ranks(on_ranks, given, message):
+    told, size = errors_of(on_ranks, given)
+    assert told == f"{message} (on rank {size - 1})"
+
+
 def zeros(shapes, dtype=np.float32):
     return Parameters({name: np.zeros(shape, dtype) for name, shape in shapes.items()})
 

@@ -6,11 +6,13 @@ rank; where a mistake of one rank must be heard of by all, tests in tests/parall
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ import torch
 from torch.nn import functional as F
 
 import parallel_sgd as psgd
-from parallel_sgd import UserError, data
+from parallel_sgd import UserError, compression, data
 from parallel_sgd import torch as door
 from parallel_sgd.testing import check_algorithm
 
@@ -90,6 +92,19 @@ def scaled(loss: Any) -> Any:
 
 def evaluated(batches: Any, score: Any, samples: Any) -> Any:
     return torch_learner().evaluate(batches, score, samples=samples)
+
+
+def world(**given: Any) -> Any:
+    with mock.patch.object(psgd.Communicator, "_make_world", return_value=COMM):
+        return psgd.Communicator.world(**given)
+
+
+def registered(bits: Any, code: Any, codec: Any) -> Any:
+    compression.unregister(compression.register(bits, code=code)(codec))
+
+
+class OwnCodec(compression.OneOf):
+    """One of a user's."""
 
 
 def score(model: Any, *parts: Any) -> dict[str, float]:
@@ -207,6 +222,22 @@ def calls(folder: Path) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "simulate": (
             psgd.simulate,
             {"size": 1, "function": lambda comm: comm.rank, "timeout_s": 5.0},
+        ),
+        "Communicator.world": (world, {"timeout_s": 5.0, "cuda_aware": False}),
+        "Communicator.raise_together": (COMM.raise_together, {"problem": None}),
+        "Communicator.require_agreement": (COMM.require_agreement, {"facts": {"a": 1}}),
+        "compression.register": (registered, {"bits": 5.5, "code": "own", "codec": OwnCodec}),
+        "compression.codec_for": (
+            compression.codec_for,
+            {"gradient_bits": 1, "code": "sign", "block_size": 1024, "threshold": "zero"},
+        ),
+        "16 bits, compression.codec_for": (
+            compression.codec_for,
+            {"gradient_bits": 16, "half_format": "float16"},
+        ),
+        "compression.codec_from_dict": (
+            compression.codec_from_dict,
+            {"options": compression.codec_for(4).to_dict()},
         ),
         "Parameters": (psgd.Parameters, {"arrays": {"a": np.zeros(3, np.float32)}}),
         "Learner": (
@@ -428,7 +459,15 @@ FAIL = {
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    return calls(tmp_path_factory.mktemp("arguments"))
+    folder = tmp_path_factory.mktemp("arguments")
+    library = folder / "library"  # in place of Python's, of 2,000 files
+    library.mkdir()
+    for number in range(20):
+        (library / f"{number}.py").write_text("print('hello world')\n" * 10)
+    with pytest.MonkeyPatch.context() as patched:
+        paths = types.SimpleNamespace(get_path=lambda name: library)
+        patched.setattr(sys.modules[data.library_source.__module__], "sysconfig", paths)
+        yield calls(folder)
 
 
 def test_every_public_name_is_in_the_table(table):

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import scipy.sparse
+import torch
 
 from parallel_sgd import UserError, data
 
@@ -62,11 +64,11 @@ def times():
 
 
 def sparse():
-    return pytest.importorskip("scipy.sparse").csr_array(np.eye(4))
+    return scipy.sparse.csr_array(np.eye(4))
 
 
 def with_gradient():
-    return pytest.importorskip("torch").ones(4, 2, requires_grad=True)
+    return torch.ones(4, 2, requires_grad=True)
 
 
 @pytest.mark.parametrize(

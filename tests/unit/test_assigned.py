@@ -6,10 +6,9 @@ import inspect
 
 import numpy as np
 import pytest
+import torch
 
 import parallel_sgd as psgd
-
-torch = pytest.importorskip("torch")
 
 
 def array_learner():

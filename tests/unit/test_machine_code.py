@@ -399,7 +399,7 @@ def test_no_step_needs_a_kernel_that_the_learner_has_not_prepared(
 
 
 def test_no_step_of_a_pytorch_learner_needs_a_kernel_that_it_has_not_prepared(used):
-    torch = pytest.importorskip("torch")
+    import torch
 
     def train(comm: psgd.Communicator) -> set[object]:
         model = torch.nn.Linear(80, 80)

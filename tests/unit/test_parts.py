@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pyarrow
 import pytest
+from PIL import Image
+from pyarrow import parquet
 
 from parallel_sgd import UserError, data
 from parallel_sgd.data.parts import named
@@ -62,16 +65,15 @@ FOLDERS = [
 
 
 def write_columns(path, value):
-    pyarrow = pytest.importorskip("pyarrow")
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pyarrow.table({"x": [float(value)] * 4, "y": [0, 1, 0, 1]})
-    pytest.importorskip("pyarrow.parquet").write_table(table, path)
+    parquet.write_table(table, path)
 
 
 def write_image(path, value):
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.full((2, 2), value, np.uint8)
-    pytest.importorskip("PIL.Image").fromarray(pixels).save(path)
+    Image.fromarray(pixels).save(path)
 
 
 def values(dataset):

@@ -129,7 +129,6 @@ def test_to_a_file_with_probabilities(run, capsys):
 
 def test_what_was_tested_on_is_scored_as_in_training(capsys):
     """Also by a PyTorch model with BatchNorm, of a function in a file."""
-    pytest.importorskip("torch")
     x, y = samples(0, 150)
     for part, (first, last) in {"train": (0, 100), "test": (100, 150)}.items():
         Path("data").mkdir(exist_ok=True)

@@ -6,12 +6,11 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.training.snapshot import Snapshot
-
-torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import parallel_sgd as psgd
 from parallel_sgd import UserError
 from parallel_sgd.plain_values import from_json, to_json
 
-torch = pytest.importorskip("torch")
 assert psgd.torch.Learner  # it adds the types of PyTorch
 schedulers = torch.optim.lr_scheduler
 

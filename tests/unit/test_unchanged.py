@@ -7,8 +7,11 @@ import pickle
 import time
 
 import numpy as np
+import pyarrow
 import pytest
 from fake_learners import Learner
+from PIL import Image
+from pyarrow import feather, parquet
 from test_idx import written
 
 from parallel_sgd import UserError, data
@@ -31,11 +34,10 @@ def npy(folder, fill):
 
 
 def columns(folder, fill, name):
-    table = pytest.importorskip("pyarrow").table({"x": values(fill)[:, 0], "y": Y})
+    table = pyarrow.table({"x": values(fill)[:, 0], "y": Y})
     if name.endswith("parquet"):
-        pytest.importorskip("pyarrow.parquet").write_table(table, folder / name, row_group_size=4)
+        parquet.write_table(table, folder / name, row_group_size=4)
     else:
-        feather = pytest.importorskip("pyarrow.feather")
         feather.write_feather(table, folder / name, chunksize=4, compression="uncompressed")
 
 
@@ -46,7 +48,7 @@ def text(folder, fill, name, line):
 def images(folder, fill):
     for row, label in enumerate(Y):
         (folder / f"{label}").mkdir(exist_ok=True)
-        image = pytest.importorskip("PIL.Image").fromarray(np.full((2, 2), fill, np.uint8))
+        image = Image.fromarray(np.full((2, 2), fill, np.uint8))
         image.save(folder / f"{label}" / f"{row:02d}.bmp")
 
 
