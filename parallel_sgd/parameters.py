@@ -139,7 +139,7 @@ def _require_arrays(arrays: Any) -> None:
     """
     if not isinstance(arrays, Mapping):
         raise UserError(
-            f"parameters must be a mapping from names to arrays: {shown(arrays)} is "
+            f"parameters={shown(arrays)} must be a mapping from names to arrays: it is "
             f"{kind_of(arrays)}"
         )
     libraries = set()

@@ -134,10 +134,10 @@ def _to_json(place: Place, value: Any, depth: int) -> Any:
         kind = np.generic
     if kind not in _TYPES:
         raise UserError(
-            f"{_shown(place)}={shown(value)} is {kind_of(value)}, which a checkpoint cannot give "
-            "back as it is: numbers, texts, bytes, lists, tuples, sets, dictionaries and arrays "
-            "it can, but none of a class of their own (as a named tuple or an enum is): give the "
-            "plain value, such as tuple(...) or int(...)"
+            f"{_shown(place)}={shown(value)} is {kind_of(value)}, which no checkpoint keeps: "
+            "values must be numbers, texts, bytes, lists, tuples, sets, dictionaries or arrays, "
+            "and of no class derived from these (as named tuples and enums are): give the plain "
+            "value, such as tuple(...) or int(...)"
         )
     plain = _TYPES[kind]
     if isinstance(value, Mapping):
@@ -164,8 +164,8 @@ def _factory_name(place: Place, value: defaultdict[Any, Any]) -> str | None:
         if factory is kind:
             return name
     raise UserError(
-        f"{_shown(place)}={shown(value)} has a default that a checkpoint cannot give back, other "
-        f"than {', '.join(FACTORIES)}: give dict(...)"
+        f"{_shown(place)}={shown(value)} has a default that no checkpoint keeps: it must be "
+        f"{' or '.join(FACTORIES)}, or give dict(...)"
     )
 
 
@@ -242,7 +242,7 @@ def _parts_of_array(array: Any) -> list[Any]:
     """dtype, shape and the bytes of an array, or of a scalar, in C order."""
     dtype = array.dtype
     if not DTYPE.fullmatch(dtype.str) or np.dtype(dtype.str) != dtype:
-        raise UserError(f"is of dtype {dtype}, which a checkpoint cannot give back as it is")
+        raise UserError(f"is of dtype {dtype}, which no checkpoint keeps")
     return [dtype.str, list(array.shape), _base64_of(array.tobytes())]
 
 

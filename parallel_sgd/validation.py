@@ -290,11 +290,18 @@ def with_plain_paths(text: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, as errors say it: "a list", or "the class SGD"."""
+    """What a value is, as errors say it: "a list", "None", or "the class SGD"."""
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
+    if value is None:
+        return "None"
     kind = type(value)
-    return f"a {kind.__module__}.{kind.__qualname__}".replace("builtins.", "")
+    return with_article(f"{kind.__module__}.{kind.__qualname__}".replace("builtins.", ""))
+
+
+def with_article(name: str) -> str:
+    """A name of a class behind "a" or "an"."""
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"  # a UniformLevels
 
 
 def line_of(error: BaseException) -> str:

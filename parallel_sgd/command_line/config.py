@@ -40,8 +40,10 @@ def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]
         raise UserError(f"{path} is not a file of options: it has more than {MOST_DOTS} dots")
     try:
         content = tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:  # also a number of too many digits
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not well-formed TOML: {line_of(error)}") from None
+    except ValueError:  # of `int`
+        raise UserError(f"{path}: a number in it must have fewer digits") from None
     actions = {action.dest: action for action in settable(parser)}
     arguments: list[str] = []
     keys: dict[str, str] = {}  # by the names of their options

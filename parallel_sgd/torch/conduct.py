@@ -15,11 +15,11 @@ ALWAYS, NOW_AND_THEN = 32, 16
 IN_A_ROW = 2  #: steps that were given too few samples
 
 CHANGED = (
-    "the gradient of {name!r} was changed between backward and step. There it is that of this "
-    "rank's samples alone: what depends on its size, such as torch.nn.utils.clip_grad_norm_, is "
-    "another change on each rank, and not what one process would do. To clip, give the learner "
-    "clip_norm=...: it clips the gradient of all ranks. A factor that is the same on all ranks, a "
-    "mask, or noise is as right as before"
+    "the gradient of {name!r} was changed between backward and step. There it is the gradient of "
+    "this rank's samples alone. A change that depends on its size, such as "
+    "torch.nn.utils.clip_grad_norm_, differs between the ranks, and from what one process does. To "
+    "clip, give the learner clip_norm=...: it clips the gradient of all ranks. A factor that is "
+    "the same on all ranks, a mask, and noise do no harm"
 )
 CHANGED_TOO_LATE = (
     "the gradient of {name!r} was changed between backward and step. With overlap=True that has no "
@@ -27,9 +27,9 @@ CHANGED_TOO_LATE = (
     "gradient of all ranks; for other changes use overlap=False"
 )
 TOO_FEW = (
-    "step(samples={samples}) after {times} backwards on {times} minibatches of the sampler: these "
-    "are the samples of one of them, and the others count as left out, so that epochs become "
-    "shorter. Give step the samples of all whose gradients were added up"
+    "step(samples={samples}) after {times} backwards on {times} minibatches of the sampler: "
+    "{samples} samples are those of one minibatch. The others count as left out, and epochs become "
+    "shorter. Give step the samples of all minibatches whose gradients were added up"
 )
 
 

@@ -31,9 +31,9 @@ FEW = 16  #: values of a gradient
 
 SAME_GRADIENTS = (
     f"all ranks have had the same gradient, to the bit, {IN_A_ROW} times in a row: they seem to "
-    "train on the same samples. Deal them out, by parallel_sgd.torch.sampler as the batch_sampler "
-    "of a DataLoader, or by a parallel_sgd.data.Source (a DataLoader without it, shuffle=True or "
-    "not, gives each rank all of them)"
+    "train on the same samples. Deal samples out to the ranks: by parallel_sgd.torch.sampler as "
+    "the batch_sampler of a DataLoader, or by a parallel_sgd.data.Source. A DataLoader without a "
+    "sampler of ranks gives every rank all samples, with shuffle=True, too"
 )
 
 STEP, FAIL, LOAD, MEET, FINISH = range(5)

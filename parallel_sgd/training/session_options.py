@@ -11,7 +11,7 @@ from ..communication.preemption import preempt_on
 from ..data import Dataset, Sequences, SequenceSource, as_dataset
 from ..data.minibatches import MinibatchSize, checked_minibatch_size
 from ..errors import UserError
-from ..validation import checked_seed, choice, integer, kind_of, shown
+from ..validation import checked_seed, choice, integer, kind_of, shown, with_article
 from .auto_adjust import AutoLearningRate, AutoMinibatchSize
 from .checkpoint_config import CheckpointConfig
 from .cross_validation import Callback, CrossValidation
@@ -78,7 +78,9 @@ class SessionOptions:
         for name, kind in KINDS.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
-                raise UserError(f"{name} must be a {kind.__name__}: it is {kind_of(value)}")
+                raise UserError(
+                    f"{name} must be {with_article(kind.__name__)}: it is {kind_of(value)}"
+                )
         optional: dict[str, Any] = {
             name: None if getattr(self, name) is None else integer(name, getattr(self, name), 1)
             for name in ("epochs", "microbatch_size", "progress_every")

@@ -329,7 +329,7 @@ def test_arguments_of_another_kind_are_refused_on_all_ranks(on_ranks, wrong, mes
 
 def test_a_communicator_of_mpi4py_is_none():
     with pytest.raises(
-        UserError, match=r"comm must be an instance of Communicator, such as .* it is a object"
+        UserError, match=r"comm must be an instance of Communicator, such as .* it is an object"
     ):
         psgd.Learner(zeros("one block"), psgd.SGD(lr=1), psgd.DataParallelSGD(), object())
 

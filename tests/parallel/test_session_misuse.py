@@ -42,7 +42,7 @@ OPTIONS = [
     ({"test": data(0)}, "data of test must have at least one sample"),
     ({"validation": data()}, "validation must be a CrossValidation: it is"),
     ({"checkpoints": "folder"}, "checkpoints must be a CheckpointConfig: it is a str"),
-    ({"auto_learning_rate": True}, "auto_learning_rate must be a AutoLearningRate: it is a bool"),
+    ({"auto_learning_rate": True}, "auto_learning_rate must be an AutoLearningRate: it is a bool"),
     ({"objective": 3}, "objective must be a model of parallel_sgd.models"),
     ({"train": "digits.csv"}, "x='digits.csv' must be an array or a data set"),
     (

@@ -34,7 +34,7 @@ REFUSED = {
         threshold='max' must be 'zero' or 'mean' <- gradient_bits=1, code='sign'
         code='signs' must be 'largest' or 'sign' <- gradient_bits=1
         bits_of='b:8' must be a mapping from patterns to values
-        bits_of: pattern 8 must be a text: it is a int <- bits_of={8: 1}
+        bits_of: pattern 8 must be a text: it is an int <- bits_of={8: 1}
         bits_of['*.b']=3 must be one of <- bits_of={'*.b': 3}
         bits_of['b']='auto' must be one of <- bits_of={'b': 'auto'}
         bits_of['b']=True must be one of <- bits_of={'b': True}

@@ -126,7 +126,7 @@ def test_values_as_toml_has_them(tmp_path):
         ("epochs = 1\nepochs = 2", "is not well-formed TOML: "),
         ("\udcff", "is not well-formed TOML: "),
         ("minibatch-size = 4\nminibatch_size = 8", "'minibatch-size' and 'minibatch_size' are one"),
-        (f"epochs = {'1' * 5000}", "is not well-formed TOML: Exceeds the limit"),
+        (f"epochs = {'1' * 5000}", ": a number in it must have fewer digits"),
         (f"epochs = 0x{'f' * 5000}", "epochs must be a number of fewer digits"),
         (f"[{'a.' * 100_000}a]", "has more than 10000 dots"),
         ("epochs = 'many'", "--epochs: invalid int value: 'many'"),

@@ -206,14 +206,14 @@ def test_bad_arguments_are_refused_by_name():
         ("y must hold plain numbers: it has dtype object", (x, y.astype(object)), {}),
         ("y is missing", (x,), {}),
         (
-            "y must not be given beside a data set, which has its own: it is a int",
+            "y must not be given beside a data set, which has its own: it is an int",
             (Arrays(x, y), 64),
             {},
         ),
         ("y must have one row for each sample", (x, 64), {}),
         ("a source needs at least one sample", (x[:0], y[:0]), {}),
         ("x='d.npz' must be an array or a data set; `load` reads a file", ("d.npz",), {}),
-        (r"x must be an array, or an object .*: it is a int", (3,), {}),
+        (r"x must be an array, or an object .*: it is an int", (3,), {}),
         ("x must be a NumPy array: it is a list", ([[1], [1, 2]], [0, 1]), {}),
     ]:
         with pytest.raises(UserError, match=message):
@@ -256,7 +256,7 @@ def test_a_bad_sample_is_named_by_its_index():
 
 def test_a_bad_item_is_named_by_its_index():
     for items, message in [
-        ([(np.ones(2), 0), 5], "item 1 must be a pair .*: it is a int"),
+        ([(np.ones(2), 0), 5], "item 1 must be a pair .*: it is an int"),
         ([(np.ones(2), 0), (np.ones(3), 0)], r"x\[\d\] has shape \[\d\]: must be \[\d\]"),
         (
             [(np.ones(2), 0), (np.ones(2), 0.5)],

@@ -128,7 +128,7 @@ def test_what_a_loss_cannot_learn_from_is_refused():
             with pytest.raises(UserError, match=f"^{re.escape(message)}"):
                 asked(model, given)
     names = "must be one of 'cross-entropy', 'squared', 'logistic', or a Loss"
-    for loss, shown in [("l2", "'l2'"), (3, "a int"), (type(LOSSES["squared"]), "the class")]:
+    for loss, shown in [("l2", "'l2'"), (3, "an int"), (type(LOSSES["squared"]), "the class")]:
         with pytest.raises(UserError, match=f"^loss={shown}.* {names}$"):
             MLP([3, 1], loss=loss)
 

@@ -141,14 +141,20 @@ def test_other_dtypes_are_refused(arrays, got):
         ),
         (
             {"w": 20},
-            "parameters['w']=20 must be an array with its initial values: it is a int, a s",
+            "parameters['w']=20 must be an array with its initial values: it is an int, a s",
         ),
         ({"w": np.ndarray}, "parameters['w']=<class 'numpy.ndarray'> must be an array with its in"),
         ({"w": [1.0, 2.0]}, "parameters['w']=[1.0, 2.0] must be an array with its initial values"),
-        ({3: np.zeros(2)}, "parameters: name 3 must be a text: it is a int"),
-        ([np.zeros(2)], "parameters must be a mapping from names to arrays: [array([0., 0.])] is"),
-        (dict, "parameters must be a mapping from names to arrays: <class 'dict'> is the class d"),
-        (None, "parameters must be a mapping from names to arrays: None is a NoneType"),
+        ({3: np.zeros(2)}, "parameters: name 3 must be a text: it is an int"),
+        (
+            [np.zeros(2)],
+            "parameters=[array([0., 0.])] must be a mapping from names to arrays: it is",
+        ),
+        (
+            dict,
+            "parameters=<class 'dict'> must be a mapping from names to arrays: it is the class d",
+        ),
+        (None, "parameters=None must be a mapping from names to arrays: it is None"),
     ],
     ids=str,
 )

@@ -170,7 +170,7 @@ def test_fewer_sequences_than_ranks():
         (([[1], [[2]]], [1, 2]), {}, "x[1] holds int64 [1]: must be int64 [], as x[0]"),
         (([[None]], [1]), {}, "x[0] must hold plain numbers"),
         (([[1], [2]], [1]), {}, "x and y must have one length: 2 and 1"),
-        (([[1], [2]], 3), {}, "y must have one row for each sequence: it is a int"),
+        (([[1], [2]], 3), {}, "y must have one row for each sequence: it is an int"),
         (([[1]], [3, [4]]), {}, "y must be a NumPy array: it is a list"),
         (([[1]], [[[1], [2, 3]]]), {}, "y[0] must be a NumPy array: it is a list"),
         (([[1]], None), {}, "y must hold plain numbers: it has dtype object"),

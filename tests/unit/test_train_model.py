@@ -107,7 +107,7 @@ def test_a_model_of_doubles_is_given_doubles(made):
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("nothing", "it must be a torch.nn.Module or a Model: it is a NoneType"),
+        ("nothing", "it must be a torch.nn.Module or a Model: it is None"),
         ("leaves", "SystemExit: 0"),
         ("missing", "has no function 'missing'"),
     ],
