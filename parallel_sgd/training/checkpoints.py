@@ -145,6 +145,9 @@ class Checkpoints:
         manifest = self._manifest(learner, metric)
         background_comm = self._communicator(learner) if background else None
         comm = background_comm or learner.comm
+        if comm.rank == 0:
+            _, problem = self._attempt(self._take_folder)
+        lock = self._lock.again()
 
         def elsewhere(folder: Path) -> files.Facts:
             written: files.Facts = {}
@@ -153,7 +156,10 @@ class Checkpoints:
             return written
 
         def write() -> Path:
-            return self._write(comm, arrays, numbers, manifest, elsewhere)
+            try:
+                return self._write(comm, problem, arrays, numbers, manifest, elsewhere)
+            finally:
+                lock.release()
 
         if background_comm is None:
             self._written = write()
@@ -220,8 +226,7 @@ class Checkpoints:
             self.close()
         elif isinstance(error, SharedError) and not self.writing:
             self._release()
-        elif not self.writing:
-            self._lock.release()
+        self._lock.release()
         self._closed = True
 
     @property
@@ -267,15 +272,16 @@ class Checkpoints:
     def _write(
         self,
         comm: Communicator,
+        problem: str | None,
         arrays: Mapping[str, HostArray],
         numbers: Mapping[str, Any],
         manifest: dict[str, Any],
         elsewhere: Callable[[Path], files.Facts],
     ) -> Path:
-        """Write, on all ranks, the state tree. Collective on `comm`."""
-        path, problem = None, None
-        if comm.rank == 0:
-            path, problem = self._attempt(lambda: self._begin(manifest["samples"]))
+        """Write, on all ranks, the state tree, unless one has a problem. Collective on `comm`."""
+        path = None
+        if comm.rank == 0 and problem is None:
+            path, problem = self._attempt(lambda: files.begin(self.folder, manifest["samples"]))
         begun = comm.allgather_object((path, problem, places_of(self.folder)))
         path = cast(Path, begun[0][0])
         part = path and files.part_of(path)
@@ -306,10 +312,10 @@ class Checkpoints:
         comm.raise_together(problem)
         return path
 
-    def _begin(self, samples: int) -> Path:
+    def _take_folder(self) -> None:
+        """Make the folder, and keep other processes from writing to it. For one rank."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock.hold()
-        return files.begin(self.folder, samples)
 
     def _remove_others(self, path: Path) -> None:
         """Of the checkpoints in the folder keep the latest, the best, and this new one; and of

@@ -4,12 +4,17 @@ The lock is the kernel's, on the file ``.lock`` in the folder, so that the end o
 it, however it ends; what the file says is only told to others. It is one of POSIX's kind, which
 hold between the hosts that share a disk (NFS). The kernel of Linux binds it to the open file: there
 a process that opens the file again, as to copy the folder, does not free it. A child that is forked
-closes what it has inherited. Where the file system knows no locks, nobody is kept out. Everything
-here is local.
+closes what it has inherited. Where the file system knows no locks, nobody is kept out.
+
+A process frees the lock, and removes the file, when the last of its holds is given back. An object
+that writes has one until it is closed or collected, or the program's exit handlers run. A write in
+the background has one of its own (`FolderLock.again`) until its end, whatever comes before.
+Everything here is local.
 """
 
 from __future__ import annotations
 
+import atexit
 import errno
 import fcntl
 import json
@@ -20,6 +25,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,9 +48,18 @@ _NOT_HERE = {errno.EACCES, errno.EPERM, errno.EROFS}  #: no file can be made or 
 #: As struct flock: kind, counted from the file's begin (0), from byte 0 to its end, no process.
 _WHOLE = struct.Struct("hhqqi0q")
 
-#: Of this process: descriptor and number of users, by folder. (Other systems than Linux free a lock
-#: when any descriptor of the file is closed, so each file is open once.)
-_held: dict[Path, list[int]] = {}
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """A lock that this process has, for all its holds. (Other systems than Linux free a lock when
+    any descriptor of the file is closed, so each file is open once.)"""
+
+    place: Path
+    descriptor: int
+    holds: int = 0
+
+
+_held: dict[Path, _Held] = {}  #: of this process, by folder
 _noting = threading.RLock()  # an object may go while its thread has it
 
 
@@ -55,12 +70,13 @@ class FolderLock:
         name: of the argument that says the folder, for errors.
         folder: which.
 
-    Several of one process do not keep each other out. A `with` block holds it.
+    Several of one process do not keep each other out. A `with` block holds it. It is released at
+    the latest when the object is collected, or the program's exit handlers run.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
         self._name, self._folder = name, folder
-        self._gives_back: weakref.finalize[[Path], FolderLock] | None = None
+        self._held: _Held | None = None
 
     def hold(self, *, make: bool = True, writes: bool = True) -> None:
         """Take the lock, unless this object has it.
@@ -75,27 +91,58 @@ class FolderLock:
                 on another host of this start, where ranks survive each other: of a job that has
                 one writer that host is lost.
         """
-        if self._gives_back is not None or not (make or self._folder.is_dir()):
+        if self._own() or not (make or self._folder.is_dir()):
             return
         with writing(self._name, self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             place = self._folder.resolve()
             with _noting:
-                if place not in _held:
+                held = _held.get(place)
+                if held is None:
                     try:
-                        _held[place] = [self._taken(place / LOCK), 0]
+                        held = _held[place] = _Held(place, self._taken(place / LOCK))
                     except OSError as error:
                         if writes or error.errno not in _NOT_HERE:
                             raise
                         return
-                _held[place][1] += 1
-        self._gives_back = weakref.finalize(self, _give_back, place)  # also as the program ends
+                held.holds += 1
+                self._held = held
+                _until_exit.add(self)
+
+    def again(self) -> FolderLock:
+        """Hold it once more, for a write in the background, which the program waits for at its end:
+        the exit handlers do not release what is returned. Holds nothing where this object does not.
+        """
+        other = FolderLock(self._name, self._folder)
+        with _noting:
+            if held := self._own():
+                held.holds += 1
+                other._held = held
+        return other
 
     def release(self) -> None:
         """Give it back; nothing, where this object does not have it."""
-        gives_back, self._gives_back = self._gives_back, None
-        if gives_back is not None:
-            gives_back()
+        if self._held is None:
+            return
+        with _noting:
+            held, self._held = self._own(), None
+            if held is None:
+                return
+            held.holds -= 1
+            if held.holds:
+                return
+            del _held[held.place]
+            with suppress(OSError):  # the folder is gone, or must not be written to any more
+                if _is_still(held.place / LOCK, held.descriptor):
+                    (held.place / LOCK).unlink()
+            os.close(held.descriptor)
+
+    __del__ = release
+
+    def _own(self) -> _Held | None:
+        """The lock, if this object has it: a child that was forked has none of its parent's."""
+        held = self._held
+        return held if held is not None and _held.get(held.place) is held else None
 
     def __enter__(self) -> Self:
         self.hold()
@@ -197,26 +244,22 @@ def _is_lost(holder: dict[str, Any]) -> bool:
     return survives() and same and host not in (None, socket.gethostname())
 
 
-def _give_back(place: Path) -> None:
-    """One user less; the last one frees the lock."""
+_until_exit: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+@atexit.register
+def _release_all() -> None:
+    """Before the program waits for what it writes in the background: that may end the process."""
     with _noting:
-        if place not in _held:  # a child that was forked has none
-            return
-        _held[place][1] -= 1
-        if _held[place][1] > 0:
-            return
-        descriptor, _ = _held.pop(place)
-        with suppress(OSError):  # the folder is gone, or must not be written to any more
-            if _is_still(place / LOCK, descriptor):
-                (place / LOCK).unlink()
-        os.close(descriptor)
+        for lock in [*_until_exit]:
+            lock.release()
 
 
 def _hold_nothing() -> None:
     global _noting
     _noting = threading.RLock()  # another thread may have had it
-    for descriptor, _ in _held.values():
-        os.close(descriptor)
+    for held in _held.values():
+        os.close(held.descriptor)
     _held.clear()
 
 

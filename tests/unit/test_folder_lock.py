@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ import pytest
 import parallel_sgd as psgd
 from parallel_sgd import UserError
 from parallel_sgd.communication.launched import FOLDER, JOB, RESTART, SURVIVE
-from parallel_sgd.training import RunFolder, folder_lock
+from parallel_sgd.training import RunFolder, checkpoint_files, folder_lock
 from parallel_sgd.training.checkpoint_files import set_aside_after
 from parallel_sgd.training.folder_lock import LOCK, FolderLock
 
@@ -196,6 +199,127 @@ def test_a_process_holds_it_until_its_last_user_gives_it_back_and_its_children_d
     assert done.returncode == 0  # though the child, which was forked while it was held, lives
     assert child.is_alive()
     ends.set()
+    child.join(10)
+    assert child.exitcode == 0
+
+
+ENDS = """
+import errno, os, sys, time
+import parallel_sgd as psgd
+from parallel_sgd.communication import program_ends
+from parallel_sgd.training import checkpoint_files, folder_lock
+
+write_rank = checkpoint_files.write_rank
+
+
+def late(part, *arguments):
+    while not program_ends():  # its exit handlers have begun
+        time.sleep(0.005)
+    held = folder_lock.LOCK in os.listdir(part.parent)
+    print("writes,", "held" if held else "not held", flush=True)
+    if part.parent.name == "no space":
+        raise OSError(errno.ENOSPC, "No space left on device")
+    return write_rank(part, *arguments)
+
+
+def begins(name):
+    parameters = psgd.models.SoftmaxRegression(4, 3).parameters
+    comm = psgd.Communicator.single()
+    learner = psgd.Learner(parameters, psgd.SGD(lr=0.5), psgd.DataParallelSGD(), comm)
+    checkpoints = psgd.Checkpoints(name)
+    if name == "its second":
+        checkpoints.save(learner, background=False)
+    if name == "a block that an error ends":
+        with checkpoints:
+            checkpoint_files.write_rank = late
+            checkpoints.save(learner)
+            raise ValueError("an error")
+    checkpoint_files.write_rank = late
+    checkpoints.save(learner)
+    if name == "not collected":
+        sys.checkpoints = checkpoints  # until there is no Python any more
+    if name == "an exit code":
+        sys.exit(3)
+    if name == "an error":
+        raise ValueError("an error")
+
+
+for name in sys.argv[1:]:
+    sys.stdout.flush()
+    if not (child := os.fork()):
+        begins(name)
+        break
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(f"{name}: {code}, {os.listdir(name)}", flush=True)
+"""
+
+
+def test_a_program_holds_it_until_its_last_write_in_the_background(tmp_path):
+    """However it ends without `close`; then the file is gone."""
+    ends = {
+        "its first": "0, [CHECKPOINT]",
+        "its second": "0, [CHECKPOINT]",  # of the same samples
+        "not collected": "0, [CHECKPOINT]",
+        "an exit code": "3, [CHECKPOINT]",
+        "an error": "1, [CHECKPOINT]",
+        "a block that an error ends": "1, [CHECKPOINT]",
+        "no space": "1, []",
+    }
+    command = [sys.executable, "-c", ENDS, *ends]
+    told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    lines = re.sub(r"'0{12}(-1)?'", "CHECKPOINT", told.stdout).splitlines()
+    assert lines[::2] == ["writes, held"] * len(ends), told
+    assert lines[1::2] == [f"{name}: {end}" for name, end in ends.items()]
+
+
+def test_a_write_holds_it_when_its_block_was_left_by_an_error(tmp_path, monkeypatch):
+    """Not the object, which nobody closes any more."""
+    goes_on = threading.Event()
+    right = checkpoint_files.write_rank
+
+    def late(*arguments):
+        goes_on.wait(30)
+        return right(*arguments)
+
+    monkeypatch.setattr(checkpoint_files, "write_rank", late)
+    checkpoints = psgd.Checkpoints(tmp_path)
+    with contextlib.suppress(KeyError), checkpoints:
+        checkpoints.save(learner())
+        raise KeyError
+    held = LOCK in os.listdir(tmp_path)
+    goes_on.set()
+    checkpoints._writing.wait()
+    assert held and checkpoints.latest() is not None
+    assert LOCK not in os.listdir(tmp_path)
+
+
+def _takes_it_itself(folder, lock, other, together):
+    """In a child that was forked, whose parent holds it by both objects."""
+    with pytest.raises(UserError, match="is in use"):
+        lock.hold()
+    together.wait()  # the parent gives it back
+    together.wait()
+    lock.hold()
+    other.release()
+    again = lock.again()
+    lock.release()
+    assert json.loads((folder / LOCK).read_text())["process"] == os.getpid()
+    again.release()
+    assert LOCK not in os.listdir(folder)
+
+
+def test_a_child_that_was_forked_has_no_hold_of_its_parents(tmp_path):
+    lock, other = FolderLock("output", tmp_path), FolderLock("output", tmp_path)
+    lock.hold()
+    other.hold()
+    context = multiprocessing.get_context("fork")
+    together = context.Barrier(2, timeout=10)
+    child = context.Process(target=_takes_it_itself, args=(tmp_path, lock, other, together))
+    child.start()
+    together.wait()
+    lock.release()
+    other.release()
+    together.wait()
     child.join(10)
     assert child.exitcode == 0
 
