@@ -11,9 +11,10 @@ GIL on the CPU.
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -87,7 +88,21 @@ def prepare(
     calls: Sequence[Callable[[], object]], first: int, say: Callable[[str], object]
 ) -> None:
     """See `machine_code.prepare`."""
-    _load("machine_code").prepare(calls, first, say)
+    with _without_garbage_collection():
+        _load("machine_code").prepare(calls, first, say)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """In a `with` block, let Python look for no cyclic garbage: importing Numba and compiling make
+    many objects that stay, which Python would look through again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def row_kernels() -> Any:

@@ -11,21 +11,20 @@ import math
 import operator
 import os
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from .errors import UserError
 
 Value = TypeVar("Value")
 
-LARGEST = float(np.finfo(np.float32).max)
+LARGEST = (2 - 2**-23) * 2.0**127
 """Options meet float32 arrays: beyond this they would be infinite there."""
 
-SMALLEST = float(np.finfo(np.float32).tiny)
+SMALLEST = 2.0**-126
 """Below this they would be zero there, or lose their precision."""
 
 LARGEST_INTEGER = (1 << 63) - 1  #: of arrays and messages
@@ -36,6 +35,8 @@ BOTH = (True, False)  #: what a switch may be
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """In what Python shows of functions and objects: another address in every process."""
+
+_FLOAT32 = struct.Struct("f")
 
 NUMBERS = "biuf"  #: kinds of dtypes that hold plain real numbers
 
@@ -95,7 +96,7 @@ def number(
             real = math.inf
     largest = LARGEST if most is None else most
     vanishes = 0 < real < SMALLEST and not may_vanish
-    reaches = below is not None and not np.float32(min(real, LARGEST)) < below
+    reaches = below is not None and not _in_float32(real) < below
     if not least <= real <= largest or vanishes or reaches:
         required = f", at least {least}" + ("" if below is None else f" and less than {below}")
         required += "" if most is None else f" and at most {most}"
@@ -103,6 +104,12 @@ def number(
             required += ", also in float32"
         raise UserError(f"{name}={shown(value)} must be a finite number{required}")
     return real
+
+
+def _in_float32(real: float) -> float:
+    """The nearest number of float32 to a real number; of those beyond its range, the last."""
+    nearest: float = _FLOAT32.unpack(_FLOAT32.pack(min(max(real, -LARGEST), LARGEST)))[0]
+    return nearest
 
 
 def choice(name: str, value: Any, choices: Sequence[Value]) -> Value:
@@ -113,6 +120,8 @@ def choice(name: str, value: Any, choices: Sequence[Value]) -> Value:
     Raises:
         UserError: it is none of them.
     """
+    import numpy as np  # here, since launchers, which have no such argument, do without
+
     plain = value.item() if isinstance(value, np.generic) else value
     fractions = any(isinstance(one, float) for one in choices)
     for one in choices:

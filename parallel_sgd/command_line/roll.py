@@ -26,9 +26,9 @@ from ..communication.attendance import (
     WORDS,
 )
 from ..communication.board import FILE, SHOW_STACKS, SHOWN_S, Board, Conduct, is_running, make_board
-from ..communication.communicator import TIMEOUT_S
 from ..communication.launched import ERRORS, FOLDER
 from ..communication.phrases import in_words
+from ..communication.timeouts import TIMEOUT_S
 from .leftovers import MPIEXEC, locked_folder, remove, remove_leftovers
 from .notes import Note, Notes
 from .rank_errors import RankErrors

@@ -1,21 +1,23 @@
-"""Ranks and their collectives: over MPI, over threads of one process, or a single rank."""
+"""Ranks and their collectives: over MPI, over threads of one process, or a single rank.
 
-from .background import InBackground, ProgramEnds, program_ends
-from .communicator import (
-    SIGN_FACTOR,
-    SIGN_PRIME,
-    TIMEOUT_S,
-    Communicator,
-    checked_timeout,
-    default_timeout,
-)
-from .endpoint import Endpoint
-from .loss import is_loss, meet_again
+The names below that need NumPy are imported when they are first asked for: a launcher asks for
+none of them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .background import InBackground, ProgramEnds, program_ends  # exit handlers: before the user's
+from .loss import RankFailed, is_loss, meet_again
 from .phrases import CHECKSUM
-from .roles import WHOLE_MINIBATCH, Everybody, Group, Roles, Together
-from .thread_endpoint import RankFailed
-from .threads import simulate
-from .worlds import single, world
+from .timeouts import TIMEOUT_S, checked_timeout, default_timeout
+
+if TYPE_CHECKING:
+    from .communicator import SIGN_FACTOR, SIGN_PRIME
+    from .endpoint import Endpoint
+    from .roles import WHOLE_MINIBATCH, Everybody, Group, Roles, Together
+    from .threads import simulate
+    from .worlds import Communicator
 
 __all__ = [
     "CHECKSUM",
@@ -40,4 +42,24 @@ __all__ = [
     "simulate",
 ]
 
-Communicator._make_world, Communicator._make_single = world, single
+_MODULES = {
+    "communicator": ("SIGN_FACTOR", "SIGN_PRIME"),
+    "endpoint": ("Endpoint",),
+    "roles": ("WHOLE_MINIBATCH", "Everybody", "Group", "Roles", "Together"),
+    "threads": ("simulate",),
+    "worlds": ("Communicator",),  # which makes it know how the first ones are made
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name that is asked for the first time."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

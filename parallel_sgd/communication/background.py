@@ -11,8 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from . import departures  # noqa: F401  its exit handler comes first here, and runs after the one below
 from .abort import end_at_exit
-from .loss import is_loss
-from .thread_endpoint import RankFailed
+from .loss import RankFailed, is_loss
 
 Result = TypeVar("Result")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar, cast
@@ -12,20 +11,15 @@ import numpy.typing as npt
 
 from ..errors import DivergedError, NotFinite, SharedError, SharedProblem, UserError
 from ..trace import NO_TRACE, Trace
-from ..validation import BOTH, choice, mapping, number, shown, with_plain_paths
+from ..validation import BOTH, choice, mapping, shown, with_plain_paths
 from .endpoint import Endpoint
-from .launched import WAIT_TIMEOUT_S
 from .messages import Array, Messages
 from .objects import packed, unpacked
 from .phrases import different_calls, different_values, in_words
+from .timeouts import checked_timeout, default_timeout
 
 Counts = Sequence[int]
 Result = TypeVar("Result")
-
-TIMEOUT_S = 600.0
-"""Longest wait for the other ranks before a rank gives up and ends the job."""
-
-LONGEST_S = 1e8  #: three years, about what clocks and locks still take
 
 PROBLEM = "raise_together"
 
@@ -433,31 +427,6 @@ class Communicator(ABC):
 
     def _name(self, ranks: Sequence[int]) -> str:
         return in_words([self.world_ranks[rank] for rank in ranks])
-
-
-def checked_timeout(timeout_s: float) -> float:
-    """A number of seconds to wait at most; raises a UserError where it is none. Local."""
-    timeout_s = number("timeout_s", timeout_s, 0, most=LONGEST_S)
-    if timeout_s == 0:
-        raise UserError("timeout_s=0 must be more than 0 seconds")
-    return timeout_s
-
-
-def default_timeout() -> float:
-    """The longest wait where a program does not say: in the environment, or `TIMEOUT_S`. Local.
-
-    Raises:
-        UserError: what the environment says is no number of seconds.
-    """
-    given = os.environ.get(WAIT_TIMEOUT_S)
-    if given is None:
-        return TIMEOUT_S
-    try:
-        return checked_timeout(float(given))
-    except ValueError:
-        raise UserError(
-            f"{WAIT_TIMEOUT_S}={shown(given)} must be a number of seconds above 0"
-        ) from None
 
 
 class Closed:

@@ -9,7 +9,7 @@ from ..errors import Preempted, SharedError, UserError
 from ..starting import started
 from .abort import end_job, has_others, mpi_is_down, mpi_that_is_up, print_error, report
 from .attendance import PREEMPTED, sign_off
-from .communicator import LONGEST_S
+from .timeouts import LONGEST_S
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Whether an error says that ranks have died, where the others go on; and how they meet again."""
+"""Errors that say that other ranks have died or failed; and how those that are left meet again."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ MOST_IN_VAIN = 3
 """Times that the ranks regroup, and nobody was missing, in a row: then something else is wrong."""
 
 
+class RankFailed(RuntimeError):
+    """Another rank of this world of threads has ended with an error."""
+
+
 def is_loss(error: BaseException | None) -> bool:
-    """Whether an error says so, also one of MPI's own. Local."""
+    """Whether an error says that ranks have died, also one of MPI's own. Local."""
     if isinstance(error, RanksLost):
         return True
     mpi: Any = sys.modules.get("mpi4py.MPI")

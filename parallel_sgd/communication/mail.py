@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .objects import packed, unpacked
-
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -15,6 +13,8 @@ Sent = tuple["MPI.Request", bytes]
 
 def post(comm: MPI.Intracomm, item: Any, rank: int, tag: int) -> Sent:
     """Begin to send a value (see `objects`)."""
+    from .objects import packed  # here, since it imports NumPy, which a launcher does not need
+
     data = packed(item)
     return comm.Isend(data, rank, tag), data
 
@@ -22,6 +22,8 @@ def post(comm: MPI.Intracomm, item: Any, rank: int, tag: int) -> Sent:
 def received(comm: MPI.Intracomm, tag: int) -> list[Any]:
     """The values that have come with a tag."""
     from mpi4py import MPI
+
+    from .objects import unpacked
 
     items, status = [], MPI.Status()
     while (message := comm.Improbe(tag=tag, status=status)) is not None:

@@ -8,11 +8,12 @@ from typing import TypeVar
 
 from ..errors import UserError
 from .background import rank_ends
-from .communicator import TIMEOUT_S, Communicator
+from .communicator import Communicator
+from .loss import RankFailed
 from .prologue import WithPrologue
 from .regroup import Grouping, Member, Role, grouping
-from .thread_endpoint import RankFailed
 from .threads import Dies, ThreadCommunicator, ThreadWorld
+from .timeouts import TIMEOUT_S
 
 Result = TypeVar("Result")
 

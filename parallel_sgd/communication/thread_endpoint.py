@@ -12,13 +12,10 @@ from typing import Any, cast
 from ..errors import RanksLost, UserError
 from .departures import ON_ITS_WAY_S
 from .endpoint import Bytes, Endpoint, Header, OtherLength, Transfer, tags_of
+from .loss import RankFailed
 from .phrases import left_in_vain
 
 Key = tuple[int, int, int]  #: sender, receiver, tag
-
-
-class RankFailed(RuntimeError):
-    """Another rank of this world of threads has ended with an error."""
 
 
 class Mailbox:

@@ -15,12 +15,14 @@ import numpy.typing as npt
 from ..errors import RanksLost, SharedError, UserError
 from ..validation import integer, kind_of, line_of
 from .background import rank_ends
-from .communicator import TIMEOUT_S, Closed, Communicator, Counts, checked_timeout
+from .communicator import Closed, Communicator, Counts
 from .endpoint import Endpoint
+from .loss import RankFailed
 from .messages import Array, Messages
 from .phrases import different_calls, in_words, left_in_vain
-from .thread_endpoint import Mailbox, RankFailed, ThreadEndpoint
+from .thread_endpoint import Mailbox, ThreadEndpoint
 from .thread_messages import ThreadMessages
+from .timeouts import TIMEOUT_S, checked_timeout
 from .watchdog import TELLS_AFTER_S
 
 Result = TypeVar("Result")

@@ -10,6 +10,8 @@ from .launched import launched_size, launcher_name, survives
 from .threads import ThreadWorld
 from .whole_world import require_whole
 
+__all__ = ["Communicator", "single", "world"]
+
 
 def world(timeout_s: float, cuda_aware: bool) -> Communicator:
     """See `Communicator.world`. MPI is imported here, and not before."""
@@ -39,3 +41,6 @@ def world(timeout_s: float, cuda_aware: bool) -> Communicator:
 def single() -> Communicator:
     """See `Communicator.single`."""
     return ThreadWorld(1).communicator(0)
+
+
+Communicator._make_world, Communicator._make_single = world, single

@@ -219,11 +219,12 @@ def test_modules_that_import_each_other_are_noticed():
     assert circles(texts) == {"communication.communicator", "communication.mpi"}
 
 
-def test_importing_the_package_starts_nothing():
+@pytest.mark.parametrize("module", ["parallel_sgd", "parallel_sgd.command_line.launcher"])
+def test_importing_the_package_starts_nothing(module):
     script = (
-        "import sys, parallel_sgd\n"
+        f"import sys, {module}\n"
         "heavy = {'mpi4py.MPI', 'numba', 'llvmlite', 'cupy', 'torch', 'sklearn', 'matplotlib'}\n"
-        "heavy |= {'PIL', 'pyarrow'}\n"
+        "heavy |= {'PIL', 'pyarrow', 'numpy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -247,6 +248,27 @@ def test_public_names_are_imported_when_they_are_asked_for():
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60 * patience()
     )
     assert (done.stdout, done.stderr) == ("False False\nTrue True\nregister False\nFalse\n", "")
+
+
+def test_a_run_imports_nothing_before_its_first_epoch_that_it_does_not_need(tmp_path):
+    script = (
+        "import os, sys\n"
+        "from parallel_sgd.command_line import train\n"
+        "heavy = {'matplotlib', 'pandas', 'sklearn', 'scipy.sparse', 'torch', 'PIL'}\n"
+        "def after_an_epoch(*arguments):\n"
+        "    print('numba' in sys.modules, sorted(heavy & set(sys.modules)), flush=True)\n"
+        "    os._exit(0)\n"
+        "train.print_progress = after_an_epoch\n"
+        "train.main(['--data', 'digits', '--gradient-bits', '1', '--epochs', '1'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60 * patience(),
+    )
+    assert done.stdout.endswith("\nTrue []\n"), done.stderr
 
 
 def test_a_run_needs_matplotlib_from_its_beginning_and_imports_it_at_its_end(monkeypatch, tmp_path):
