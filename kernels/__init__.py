@@ -85,11 +85,11 @@ def body(array: Array) -> Any:
 
 
 def prepare(
-    calls: Sequence[Callable[[], object]], first: int, say: Callable[[str], object]
+    calls: Sequence[Callable[[], object]], number: int, say: Callable[[str], object]
 ) -> None:
     """See `machine_code.prepare`."""
     with _without_garbage_collection():
-        _load("machine_code").prepare(calls, first, say)
+        _load("machine_code").prepare(calls, number, say)
 
 
 @contextmanager

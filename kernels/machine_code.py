@@ -35,6 +35,9 @@ WAIT_S = 60.0
 
 _LOOK_EVERY_S = 0.005
 
+#: How many processes compile at once at least: one that is bound to a core sees no other.
+_AT_ONCE = 2
+
 COMPILING = "compiling kernels, once: this takes some seconds"
 COMPILING_ANEW = (
     "compiling kernels, which takes some seconds of every run, as no folder can keep them: set "
@@ -226,14 +229,16 @@ class _Lock:
 
 
 def prepare(
-    calls: Sequence[Callable[[], object]], first: int, say: Callable[[str], object]
+    calls: Sequence[Callable[[], object]], number: int, say: Callable[[str], object]
 ) -> None:
     """Call functions that need kernels, so that these are compiled, or loaded from the disk.
 
     Args:
         calls: in any order; each for nothing but its kernels.
-        first: which is called first, counted around: processes that begin with different ones
-            compile different kernels at the same time, and load those of the others.
+        number: of this process among those of its host that do the same. As many of them as there
+            are cores begin with different calls, so they compile different kernels at the same
+            time, and load those of the others. A process that finds another one at its first call
+            compiles nothing that others compile: to get ready for that takes a quarter of a second.
         say: called with a line before the first kernel is compiled; and with one that says what
             helps where machine code cannot be written.
 
@@ -246,14 +251,19 @@ def prepare(
             said.add(line)
             say(line)
 
-    first %= max(1, len(calls))
-    later = []
+    at_once = max(_AT_ONCE, _cores())
+    first = number % at_once % max(1, len(calls))
+    in_order = [*calls[first:], *calls[:first]]
+    later: list[Callable[[], object]] = []
     _at_present.say, _at_present.puts_off = say_once, True
     try:
-        for call in (*calls[first:], *calls[:first]):
+        for place, call in enumerate(in_order):
             try:
                 call()
             except KernelIsLocked:
+                if place == 0:
+                    later = in_order
+                    break
                 later.append(call)
         _at_present.puts_off = False
         for call in later:
@@ -261,6 +271,13 @@ def prepare(
     finally:
         del _at_present.say
         _at_present.puts_off = False
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @cache

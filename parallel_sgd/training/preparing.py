@@ -12,7 +12,8 @@ from ..kernels import prepare
 def prepare_kernels(comm: Communicator, calls: Sequence[Callable[[], object]]) -> None:
     """Have the kernels ready that some calls need, before anything is measured or timed.
 
-    Of what has to be compiled, each rank begins with another kernel; rank 0 says so on stderr.
+    Of what has to be compiled, as many ranks as there are cores begin with different kernels, and
+    the rest wait; rank 0 says so on stderr.
 
     Args:
         calls: the same on all ranks, such as the `first_calls` of an algorithm.

@@ -141,24 +141,47 @@ def is_locked(kernel: str, folder: Path) -> bool:
     return False
 
 
+@pytest.mark.parametrize(
+    ("calls", "order"),
+    [
+        (("one", "three", "two"), ("one", "two", "three")),
+        (("three", "one", "two"), ("three", "one", "two")),  # that is another process's work
+    ],
+)
 def test_a_kernel_that_another_process_compiles_is_put_off_and_waited_for_no_longer_than_that(
-    kernels, monkeypatch, folder
+    kernels, monkeypatch, folder, calls, order
 ):
     first = kernels()
     first.three(1)
     lock = next((folder / "cache").glob("*/some_kernels.three-*.lock"))
     os.remove(files_of("three", folder)[0])
     monkeypatch.setattr(machine_code, "WAIT_S", 0.2)
-    second, order = kernels(), []
+    second, called = kernels(), []
 
     def call(name: str) -> Callable[[], object]:
-        return lambda: order.append((name, getattr(second, name)(1)))
+        return lambda: called.append((name, getattr(second, name)(1)))
 
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # and is never given back
-        machine_code.prepare([call("three"), call("one"), call("two")], 0, lambda line: None)
-    assert order == [("one", 3), ("two", 4), ("three", 4)]
+        machine_code.prepare([call(name) for name in calls], 0, lambda line: None)
+    results = {"one": 3, "two": 4, "three": 4}
+    assert called == [(name, results[name]) for name in order]
     assert misses(second.three) == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "first_calls"), [(8, "abca"), (2, "abab"), (1, "abab")], ids=["8", "2", "bound"]
+)
+def test_as_many_processes_as_cores_begin_with_different_calls(monkeypatch, cores, first_calls):
+    monkeypatch.setattr(machine_code, "_cores", lambda: cores)
+    begun = ""
+    for number in range(4):
+        called: list[str] = []
+        calls = [lambda name=name, called=called: called.append(name) for name in "abc"]
+        machine_code.prepare(calls, number, lambda line: None)
+        begun += called[0]
+        assert sorted(called) == ["a", "b", "c"]
+    assert begun == first_calls
 
 
 def test_a_change_of_any_file_of_the_kernels_counts(kernels, monkeypatch):
