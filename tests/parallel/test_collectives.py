@@ -134,7 +134,7 @@ def test_what_cannot_be_sent_is_refused_on_all_ranks(comm):
     with pytest.raises(SharedError) as caught:
         comm.allgather_object([object() if comm.rank == last else "fine"])
     text = str(caught.value)
-    assert text.startswith("a object cannot be sent to other ranks: send None, bool, int, ")
+    assert text.startswith("an object cannot be sent to other ranks: send None, bool, int, ")
     assert text.endswith(f"(on rank {last})") and "\n" not in text
     assert comm.allgather_object(comm.rank) == [*range(comm.size)]
 
