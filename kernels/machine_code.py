@@ -33,7 +33,7 @@ from numba.core.runtime import rtsys
 #: for no other.
 WAIT_S = 60.0
 
-_LOOK_EVERY_S = 0.005
+_LOOK_EVERY_S = 0.02  #: seldom enough to take nothing from the process that compiles
 
 #: How many processes compile at once at least: one that is bound to a core sees no other.
 _AT_ONCE = 2
