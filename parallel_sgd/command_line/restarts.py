@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -57,6 +58,12 @@ _BY_ONE = (
 
 #: The exit code of MPICH's mpiexec where it fails itself; it does where it cannot print.
 _MPICH_ITSELF = 255
+
+#: That of Open MPI's where it fails itself, as where nobody reads its pipe any more: it takes no
+#: SIGPIPE.
+_OPEN_MPI_ITSELF = 1
+
+_UNREAD = "mpiexec has ended the job: nobody reads what it prints"
 
 TOO_FEW = "too few hosts answer"
 
@@ -169,6 +176,8 @@ class Restarts:
                     verdict, gone = replace(verdict, why=lost), lost
                 elif verdict.end is End.COMPLETE:
                     tell(f"parallel-sgd: {lost}")
+            elif verdict.end is End.LOST and code == _OPEN_MPI_ITSELF and is_unread():
+                verdict, gone = replace(verdict, why=_UNREAD), _UNREAD
             seconds = time.monotonic() - began
             asked = bool(signals.notices) or roll.asked()
             return Attempt(code, verdict, seconds, roll.newest_checkpoint(), gone, stopped, asked)
@@ -290,6 +299,13 @@ def lost_output() -> str | None:
     except OSError as error:
         why = error.strerror if error.errno in DISK_FULL else None
     return why and f"standard output takes nothing ({why}): what ranks print there is lost"
+
+
+def is_unread() -> bool:
+    """Whether standard output is a pipe, or the like, whose reader is gone (`| head`)."""
+    output = select.poll()
+    output.register(1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in output.poll(0))
 
 
 def why_by_code(code: int) -> str:

@@ -173,15 +173,15 @@ def test_what_has_ended_mpiexec_is_said_and_no_rank_is_blamed(play, capsys, how)
 
 
 @contextmanager
-def full_stdout() -> Iterator[None]:
-    kept, full = os.dup(1), os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, 1)
+def stdout_of(file: int) -> Iterator[None]:
+    kept = os.dup(1)
+    os.dup2(file, 1)
+    os.close(file)
     try:
         yield
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-        os.close(full)
 
 
 @pytest.mark.parametrize(
@@ -190,10 +190,25 @@ def full_stdout() -> Iterator[None]:
 )
 def test_no_rank_is_blamed_where_nothing_can_be_printed(play, capsys, step, code, label):
     """MPICH's mpiexec ends the job then, and Open MPI's says nothing."""
-    with full_stdout():
+    with stdout_of(os.open("/dev/full", os.O_WRONLY)):
         assert play(step, restarts=0)[0] == code
     why = "standard output takes nothing (No space left on device): what ranks print there is lost"
     assert capsys.readouterr().err.splitlines()[1:] == [f"parallel-sgd: {label}{why}"]
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_no_rank_is_blamed_where_nobody_reads_what_open_mpi_prints(play, capsys, is_read):
+    """Its mpiexec ends the job then, by exit code 1 and by no signal."""
+    reads, writes = os.pipe()
+    if not is_read:
+        os.close(reads)
+    with stdout_of(writes):
+        assert play({"gone": 0, "code": 1}, restarts=0)[0] == 1
+    said = capsys.readouterr().err
+    assert ("rank 0" in said and "without a word" in said) == is_read
+    assert ("error: mpiexec has ended the job: nobody reads what it prints" in said) != is_read
+    if is_read:
+        os.close(reads)
 
 
 def test_standard_input_stays_the_users(play):
