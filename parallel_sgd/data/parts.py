@@ -80,7 +80,7 @@ REQUIRED = "one part to train on and one to test on, named so (train, test, vali
 
 def both_parts(place: Path) -> str:
     """What is wrong where one data set was asked for, and two are there."""
-    return f"{place} is data to train on and data to test on: data.load_train_test gives both"
+    return f"{place} holds data to train on and data to test on: data.load_train_test gives both"
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,12 @@ def parsed(data: bytes) -> Any:
     """
     try:
         return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"is no JSON document that can be read: {error}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"is no JSON document: {error}") from None
+    except RecursionError:
+        raise UserError("is a JSON document that is nested too deep") from None
+    except ValueError:  # of `int`
+        raise UserError("is a JSON document with a number of too many digits") from None
 
 
 def check_manifest(manifest: Any) -> None:

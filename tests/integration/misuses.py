@@ -46,33 +46,7 @@ MPIS = ("MPICH", "Open MPI")
 HEAD = ["misuse", "command or program", "what is printed", "by rank", "within", "exit code"]
 
 #: Beside every program, which begins with `from beside import *`.
-BESIDE = """
-import os, signal, sys, time
-from pathlib import Path
-import numpy as np
-import parallel_sgd as psgd
-
-comm = psgd.Communicator.world()
-
-
-def learner_of(algorithm=None, shape=(4, 3), comm=comm):
-    parameters = psgd.Parameters({"w": np.zeros(shape, np.float32)})
-    return psgd.Learner(parameters, psgd.SGD(lr=0.1), algorithm or psgd.DataParallelSGD(), comm)
-
-
-def saved(folder, **options):
-    psgd.Checkpoints(folder).save(learner_of(**options), background=False)
-    comm.barrier()
-
-
-def damage(folder):
-    if comm.rank == 0:
-        file = sorted(Path(folder).rglob("*.safetensors"))[0]
-        content = bytearray(file.read_bytes())
-        content[-1] ^= 1
-        file.write_bytes(content)
-    comm.barrier()
-"""
+BESIDE = Path(__file__).with_name("beside.py")
 
 #: Runs command lines in one interpreter.
 COMMANDS = """
@@ -146,9 +120,17 @@ def train(name: str, *lines: str) -> Misuse:
     return Misuse(name, "\n".join(shown), 5, texts=texts)
 
 
-def program(name: str, text: str) -> Misuse:
-    """A program whose error comes to all ranks."""
-    return Misuse(name, text, 2, texts=(f"from beside import *\n{text}",) * RANKS)
+def program(
+    name: str, text: str, *, before: str = "", shown: str = "", within_s: int = 2
+) -> Misuse:
+    """A program whose error comes to all ranks, or which is warned of.
+
+    Args:
+        before: a line that prepares it, and is not shown.
+        shown: what is, in place of the program.
+    """
+    texts = (f"from beside import *\n{before}\n{text}",) * RANKS
+    return Misuse(name, shown or text, within_s, texts=texts)
 
 
 def job(name: str, text: str, options: str = "", *, within_s: int = 10, **how: str) -> Misuse:
@@ -168,7 +150,7 @@ def seen(misuses: Sequence[Misuse], folder: Path) -> dict[str, Outcome]:
     mpi = this_mpi()
     here = [misuse for misuse in misuses if misuse.mpi in ("", mpi)]
     assert len({misuse.name for misuse in here}) == len(here), "two misuses of one name"
-    (folder / "beside.py").write_text(BESIDE)
+    shutil.copy(BESIDE, folder)
     with ThreadPoolExecutor(2) as pool:  # the ranks of a job mostly start, or wait
         jobs = {
             misuse.name: pool.submit(of_job, misuse, copied(folder, number))
@@ -204,10 +186,17 @@ def of_programs(misuses: Sequence[Misuse], folder: Path) -> dict[str, Outcome]:
 
 
 def of_ends(by_rank: Sequence[End], folder: Path) -> Outcome:
-    printed, ranks = essential("".join(end.said for end in by_rank), folder)
+    said = "".join(labelled(end.said, rank) for rank, end in enumerate(by_rank))
+    printed, ranks = essential(said, folder)
     codes = sorted({end.code for end in by_rank if end.code})
     seconds = max(end.seconds for end in by_rank)
     return Outcome(printed, ranks, seconds, " or ".join(map(str, codes)) or "0")
+
+
+def labelled(said: str, rank: int) -> str:
+    """What a rank has said, all of it with its number: Python's warnings have none."""
+    lines = said.splitlines()
+    return "".join(f"{'' if line[:5] == '[rank' else f'[rank {rank}] '}{line}\n" for line in lines)
 
 
 def of_job(misuse: Misuse, folder: Path) -> Outcome:
@@ -233,7 +222,8 @@ def of_job(misuse: Misuse, folder: Path) -> Outcome:
 #: What tells of the end, the clearest first.
 TELLING = (
     r"(parallel-sgd: error: |parallel_sgd: waited|which has left|interrupted|: the job was ended)",
-    r"^\w*(Error|Exception|Interrupt)\b",
+    r"^[\w.]*(Error|Exception|Interrupt)\b",
+    r"^UserWarning: ",
     r"(exited on signal|EXIT STRING|exited with status|non-zero)",
 )
 
@@ -249,7 +239,8 @@ def essential(output: str, folder: Path) -> tuple[str, str]:
         if fitting:
             text = fitting[0][1]
             ranks = [k or "mpiexec" for k, other in fitting if other == text]
-            by = "-" if ranks == ["mpiexec"] and "parallel-sgd: " in text else ", ".join(ranks)
+            ours = re.match(r"parallel-sgd: |parallel_sgd\.errors\.", text)
+            by = "-" if ranks == ["mpiexec"] and ours else ", ".join(ranks)
             return text, by
     return "nothing", "-"
 
@@ -259,10 +250,12 @@ def usual(line: str, folder: Path) -> str:
     line = re.sub(rf"{re.escape(str(folder.parent))}/[\w.-]+", "…", line)
     line = re.sub(r" \((script|beside)\.py:\d+\)$|, script\.py:\d+$", "", line)
     line = re.sub(r"\. Exit code \d+( is|:) .*$", "", line)
+    line = re.sub(r"^script\.py:\d+: (?=UserWarning: )", "", line)
     line = re.sub(r"\S+/bin/mpiexec", "…/bin/mpiexec", line)
     line = re.sub(rf"\b{re.escape(os.uname().nodename)}\b", "HOST", line)
     line = re.sub(r"(of learner|memory has) [\d,]+", r"\1 …", line)
-    return re.sub(r"\b(PID|pid) \d+", r"\1 …", line).strip()
+    line = re.sub(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\b", "…", line)
+    return re.sub(r"\b(PID|pid|process) \d+", r"\1 …", line).strip()
 
 
 def this_mpi() -> str:

@@ -16,7 +16,7 @@ from parallel_sgd.data.parts import named
 TRAIN, OTHER, TEST, REST = 1, 2, 3, 4  #: what values tell of which part they are
 
 DOUBT = "must hold one part to train on and one to test on"
-BOTH = "is data to train on and data to test on: data.load_train_test gives both"
+BOTH = "holds data to train on and data to test on: data.load_train_test gives both"
 
 #: Names with the part that each is, and what follows: the values of (training, test), or an error.
 FILES = [
