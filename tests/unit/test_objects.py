@@ -124,7 +124,7 @@ for _ in range(DEEPEST + 1):
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        (object(), "a object cannot be sent to other ranks: send None, bool, int,"),
+        (object(), "an object cannot be sent to other ranks: send None, bool, int,"),
         (print, "cannot be sent to other ranks"),
         (UserError, "the class UserError cannot be sent"),
         (UserError("x"), r"a parallel_sgd\.errors\.UserError cannot be sent"),
@@ -136,7 +136,7 @@ for _ in range(DEEPEST + 1):
         (range(3), "a range cannot be sent"),
         (np.ma.zeros(3), r"a numpy\.ma\.MaskedArray cannot be sent"),
         (np.array([None]), "a NumPy array of objects cannot be sent"),
-        ([{"a": ({1: object()},)}], "a object cannot be sent"),
+        ([{"a": ({1: object()},)}], "an object cannot be sent"),
         (CYCLE, "holds tuples, sets or keys more than"),
         (LOOP, "what is sent to other ranks cannot be: recursion"),
         (DEEP, f"holds tuples, sets or keys more than {DEEPEST} deep"),
