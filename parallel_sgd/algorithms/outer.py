@@ -73,8 +73,7 @@ class OuterStep(Options, ABC):
 class OuterStepWithInnerState(OuterStep):
     """One that leaves it to the user what becomes of the local optimizer's state.
 
-    A rank without samples so far takes part in the average by zeros. Of a PyTorch optimizer that
-    rank does not go on with the average, since PyTorch alone makes the state of a first step.
+    A rank without samples so far takes part in the average by zeros, and goes on with it.
     """
 
     inner_state: InnerState = option(

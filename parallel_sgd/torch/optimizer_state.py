@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from operator import is_
 from typing import Any
 
@@ -88,15 +88,67 @@ class TorchOptimizerState(OptimizerState):
         self.vectors.update()
 
     def align(self, comm: Communicator) -> None:
-        """As of every optimizer. On a rank whose optimizer has taken no step yet, its first one
-        replaces what the vectors have got: PyTorch alone makes that state."""
+        """As of every optimizer. PyTorch makes the state of a parameter in its first step: a rank
+        that has none yet takes over another rank's, with zeros in the vectors."""
         self.vectors.move()
-        everywhere = comm.allgather_object([*self.buffers])
-        names = sorted({name for names in everywhere for name in names})
+        everywhere = comm.allgather_object(([*self.buffers], self._begun()))
+        names = sorted({name for names, _ in everywhere for name in names})
         self.vectors.require(names)
+        begun = np.array([theirs for _, theirs in everywhere])
+        if (begun != begun[0]).any():
+            self._complete(comm, begun)
         ordered = {name: self.buffers[name] for name in names}
         self.buffers.clear()
         self.buffers.update(ordered)
+
+    def _begun(self) -> list[bool]:
+        """Of each parameter, whether it has a state."""
+        states = [owner.state.items() for owner in self.vectors.owners]
+        begun = {id(p) for p, of_p in chain(*states) if isinstance(of_p, dict) and of_p}
+        return [id(p) in begun for p in self.module.tensors.values()]
+
+    def _complete(self, comm: Communicator, begun: Array) -> None:
+        """Have the state of each parameter without one from the first rank that has one; where no
+        parameter has one, all else of that rank's optimizer, too. Collective.
+
+        Args:
+            begun: bool [ranks, parameters]: which have a state.
+        Raises:
+            UserError: on all ranks: a state is of a type that no checkpoint can hold, or the
+                optimizer does not take it.
+        """
+        if not self._names_by_number(self.optimizer.state_dict()):  # which has all in one
+            begun = begun | begun.any(axis=1, keepdims=True)
+            if begun.all():
+                return
+        comm.together(self.wait)
+        first, some = begun.argmax(axis=0), begun.any(axis=0)
+        gives = comm.rank in first[some & ~begun.all(axis=0)]
+        own = {name: getattr(self, name) for name in ("values", "contents", "entries", "document")}
+        told = comm.allgather_object(own if gives else None)
+        lacking = some & ~begun[comm.rank]
+
+        def add() -> None:
+            for giver in np.unique(first[lacking]).tolist():
+                names = {*compress(self.module.tensors, lacking & (first == giver))}
+                try:
+                    self._add(told[giver], names)
+                except UserError as error:
+                    raise UserError(f"rank {comm.world_ranks[giver]} {error}") from error
+
+        comm.together(add)
+
+    def _add(self, saved: Mapping[str, Any], names: Collection[str]) -> None:
+        """Have the states of these parameters as another rank has them; where this rank has none of
+        any, all that the other one has."""
+        entries = {name: text for name, text in saved["entries"].items() if name in names}
+        state_dict = self._read({**saved, "entries": entries}, self.vectors.part)
+        if any(self._begun()):
+            present, state = self.optimizer.state_dict(), state_dict["state"]
+            numbers = self._names_by_number(present)
+            state = {n: state[n] for n, name in numbers.items() if name in entries}
+            state_dict = {**present, "state": {**present["state"], **state}}
+        self._load(state_dict, as_they_are=True)
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
