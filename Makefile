@@ -25,8 +25,9 @@
 PYTHON ?= python3
 MPIS := mpich openmpi
 RANKS := 1 2 3 4
-# Four ranks on one MPI alone: where the two differ, three show it.
-WORLDS := $(filter-out test-mpich-4,$(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS))))
+# One rank and four on one MPI alone: where the two differ, two and three show it.
+WORLDS := $(filter-out test-openmpi-1 test-mpich-4,\
+	$(foreach mpi,$(MPIS),$(addprefix test-$(mpi)-,$(RANKS))))
 
 # The launcher prints the real mpiexec command; the tests call it the same way.
 RUN = .venv/$(1)/bin/parallel-sgd run -n $(2)
@@ -173,6 +174,7 @@ test-python:
 
 # Not every test runs in every place: each mark is explained where it is made, in the conftest.py
 # beside the tests, and pytest counts what it has deselected.
+test-openmpi-3: SELECTED = -m "ranks or few_ranks"
 test-openmpi-4: SELECTED = -m "not few_ranks"
 test-integration-mpich: SELECTED = -m "not open_mpi"
 test-integration-openmpi: SELECTED = -m "not any_mpi"

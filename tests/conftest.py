@@ -17,6 +17,9 @@ pytest.register_assert_rewrite(*(f.stem for f in SHARED if not f.stem.startswith
 
 pytest_plugins = ("limits",)
 
+# As the launcher does for ranks: each of the threads that play them would have PyTorch start more.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 @pytest.fixture
 def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -441,7 +441,7 @@ def test_a_run_ends_with_its_best_model(
     expected, rows, steps = simulate_survival(3, ended(tmp_path, algorithm), timeout_s=100)[0]
     best = rows[-1].event
     assert best.startswith("back to the model of ") and steps == 3 * SAMPLES // SIZE
-    for number in range(60, 500, 4 if partly else 7):
+    for number in range(60, 500, 8 if partly else 11):
         rank, folder = number % 3, tmp_path / str(number)
         with monkeypatch.context() as patch:
             other = (rank + 1) % 3
