@@ -259,7 +259,10 @@ class ExchangeState(Component):
         return report
 
     def check(self, saved: Mapping[str, Any], ranks: int) -> None:
-        if self.residuals is not None:
+        if self.residuals is None:
+            if saved["residuals"] is not None:
+                raise UserError("has residuals, which full precision has not")
+        else:
             had, has = saved["residuals"]["owner_error"].keys(), self.residuals.owner_error.keys()
             if had != has:
                 raise UserError(f"has residuals of buckets {[*had]}, but there are {[*has]}")
