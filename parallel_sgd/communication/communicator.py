@@ -371,7 +371,7 @@ class Communicator(ABC):
         sign %= SIGN_PRIME
         note, mark = (in_common.note, in_common.mark) if in_common else (0, 0)
         problems = int(problem is not None)
-        own = np.array([samples, problems, sign, sign**2, note, mark, mark**2], np.int64)
+        own = np.array([samples, problems, sign, sign * sign, note, mark, mark * mark], np.int64)
         self._problem = problem
         try:
             with self.trace.span("wait"):
@@ -385,7 +385,7 @@ class Communicator(ABC):
             self.require_agreement({**(in_common.facts() if in_common else {}), **(alike or {})})
         if in_common:
             in_common.notes = notes
-            in_common.marks_equal = marks > 0 and self.size * mark_squares == marks**2
+            in_common.marks_equal = marks > 0 and self.size * mark_squares == marks * marks
         return int(total)
 
     def together(self, prepare: Callable[[], Result]) -> Result:

@@ -75,6 +75,7 @@ class Announced:
         self.feed: Pass | None = None  #: of the source that gives minibatches at present
         self._fed = False  # by a source that was not left in the midst of it
         self.steps = 0  #: that have begun
+        self.trained = 0  #: samples of all ranks that the latest step has trained on
         #: minibatches given since then, in the thread that steps; below 0 as a pass begins, where
         #: it is a matter of chance how many are fetched ahead
         self.since_step = 0

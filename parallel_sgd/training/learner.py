@@ -59,7 +59,6 @@ class Learner(LearnerSetup):
         state: the algorithm's.
         left_out: what was left out of training, since its numbers were not finite.
         in_step: samples of this rank in the latest step, where ranks survive each other.
-        last_samples: of all ranks in the latest step; 0 says that every rank has run dry.
         in_common: what the ranks compare where they wait for each other.
 
     Collective. Memory: the gradient, and what optimizer and algorithm need. A program that makes
@@ -249,7 +248,8 @@ class Learner(LearnerSetup):
             self.require_own_model("step")
         trace, stats = self.world.trace, self._performance
         if stats is None and trace is NO_TRACE:
-            self._computes_since = None
+            if self._computes_since is not None:
+                self._computes_since = None
             return self._step(samples)
         if self._computes_since is not None:
             trace.record("compute", self._computes_since, time.perf_counter())
@@ -283,13 +283,14 @@ class Learner(LearnerSetup):
             if samples == 0:  # whatever is left there from the last exchange
                 self.gradient.flat.fill(0)
             if skip:
-                self.last_samples = self.at_work.skip(samples, total)
+                trained = self.at_work.skip(samples, total)
             elif self.left_out.skips:
-                self.last_samples = leaving_out.train(self.at_work, samples, total)
+                trained = leaving_out.train(self.at_work, samples, total)
             else:
-                self.last_samples = self.at_work.train(samples, total)
-            if total is not None and self.last_samples > total:
-                announced.catch_up(self.last_samples - total)
+                trained = self.at_work.train(samples, total)
+            announced.trained = trained
+            if total is not None and trained > total:
+                announced.catch_up(trained - total)
         finally:
             comm.in_common = None
             announced.end_step()
@@ -298,7 +299,7 @@ class Learner(LearnerSetup):
                 warn(SAME_GRADIENTS)
             except UserError as error:
                 self.fail(str(error))
-        return self.last_samples
+        return trained
 
     def fail(self, problem: str) -> NoReturn:
         """End training for a problem of this rank alone (bad data, say), in place of a `step`.

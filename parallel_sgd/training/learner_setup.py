@@ -111,7 +111,7 @@ class LearnerSetup(ABC):
             prepare_kernels(comm, calls)
         self._form()
         self._watch_performance(every)
-        self.last_samples = self.in_step = 0
+        self.in_step = 0
         self._sent_before = 0  # by the learner whose checkpoint this one has taken up
         self._announced = Announced(algorithm, self.local_step)
         self.in_common = self._compared()
@@ -214,6 +214,15 @@ class LearnerSetup(ABC):
     @samples.setter
     def samples(self, samples: int) -> None:
         self.local_step.state.samples = samples
+
+    @property
+    def last_samples(self) -> int:
+        """Samples of all ranks in the latest step; 0 says that every rank has run dry. Local."""
+        return self._announced.trained
+
+    @last_samples.setter
+    def last_samples(self, samples: int) -> None:
+        self._announced.trained = samples
 
     @property
     def serves(self) -> bool:
