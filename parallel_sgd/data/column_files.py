@@ -23,6 +23,7 @@ from .validation import Array
 MOST_ROWS = 1 << 48  #: of a file
 #: What pandas and Dask call an index that has no name.
 INDEX = re.compile(r"__index_level_\d+__|__null_dask_index__")
+ROW_NAMES = {"", "Unnamed: 0"}  #: what the first column is called where a program wrote row names
 EXTRA = "pip install '.[arrow]' from the checkout"
 
 
@@ -221,6 +222,7 @@ def _indexes(names: Sequence[str], metadata: Mapping[bytes, bytes]) -> frozenset
         noted = json.loads(metadata.get(b"pandas", b"{}"))
     listed = noted.get("index_columns") if isinstance(noted, dict) else None
     found = {one for one in listed if isinstance(one, str)} if isinstance(listed, list) else set()
+    found |= ROW_NAMES.intersection(names[:1])  # of a CSV file that pandas has read before
     return frozenset(name for name in names if name in found or INDEX.fullmatch(name))
 
 

@@ -18,11 +18,11 @@ import numpy as np
 from ..errors import UserError
 from ..files import opened, reason
 from ..validation import choice, line_of, shown
+from .column_files import ROW_NAMES
 from .unchanged import Identity, identity_of, reopened
 from .validation import Array
 
 ROWS = 1 << 14  #: that are converted together
-INDEX = ("", "Unnamed: 0")  #: what the first column is called where a program wrote its row names
 MISSING = {"", "na", "n/a", "nan", "null", "?"}  #: what a cell without a value holds
 TRUTH = {"true": 1, "false": 0}
 
@@ -78,7 +78,7 @@ class CSVFile:
         once = [name for name in self.columns if self.columns.count(name) == 1]
         self.kinds = {name: (np.dtype(np.float64), None) for name in once}
         self.types = dict.fromkeys(self.columns, "text")
-        self.indexes = frozenset(self.columns[:1]) & frozenset(INDEX)
+        self.indexes = frozenset(self.columns[:1]) & ROW_NAMES
 
     def blocks(self, names: Sequence[str]) -> Iterator[tuple[list[int], list[tuple[str, ...]]]]:
         """The cells of columns, some rows at a time.

@@ -216,6 +216,15 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(path for path in found if not is_litter(path.name))
 
 
+def _files_instead(folder: Path) -> str:
+    """The end of an error of a folder that holds files alone, which may be data of another kind."""
+    names = sorted(
+        entry.name for entry in os.scandir(folder) if entry.is_file() and not is_litter(entry.name)
+    )
+    few = f"{', '.join(map(shown, names[:3]))}{', ...' if len(names) > 3 else ''}"
+    return f", but {few}: give one of these, if it is data" if names else ""
+
+
 def _holds_images(folder: Path) -> bool:
     return next(iter(files_below(folder, _is_image, is_litter)), None) is not None
 
@@ -239,7 +248,10 @@ def _classes(folder: Path, *, named_so: bool) -> dict[str, list[tuple[Path, Iden
     try:
         classes = [path.name for path in _folders(folder)]
         if not classes:
-            raise UserError(f"{folder} must hold a folder of images for each class: it holds none")
+            raise UserError(
+                f"{folder} must hold a folder of images for each class: it holds none"
+                f"{_files_instead(folder)}"
+            )
         if not named_so:
             _require_classes(folder)
         found = {}

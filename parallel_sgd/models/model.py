@@ -164,7 +164,7 @@ def as_numbers(name: str, values: Any, *, several: bool = True) -> Array:
     Args:
         several: whether to refuse a single number.
     Raises:
-        UserError: it holds no plain numbers, or is a single one where it may not be.
+        UserError: it holds masked values, no plain numbers, or a single one where it may not.
     """
     try:
         array = values if hasattr(values, "dtype") else np.asarray(values)
@@ -173,4 +173,10 @@ def as_numbers(name: str, values: Any, *, several: bool = True) -> Array:
     if getattr(array.dtype, "kind", "") not in NUMBERS or (several and array.ndim == 0):
         kind = shape_of(array) if array.ndim == 0 else f"an array of {array.dtype}"
         raise UserError(f"{name} must be an array of numbers: it is {kind}")
+    if isinstance(array, np.ma.MaskedArray):
+        if np.ma.getmaskarray(array).any():  # training would take what is below the mask
+            raise UserError(
+                f"{name} has masked values: must have none: fill them, or leave their samples out"
+            )
+        return array.data
     return array

@@ -10,7 +10,7 @@ import pytest
 import scipy.sparse
 import torch
 
-from parallel_sgd import UserError, data
+from parallel_sgd import UserError, data, models
 
 Y = np.array([0, 1, 0, 1])
 
@@ -38,6 +38,21 @@ def test_masked_values_are_refused_wherever_arrays_are_taken(name):
         UserError, match=r"^[xy].* has 1 masked values, the first at \[\d\].*: must "
     ):
         readers[name]()
+
+
+def test_models_take_no_masked_values():
+    model = models.SoftmaxRegression(2, 2)
+    calls = (
+        lambda: model.gradient(masked(4, 2), Y, out=model.parameters.like()),
+        lambda: model.gradient(np.ones((4, 2)), masked(4), out=model.parameters.like()),
+        lambda: model.predict(masked(4, 2)),
+        lambda: model.evaluate_sums(masked(4, 2), Y),
+    )
+    for call in calls:
+        with pytest.raises(UserError, match=r"^[xy] has masked values: must have none: fill them"):
+            call()
+    whole = np.ma.masked_greater(np.ones((4, 2)), 9)
+    assert np.array_equal(model.predict(whole), model.predict(whole.data))
 
 
 def quantities():

@@ -162,6 +162,8 @@ def test_an_index_of_a_data_frame_is_no_feature(tmp_path, form, note):
     x = ("a",) if note == "named" else ("a", "id")
     assert FORMATS[form](path).x_columns == x
     assert FORMATS[form](path, x=["__index_level_0__"]).arrays()[0].tolist() == [[5], [9]]
+    write(path, {"Unnamed: 0": [0, 1], "a": [1.0, 2], "y": [0, 1]})
+    assert FORMATS[form](path).arrays()[0].tolist() == [[1], [2]]
     for content in (b"[]", b"3", b'{"index_columns": 3}', b'{"index_columns": [[1], null]}'):
         write(path, table.replace_schema_metadata({b"pandas": content}))
         assert FORMATS[form](path).x_columns == ("a", "id")

@@ -203,7 +203,11 @@ def test_parts_share_the_classes_of_the_training(tmp_path, testing):
 
 
 def test_folders_that_hold_no_classes_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="must hold a folder of images for each class"):
+    with pytest.raises(UserError, match="must hold a folder of images for each class.*none$"):
+        data.ImageFolder(tmp_path)
+    for name in ("train.svm", "valid.svm", ".hidden"):
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match=r"none, but 'train\.svm', 'valid\.svm': give one of these"):
         data.ImageFolder(tmp_path)
     with pytest.raises(UserError, match=r"must hold folders of one part to train on and one"):
         data.image_folders(tmp_path)
