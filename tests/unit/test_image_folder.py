@@ -203,7 +203,7 @@ def test_parts_share_the_classes_of_the_training(tmp_path, testing):
 
 
 def test_folders_that_hold_no_classes_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="must hold a folder of images for each class.*none$"):
+    with pytest.raises(UserError, match=r"must hold a folder of images for each class.*none$"):
         data.ImageFolder(tmp_path)
     for name in ("train.svm", "valid.svm", ".hidden"):
         (tmp_path / name).touch()
