@@ -33,16 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0, a command's own, or 2 for wrong arguments.
     """
     argv = sys.argv[1:] if argv is None else argv
-    started()
     try:
         if not argv or argv[0] not in COMMANDS:
             _parser().parse_args(argv or ["--help"])
             return 0
         command, arguments = argv[0], list(argv[1:])
+        module = import_module(f".{COMMANDS[command][0]}", __package__)
+        started()  # until here an interrupt ends this in one line, whatever was being imported
         if command == "train":  # the one that runs on ranks
             with abort_on_error():
-                sys.exit(_main_of(command, arguments))
-        code = _main_of(command, arguments)
+                sys.exit(module.main(arguments))
+        code = int(module.main(arguments) or 0)
         sys.stdout.flush()  # what has gone wrong there is told below, and not as Python exits
         return code
     except BrokenPipeError:  # the reader has left, as in `parallel-sgd info | head -1`
@@ -55,11 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(line, file=sys.stderr)
         leave_stdout()
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 2
-
-
-def _main_of(command: str, arguments: list[str]) -> int:
-    module = import_module(f".{COMMANDS[command][0]}", __package__)
-    return int(module.main(arguments) or 0)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,6 +14,8 @@ import socket
 import sys
 from collections.abc import Sequence
 
+import numpy  # noqa: F401  which the script needs: until `started` an interrupt is one line
+
 from ..communication.attendance import sign_on
 from ..communication.entry_point import abort_on_error
 from ..communication.launched import (

@@ -194,7 +194,7 @@ def test_what_a_batch_system_has_given(
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No launcher, no batch system, and a script."""
-    for name in set(os.environ) - set(without_launcher(os.environ)) | {"PBS_NODEFILE"}:
+    for name in set(os.environ) - set(without_launcher(os.environ)) | {"PBS_NODEFILE", "OMP_NUM_THREADS"}:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").touch()
