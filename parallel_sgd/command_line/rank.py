@@ -14,8 +14,6 @@ import socket
 import sys
 from collections.abc import Sequence
 
-import numpy  # noqa: F401  which the script needs: until `started` an interrupt is one line
-
 from ..communication.attendance import sign_on
 from ..communication.entry_point import abort_on_error
 from ..communication.launched import (
@@ -40,6 +38,8 @@ from .logs import to_log
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the script or module named by the arguments as ``__main__``, with the rest as its own."""
+    import numpy  # noqa: F401  which the script needs: until `started` an interrupt is one line
+
     with abort_on_error():
         prepare()
         send_without_asking()  # the script may start MPI by itself

@@ -194,7 +194,8 @@ def test_what_a_batch_system_has_given(
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """No launcher, no batch system, and a script."""
-    for name in set(os.environ) - set(without_launcher(os.environ)) | {"PBS_NODEFILE", "OMP_NUM_THREADS"}:
+    others = {"PBS_NODEFILE", "OMP_NUM_THREADS"}
+    for name in set(os.environ) - set(without_launcher(os.environ)) | others:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.py").touch()
