@@ -174,6 +174,7 @@ test-python:
 
 # Not every test runs in every place: each mark is explained where it is made, in the conftest.py
 # beside the tests, and pytest counts what it has deselected.
+test-mpich-3: SELECTED = -m "not few_ranks"
 test-openmpi-3: SELECTED = -m "ranks or few_ranks"
 test-openmpi-4: SELECTED = -m "not few_ranks"
 test-integration-mpich: SELECTED = -m "not open_mpi"

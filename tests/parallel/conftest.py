@@ -164,8 +164,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Only rank 0 prints pytest's report; the others speak where it would miss something."""
     config.addinivalue_line(
         "markers",
-        "few_ranks: as many ranks as it takes on MPI are three; `make test` has four on threads "
-        "alone",
+        "few_ranks: a long one, on Open MPI with three ranks, on MPICH with two; `make test` has "
+        "four on threads alone",
     )
     config.addinivalue_line(
         "markers",

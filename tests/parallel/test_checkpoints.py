@@ -70,6 +70,7 @@ def everything(learner: Learner) -> dict[str, Any]:
 EVERYWHERE = ("data-parallel, warm start", "model averaging, 1 bit", "DiLoCo, overlap")
 
 
+@pytest.mark.threads(3)
 @pytest.mark.parametrize("case", few_ranks_but(EVERYWHERE, CONFORMING))
 def test_going_on_is_as_never_having_stopped(case, comm, tmp_path):
     """Saved after every step of a run, and gone on with from each of them, by other learners."""

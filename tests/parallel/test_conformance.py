@@ -15,7 +15,7 @@ EVERYWHERE = ("data-parallel, 1 bit", "block momentum", "DiLoCo, overlap")
 
 
 @pytest.mark.filterwarnings("ignore:servers=0")
-@pytest.mark.threads(1, 3)
+@pytest.mark.threads(3)
 @pytest.mark.parametrize("name", few_ranks_but(EVERYWHERE, CONFORMING))
 def test_algorithms_conform(comm, name):
     algorithm, options = CONFORMING[name]
