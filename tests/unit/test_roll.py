@@ -469,7 +469,7 @@ def test_signals_to_ranks_and_no_rank_outlives_its_job(ranks):
 @pytest.mark.parametrize("leases", [True, False])
 def test_what_is_mapped_or_open_is_in_use(monkeypatch, leases):
     """Also where the file system has no leases, by what all processes have."""
-    path = Path(f"/dev/shm/mpich_shm_of_test_{os.getpid()}")
+    path = Path(f"/dev/shm/parallel_sgd_test_{os.getpid()}")
     path.write_bytes(bytes(4096))
     if not leases:
         monkeypatch.setattr(leftovers, "_can_be_leased", lambda path: None)
