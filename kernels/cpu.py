@@ -14,6 +14,7 @@ import numpy as np
 from . import one_of, simd
 from .blocks import Blocks
 from .compiled import block_at, compiled, decode_raw, encode_raw
+from .entropy import decode_entropy, encode_entropy
 from .low_rank import low_rank_product
 from .memory import beyond_caches
 from .reference import SMALLEST_STEP, Array, place_shift
@@ -35,10 +36,12 @@ __all__ = [
     "averaging_step",
     "compensate_delay",
     "decode_1bit",
+    "decode_entropy",
     "decode_half",
     "decode_levels",
     "decode_one_of",
     "encode_1bit",
+    "encode_entropy",
     "encode_half",
     "encode_levels",
     "encode_one_of",

@@ -17,6 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .blocks import GROUP, Blocks
+from .entropy_reference import decode_entropy, encode_entropy
+
+__all__ = ["decode_entropy", "encode_entropy"]
 
 Array = npt.NDArray[Any]
 F32 = np.float32
