@@ -83,7 +83,7 @@ def _encode(g: Array, r: Array, payload: Array, step: float, with_gradient: bool
                 low, where = 0, m
         size_low, size_bits = NO_SIZES, 0
         if size_sum:
-            size_low = _rice_low(size_sum, z)
+            size_low = min(_rice_low(size_sum, z), NO_SIZES - 1)
             size_bits = _plane_bits(sizes, z, size_low)
 
         nbytes = (where + z + size_bits + 7) >> 3
@@ -352,7 +352,10 @@ def _decode(payload: Array, out: Array, add: bool) -> Any:
                 return DAMAGED
             for j in range(m):
                 k = np.int16(payload[at + 2 * j] | payload[at + 2 * j + 1] << 8)
-                out[first + j] = (out[first + j] if add else F32(0)) + F32(k) * step
+                if not add:
+                    out[first + j] = F32(k) * step
+                elif k != 0:  # adding 0 would change -0
+                    out[first + j] += F32(k) * step
             at += 2 * m
             continue
         if header >> 31 or z > m or low > 11 or at + nbytes > total:

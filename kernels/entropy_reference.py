@@ -25,7 +25,7 @@ bits 11 to 22       bytes of the payload
 bits 23 to 26       `low`. 0: the payload begins with one bit for each value: is it live?
                     1 to 11: it begins with the gaps, in planes with `low` low ones.
                     15: it is all k as int16, and nothing else; all other bits are 0
-bits 27 to 30       `size_low`. 15: all live k are 1 or -1, and sizes are left out
+bits 27 to 30       `size_low`, 0 to 14. 15: all live k are 1 or -1, and sizes are left out
 live, or gaps       gaps: the number of zeros before each live value
 signs               one bit for each live value: is k negative?
 sizes               |k| - 1 of each live value, in planes with `size_low` low ones
@@ -161,7 +161,7 @@ def _block(k: Array) -> tuple[int, Array]:
         low, where = 0, k != 0
     size_low, size_bits = NO_SIZES, sizes[:0]
     if sizes.any():
-        size_low = rice_low(int(sizes.sum()), z)
+        size_low = min(rice_low(int(sizes.sum()), z), NO_SIZES - 1)
         size_bits = _planes(sizes, size_low)
     payload = np.packbits(np.concatenate([where, k[places] < 0, size_bits]) > 0, bitorder="little")
     if len(payload) >= 2 * len(k):
