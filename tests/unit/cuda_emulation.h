@@ -5,31 +5,37 @@
 // others have left theirs. Warps run one after the other, so nothing depends on timing. A lane
 // that stays away while others meet, which on a GPU would hang or be undefined, ends the process.
 #include <math.h>
+#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
+
+#define __shared__ static  // of all thread blocks: warps run one after the other
 
 static struct { unsigned x; } threadIdx, blockIdx, blockDim, gridDim;
 
 typedef unsigned long long Value;  // any value of a lane, by its bytes
 
 static struct Lane {
-    ucontext_t context;
+    ucontext_t context;  // in which it begins; from then on it jumps, which needs no system call
+    jmp_buf here;
     char stack[1 << 16];
     long long meetings;
     Value left[2];  // at this meeting and at the one before, which slower lanes may still read
     int done;
 } lanes[32];
-static ucontext_t turns;
+static jmp_buf turns;
 static void (*kernel_of_lane)(void);
 
-static inline int meet(Value value)
+// Not inline, so that no variable of a kernel is lost between setjmp and longjmp.
+static __attribute__((noinline)) int meet(Value value)
 {
     struct Lane *self = &lanes[threadIdx.x % 32];
     const int now = self->meetings++ & 1;
     self->left[now] = value;
-    swapcontext(&self->context, &turns);
+    if (!_setjmp(self->here))
+        _longjmp(turns, 1);
     for (int i = 0; i < 32; i++)
         if (lanes[i].meetings < self->meetings) {
             fprintf(stderr, "lane %d stays away from a meeting of its warp\n", i);
@@ -65,13 +71,28 @@ SHUFFLE(shuffle_long_word, unsigned long long)
              unsigned long long: shuffle_long_word)(value, from)
 #define __shfl_xor_sync(mask, value, by) __shfl_sync(mask, value, threadIdx.x ^ (by))
 
+#define __syncwarp() ((void)meet(0))
+
 #define __popc __builtin_popcount
+#define __ffs __builtin_ffs
+#define __clz(x) ((x) ? __builtin_clz((unsigned)(x)) : 32)
 #define atomicMax(address, value) ((void)(*(address) < (value) ? *(address) = (value) : 0))
+#define atomicOr(address, value) ((void)(*(address) |= (value)))
 
 static void run_lane(void)
 {
     kernel_of_lane();
     lanes[threadIdx.x % 32].done = 1;
+    _longjmp(turns, 1);
+}
+
+static void take_turn(struct Lane *lane)
+{
+    if (!_setjmp(turns)) {
+        if (lane->meetings)
+            _longjmp(lane->here, 1);
+        setcontext(&lane->context);
+    }
 }
 
 static void run_warp(unsigned first_thread)
@@ -81,7 +102,7 @@ static void run_warp(unsigned first_thread)
         getcontext(&lanes[i].context);
         lanes[i].context.uc_stack.ss_sp = lanes[i].stack;
         lanes[i].context.uc_stack.ss_size = sizeof lanes[i].stack;
-        lanes[i].context.uc_link = &turns;
+        lanes[i].context.uc_link = NULL;
         makecontext(&lanes[i].context, run_lane, 0);
     }
     for (int waiting = 32; waiting > 0;) {
@@ -89,7 +110,7 @@ static void run_warp(unsigned first_thread)
         for (int i = 0; i < 32; i++) {
             threadIdx.x = first_thread + i;
             if (!lanes[i].done)
-                swapcontext(&turns, &lanes[i].context);
+                take_turn(&lanes[i]);
             waiting += !lanes[i].done;
         }
     }

@@ -23,12 +23,14 @@ import numpy as np
 
 COMPILER = shutil.which("cc")
 FLAGS = ["-std=gnu11", "-O1", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-shared"]
+FLAGS += ["-U_FORTIFY_SOURCE"]  # which takes a jump between stacks for an error
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-parameter"]
 
 _TYPES: dict[str, type[np.generic]] = {
     "int": np.int32,
     "unsigned": np.uint32,
     "long long": np.int64,
+    "unsigned long long": np.uint64,
     "float": np.float32,
     "unsigned char": np.uint8,
     "unsigned short": np.uint16,
@@ -123,6 +125,7 @@ def cupy() -> ModuleType:
     module.asarray = np.array  # a copy, as a device would have
     module.asnumpy = np.array
     module.zeros = np.zeros
+    module.empty = np.empty
     module.cuda = SimpleNamespace(
         Device=lambda: SimpleNamespace(id=-1),
         get_current_stream=lambda: SimpleNamespace(synchronize=lambda: None),

@@ -6,86 +6,25 @@ The CUDA kernels run in an emulation on the CPU, and on a GPU where there is one
 from __future__ import annotations
 
 import gc
-import importlib
-import sys
 import threading
-from types import ModuleType
 from typing import Any
 
-import cuda_emulation
 import numpy as np
 import pytest
+from kernel_bodies import CUDA, GUARD, Both, both_of, same_bytes
 from kernel_cases import CASES, Case
 
 from parallel_sgd.kernels import cpu, cuda, memory, reference
 from parallel_sgd.kernels.blocks import Blocks, cut, one_of_offsets, payload_offsets
 from parallel_sgd.kernels.cuda import launch
 
-GUARD = 64  # values on either side of an array that no kernel may touch
 SIZES = (0, 1, 31, 1000, 4096 + 5)
-
-
-def _has_gpu() -> bool:
-    try:
-        return bool(importlib.import_module("cupy").cuda.runtime.getDeviceCount())
-    except Exception:  # no CuPy, no driver, no device: each has its own
-        return False
-
-
-CUDA = ["emulation", "gpu"] if _has_gpu() else ["emulation"]
-EMULATED = cuda_emulation.cupy()
-
-
-class Both:
-    """Calls a kernel and its reference on copies of the same arrays, and compares all bytes."""
-
-    def __init__(self, kernels: ModuleType, cupy: Any) -> None:
-        self.kernels, self.cupy = kernels, cupy
-
-    def __call__(self, name: str, *arguments: Any) -> list[Any]:
-        expected = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
-        guarded = [self._guard(a) if isinstance(a, np.ndarray) else (None, a) for a in arguments]
-        result = getattr(self.kernels, name)(*(a for _, a in guarded))
-        assert repr(result) == repr(getattr(reference, name)(*expected))
-        for position, (whole, _) in enumerate(guarded):
-            if whole is not None:
-                everything = self._guard(expected[position])[0]
-                same = _same(self.cupy.asnumpy(whole), self.cupy.asnumpy(everything))
-                assert same, f"{name}: argument {position} differs"  # a diff would take minutes
-        return expected
-
-    def both_ways(self, name: str, x: Any, *rest: Any) -> None:
-        """A step in place, and one with the new x elsewhere, which is all that sets them apart."""
-        new_x, *changed = self(name, x, *rest)
-        old_x, *same, out = self(name, x, *rest, np.full_like(x, np.nan))
-        assert _same(old_x, x)
-        for a, b in zip([new_x, *changed], [out, *same], strict=True):
-            assert _same(np.asarray(a), np.asarray(b))
-
-    def _guard(self, array: Any) -> tuple[Any, Any]:
-        """An array of the kernels' kind between marked values, and the part with the given one."""
-        whole = np.full(len(array) + 2 * GUARD, 77, array.dtype)
-        whole[GUARD : GUARD + len(array)] = array
-        there = self.cupy.asarray(whole)
-        return there, there[GUARD : GUARD + len(array)]
-
-
-def _same(a: Any, b: Any) -> bool:
-    """In every byte; but a NaN is a NaN, of which processors write different ones."""
-    if a.dtype.kind == "f":
-        a, b = (np.where(np.isnan(array), np.nan, array) for array in (a, b))
-    return bool(a.dtype == b.dtype and a.tobytes() == b.tobytes())
 
 
 @pytest.fixture(params=["numba", *CUDA])
 def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Both:
     """Each body of the kernels with its arrays."""
-    if request.param == "numba":
-        return Both(cpu, EMULATED)  # whose arrays are NumPy's
-    if request.param == "emulation":
-        assert cuda_emulation.COMPILER, "the CUDA kernels are emulated by means of a C compiler"
-        monkeypatch.setitem(sys.modules, "cupy", EMULATED)
-    return Both(cuda, importlib.import_module("cupy"))
+    return both_of(request.param, monkeypatch)
 
 
 on_cuda = pytest.mark.parametrize("both", CUDA, indirect=True)
@@ -159,7 +98,7 @@ def test_what_is_decoded_past_the_caches(monkeypatch: pytest.MonkeyPatch, first:
         getattr(reference, decode)(*kind, blocks, payload, expected, False)
         room.fill(77)
         getattr(cpu, decode)(*kind, blocks, payload, out, False)
-        assert _same(out, expected)
+        assert same_bytes(out, expected)
         assert (room[:first] == 77).all()
         assert (room[first + 5700 :] == 77).all()
 
