@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 
 from ..blocks import Blocks
+from .entropy import decode_entropy, encode_entropy
 from .launch import over_blocks, over_elements
+
+__all__ = ["decode_entropy", "encode_entropy"]
 
 Array = Any
 """A contiguous ``cupy.ndarray``."""

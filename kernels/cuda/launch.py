@@ -51,10 +51,15 @@ def over_blocks(
         return
     starts, longest = _on_device(blocks.starts)
     offsets, _ = _on_device(blocks.offsets)
-    function = kernel(file, name, **macros(longest, **chosen))
-    grid = -(-len(blocks) * GROUP // _BLOCK_THREADS)
     numbers = (np.int64(len(blocks)), *map(np.int32, flags))
-    function((grid,), (_BLOCK_THREADS,), (*arrays, starts, offsets, *numbers))
+    arguments = (*arrays, starts, offsets, *numbers)
+    over_warps(file, name, len(blocks), arguments, **macros(longest, **chosen))
+
+
+def over_warps(file: str, name: str, warps: int, arguments: tuple[Any, ...], **chosen: int) -> None:
+    """Launch a kernel, compiled with the `chosen` macros, with so many warps, or some more."""
+    grid = -(-warps * GROUP // _BLOCK_THREADS)
+    kernel(file, name, **chosen)((grid,), (_BLOCK_THREADS,), arguments)
 
 
 def over_elements(

@@ -31,6 +31,7 @@ def _variants() -> Iterator[tuple[str, dict[str, int]]]:
         for group in (8, 16, 32):
             if length >= 32 * group:  # shorter blocks get the same program
                 yield "one_of.cu", launch.macros(length, GROUP=group)
+    yield "entropy.cu", {}
     yield "half.cu", {}
     for file in ("largest.cu", "low_rank.cu", "optimizer_steps.cu", "outer_steps.cu"):
         for bits in (32, 64):
