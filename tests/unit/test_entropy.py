@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import mmap
 import os
 import subprocess
@@ -41,8 +43,9 @@ def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bot
     return both_of(request.param, monkeypatch)
 
 
+@functools.cache
 def _values(n: int) -> dict[str, Any]:
-    """Vectors of every density and magnitude, in steps."""
+    """Vectors of every density and magnitude, in steps. Copy them before you write."""
     random = np.random.default_rng(n)
     noise, laplace, uneven = (random.standard_normal(n) for _ in range(3))
     runs = np.repeat(np.exp(2 * random.standard_normal(n // 64 + 1) - 2), 64)[:n]
@@ -76,7 +79,7 @@ def _split(v: Any, step: float = STEP) -> tuple[Any, Any]:
 
 def _out(n: int) -> Any:
     """What is added to: values, and zeros of both signs."""
-    out = np.random.default_rng(n).standard_normal(n).astype(F32)
+    out = np.linspace(-3, 3, n, dtype=F32)
     out[::3], out[1::3] = -0.0, 0.0
     return out
 
@@ -146,7 +149,7 @@ def test_one_live_value_anywhere(both: Both, number: int) -> None:
 
 def test_many_blocks(both: Both) -> None:
     """More blocks than a word has marks, of which some have no live value."""
-    v = _values(70_000)["noise of 0.5"]
+    v = _values(70_000)["noise of 0.5"].copy()
     for block in (0, 3, 4, 31, 32, 34):
         v[BLOCK * block : BLOCK * (block + 1)] = 0
     _check(both, *_split(v))
@@ -229,7 +232,7 @@ def _messages() -> list[tuple[int, Any]]:
     """Messages with blocks of all kinds: gaps, marks, raw, none; without sizes and with these."""
     kinds = {70: "all 32767", 300: "noise of 0.2", 301: "half are live", 1000: "noise of 1"}
     vectors = [_values(n)[name] for n, name in kinds.items()]
-    several = _values(4 * BLOCK + 100)["noise of 0.5"]
+    several = _values(4 * BLOCK + 100)["noise of 0.5"].copy()
     several[:BLOCK] *= 1e4
     several[BLOCK : 2 * BLOCK] = 0
     messages = []
@@ -261,9 +264,9 @@ def _damaged(message: Any, random: np.random.Generator) -> Any:
 def test_damaged_messages(both: Both) -> None:
     random, refused = np.random.default_rng(0), 0
     for n, message in _messages():
-        for _ in range(80):
+        for _ in range(60):
             refused += _decode_alike(both, _damaged(message, random), n) == DAMAGED
-    assert 200 < refused < 380
+    assert 150 < refused < 290
 
 
 def test_messages_of_the_wrong_length(both: Both) -> None:
@@ -302,21 +305,17 @@ def _one_block(header: int, payload: Any) -> Any:
 @pytest.mark.parametrize("fill", ["zeros", "ones", "random"])
 def test_headers_of_every_kind(both: Both, fill: str) -> None:
     random, read = np.random.default_rng(3), 0
-    for low in range(16):
-        for size_low in range(32):
-            n = int(random.choice([7, 32, 100, 130]))
-            z, nbytes = int(random.integers(1, n + 2)), int(random.integers(1, 4 * n))
-            ends = {"zeros": 0, "ones": 255, "random": None}[fill]
-            payload = random.integers(0, 256, nbytes, np.uint8)
-            if ends is not None:
-                payload[:] = ends
-            if low == 0:  # as many live values as the header says
-                payload[: n // 8] = 0
-                bits = np.unpackbits(payload, bitorder="little")
-                bits[:n] = np.arange(n) < z
-                payload = np.packbits(bits, bitorder="little")
-            header = z - 1 | nbytes << 11 | low << 23 | size_low << 27
-            read += _decode_alike(both, _one_block(header, payload), n) != DAMAGED
+    for low, size_low in itertools.product(range(16), range(32)):
+        n = int(random.choice([7, 32, 70]))
+        z, nbytes = int(random.integers(1, n + 2)), int(random.integers(n // 8 + 1, 4 * n))
+        payload = random.integers(0, 256, nbytes, np.uint8)
+        payload = {"zeros": payload & 0, "ones": payload | 255, "random": payload}[fill]
+        if low == 0:  # as many live values as the header says
+            bits = np.unpackbits(payload, bitorder="little")
+            bits[:n] = np.arange(n) < z
+            payload = np.packbits(bits, bitorder="little")
+        header = z - 1 | nbytes << 11 | low << 23 | size_low << 27
+        read += _decode_alike(both, _one_block(header, payload), n) != DAMAGED
     assert read or fill == "ones"
 
 
