@@ -21,7 +21,8 @@ lane, and the others, c, mean the magnitude largest * 2**-c, or nothing if all o
 
 A block that would be no smaller encoded than raw is raw, so nothing ever grows on the wire. Every
 size is a multiple of 4 bytes, so the floats inside a payload are aligned. The 16-bit formats have
-no levels and need no blocks: a value is its two bytes.
+no levels and need no blocks: a value is its two bytes. The entropy code has blocks and a format of
+its own, in which the length of a message depends on its values: see `entropy_reference`.
 """
 
 from __future__ import annotations

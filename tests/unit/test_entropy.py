@@ -327,6 +327,16 @@ def test_raw_headers_have_no_other_bits(both: Both) -> None:
         assert _decode_alike(both, _one_block(header, payload), 7) == DAMAGED
 
 
+@pytest.mark.parametrize(("more", "read"), [(0, True), (1, False)])
+def test_sizes_beyond_the_largest(both: Both, more: int, read: bool) -> None:
+    """The highest sizes that 14 low planes can name."""
+    size = LARGEST - 1 + more
+    planes = [size >> j & 1 for j in range(14)] + [1, 0]
+    payload = np.packbits([0, 0, 1, 0, 0, 0, 0, 1, *planes], bitorder="little")
+    header = len(payload) << 11 | 14 << 27
+    assert (_decode_alike(both, _one_block(header, payload), 7) != DAMAGED) == read
+
+
 def test_random_bytes(both: Both) -> None:
     random = np.random.default_rng(4)
     for _ in range(60):
@@ -371,9 +381,13 @@ def test_nothing_is_read_behind_an_array(body: str, monkeypatch: pytest.MonkeyPa
             payload = place(np.zeros(room, np.uint8), alignment)
             assert both.kernels.encode_entropy(gradient, residual, payload, STEP) <= room
         out = place(_out(n), 4)
-        for number in range(12):
-            received = place(_damaged(message, random) if number else message, alignment)
-            length = both.kernels.decode_entropy(received, out, bool(number % 2))
+        messages = [message, *(_damaged(message, random) for _ in range(12))]
+        for header in (0x7FFFFF, 0x7FF800, 15 << 23, 2**32 - 1):  # all that follow are moved
+            messages.append(message.copy())
+            first = head_bytes(n)
+            messages[-1][first : first + 4] = np.array([header], "<u4").view(np.uint8)
+        for number, damaged in enumerate(messages):
+            length = both.kernels.decode_entropy(place(damaged, alignment), out, number % 2 == 1)
             assert number or length == len(message)
 
 
