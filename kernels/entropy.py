@@ -15,7 +15,7 @@ import numpy as np
 
 from . import simd, words
 from .compiled import compiled
-from .entropy_reference import BLOCK, DAMAGED, LARGEST, NO_SIZES, RAW, Array
+from .entropy_reference import BLOCK, DAMAGED, LARGEST, NO_SIZES, RAW, Array, doubled
 from .words import U64, count_bits, funnel, load_word, lowest_bit, pack_bits, store_word
 
 F32, U32 = np.float32, np.uint32
@@ -31,7 +31,7 @@ def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step
     whole, used = residual if gradient is None else gradient, F32(step)
     length = _encode(whole, residual, payload, used, gradient is not None)
     while length == NO_ROOM:
-        used *= F32(2)
+        used = doubled(used)
         length = _encode(residual, residual, payload, used, False)
     return int(length)
 

@@ -73,6 +73,17 @@ def most_bytes(n: int) -> int:
     return least_bytes(n) + 2 * n
 
 
+def doubled(step: Any) -> Any:
+    """The next step that is tried.
+
+    Raises:
+        FloatingPointError: there is none.
+    """
+    if step >= F32(2.0**127):
+        raise FloatingPointError("gradients that are not finite, or as large, fit with no step")
+    return step * F32(2)
+
+
 def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step: float) -> int:
     """Write a message of v = gradient + residual.
 
@@ -86,19 +97,22 @@ def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step
         step: a bfloat16, at least 2**-126.
     Returns:
         Bytes of the message.
+    Raises:
+        FloatingPointError: it fits with no step, as values are not finite. A NaN is sent as
+            -LARGEST.
     """
     v = residual.copy() if gradient is None else gradient + residual
     spare = 4 * -(-len(v) // BLOCK)  # of blocks without a header
     used = F32(step)
     while True:
         k = np.rint(v * (F32(1) / used))
-        k = np.minimum(np.maximum(k, F32(-LARGEST)), F32(LARGEST))
+        k = np.fmin(np.fmax(k, F32(-LARGEST)), F32(LARGEST))
         q = k * used
         message, headers = _message(k.astype(np.int64), used)
         if len(message) + spare - 4 * headers <= len(payload):
             break
         v = (v - q) + q
-        used *= F32(2)
+        used = doubled(used)
     residual[:] = v - q
     payload[: len(message)] = message
     return len(message)

@@ -416,13 +416,17 @@ INLINE unsigned word_at(const Bits *bits, int word)
     return word < bits->whole ? bits->words[word] : word == bits->whole ? bits->last : 0;
 }
 
-INLINE unsigned bit_at(const Bits *bits, int bit) { return word_at(bits, bit / 32) >> bit % 32 & 1; }
+INLINE unsigned bit_at(const Bits *bits, unsigned bit)
+{
+    return word_at(bits, (int)(bit / 32)) >> bit % 32 & 1;
+}
 
 // 32 bits from any one on.
-INLINE unsigned bits_at(const Bits *bits, int bit)
+INLINE unsigned bits_at(const Bits *bits, unsigned bit)
 {
-    const unsigned long long high = word_at(bits, bit / 32 + 1);
-    return (unsigned)((high << 32 | word_at(bits, bit / 32)) >> bit % 32);
+    const int word = (int)(bit / 32);
+    const unsigned long long high = word_at(bits, word + 1);
+    return (unsigned)((high << 32 | word_at(bits, word)) >> bit % 32);
 }
 
 // numbers = `count` numbers in planes, none above `most`. The bit behind them; or -1: damaged.
@@ -529,11 +533,11 @@ INLINE void set_or_add(float *out, int is_live, float q, int add)
         *out = *out + q;
 }
 
-// out = q, or out += q, of a block whose payload begins with byte `at` of a message that has `total`
-// bytes. 0: damaged.
-INLINE int decode_block(const unsigned char *payload, long long at, long long total, unsigned header,
-                        float *out, int length, float step, int add, unsigned short *numbers,
-                        unsigned *masks)
+// out = q, or out += q, of a block whose payload begins with byte `at` of a message that has
+// `total` bytes. 0: damaged.
+INLINE int decode_block(const unsigned char *payload, long long at, long long total,
+                        unsigned header, float *out, int length, float step, int add,
+                        unsigned short *numbers, unsigned *masks)
 {
     const int lane = lane_of_warp(), skew = (int)(at % 4);
     const int z = (int)(header & 2047) + 1, bytes = (int)bytes_of(header, length);

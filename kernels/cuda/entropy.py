@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..entropy_reference import BLOCK, DAMAGED, head_bytes
+from ..entropy_reference import BLOCK, DAMAGED, doubled, head_bytes
 from .launch import over_warps
 
 Array = Any
@@ -47,7 +47,7 @@ def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step
         if total != _NO_ROOM:
             return total
         over_warps(_FILE, "put_back", blocks, (slots, headers, residual, size, used))
-        gradient, used = None, used * np.float32(2)
+        gradient, used = None, doubled(used)
 
 
 def decode_entropy(payload: Array, out: Array, add: bool) -> int:

@@ -211,6 +211,22 @@ def test_zeros_of_both_signs(both: Both) -> None:
     _check(both, plus - STEP, plus + STEP)  # they cancel
 
 
+def test_values_that_are_not_finite(both: Both) -> None:
+    v = _split(_values(300)["noise of 1"])[0]
+    v[[5, 77, 78]] = np.nan, np.inf, -np.inf
+    zeros, least = np.zeros(300, F32), least_bytes(300)
+    message, lost = _encode_alike(both, v, zeros, most_bytes(300), STEP)
+    assert not np.isfinite(lost[[5, 77, 78]]).any()
+    assert _decode_alike(both, message, 300) == len(message)
+    for gradient in (v, None):
+        given = None if gradient is None else both.cupy.asarray(gradient)
+        residual, payload = both.cupy.asarray(zeros + v), both.cupy.zeros(least, np.uint8)
+        with pytest.raises(FloatingPointError, match="not finite"):
+            both.kernels.encode_entropy(given, residual, payload, 2.0**100)
+    with np.errstate(all="ignore"), pytest.raises(FloatingPointError, match="not finite"):
+        reference.encode_entropy(None, v, np.zeros(least, np.uint8), 2.0**100)
+
+
 def _decode_alike(both: Both, message: Any, n: int) -> int:
     """What the reference makes of a message: this body must make the same of it, or refuse it too,
     and may write what it likes into `out`, and nowhere else."""
