@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from . import memory
-from .blocks import Blocks, cut, one_of_offsets, payload_offsets
+from .blocks import Blocks, cut, payload_offsets
 
 __all__ = [
     "Blocks",
@@ -33,7 +33,6 @@ __all__ = [
     "finish_on_device",
     "on_device",
     "on_host",
-    "one_of_offsets",
     "payload_offsets",
     "prepare",
     "row_kernels",

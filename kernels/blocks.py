@@ -6,18 +6,13 @@ The wire format, which every body of the kernels writes byte for byte (all numbe
 bits      one block of L values
 ========  =====================================================================================
 1         ``float32 low, float32 high``, then ceil(L/32) groups of 4 bytes: value i is bit i
-2         ``float32 step``, then ceil(L/32) groups of 8 bytes: byte j of a group holds the codes
-          of its values j, j+8, j+16, j+24, lowest bits first
-4         ``float32 step``, then ceil(L/32) groups of 16 bytes: byte j holds values j and j+16
+4         ``float32 step``, then ceil(L/32) groups of 16 bytes: byte j of a group holds the codes
+          of its values j and j+16, the first in the lower bits
 8         ``float32 step``, then ceil(L/32) groups of 32 bytes: byte j holds value j
-one of G  ``float32 largest``, then ceil(L/G) bytes, one for every lane, and zeros up to a
-          multiple of 4
 raw       L float32
 ========  =====================================================================================
 
-Codes of 2, 4 and 8 bits are two's complement; unused bits of the last group are zero. The highest
-bit of a lane's byte, in one of G = 8, 16 or 32, is the sign, the next log2(G) are the place in the
-lane, and the others, c, mean the magnitude largest * 2**-c, or nothing if all of them are set.
+Codes of 4 and 8 bits are two's complement; unused bits of the last group are zero.
 
 A block that would be no smaller encoded than raw is raw, so nothing ever grows on the wire. Every
 size is a multiple of 4 bytes, so the floats inside a payload are aligned. The 16-bit formats have
@@ -38,7 +33,7 @@ GROUP = 32  #: values that are packed together, and the lanes of every sum: see 
 
 IndexArray = npt.NDArray[np.int64]
 
-_LEVEL_BYTES = {1: 8, 2: 4, 4: 4, 8: 4}
+_LEVEL_BYTES = {1: 8, 4: 4, 8: 4}
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,32 +95,15 @@ def cut(sizes: Sequence[int], block_size: int) -> IndexArray:
 
 
 def payload_offsets(starts: IndexArray, bits: int) -> IndexArray:
-    """The place of every block in a payload of 1, 2, 4 or 8 bits a value.
+    """The place of every block in a payload of 1, 4 or 8 bits a value.
 
     Args:
         starts: int64 [m + 1], as `cut` returns them.
-        bits: 1, 2, 4 or 8.
+        bits: 1, 4 or 8.
     Returns:
         int64 [m + 1]: the byte at which each block begins, then the length of the payload.
     """
     groups = -(-np.diff(starts) // GROUP)
-    return _offsets(starts, _LEVEL_BYTES[bits] + groups * (GROUP // 8) * bits)
-
-
-def one_of_offsets(starts: IndexArray, group: int) -> IndexArray:
-    """The place of every block in a payload of one of `group` values.
-
-    Args:
-        starts: int64 [m + 1], as `cut` returns them.
-        group: 8, 16 or 32.
-    Returns:
-        int64 [m + 1]: the byte at which each block begins, then the length of the payload.
-    """
-    lanes = -(-np.diff(starts) // group)
-    return _offsets(starts, 4 + -(-lanes // 4) * 4)
-
-
-def _offsets(starts: IndexArray, encoded: IndexArray) -> IndexArray:
-    """Of blocks that take so many bytes, or as many as they do raw."""
+    encoded = _LEVEL_BYTES[bits] + groups * (GROUP // 8) * bits
     lengths = np.minimum(encoded, 4 * np.diff(starts))
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

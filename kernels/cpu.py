@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from . import one_of, simd
+from . import simd
 from .blocks import Blocks
 from .compiled import block_at, compiled, decode_raw, encode_raw
 from .entropy import decode_entropy, encode_entropy
 from .low_rank import low_rank_product
 from .memory import beyond_caches
-from .reference import SMALLEST_STEP, Array, place_shift
+from .reference import SMALLEST_STEP, Array
 from .steps import (
     adagrad_step,
     adam_step,
+    adam_step_of_quantized,
     averaging_step,
     compensate_delay,
     mix,
@@ -33,18 +34,17 @@ from .steps import (
 __all__ = [
     "adagrad_step",
     "adam_step",
+    "adam_step_of_quantized",
     "averaging_step",
     "compensate_delay",
     "decode_1bit",
     "decode_entropy",
     "decode_half",
     "decode_levels",
-    "decode_one_of",
     "encode_1bit",
     "encode_entropy",
     "encode_half",
     "encode_levels",
-    "encode_one_of",
     "largest_magnitude",
     "low_rank_product",
     "mix",
@@ -77,18 +77,6 @@ def encode_levels(
 def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
     stream = beyond_caches(out)
     _decode_levels(bits, blocks.starts, blocks.offsets, payload, out, add, stream)
-
-
-def encode_one_of(
-    group: int, blocks: Blocks, gradient: Array, residual: Array, payload: Array
-) -> None:
-    starts, offsets, shift = blocks.starts, blocks.offsets, place_shift(group)
-    one_of.encode(group, shift, starts, offsets, gradient, residual, payload)
-
-
-def decode_one_of(group: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
-    starts, offsets, shift = blocks.starts, blocks.offsets, place_shift(group)
-    one_of.decode(group, shift, starts, offsets, payload, out, add, beyond_caches(out))
 
 
 def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) -> None:
@@ -159,9 +147,7 @@ def _encode_levels(
         step = simd.largest(g, r, at, n) / F32(2 ** (bits - 1) - 1)
         inverse = F32(1) / step if step >= SMALLEST_STEP else F32(0)
         simd.set_level(payload, byte, step)
-        if bits == 2:
-            simd.pack_codes_2(g, r, payload, at, byte + 4, n, inverse, step)
-        elif bits == 4:
+        if bits == 4:
             simd.pack_codes_4(g, r, payload, at, byte + 4, n, inverse, step)
         else:
             simd.pack_codes_8(g, r, payload, at, byte + 4, n, inverse, step)
@@ -185,14 +171,7 @@ def _decode_levels(
         step = simd.get_level(payload, byte)
         byte += 4
         streams = stream and simd.begins_a_line(out, at)
-        if bits == 2:
-            if add:
-                simd.unpack_codes_2_add(payload, out, byte, at, n, step)
-            elif streams:
-                simd.unpack_codes_2_stream(payload, out, byte, at, n, step)
-            else:
-                simd.unpack_codes_2(payload, out, byte, at, n, step)
-        elif bits == 4:
+        if bits == 4:
             if add:
                 simd.unpack_codes_4_add(payload, out, byte, at, n, step)
             elif streams:

@@ -9,8 +9,7 @@ loop runs at the speed of memory. The 32 lanes are also the order of the sums: s
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -178,29 +177,6 @@ class Emitter:
             pointer = self.b.bitcast(place, I8.as_pointer())
             self.b.call(prefetch, [pointer, I32(0), I32(3), I32(1)])  # to read, keep, data
 
-    def gather(self, base: Value, places: Value, where: Value) -> Value:
-        """The floats at 32 places after a pointer; zeros elsewhere."""
-        pointers = self._pointers(base, places)
-        kind = ir.FunctionType(F32X32, [pointers.type, I32, where.type, F32X32])
-        function = cgutils.get_or_insert_function(
-            self.b.module, kind, "llvm.masked.gather.v32f32.v32p0"
-        )
-        return self.b.call(function, [pointers, I32(4), where, F32X32(None)])
-
-    def scatter(self, values: Value, base: Value, places: Value, where: Value) -> None:
-        """Store floats at 32 different places after a pointer."""
-        pointers = self._pointers(base, places)
-        kind = ir.FunctionType(ir.VoidType(), [F32X32, pointers.type, I32, where.type])
-        function = cgutils.get_or_insert_function(
-            self.b.module, kind, "llvm.masked.scatter.v32f32.v32p0"
-        )
-        self.b.call(function, [values, pointers, I32(4), where])
-
-    def _pointers(self, base: Value, places: Value) -> Value:
-        pointers = self.b.gep(base, [places], source_etype=FLOAT)
-        pointers.type = ir.VectorType(FLOAT.as_pointer(), GROUP)
-        return pointers
-
     def correct(self, g: Value, r: Value, index: Value, tail: Value | None) -> Value:
         """v = g + r, which stays in r."""
         v = self.b.fadd(self.load(g, index, tail), self.load(r, index, tail))
@@ -244,9 +220,8 @@ class Emitter:
         """The larger of unsigned words."""
         return self.b.select(self.b.icmp_unsigned(">", a, b), a, b)
 
-    def largest_lane(self, vectors: Sequence[Value]) -> Value:
-        """The largest of all lanes of vectors of unsigned words."""
-        word = functools.reduce(self.larger, vectors)
+    def largest_lane(self, word: Value) -> Value:
+        """The largest of 32 unsigned words."""
         for half in (16, 8, 4, 2, 1):
             word = self.larger(self.lanes(word, 0, half), self.lanes(word, half, half))
         return self.b.extract_element(word, I32(0))

@@ -32,12 +32,6 @@ SMALLEST_STEP = F32(1e-37)
 
 LARGEST_HALF = F32(65504.0)
 
-ROTATION = 37
-"""Lanes by which each row of a block is rotated against the one before: see `lane_places`."""
-
-SMALLEST_LARGEST = F32(2.0**-112)
-"""If the largest of a block is smaller, nothing is sent of it: 2**-14 of it may not be normal."""
-
 
 def lane_sum(values: Array) -> F32:
     """Sum a block in 32 lanes, then the lanes by halves: the order of a warp and of SIMD code."""
@@ -124,92 +118,6 @@ def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bo
         x[:] = x + q if add else q
 
 
-def encode_one_of(
-    group: int, blocks: Blocks, gradient: Array, residual: Array, payload: Array
-) -> None:
-    """Of every lane of `group` values (8, 16 or 32), send the one of largest magnitude.
-
-        s = max|v|,  m = max|v| of a lane (of equals, the first),  q = sign(v) * s * 2**-c
-
-    where c = round(log2(s / m)) by the bits of s and m, so that s / 2**c is within a factor 1.5 of
-    m: |v - q| <= |v| / 2 and q * v > 0. All other values keep v as their residual, and send
-    nothing; so does the whole lane where c has no code (c >= 15, 7, 3 with 8, 16, 32).
-
-    A value that is sent is sent well, and no small value is sent as a larger one, as a sign is: so
-    the sum suits an optimizer with momentum.
-    """
-    none, shift = nothing(group), place_shift(group)
-    for g, r, out in _each(blocks, gradient, residual, payload):
-        v = g + r
-        if out.nbytes == 4 * v.size:
-            out.view(F32)[:], r[:] = v, 0
-            continue
-        places = lane_places(v.size, group)
-        magnitudes = np.append(np.abs(v), F32(0))[places].view(np.uint32)  # their order is the same
-        place = magnitudes.argmax(axis=0)
-        largest = magnitudes.max(axis=0)
-        s = largest.max()
-        c = ((s - largest).astype(np.int64) + (1 << 22)) >> 23
-        sent = (largest > 0) & (c < none) & (s >= SMALLEST_LARGEST.view(np.uint32))
-        winner = places[place, np.arange(places.shape[1])][sent]
-        negative = np.signbit(v[winner])
-        q = np.where(negative, F32(-1), F32(1)) * (s - (c[sent] << 23)).astype(np.uint32).view(F32)
-        out[:4].view(np.uint32)[:] = s
-        out[4:] = 0
-        codes = np.full(len(place), none, np.uint8)
-        codes[sent] = negative.astype(np.uint8) << 7 | place[sent] << shift | c[sent]
-        out[4 : 4 + len(codes)] = codes
-        r[:] = v
-        r[winner] = v[winner] - q
-
-
-def decode_one_of(group: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
-    """Turn a payload of `encode_one_of` back into values: ``out = q``, or ``out += q``.
-
-    With `add`, only the values that were sent are touched.
-    """
-    none, shift = nothing(group), place_shift(group)
-    for coded, x in _each(blocks, payload, out):
-        if coded.nbytes == 4 * x.size:
-            x[:] = x + coded.view(F32) if add else coded.view(F32)
-            continue
-        places = lane_places(x.size, group)
-        codes = coded[4 : 4 + places.shape[1]].astype(np.int64)
-        c = codes & none
-        (sent,) = np.nonzero(c != none)
-        place = places[codes[sent] >> shift & (group - 1), sent]
-        inside = place < x.size  # encoding writes no others
-        sent, place = sent[inside], place[inside]
-        s = int(coded[:4].view(np.uint32)[0])
-        q = (s - (c[sent] << 23)).astype(np.uint32).view(F32)
-        q = np.where(codes[sent] & 0x80, -q, q)
-        if not add:
-            x[:] = 0
-        x[place] = x[place] + q if add else q
-
-
-def lane_places(n: int, group: int) -> Array:
-    """Which values of a block make up its lanes: int64 [group, ceil(n / group)]; n where none.
-
-    A block is `group` rows of ceil(n / group) values, the last of them shorter or empty. Lane j has
-    one value of each row i, the one at (j + 37 i) mod ceil(n / group): were it a column, the
-    columns of a matrix, whose magnitudes are alike, would fall into the same lane.
-    """
-    lanes = -(-n // group)
-    row, lane = np.arange(group)[:, None], np.arange(lanes)
-    return np.minimum(row * lanes + (lane + ROTATION * row) % lanes, n)
-
-
-def nothing(group: int) -> int:
-    """The code of a lane that sends nothing: all bits of the magnitude."""
-    return (1 << place_shift(group)) - 1
-
-
-def place_shift(group: int) -> int:
-    """Bits of the magnitude: a byte has a sign and log2(group) bits of the place besides."""
-    return 8 - group.bit_length()
-
-
 def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) -> None:
     """Send each value as a float16 (beyond ±65504: the largest) or a bfloat16, nearest even.
 
@@ -287,6 +195,35 @@ def adam_step(
     m += real(1 - beta1) * (g - m)
     v += real(1 - beta2) * (g * g - v)
     _new(x, out)[:] = x - (real(lr) * m / (np.sqrt(v) + real(epsilon)) + real(decay) * x)
+
+
+def adam_step_of_quantized(
+    x: Array,
+    m: Array,
+    v: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+    noise: float,
+    least: float,
+    out: Array | None = None,
+) -> None:
+    """`adam_step` on a gradient that a codec has quantized, which adds about `noise` to v.
+
+    root = min(sqrt(v), max(v / sqrt(v + noise), least * |m|))
+    x -= lr * m / (root + epsilon) + decay * x,   or the new x in `out`
+    """
+    real = x.dtype.type
+    g = real(scale) * gradient
+    m += real(1 - beta1) * (g - m)
+    v += real(1 - beta2) * (g * g - v)
+    root = np.maximum(v / np.sqrt(v + real(noise)), real(least) * np.abs(m))
+    root = np.minimum(root, np.sqrt(v))
+    _new(x, out)[:] = x - (real(lr) * m / (root + real(epsilon)) + real(decay) * x)
 
 
 def adagrad_step(

@@ -198,7 +198,7 @@ def largest(e: Emitter, g: Value, r: Value, at: Value, n: Value) -> Value:
         b.store(e.larger(v, b.load(place, typ=I32X32)), place)
 
     e.groups(n, body)
-    return b.bitcast(e.largest_lane([b.load(place, typ=I32X32)]), FLOAT)
+    return b.bitcast(e.largest_lane(b.load(place, typ=I32X32)), FLOAT)
 
 
 @vector_function("g", "r", "payload", "int", "int", "int", "float", "float")
@@ -323,8 +323,7 @@ def _unpack_codes(bits: int, how: How) -> Any:
 
 decode_raw, decode_raw_add = _decode_raw(How.SET), _decode_raw(How.ADD)
 unpack_bits, unpack_bits_stream, unpack_bits_add = map(_unpack_bits, How)
-pack_codes_2, pack_codes_4, pack_codes_8 = map(_pack_codes, (2, 4, 8))
-unpack_codes_2, unpack_codes_2_stream, unpack_codes_2_add = (_unpack_codes(2, how) for how in How)
+pack_codes_4, pack_codes_8 = map(_pack_codes, (4, 8))
 unpack_codes_4, unpack_codes_4_stream, unpack_codes_4_add = (_unpack_codes(4, how) for how in How)
 unpack_codes_8, unpack_codes_8_stream, unpack_codes_8_add = (_unpack_codes(8, how) for how in How)
 

@@ -1,4 +1,4 @@
-"""Parallel SGD over MPI: ranks train one model together, with gradients from 32 bits down to 1.
+"""Parallel SGD over MPI: ranks train one model together, with gradients from 32 bits down to 1/20.
 
 >>> import numpy as np, parallel_sgd as psgd
 >>> comm = psgd.Communicator.single()  # under mpiexec: psgd.Communicator.world()

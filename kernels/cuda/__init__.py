@@ -52,22 +52,6 @@ def decode_levels(bits: int, blocks: Blocks, payload: Array, out: Array, add: bo
     over_blocks("levels.cu", "decode_levels", blocks, (payload, out), add, BITS=bits)
 
 
-def encode_one_of(
-    group: int, blocks: Blocks, gradient: Array, residual: Array, payload: Array
-) -> None:
-    """As `reference.encode_one_of`. Memory traffic: 12 bytes a value, and the code."""
-    arrays = (gradient, residual, payload)
-    over_blocks("one_of.cu", "encode_one_of", blocks, arrays, GROUP=group)
-
-
-def decode_one_of(group: int, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
-    """As `reference.decode_one_of`. Memory traffic: 4 bytes a value, and the code.
-
-    With `add` it is the 32-byte sectors in which a value was sent, read and written, and the code.
-    """
-    over_blocks("one_of.cu", "decode_one_of", blocks, (payload, out), add, GROUP=group)
-
-
 def encode_half(gradient: Array, residual: Array, payload: Array, bfloat: bool) -> None:
     """As `reference.encode_half`. Memory traffic: 14 bytes a value."""
     arrays = (gradient, residual, payload.view(np.uint16))
@@ -129,6 +113,27 @@ def adam_step(
     numbers = map(x.dtype.type, (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay))
     arrays = (x, m, v, gradient, _new(x, out))
     over_elements("optimizer_steps.cu", "adam_step", arrays, *numbers, bits=_bits(x))
+
+
+def adam_step_of_quantized(
+    x: Array,
+    m: Array,
+    v: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+    noise: float,
+    least: float,
+    out: Array | None = None,
+) -> None:
+    """As `reference.adam_step_of_quantized`. Memory traffic: 7 values a value."""
+    numbers = (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay, noise, least)
+    arrays, reals = (x, m, v, gradient, _new(x, out)), map(x.dtype.type, numbers)
+    over_elements("optimizer_steps.cu", "adam_step_of_quantized", arrays, *reals, bits=_bits(x))
 
 
 def adagrad_step(

@@ -31,7 +31,7 @@ def source(file: str) -> str:
 def macros(longest: int, **chosen: int) -> dict[str, int]:
     """What to compile a block kernel with: room for the longest block, in powers of two.
 
-    And what was `chosen`: BITS of levels.cu, GROUP of one_of.cu.
+    And what was `chosen`: BITS of levels.cu.
     """
     groups = 1 << (-(-longest // GROUP) - 1).bit_length()
     room = {"GROUPS": groups} if longest <= LARGEST_KEPT else {"GROUPS": 16, "KEPT": 0}

@@ -1,4 +1,4 @@
-// BITS = 2, 4 or 8 bits a value: a block's payload is float step, then 4 * BITS bytes for each 32
+// BITS = 4 or 8 bits a value: a block's payload is float step, then 4 * BITS bytes for each 32
 // values; byte j of them holds the codes of the values j, j + 4 BITS, ..., lowest bits first.
 //
 // Memory traffic per value: encode 12 bytes and the code, decode-and-add 8 and the code.

@@ -1,4 +1,4 @@
-"""Synchronous data-parallel SGD, with gradients of 32 bits down to 1/4."""
+"""Synchronous data-parallel SGD, with gradients of 32 bits down to 1/20."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DataParallelSGD(Algorithm[DataParallelState]):
     left out (``not_finite="skip"``): then every step begins with a copy of the residuals.
 
     All ranks hold bit-equal parameters after every step. Extra memory at 1 bit: 4 + 4/K bytes of
-    residuals and about 0.4 bytes of buffers per parameter; 4 more with double buffering.
+    residuals and about 1 byte of buffers per parameter; 4 more with double buffering.
 
     Source: Seide, Fu, Droppo, Li, Yu, "1-Bit Stochastic Gradient Descent and its Application to
     Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014; double buffering is its
@@ -59,7 +59,8 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         False,
         Choice(False, True),
         "exchange buckets of the gradient in the background as soon as Learner.ready has told of "
-        "their parameters, while the rest is computed; the same result, bit for bit",
+        "their parameters, while the rest is computed; the same result, bit for bit, but with an "
+        "entropy code, where each bucket then has a step of its own",
     )
     double_buffering: bool = option(
         False,
@@ -102,7 +103,7 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         else:
             state.exchange.sum(gradient)
         with work.comm.trace.span("update"):
-            work.optimizer(gradient, minibatch.total)
+            self._update(state, work, gradient, minibatch.total)
 
     def _step_with_gradient_before(
         self, state: DataParallelState, work: Work, minibatch: Minibatch
@@ -111,7 +112,7 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         with work.comm.trace.span("wait"):
             state.exchange.wait()
         with work.comm.trace.span("update"):
-            work.optimizer(state.sent, state.sent_samples, minibatch.total)
+            self._update(state, work, state.sent, state.sent_samples, minibatch.total)
         assert state.sent is not None
         state.sent[...], state.sent_samples = work.gradient.flat, minibatch.total
         state.exchange.begin_sum(state.sent, "gradient exchange", clock)
@@ -120,8 +121,17 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         state.exchange.drain()  # what `ready` has begun and no step has taken
         state.exchange.wait()
         if state.sent_samples:
-            work.optimizer(state.sent, state.sent_samples, 0)
+            self._update(state, work, state.sent, state.sent_samples, 0)
             state.sent_samples = 0
+
+    def _update(
+        self, state: DataParallelState, work: Work, gradient: Array | None, *samples: int
+    ) -> None:
+        """A local step with a sum, of which the optimizer knows how it was quantized."""
+        local = work.optimizer.state
+        local.quantization = state.exchange.quantization()
+        work.optimizer(gradient, *samples)
+        local.quantization = None
 
     def replicas(self, state: DataParallelState, work: Work) -> Mapping[str, Array]:
         return work.optimizer.state.buffers

@@ -23,12 +23,15 @@ from ..exchange import (
     cut_buckets,
     topology_for,
 )
-from ..kernels import finish_on_device
+from ..kernels import body, finish_on_device
 from ..parameters import Parameters
 from ..state import Component, across, workspace
 from ..validation import shown
 
 Array = Any  #: a NumPy or CuPy array
+
+LARGEST_RESIDUAL = 1e34
+"""More than what gradients that can be exchanged leave behind, on any number of ranks."""
 
 
 @dataclass(kw_only=True)
@@ -38,6 +41,7 @@ class ExchangeState(Component):
     Attributes:
         residuals: what the messages of this rank have lost; None in full precision.
         bits: of each bucket, by its number, where ``gradient_bits="auto"`` has chosen them.
+        step_square: of the last sum: see `Exchange.quantization`; 0 where nothing has steps.
         options: of the exchange.
         parameters: of the vectors' layout.
         clock: how many samples all ranks have seen.
@@ -47,6 +51,7 @@ class ExchangeState(Component):
         plan: which transport the sums have, and which ranks add up first.
         measured: what bits were chosen by, unless a checkpoint has brought them.
         bits_change: whether they do so by samples.
+        overlaps: whether sums may begin while their vector is still being computed.
         current, current_bits: the exchange with its buffers, and its bits.
         background: the sum under way in the background.
         overlapped: the sum under way of a vector that is still being computed.
@@ -56,6 +61,7 @@ class ExchangeState(Component):
 
     residuals: Residuals | None = None
     bits: dict[str, float] | None = across("same", default=None)
+    step_square: float = across("same", least=0, default=0.0)
     options: ExchangeOptions = workspace()
     parameters: Parameters = workspace()
     clock: Callable[[], int] = workspace()
@@ -65,6 +71,7 @@ class ExchangeState(Component):
     plan: ExchangePlan = workspace()
     measured: Measured | None = workspace(default=None)
     bits_change: bool = workspace(default=False)
+    overlaps: bool = workspace(default=False)
     current: Exchange = workspace(default=None)
     current_bits: float | str = workspace(default=32)
     background: InBackground[None] | None = workspace(default=None)
@@ -102,7 +109,7 @@ class ExchangeState(Component):
         comm.together(lambda: options.require_for(parameters))
         own = comm.duplicate() if background or overlap else None
         try:
-            state = cls._init(options, parameters, clock, comm, own, of_blocks)
+            state = cls._init(options, parameters, clock, comm, own, of_blocks, overlap)
         except SharedError:
             if own is not None:
                 own.close()
@@ -121,6 +128,7 @@ class ExchangeState(Component):
         comm: Communicator,
         own_comm: Communicator | None,
         of_blocks: bool,
+        overlaps: bool,
     ) -> ExchangeState:
         block_size, route = options.compression.block_size, options.route
         starts = options.codec(32).blocks(parameters).starts
@@ -164,6 +172,7 @@ class ExchangeState(Component):
             plan=plan,
             measured=measured,
             bits_change=isinstance(options.gradient_bits, Mapping),
+            overlaps=overlaps,
         )
         state.current = state._exchange(bits)
         if not options.lossless:
@@ -177,6 +186,16 @@ class ExchangeState(Component):
             vector: [n] of the parameters' dtype, finite; on return the same bits on all ranks.
         """
         self._at_present().sum(vector, self.residuals)
+        self._note_steps()
+
+    def _note_steps(self) -> None:
+        quantization = self.current.quantization()
+        self.step_square = 0.0 if quantization is None else quantization[0]
+
+    def quantization(self) -> tuple[float, tuple[slice, ...]] | None:
+        """See `Exchange.quantization`, of the last sum that has ended. Local."""
+        places = self.current.quantization()
+        return (self.step_square, places[1]) if self.step_square and places else None
 
     def begin_sum(self, vector: Array, name: str, clock: int | None = None) -> None:
         """`sum` in the background, until `wait`: nobody may touch the vector meanwhile.
@@ -194,6 +213,7 @@ class ExchangeState(Component):
         if self.background is not None:
             self.background.result()
             self.background = None
+            self._note_steps()
 
     def ready(self, name: str, vector: Array) -> None:
         """With overlap: some of the values, a parameter's, are there; begin to sum them. Local."""
@@ -205,6 +225,7 @@ class ExchangeState(Component):
         overlapped = self._begun_overlapped(vector)
         overlapped.all_ready(32)
         overlapped.finish()
+        self._note_steps()
 
     def _begun_overlapped(self, vector: Array) -> OverlappedExchange:
         assert self.overlapped is not None
@@ -266,6 +287,14 @@ class ExchangeState(Component):
             had, has = saved["residuals"]["owner_error"].keys(), self.residuals.owner_error.keys()
             if had != has:
                 raise UserError(f"has residuals of buckets {[*had]}, but there are {[*has]}")
+            saved_errors = (
+                saved["residuals"]["worker_error"],
+                *saved["residuals"]["owner_error"].values(),
+            )
+            for error in saved_errors:
+                largest = body(error).largest_magnitude(error)
+                if not largest <= LARGEST_RESIDUAL:
+                    raise UserError(f"has residuals of up to {largest}, which no message leaves")
         bits, buckets = saved["bits"], {str(number) for number in range(len(self.buckets))}
         possible = {*registered_bits()}
         if (bits is None) != (self.bits is None):
@@ -317,6 +346,7 @@ class ExchangeState(Component):
             topology=self.plan.topology,
             error_feedback=compression.error_feedback,
             block_size=compression.block_size,
+            overlapped=self.overlaps,
             nccl=self.plan.nccl,
         )
 

@@ -33,9 +33,9 @@ class ModelAveragingSGD(LocalUpdates):
 class BlockMomentumSGD(LocalUpdates):
     """Blockwise model-update filtering, BMUF: momentum over pseudo-gradients (`BlockMomentum`).
 
-    A block is 120,000 samples of each rank if none is given. Blocks of 1 or 2 bits do not go with a
-    block momentum near 1: what error feedback delays the momentum multiplies, and from 0.8 on
-    training may become unstable. 4 bits were as good as 32 wherever we measured
+    A block is 120,000 samples of each rank if none is given. Blocks of signs (``code="sign"``) do
+    not go with a block momentum near 1: what error feedback delays the momentum multiplies, and
+    from 0.8 on training may become unstable. 4 bits were as good as 32 wherever we measured
     (docs/experiments.md).
     """
 

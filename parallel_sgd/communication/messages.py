@@ -41,7 +41,8 @@ class Messages(ABC):
 
     @abstractmethod
     def receive(self, array: Array, peer: int, tag: int, then: Then) -> None:
-        """Begin to receive into an array of just the size that is sent; it is `then` written."""
+        """Begin to receive into an array with room for what is sent; its beginning is `then`
+        written."""
 
     @abstractmethod
     def progress(self) -> bool:

@@ -1,10 +1,11 @@
-"""Codecs from 32 bits to a quarter of one, all with error feedback. No communication here."""
+"""Codecs from 32 bits to a twentieth of one, all with error feedback. No communication here."""
 
 from .bits import BitsOptions, require_float32
 from .codec import (
     CODE,
     Codec,
     auto_bits,
+    checked_bits,
     codec_for,
     codec_from_dict,
     register,
@@ -12,11 +13,12 @@ from .codec import (
     registered_codes,
     unregister,
 )
+from .entropy_coded import EntropyCoded
 from .full_precision import FullPrecision
 from .half_precision import HalfPrecision
+from .message import Allowance, AllowanceOf, VariableMessage
 from .mixed import Mixed
 from .one_bit import OneBit
-from .one_of import OneOf
 from .options import (
     AUTO,
     LARGEST,
@@ -31,17 +33,21 @@ __all__ = [
     "AUTO",
     "CODE",
     "LARGEST",
+    "Allowance",
+    "AllowanceOf",
     "BitsOptions",
     "Codec",
     "CompressionOptions",
+    "EntropyCoded",
     "FullPrecision",
     "GradientBits",
     "HalfPrecision",
     "Mixed",
     "OneBit",
-    "OneOf",
     "UniformLevels",
+    "VariableMessage",
     "auto_bits",
+    "checked_bits",
     "codec_for",
     "codec_from_dict",
     "problem_with",

@@ -11,7 +11,13 @@ from ..errors import UserError
 from ..options import ByPattern, BySamples, Options, group, option, options
 from ..parameters import Parameters
 from ..patterns import Patterns
-from . import full_precision, half_precision, one_bit, one_of, uniform_levels  # noqa: F401 - known
+from . import (  # noqa: F401 - registered
+    entropy_coded,
+    full_precision,
+    half_precision,
+    one_bit,
+    uniform_levels,
+)
 from .codec import Codec, auto_bits
 from .mixed import Mixed
 from .options import AUTO, CompressionOptions, GradientBits

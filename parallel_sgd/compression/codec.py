@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -15,6 +16,7 @@ from ..parameters import Parameters
 from ..validation import choice, integer, kind_of, mapping, number, set_validated, shown, text
 
 Array = Any  #: a NumPy or CuPy array
+ALIGNED = 4  #: bytes, of which a message takes a multiple, for the numbers of what comes after it
 CodecT = TypeVar("CodecT", bound="Codec")
 
 
@@ -36,10 +38,13 @@ class Codec(ABC):
         learns: whether it learns nearly as 32 bits do, with momentum and Adam, too
             (docs/experiments.md): only then ``gradient_bits="auto"`` may choose it.
         learns_blocks: whether that holds for blocks of local updates, too.
+        has_fixed_length: whether a message takes just the bytes of its blocks. If not, these are
+            room enough, and `encode` says how many a message takes.
         block_size: values that share quantization levels; and where a vector may be cut.
     """
 
     bits: ClassVar[float]
+    has_fixed_length: ClassVar[bool] = True
     learns: ClassVar[bool] = True
     learns_blocks: ClassVar[bool] = True
     block_size: int = 1024
@@ -52,7 +57,7 @@ class Codec(ABC):
         """Where each block of these parameters lies in the vector and in the payload."""
 
     @abstractmethod
-    def encode(self, blocks: Blocks, vector: Array, residual: Array, payload: Array) -> None:
+    def encode(self, blocks: Blocks, vector: Array, residual: Array, payload: Array) -> int | None:
         """Encode v = vector + residual and keep what is lost.
 
         Args:
@@ -60,12 +65,28 @@ class Codec(ABC):
             vector: float32 [n], unchanged.
             residual: float32 [n], in: what earlier messages lost; out: v - q.
             payload: uint8 [bytes of `blocks`], written.
+        Returns:
+            Bytes of the message, a multiple of 4; None where the length is fixed.
         Cost: reads `vector`, reads and writes `residual` once each.
         """
 
     @abstractmethod
-    def decode(self, blocks: Blocks, payload: Array, out: Array, add: bool) -> None:
-        """``out = q``, or with `add` ``out += q``; `out` is float32 [n]."""
+    def decode(self, blocks: Blocks, payload: Array, out: Array, add: bool) -> int | None:
+        """``out = q``, or with `add` ``out += q``; `out` is float32 [n].
+
+        Returns:
+            Bytes of the message, with which `payload` begins; None where the length is fixed.
+        """
+
+    def encoded_bytes(self, values: int) -> float:
+        """Bytes of so many values in full blocks, on average where the length is not fixed."""
+        return self.room_bytes(values)
+
+    def room_bytes(self, values: int) -> float:
+        """Bytes of memory for the messages of so many values in full blocks."""
+        block = Parameters({"x": np.zeros(self.block_size, np.float32)})
+        room: int = self.blocks(block).bytes.stop
+        return values * (room / self.block_size)
 
     def first_calls(self) -> list[Callable[[], object]]:
         """Calls for `kernels.prepare` that need the codec's kernels for NumPy arrays, and do
@@ -93,13 +114,30 @@ class Codec(ABC):
         return {"name": type(self).__name__, **asdict(self)}
 
 
-_registry: dict[float, dict[str, type[Codec]]] = {}  # by bits, and by code where there are several
-
-CODE = "largest"
-"""Which of several codecs with the same bits is meant where nothing is said."""
+_registry: dict[float, dict[str, type[Codec]]] = {}  # by bits, and by code
+_usual: dict[float, type[Codec]] = {}  # by bits: where no code is asked for
 
 
-def register(*bits: float, code: str = "") -> Callable[[type[CodecT]], type[CodecT]]:
+@dataclass(frozen=True)
+class _Range:
+    """A codec for all numbers of bits from `least` to `most`."""
+
+    least: float
+    most: float
+    points: tuple[float, ...]
+    code: str
+    codec: type[Codec]
+
+
+_ranges: list[_Range] = []
+
+CODE = "auto"
+"""The usual codec of so many bits."""
+
+
+def register(
+    *bits: float, code: str = "", usual: bool = True
+) -> Callable[[type[CodecT]], type[CodecT]]:
     """Decorates a subclass of `Codec`: ``gradient_bits`` of any of these numbers means it.
 
     Its fields are its options. Those that `codec_for` has by the same name are passed on, `bits`
@@ -109,6 +147,7 @@ def register(*bits: float, code: str = "") -> Callable[[type[CodecT]], type[Code
     Args:
         bits: a value, more than 0; a fraction where several values share a bit.
         code: its name beside other codecs with the same bits, of which the option ``code`` chooses.
+        usual: whether the codec is used where ``code`` is not given.
     Raises:
         UserError: an argument is not as required, they are another codec's, or what is decorated is
             no subclass of `Codec`.
@@ -126,14 +165,36 @@ def register(*bits: float, code: str = "") -> Callable[[type[CodecT]], type[Code
             raise UserError(f"register() must decorate a subclass of Codec: it is {kind_of(codec)}")
         for count in numbers:
             others = _registry.get(count, {})
-            if code in others or (others and "" in (code, *others)):
-                taken = others.get(code) or next(iter(others.values()))
+            taken = others.get(code) or (_usual.get(count) if usual else None)
+            if taken or (others and "" in (code, *others)):
+                taken = taken or next(iter(others.values()))
                 named = f" and code={code!r}" if code and code in others else ""
                 raise UserError(
                     f"{codec.__name__}: {taken.__name__} is registered for {count} bits{named}"
                 )
         for count in numbers:
             _registry.setdefault(count, {})[code] = codec
+            if usual:
+                _usual[count] = codec
+        return codec
+
+    return registered
+
+
+def register_range(
+    least: float, most: float, *, points: tuple[float, ...], code: str
+) -> Callable[[type[CodecT]], type[CodecT]]:
+    """Decorates a codec for all numbers of bits in a range: used where ``code`` asks for it, or no
+    other codec is the usual one of so many bits.
+
+    Args:
+        points: bits at which its kernels are measured, and among which "auto" chooses.
+
+    Local.
+    """
+
+    def registered(codec: type[CodecT]) -> type[CodecT]:
+        _ranges.append(_Range(least, most, points, code, codec))
         return codec
 
     return registered
@@ -149,17 +210,44 @@ def _number_of_bits(value: Any) -> float:
 
 def unregister(codec: type[Codec]) -> None:
     """Take a codec out of the registry. Local."""
-    for bits in registered_bits():
+    for bits in [*_registry]:
         left = {code: other for code, other in _registry[bits].items() if other is not codec}
         if left:
             _registry[bits] = left
         else:
             del _registry[bits]
+        if _usual.get(bits) is codec:
+            del _usual[bits]
 
 
 def registered_bits() -> tuple[float, ...]:
-    """What ``gradient_bits`` may be, ascending. Local."""
-    return tuple(sorted(_registry))
+    """The bits with which codecs are measured and chosen, ascending: all that are registered, and
+    the points of ranges. Local."""
+    points = {point for of_range in _ranges for point in of_range.points}
+    return tuple(sorted({*_registry, *points}))
+
+
+def checked_bits(name: str, value: Any) -> float:
+    """Return bits for which there is a codec.
+
+    Raises:
+        UserError: there is none.
+
+    Local.
+    """
+    plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(plain, int | float) and not isinstance(plain, bool):
+        bits = int(plain) if math.isfinite(plain) and plain == int(plain) else plain
+        if bits in _registry or any(one.least <= bits <= one.most for one in _ranges):
+            return bits
+    ranges = [f"a number from {one.least:g} to {one.most:g}" for one in _ranges]
+    others = [
+        f"{bits:g}"
+        for bits in sorted(_registry)
+        if not any(one.least <= bits <= one.most for one in _ranges)
+    ]
+    *first, last = [*ranges, *others]
+    raise UserError(f"{name}={shown(value)} must be {', '.join(first)} or {last}")
 
 
 def auto_bits(*, of_blocks: bool = False) -> tuple[float, ...]:
@@ -174,35 +262,43 @@ def auto_bits(*, of_blocks: bool = False) -> tuple[float, ...]:
 
 
 def registered_codes() -> tuple[str, ...]:
-    """What ``code`` may be: of all bits with which there are several codecs. Local."""
-    several = (codes for codes in _registry.values() if len(codes) > 1)
-    return tuple(sorted({code for codes in several for code in codes}))
+    """What ``code`` may be. Local."""
+    named = {code for codes in _registry.values() for code in codes if code}
+    return (CODE, *sorted(named | {one.code for one in _ranges}))
 
 
-def _codec(bits: float, code: str) -> type[Codec] | None:
-    codes = _registry[bits]
-    return next(iter(codes.values())) if len(codes) == 1 else codes.get(code)
+def _codecs(bits: float) -> dict[str, type[Codec]]:
+    """All for so many bits, by their code."""
+    ranges = {one.code: one.codec for one in _ranges if one.least <= bits <= one.most}
+    return {**ranges, **_registry.get(bits, {})}
 
 
-def users_of(option: str, code: str | None = None) -> dict[float, str]:
-    """The bits whose codec has an option of that name, and the code that takes; "" for any.
+def _codec(bits: float, code: str) -> type[Codec]:
+    """The one with this code; the usual one, where none has it."""
+    codecs = _codecs(bits)
+    return codecs.get(code) or _usual.get(bits) or next(iter(codecs.values()))
 
-    Args:
-        code: look at the codecs of this code only.
 
-    Local.
-    """
-    found: dict[float, str] = {}
-    for bits in registered_bits():
-        several = len(_registry[bits]) > 1
-        if option == "code":
-            if several:
-                found[bits] = ""
-            continue
-        for name, codec in _registry[bits].items():
-            looked_at = code is None or not several or name == code
-            if looked_at and option in {field.name for field in fields(codec)}:
-                found[bits] = name if several else ""
+def bits_with(code: str) -> str:
+    """What ``gradient_bits`` must be for a code to mean anything, as errors show it. Local."""
+    ranges = [f"{one.least:g} to {one.most:g}" for one in _ranges if one.code == code]
+    exact = [f"{bits:g}" for bits, codecs in sorted(_registry.items()) if code in codecs]
+    return " or ".join(f"gradient_bits={bits}" for bits in [*ranges, *exact])
+
+
+def has_code(bits: float, code: str) -> bool:
+    """Whether one of the codecs with so many bits has this code. Local."""
+    return code in _codecs(bits)
+
+
+def users_of(option: str) -> dict[type[Codec], str]:
+    """The codecs with an option of that name, and what must be given for them. Local."""
+    found: dict[type[Codec], str] = {}
+    for bits, codes in _registry.items():
+        for code, codec in codes.items():
+            if option in {field.name for field in fields(codec)}:
+                asked = "" if _usual.get(bits) is codec else f" and code={code!r}"
+                found.setdefault(codec, f"gradient_bits={bits}{asked}")
     return found
 
 
@@ -217,19 +313,18 @@ def codec_for(
     """The codec that sends `gradient_bits` bits a value, with those of the options that it has.
 
     Args:
-        code: which of them, where several codecs send so many bits.
+        code: which of them, where several codecs send so many bits; the usual one where none of
+            them has this code, as "auto".
     Raises:
         UserError: bits for which no codec is registered, or an option's value that is not known.
 
-    >>> codec_for(1)
-    OneOf(block_size=1024, group=8)
+    >>> codec_for(0.3)
+    EntropyCoded(bits=0.3, block_size=1024)
     >>> codec_for(1, code="sign")
     OneBit(block_size=1024, threshold='zero')
     """
-    bits = choice("gradient_bits", gradient_bits, registered_bits())
+    bits = checked_bits("gradient_bits", gradient_bits)
     codec = _codec(bits, choice("code", code, registered_codes()))
-    if codec is None:
-        raise UserError(f"code={code!r} must be one of {', '.join(map(repr, _registry[bits]))}")
     return codec.for_bits(bits, block_size=block_size, threshold=threshold, half_format=half_format)
 
 
@@ -240,6 +335,7 @@ def codec_from_dict(options: Mapping[str, Any]) -> Codec:
         UserError: it is no mapping, or names no codec that is registered.
     """
     every = [codec for codes in _registry.values() for codec in codes.values()]
+    every += [one.codec for one in _ranges]
     codecs = {codec.__name__: codec for codec in every}
     rest = mapping("options", options, optional=False)
     name = rest.pop("name", None)

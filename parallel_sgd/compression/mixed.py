@@ -15,9 +15,7 @@ from ..kernels import Blocks
 from ..parameters import Parameters
 from ..patterns import Patterns
 from ..validation import set_validated
-from .codec import Array, Codec
-
-ALIGNED = 4  #: bytes, of which every block takes a multiple, for the floats of those after it
+from .codec import ALIGNED, Array, Codec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +46,11 @@ class Mixed(Codec):
     def bits(self) -> float:  # type: ignore[override]
         """The fewest."""
         return min(codec.bits for codec in (self.others, *self.own.values()))
+
+    @property
+    def has_fixed_length(self) -> bool:  # type: ignore[override]
+        """Whether all of them have it."""
+        return all(codec.has_fixed_length for codec in (self.others, *self.own.values()))
 
     def codec_of(self, name: str, size: int) -> Codec:
         """The codec of a parameter of so many values."""

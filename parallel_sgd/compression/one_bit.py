@@ -12,7 +12,7 @@ from ..validation import choice, set_validated
 from .codec import Array, Codec, register
 
 
-@register(1, code="sign")
+@register(1, code="sign", usual=False)
 @dataclass(frozen=True, kw_only=True)
 class OneBit(Codec):
     """One bit a value and two float32 levels a block (Seide et al. 2014, §3).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence, Set
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from .codec import (
     Array,
     Codec,
     auto_bits,
+    bits_with,
+    checked_bits,
     codec_for,
-    registered_bits,
+    has_code,
     registered_codes,
     users_of,
 )
@@ -28,12 +30,21 @@ LARGEST = float(np.float32(1e30))
 AUTO = "auto"  #: what is measured before training, or follows from the hosts
 
 
-class GradientBits(Choice):
-    """Bits a value for which a codec is registered."""
+class GradientBits:
+    """Bits a value for which there is a codec."""
 
-    @property
-    def values(self) -> Sequence[Any]:
-        return registered_bits()
+    metavar = "N"
+    expected = "a number of bits"
+
+    def __call__(self, name: str, value: Any) -> float:
+        return checked_bits(name, value)
+
+    def read(self, text: str) -> float | str:
+        """The number; else the text, of which the check then says what it must be."""
+        try:
+            return int(text) if text.isdigit() else float(text)
+        except ValueError:
+            return text
 
 
 class Code(Choice):
@@ -51,14 +62,15 @@ class CompressionOptions(Options):
     code: str = option(
         CODE,
         Code(),
-        "what 1 bit a value says: largest, of every 8 values which is the largest, its sign and "
-        "magnitude; sign, of every value on which side of 0 it is (Seide et al. 2014), which "
-        "learns with plain SGD only",
+        "how values become bits: entropy, multiples of one step for all values in an entropy code, "
+        "for 0.05 to 8 bits; levels, evenly spaced levels for each block, for 4 and 8 bits; sign, "
+        "for 1 bit (Seide et al. 2014), which learns with plain SGD only; auto: levels for 4 and 8 "
+        "bits, and entropy for all others below 16",
     )
     block_size: int = option(
         1024,
         Whole(1, 2**20),
-        "values that share quantization levels (8 bits and less); with any bits buckets, and what "
+        "values that share quantization levels (levels and sign); with any bits buckets, and what "
         "a rank adds up of them, begin and end with a block",
     )
     threshold: str = option(
@@ -90,17 +102,14 @@ class CompressionOptions(Options):
         Raises:
             UserError: it has none.
         """
-        possible = bits | set(auto_bits()) if AUTO in bits else bits
-        for name in ("code", "threshold", "half_format"):
-            if name == "code":  # of which "auto" knows one only
-                used = AUTO not in bits and not bits.isdisjoint(users_of(name))
-            else:
-                used = not possible.isdisjoint(users_of(name, self.code))
-            needs = " or ".join(
-                f"gradient_bits={number}" + (f" and code={code!r}" if code else "")
-                for number, code in users_of(name).items()
-            )
-            self.require_use(name, used, needs)
+        possible = bits | set(auto_bits() if AUTO in bits else ())
+        codecs = {type(self.codec(cast(float, one))) for one in possible - {AUTO}}
+        for name in ("threshold", "half_format"):
+            users = users_of(name)
+            self.require_use(name, not codecs.isdisjoint(users), " or ".join(users.values()))
+        numbers = [one for one in bits if not isinstance(one, str)]
+        has = self.code == CODE or any(has_code(number, self.code) for number in numbers)
+        self.require_use("code", has, bits_with(self.code))
         few = any(isinstance(number, str) or number < 32 for number in bits)
         self.require_use("error_feedback", few, "gradient_bits of less than 32")
 

@@ -1,4 +1,4 @@
-"""2, 4 or 8 bits a value."""
+"""4 or 8 bits a value."""
 
 from __future__ import annotations
 
@@ -11,25 +11,21 @@ from ..validation import choice, set_validated
 from .codec import Array, Codec, register
 
 
-@register(2, 4, 8)
+@register(4, 8, code="levels")
 @dataclass(frozen=True, kw_only=True)
 class UniformLevels(Codec):
-    """2, 4 or 8 bits a value: 2**bits - 1 evenly spaced levels around an exact zero.
+    """4 or 8 bits a value: 2**bits - 1 evenly spaced levels around an exact zero.
 
     Args:
-        bits: 2, 4 or 8.
+        bits: 4 or 8.
         block_size: values that share their spacing, one float32.
     """
 
     bits: int  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        set_validated(self, bits=choice("bits", self.bits, (2, 4, 8)))
+        set_validated(self, bits=choice("bits", self.bits, (4, 8)))
         super().__post_init__()
-
-    @property
-    def learns(self) -> bool:  # type: ignore[override]
-        return self.bits > 2
 
     def blocks(self, parameters: Parameters) -> Blocks:
         starts = parameters.block_starts(self.block_size)

@@ -10,7 +10,6 @@ from .model import (
     Link,
     best_bits,
     bytes_sent,
-    encoded_bytes,
     exchange_s,
 )
 from .pushes import best_push_bits, push_s
@@ -25,7 +24,6 @@ __all__ = [
     "best_bits",
     "best_push_bits",
     "bytes_sent",
-    "encoded_bytes",
     "exchange_s",
     "measure",
     "measure_kernel_speeds",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from ..compression import Codec, codec_for, registered_bits
-from ..kernels import array_module, empty_like, finish_on_device, memory
+from ..communication.messages import PIECE_VALUES
+from ..compression import Allowance, Codec, VariableMessage, codec_for, registered_bits
+from ..kernels import Blocks, array_module, empty_like, finish_on_device, memory
 from ..parameters import Parameters
 from .model import KernelSpeeds
 
@@ -37,8 +39,11 @@ def measure_kernel_speeds(
     like = memory.empty(1, np.float32) if like is None else like
     parameters = Parameters({"W": empty_like(like, VALUES, np.float32)})
     vector, residual = parameters.flat, empty_like(like, VALUES, np.float32)
-    # A tile of random numbers, over and over: kernels do not care, and making many takes long.
-    tile = np.random.default_rng(0).standard_normal(1 << 16, np.float32)
+    # A tile of random numbers, over and over, since making many takes long. As in a model some are
+    # larger than others, on which the time of an entropy code depends.
+    random = np.random.default_rng(0)
+    scales = np.exp(1.5 * random.standard_normal(1 << 8, np.float32))
+    tile = random.standard_normal(1 << 16, np.float32) * np.repeat(scales, 1 << 8)
     vector.reshape(-1, tile.size)[...] = array_module(like).asarray(tile)
     residual.fill(0)
     encode: dict[float, float] = {32: math.inf}
@@ -58,6 +63,8 @@ def _codec_speeds(
 ) -> tuple[float, float, float]:
     """Of encoding, of decoding, and of decoding and adding."""
     vector, blocks = parameters.flat, codec.blocks(parameters)
+    if not codec.has_fixed_length:
+        return _variable_speeds(codec, blocks, vector, residual)
     payload = empty_like(vector, blocks.bytes.stop, np.uint8)
     starts = range(0, len(blocks), _at_a_time(vector, len(blocks), IN_CACHE))
     parts = [blocks.part(a, min(a + starts.step, len(blocks))) for a in starts]
@@ -73,6 +80,35 @@ def _codec_speeds(
         for part in parts:
             size = part.values.stop - part.values.start
             codec.decode(part, payload[part.bytes], total[:size], add=True)
+
+    return _speed(encode, vector), _speed(decode, vector), _speed(add, vector)
+
+
+def _variable_speeds(
+    codec: Codec, blocks: Blocks, vector: Array, residual: Array
+) -> tuple[float, float, float]:
+    """The same where messages have no fixed length: of pieces, with a step for all of them."""
+    piece = blocks.part(0, PIECE_VALUES // codec.block_size)
+    message, size = VariableMessage(codec, piece), piece.values.stop
+    pieces = [slice(first, first + size) for first in range(0, VALUES, size)]
+    room = piece.bytes.stop
+    payload = empty_like(vector, room * len(pieces), np.uint8)
+    places = [payload[room * i : room * (i + 1)] for i in range(len(pieces))]
+
+    def encode() -> None:
+        residual.fill(0)
+        allowance_of = cache(lambda codec: Allowance(codec, [(vector, residual)]))
+        for values, place in zip(pieces, places, strict=True):
+            message.encode(vector[values], residual[values], place, allowance_of)
+
+    def decode() -> None:
+        for values, place in zip(pieces, places, strict=True):
+            message.decode(place, residual[values], False)
+
+    def add() -> None:
+        total = residual[:size]
+        for place in places:
+            message.decode(place, total, True)
 
     return _speed(encode, vector), _speed(decode, vector), _speed(add, vector)
 

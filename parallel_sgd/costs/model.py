@@ -33,13 +33,10 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..communication.messages import piece_values
-from ..compression import CODE, auto_bits, codec_for, registered_bits
+from ..compression import CODE, auto_bits, checked_bits, codec_for
 from ..errors import UserError
-from ..parameters import Parameters
-from ..validation import choice, integer, number
+from ..validation import integer, number
 
 WORTH = 1.05  #: times as long may more bits take than the fastest, and still be taken
 CARRIED = 0.92  #: of its rate is what a link carries in a pipelined exchange: docs/planning.md
@@ -86,6 +83,11 @@ class KernelSpeeds:
     encode: Mapping[float, float]
     decode: Mapping[float, float]
     decode_add: Mapping[float, float]
+
+    def at(self, bits: float) -> tuple[float, float, float]:
+        """Of encoding, decoding and adding, with the measured number of bits that is nearest."""
+        nearest = min(self.encode, key=lambda measured: abs(math.log(measured / bits)))
+        return self.encode[nearest], self.decode[nearest], self.decode_add[nearest]
 
     def times(self, factor: float) -> KernelSpeeds:
         """The same kernels, so many times as fast. Local."""
@@ -144,7 +146,7 @@ def exchange_s(
 
     Local.
     """
-    bits = choice("bits", bits, registered_bits())
+    bits = checked_bits("bits", bits)
     ranks = integer("ranks", ranks, 1)
     local = integer("ranks_per_host", ranks_per_host, 1)
     if ranks % local:
@@ -172,9 +174,7 @@ def exchange_s(
 
 def encoded_bytes(values: int, bits: float, block_size: int = 1024, *, code: str = CODE) -> float:
     """Of so many float32 in full blocks; the last block of a parameter may add some bytes."""
-    block = Parameters({"x": np.zeros(block_size, np.float32)})
-    encoded: int = codec_for(bits, code=code, block_size=block_size).blocks(block).bytes.stop
-    return values * (encoded / block_size)
+    return codec_for(bits, code=code, block_size=block_size).encoded_bytes(values)
 
 
 def bytes_sent(
@@ -227,7 +227,7 @@ def _kernels_s(
         hosts, local, copied = local, 1, bytes_sent(values, bits, local) / 4
     else:  # into memory that is shared, then the sum of a part over the ranks
         copied = values * (2 * local - 1) / local if local > 1 else 0.0
-    own = values / local
-    owners_s = own / speeds.decode_add[bits] + own / hosts / speeds.encode[bits]
-    others_s = own / speeds.encode[bits] + values / speeds.decode[bits]
+    own, (encode, decode, decode_add) = values / local, speeds.at(bits)
+    owners_s = own / decode_add + own / hosts / encode
+    others_s = own / encode + values / decode
     return owners_s, others_s + copied / speeds.decode_add[32]

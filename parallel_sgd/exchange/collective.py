@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
+
 from ..communication import Communicator
 from ..kernels import array_module, empty_like
-from .layout import Topology
+from .layout import Piece, Topology
 from .reduction import PlainReduction, Reduction
 from .residuals import Residuals
 from .transport import IsReady, ReductionsOver, Transport
+from .variable_length import VariableLengthReduction, shares_step_sizes
 
 Array = Any  #: a NumPy or CuPy array
 
 ONE_MESSAGE = 1 << 15  #: up to so many bytes everybody gets everything: one collective, not two
+LENGTH_BYTES = 8  #: of a message that says how long another one is
 NAP_S = 5e-4  #: between two looks at whether values are ready
 
 
@@ -42,14 +46,34 @@ class Collective(Transport):
             for counts in (reduction.counts for reduction in self.reductions)
         ]
 
+        #: The last bucket of those with the same steps, which are found when all are added up.
+        last_with = {
+            reduction.step_sizes: number
+            for number, reduction in enumerate(self.reductions)
+            if isinstance(reduction, VariableLengthReduction)
+        }
+        self._last_with_steps = {*last_with.values()}
+        self._all_at_once = shares_step_sizes(self.reductions)
+
     def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
         """See `Transport`: two calls for each bucket, or one; none where there is one rank."""
         bytes_sent = 0
+        added_up: list[VariableLengthReduction] = []
+        if self._all_at_once:
+            _wait_until(is_ready, len(self.reductions))
+            is_ready = None
         for number, reduction in enumerate(self.reductions):
-            while is_ready is not None and not is_ready(number):
-                time.sleep(NAP_S)
+            _wait_until(is_ready, number + 1, after=number)
             short = self._short[number]
-            if short is not None:
+            if isinstance(reduction, VariableLengthReduction):
+                most = self._parts[number][1]
+                bytes_sent += self._add_up(reduction, vector, residuals, most)
+                added_up.append(reduction)
+                if number in self._last_with_steps:
+                    for one in added_up:
+                        bytes_sent += self._spread(one, vector, residuals)
+                    added_up.clear()
+            elif short is not None:
                 bytes_sent += short(vector)
             elif self._comm.size == 1:
                 self._sum_alone(reduction, vector, residuals)
@@ -85,6 +109,60 @@ class Collective(Transport):
                 reduction.decode(piece, vector)
         sent: int = (wire.size - own + (comm.size - 1) * own) * wire.itemsize
         return sent
+
+    def _add_up(
+        self,
+        reduction: VariableLengthReduction,
+        vector: Array,
+        residuals: Residuals | None,
+        most: int,
+    ) -> int:
+        """A reduce-scatter, after one of the lengths of messages; the bytes that are sent."""
+        comm, trace, payload = self._comm, self._comm.trace, reduction.payload
+        sent_counts, at = np.zeros(comm.size, np.int64), 0
+        with trace.span("encode"):
+            for piece in reduction.pieces:  # by owners
+                room = payload[at : at + _room(piece)]
+                length = reduction.encode(piece, vector, residuals, room).size
+                sent_counts[piece.owner] += length
+                at += length
+        received, received_counts, ones = payload[:at], sent_counts.copy(), [1] * comm.size
+        if comm.size > 1:
+            with trace.span("wire"):
+                comm.alltoall(sent_counts, ones, received_counts, ones)
+                received = reduction.received[: int(received_counts.sum())]
+                counts = sent_counts.tolist(), received_counts.tolist()
+                comm.alltoall(payload[:at], counts[0], received, counts[1], most=most)
+        with trace.span("sum"):
+            ends = np.cumsum(received_counts)
+            begins = (ends - received_counts).tolist()
+            for piece in reduction.own_pieces:
+                messages = [received[begin:] for begin in begins]
+                lengths = reduction.add_up(piece, residuals, messages)
+                begins = [begin + length for begin, length in zip(begins, lengths, strict=True)]
+        return (comm.size - 1) * LENGTH_BYTES + at - int(sent_counts[comm.rank])
+
+    def _spread(
+        self, reduction: VariableLengthReduction, vector: Array, residuals: Residuals | None
+    ) -> int:
+        """An all-gather, after one of the lengths of messages; the bytes that are sent."""
+        comm, trace, payload = self._comm, self._comm.trace, reduction.payload
+        own, at = reduction.received, 0
+        with trace.span("encode"):
+            for piece in reduction.own_pieces:
+                at += reduction.encode_sum(piece, residuals, own[at : at + _room(piece)]).size
+        sums = own
+        if comm.size > 1:
+            counts = np.zeros(comm.size, np.int64)
+            with trace.span("wire"):
+                comm.allgather(np.array([at], np.int64), counts, [1] * comm.size)
+                sums = payload[: int(counts.sum())]
+                comm.allgather(own[:at], sums, counts.tolist())
+        with trace.span("decode"):
+            begin = 0
+            for piece in reduction.pieces:
+                begin += reduction.decode(piece, vector, sums[begin:])
+        return (comm.size - 1) * (LENGTH_BYTES + at)
 
     def _sum_alone(self, reduction: Reduction, vector: Array, residuals: Residuals | None) -> None:
         """What is sent to nobody still passes through the codec, if there is one."""
@@ -129,6 +207,19 @@ class ShortSum:
                 self._add(values, row, out=values)
         sent: int = (comm.size - 1) * values.nbytes
         return sent
+
+
+def _wait_until(is_ready: IsReady | None, buckets: int, *, after: int = 0) -> None:
+    """So many buckets are ready, of which those `after` some others are asked for."""
+    if is_ready is not None:
+        for number in range(after, buckets):
+            while not is_ready(number):
+                time.sleep(NAP_S)
+
+
+def _room(piece: Piece) -> int:
+    room: int = piece.bytes.stop - piece.bytes.start
+    return room
 
 
 def _is_short(reduction: Reduction) -> bool:

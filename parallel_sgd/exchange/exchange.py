@@ -27,6 +27,7 @@ from .pipeline import Pipelined
 from .reduction import CompressedReduction, PlainReduction, Reduction
 from .residuals import Residuals
 from .transport import IsReady, Transport
+from .variable_length import VariableLengthReduction, share_step_sizes
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -54,14 +55,17 @@ class Exchange(Component):
         error_feedback: False forgets what is lost: the residuals are zero after every sum.
         block_size: by which buckets without a codec are cut among the ranks; as the codecs' where
             `buckets` were made for it.
+        overlapped: buckets are sent while others are still being computed: with an entropy code
+            each has steps of its own, in place of one for all.
         nccl: for "nccl", over all ranks, or over those of this rank's host in `topology`.
     Raises:
         UserError: a lossy codec for parameters that are not float32.
 
     Creation is local. Memory for n values of b bits on K ranks: buffers of about 2n·b/8 bytes (at
-    32 bits without a codec of 4n, and n more values with hosts) beside the residuals of
-    4n + 4n/K. A sum sends 2·(K-1)/K·n·b/8 bytes (and the levels) per rank; it takes an encode of n
-    values, K decodes of n/K, an encode of n/K, and a decode of n.
+    32 bits without a codec of 4n, and n more values with hosts; with an entropy code twice the room
+    for its longest messages) beside the residuals of 4n + 4n/K. A sum sends 2·(K-1)/K·n·b/8 bytes
+    (and the levels) per rank; it takes an encode of n values, K decodes of n/K, an encode of n/K,
+    and a decode of n.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Exchange(Component):
         topology: Topology | None = None,
         error_feedback: bool = True,
         block_size: int = 256,
+        overlapped: bool = False,
         nccl: Nccl | None = None,
     ) -> None:
         like = parameters.flat
@@ -93,12 +98,17 @@ class Exchange(Component):
             cuts.append(cut_bucket(number, bucket, blocks[codec], comm.size, tag))
 
         def reductions_over(topology: Topology) -> list[Reduction]:
-            return [
-                PlainReduction(cut, like, comm.rank, topology)
-                if codec is None
-                else CompressedReduction(cut, like, comm.rank, topology, codec)
-                for cut, codec in zip(cuts, codecs, strict=True)
-            ]
+            reductions: list[Reduction] = []
+            for cut, codec in zip(cuts, codecs, strict=True):
+                place = cut, like, comm.rank, topology
+                if codec is None:
+                    reductions.append(PlainReduction(*place))
+                elif codec.has_fixed_length:
+                    reductions.append(CompressedReduction(*place, codec))
+                else:
+                    reductions.append(VariableLengthReduction(*place, codec))
+            self._step_sizes = share_step_sizes(reductions, by_bucket=overlapped)
+            return reductions
 
         self.codecs, self.comm, self.error_feedback = tuple(codecs), comm, error_feedback
         options = {} if nccl is None else {"nccl": nccl}
@@ -106,6 +116,7 @@ class Exchange(Component):
             reductions_over, topology or Topology.flat(comm.size), comm, **options
         )
         self._bytes_sent = 0
+        self._quantized: tuple[slice, ...] | None = None
 
     def residuals(self, parameters: Parameters) -> Residuals:
         """Zeros, with which training starts. Local."""
@@ -122,6 +133,23 @@ class Exchange(Component):
     def bytes_sent(self) -> int:
         """By this rank to others, over all sums that have ended. Local."""
         return self._bytes_sent
+
+    def quantization(self) -> tuple[float, tuple[slice, ...]] | None:
+        """The mean square of the owners' steps in the last sum, the same on all ranks, and which
+        values are quantized in steps. None where none are, or where this rank has not seen all
+        messages (with NCCL). Local."""
+        assert self._transport is not None
+        variable = [
+            one for one in self._transport.reductions if isinstance(one, VariableLengthReduction)
+        ]
+        if not variable or isinstance(self._transport, WithNccl):
+            return None
+        if self._quantized is None:
+            spans = sorted(span for one in variable for span in _places(one.quantized()))
+            self._quantized = _joined(spans)
+        values = sum(place.stop - place.start for place in self._quantized)
+        squares = (square for one in variable for square in one.step_squares.values())
+        return (sum(squares) / values if values else 0.0), self._quantized
 
     def go_on_from(self, other: Exchange) -> None:
         """Count what another one has sent, whose place this one takes. Local."""
@@ -145,6 +173,8 @@ class Exchange(Component):
         Collective.
         """
         assert self._transport is not None
+        for step_sizes in self._step_sizes:
+            step_sizes.begin()
         with self.comm.trace.span("exchange"):
             self._bytes_sent += self._transport.sum(vector, residuals, is_ready)
             if residuals is not None:
@@ -163,3 +193,18 @@ class Exchange(Component):
         with on_device(vector):
             self.sum(vector, residuals, is_ready)
             finish_on_device(vector)
+
+
+def _places(slices: Sequence[slice]) -> list[tuple[int, int]]:
+    return [(place.start, place.stop) for place in slices]
+
+
+def _joined(places: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+    """Ascending places, with neighbours as one."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in places:
+        if joined and joined[-1][1] == begin:
+            joined[-1] = joined[-1][0], end
+        else:
+            joined.append((begin, end))
+    return tuple(slice(begin, end) for begin, end in joined)

@@ -9,8 +9,22 @@ from ..communication import Communicator
 from .layout import Topology
 from .reduction import Reduction
 from .residuals import Residuals
-from .scheduler import DECODE, ENCODE, ENCODED, REDUCE, REDUCED, SENT, VALUES, Scheduler, Task
+from .scheduler import (
+    DECODE,
+    ENCODE,
+    ENCODED,
+    MET,
+    REDUCE,
+    REDUCED,
+    SENT,
+    VALUES,
+    Meeting,
+    Scheduler,
+    Task,
+)
+from .step_sizes import StepSizes
 from .transport import IsReady, ReductionsOver, Transport
+from .variable_length import VariableLengthReduction, shares_step_sizes
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -35,6 +49,15 @@ class Pipelined(Transport):
             sorted(reduction.pieces, key=lambda piece: (piece.owner - rank - 1) % size)
             for reduction in self.reductions
         ]
+        #: By the steps that they share: how many pieces this rank encodes for owners, and owns.
+        self._sharing: dict[StepSizes, tuple[int, int]] = {}
+        for reduction in self.reductions:
+            if isinstance(reduction, VariableLengthReduction):
+                led, owned = self._sharing.get(reduction.step_sizes, (0, 0))
+                led += sum(reduction.leads(piece) for piece in reduction.pieces)
+                owned += len(reduction.own_pieces)
+                self._sharing[reduction.step_sizes] = led, owned
+        self._all_at_once = shares_step_sizes(self.reductions)
 
     def sum(self, vector: Array, residuals: Residuals | None, is_ready: IsReady | None) -> int:
         """See `Transport`."""
@@ -45,7 +68,8 @@ class Pipelined(Transport):
         computing, waiting = messages.backoff(computing=True), messages.backoff()
         for number, tasks in enumerate(buckets):
             while is_ready is not None and not is_ready(number):  # it is this rank that is late
-                if messages.progress() or scheduler.work():
+                # Steps that all buckets share are found when the last one is ready.
+                if messages.progress() or (not self._all_at_once and scheduler.work()):
                     computing.reset()
                 else:
                     computing.pause()
@@ -68,6 +92,9 @@ class Pipelined(Transport):
     ) -> list[list[Task]]:
         """Begin with all pieces, by bucket, and expect what others send of them."""
         buckets: list[list[Task]] = []
+        meetings = {
+            sizes: (Meeting(led), Meeting(owned)) for sizes, (led, owned) in self._sharing.items()
+        }
         values, encoded = 1 + len(self._local_peers), 1 + len(self._senders)
         for reduction, pieces in zip(self.reductions, self._in_turn, strict=True):
             tasks = []
@@ -75,7 +102,11 @@ class Pipelined(Transport):
                 leads = reduction.leads(piece)
                 task = Task(piece, values if leads else 1, encoded)
                 tasks.append(task)
-                scheduler.begin(task, self._life(scheduler, task, reduction, vector, residuals))
+                met = None
+                if isinstance(reduction, VariableLengthReduction):
+                    met = meetings[reduction.step_sizes]
+                life = self._life(scheduler, task, reduction, vector, residuals, met)
+                scheduler.begin(task, life)
                 for peer in self._local_peers if leads else ():
                     buffer = reduction.values_buffer(piece, peer)
                     scheduler.expect(task, buffer, peer, VALUES)
@@ -94,9 +125,13 @@ class Pipelined(Transport):
         reduction: Reduction,
         vector: Array,
         residuals: Residuals | None,
+        meetings: tuple[Meeting, Meeting] | None,
     ) -> Iterator[int]:
         """A piece at this rank, from its values to their sum over all ranks; see `reduction`.
 
+        Args:
+            meetings: of pieces that share steps, before they are encoded for owners, and before
+                their sums are encoded.
         Yields:
             What it waits for: messages, that its own has been sent, or its turn; see `scheduler`.
         """
@@ -115,6 +150,10 @@ class Pipelined(Transport):
             if self._local_peers:
                 with trace.span("sum"):
                     reduction.local_sum(piece, vector)
+                if meetings is not None:
+                    scheduler.come(task, meetings[0])
+                    yield MET
+                    yield ENCODE
             with trace.span("encode"):
                 message = reduction.encode(piece, vector, residuals)
             if piece.owner != rank:
@@ -123,12 +162,24 @@ class Pipelined(Transport):
                 message = reduction.reduced_buffer(piece, vector)
                 scheduler.expect(task, message, piece.owner, REDUCED)
                 yield REDUCED
+                if self._local_peers and isinstance(reduction, VariableLengthReduction):
+                    message = reduction.message_in(piece, message)
             else:
                 scheduler.count(task, ENCODED)  # its own
                 yield ENCODED
                 yield REDUCE
                 with trace.span("sum"):
-                    message = reduction.reduce(piece, vector, residuals)
+                    if isinstance(reduction, VariableLengthReduction):
+                        encoded = reduction.encoded_messages(piece)
+                        reduction.add_up(piece, residuals, encoded)
+                    else:
+                        message = reduction.reduce(piece, vector, residuals)
+                if isinstance(reduction, VariableLengthReduction) and meetings is not None:
+                    scheduler.come(task, meetings[1])
+                    yield MET
+                    yield REDUCE
+                    with trace.span("encode"):
+                        message = reduction.encode_sum(piece, residuals)
                 for other_leader in self._receivers:
                     scheduler.send(task, message, other_leader, REDUCED)
             for peer in self._local_peers:

@@ -122,7 +122,7 @@ class Reduction(ABC):
         """At the owner, when the messages of all hosts are here: the sum, as it is sent to all."""
 
     @abstractmethod
-    def decode(self, piece: Piece, vector: Array) -> None:
+    def decode(self, piece: Piece, vector: Array) -> object:
         """Put the sum that has been received into `vector`."""
 
     def _place(self, piece: Piece) -> slice:

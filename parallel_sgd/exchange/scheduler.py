@@ -33,6 +33,7 @@ Array = Any  #: a NumPy or CuPy array
 VALUES, ENCODED, REDUCED = range(3)  #: kinds of messages; as waits: all of the piece's are here
 SENT = 3  #: to wait for: this rank's own message of the piece, whose place is free then
 ENCODE, REDUCE, DECODE = range(4, 7)  #: to wait for: the turn to do so
+MET = 7  #: to wait for: that all pieces have come to a `Meeting`
 
 WINDOW = 2 << 20
 """Bytes of a kind that are sent, or expected, at a time: what a link holds, and some more."""
@@ -49,13 +50,25 @@ class Task:
         missing: by VALUES, ENCODED, REDUCED and SENT, how many.
     """
 
-    __slots__ = ("awaited", "missing", "piece", "steps")
+    __slots__ = ("awaited", "meeting", "missing", "piece", "steps")
 
     steps: Iterator[int]
 
     def __init__(self, piece: Piece, values: int, encoded: int) -> None:
         self.piece, self.missing = piece, [values, encoded, 1, 1]
         self.awaited = -1
+        self.meeting: Meeting | None = None  # to which it has come last
+
+
+class Meeting:
+    """Where pieces wait for each other.
+
+    Args:
+        members: how many pieces.
+    """
+
+    def __init__(self, members: int) -> None:
+        self.missing, self.members = members, list[Task]()
 
 
 class Scheduler:
@@ -101,6 +114,12 @@ class Scheduler:
         task.missing[event] -= 1
         if task.missing[event] == 0 and task.awaited == event:
             self._resume(task)
+
+    def come(self, task: Task, meeting: Meeting) -> None:
+        """A piece has come to a meeting, and now waits for MET."""
+        meeting.missing -= 1
+        meeting.members.append(task)
+        task.meeting = meeting
 
     def send(self, task: Task, message: Array, peer: int, kind: int) -> None:
         """Send a message of a piece; SENT happens when that has been done."""
@@ -155,6 +174,12 @@ class Scheduler:
         for awaited in task.steps:
             if awaited in self._lines:
                 self._lines[awaited].append(task)
+                return
+            if awaited == MET:
+                assert task.meeting is not None
+                if task.meeting.missing == 0:
+                    for member in task.meeting.members:
+                        self._resume(member)
                 return
             if task.missing[awaited]:
                 task.awaited = awaited

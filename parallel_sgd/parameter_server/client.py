@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from ..communication import Endpoint
 from ..communication.endpoint import as_bytes
+from ..compression import Allowance, EntropyCoded
 from ..kernels import array_module, finish_on_device, on_device, on_host
 from .conversation import Answer, Ask, Conversation
 from .parts import Part
@@ -177,10 +179,13 @@ class Client(Conversation):
         residual, samples, out = pushing.residual, pushing.samples, pushing.out
         self.clock, applied, bits = pushing.clock, pushing.applied, pushing.bits
         asks = []
+        allowance_of = cache(partial(self._allowance, vector, residual, bits))
         with on_device(vector):
             for server, part in enumerate(self.parts):
                 known = applied is not None and part.all_of(applied)
-                body = part.encoded(vector, residual, bits) if samples and not known else None
+                body = None
+                if samples and not known:
+                    body = part.encoded(vector, residual, bits, allowance_of)
                 message = Message(
                     kind=Kind.PUSH,
                     clock=self.clock,
@@ -199,6 +204,14 @@ class Client(Conversation):
             self.statistics.samples += samples
             self.statistics.count(max(answer.message.staleness for answer in answers))
         self.pushing = None
+
+    def _allowance(
+        self, vector: Array, residual: Array | None, bits: float, codec: EntropyCoded
+    ) -> Allowance:
+        """The step of a push, the same for all servers."""
+        assert residual is not None
+        parts = (part.pairs(codec, vector, residual, bits) for part in self.parts)
+        return Allowance(codec, [pair for pairs in parts for pair in pairs])
 
     def pull(self, out: Array) -> None:
         """Pull the model into [n]."""

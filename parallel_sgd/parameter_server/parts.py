@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from ..communication.endpoint import as_bytes
 from ..communication.staging import pinned
-from ..compression import Codec
+from ..compression import Allowance, AllowanceOf, Codec, EntropyCoded, VariableMessage
 from ..kernels import Blocks, array_module, empty_like
 from ..parameters import Parameters
 
@@ -47,7 +48,7 @@ class Part:
         flat = parameters.flat
         self._runs, self._codec, self._error_feedback = tuple(runs), codec, error_feedback
         self._layout = layout(shapes, parameters.dtype)
-        self._coded: dict[float, tuple[Codec, Blocks]] = {}  # by bits
+        self._coded: dict[float, tuple[Codec, Blocks, VariableMessage | None]] = {}  # by bits
         self._on_host = array_module(flat) is np
         ends = list(accumulate(stop - start for start, stop in runs))
         self._ends = ends
@@ -64,33 +65,72 @@ class Part:
         elif staged or not whole:
             self._pulled = np.empty(self.bytes, np.uint8)
 
-    def encoded(self, vector: Array, residual: Array | None, bits: float = 32) -> HostArray:
+    def encoded(
+        self,
+        vector: Array,
+        residual: Array | None,
+        bits: float = 32,
+        allowance_of: AllowanceOf | None = None,
+    ) -> HostArray:
         """The part of a vector [n] as it is sent: uint8, in host memory, valid until the next call.
 
         Args:
             vector: not changed.
             residual: float32 [n], updated; None where nothing is ever lost.
             bits: a value.
+            allowance_of: for codecs with steps, which all parts of the vector share: see `pairs`.
+                The part has steps of its own, if not given.
         """
         values = self._of(vector, self._cut)
         if self._codec is None or self._payload is None:
             return self._to_host(values.view(np.uint8))
         assert residual is not None
-        if bits not in self._coded:
-            codec = self._codec(bits)
-            self._coded[bits] = codec, codec.blocks(self._layout)
-        codec, blocks = self._coded[bits]
+        codec, blocks, variable = self._coding(bits)
         needed = int(blocks.offsets[-1])
         if self._payload.size < needed:
             self._payload = empty_like(vector, needed, np.uint8)
         payload = self._payload[:needed]
         lost = self._of(residual, self._cut_residual)
-        codec.encode(blocks, values, lost, payload)
+        if variable is not None:
+            if allowance_of is None:
+                allowance_of = cache(
+                    lambda codec: Allowance(codec, self.pairs(codec, vector, residual, bits))
+                )
+            payload = variable.encode(values, lost, payload, allowance_of)
+        else:
+            codec.encode(blocks, values, lost, payload)
         if not self._error_feedback:
             lost.fill(0)
         if self._cut_residual is not None:
             self.put(lost, residual)
         return self._to_host(payload)
+
+    def pairs(
+        self, codec: EntropyCoded, vector: Array, residual: Array, bits: float
+    ) -> list[tuple[Array, Array]]:
+        """What this part has of the values of a codec: parts of both vectors [n], as
+        `compression.Allowance` takes them."""
+        if self._codec is None:
+            return []
+        _, _, variable = self._coding(bits)
+        pairs = []
+        for own, values in variable.entropy_coded() if variable is not None else ():
+            for (start, stop), end in zip(self._runs, self._ends, strict=True):
+                before = start - (end - (stop - start))  # of a place in the vector, and in the part
+                begin, last = max(values.start + before, start), min(values.stop + before, stop)
+                if own == codec and begin < last:
+                    pairs.append((vector[begin:last], residual[begin:last]))
+        return pairs
+
+    def _coding(self, bits: float) -> tuple[Codec, Blocks, VariableMessage | None]:
+        """With so many bits; the last one where the length of messages is not fixed."""
+        if bits not in self._coded:
+            assert self._codec is not None
+            codec = self._codec(bits)
+            blocks = codec.blocks(self._layout)
+            variable = None if codec.has_fixed_length else VariableMessage(codec, blocks)
+            self._coded[bits] = codec, blocks, variable
+        return self._coded[bits]
 
     def into(self, out: Array) -> HostArray:
         """Where a pulled part is to be received: uint8; `put_received` then puts it into `out`."""

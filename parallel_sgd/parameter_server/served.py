@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..compression import Codec, FullPrecision
+from ..compression import Codec, FullPrecision, VariableMessage
 from ..errors import UserError
-from ..kernels import body, empty_like
+from ..kernels import Blocks, body, empty_like
 from ..optimizers import SGD, LocalStep, Optimizer
 from ..parameters import Parameters
 from .rules import Rules
@@ -92,6 +92,11 @@ class ServedModel:
         codec = codec or rules.codec
         coded = {bits: codec(bits) for bits in rules.possible_bits}
         self._coded = {bits: (codec, codec.blocks(initial)) for bits, codec in coded.items()}
+        self._variable = {
+            bits: VariableMessage(codec, blocks)
+            for bits, (codec, blocks) in self._coded.items()
+            if not codec.has_fixed_length
+        }
         self._round: dict[int, Push | None] = {}
         self._ended: Round | None = None
         lossy = any(not isinstance(codec, FullPrecision) for codec in coded.values())
@@ -107,10 +112,14 @@ class ServedModel:
         """In all pushes that have changed the model: the clock of the server's learning rate."""
         return self.local_step.samples
 
-    def push_bytes(self, bits: float) -> int | None:
-        """Bytes of a push with so many bits; None where it cannot have them."""
+    def push_bytes(self, bits: float) -> tuple[int, int] | None:
+        """The fewest and the most bytes of a push with so many bits; None where it cannot have
+        them."""
         coded = self._coded.get(bits)
-        return None if coded is None else int(coded[1].offsets[-1])
+        if coded is None:
+            return None
+        most = int(coded[1].offsets[-1])
+        return (0 if bits in self._variable else most), most
 
     def push(
         self, worker: int, payload: Array, samples: int, factor: float, bits: float = 32
@@ -133,7 +142,7 @@ class ServedModel:
                 vector = payload.view(self.x.dtype)
             else:
                 vector = cast(Array, self._decoded)
-                codec.decode(blocks, payload, vector, add=False)
+                self._decode(bits, codec, blocks, payload, vector)
                 if self.rules.mode == "sync":
                     vector = vector.copy()
             push = Push(vector, samples, factor)
@@ -143,6 +152,14 @@ class ServedModel:
         elif push:
             self._apply(worker, push)
         return staleness
+
+    def _decode(
+        self, bits: float, codec: Codec, blocks: Blocks, payload: Array, out: Array
+    ) -> None:
+        if bits not in self._variable:
+            codec.decode(blocks, payload, out, add=False)
+        elif (length := self._variable[bits].decode(payload, out, add=False)) != len(payload):
+            raise UserError(f"a push of {len(payload)} bytes must have the {length} of its message")
 
     def skip(self, worker: int) -> None:
         """Count a push that the model has already."""

@@ -170,11 +170,14 @@ class Server:
         required = {
             "clock": model.clocks[worker] + 1,
             "version": model.pulled[worker],
-            "body": needed if message.samples else 0,
         }
         for name, number in required.items():
             if getattr(message, name) != number:
                 raise Malformed(f"{name}={getattr(message, name)} of this push must be {number}")
+        fewest, most = needed if message.samples else (0, 0)
+        if not fewest <= message.body <= most:
+            required_bytes = f"{most}" if fewest == most else f"at most {most}"
+            raise Malformed(f"body={message.body} of this push must be {required_bytes}")
         if worker not in model.live:
             raise Malformed("a worker that has left cannot push")
         if message.count:

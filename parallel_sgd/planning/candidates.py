@@ -18,8 +18,7 @@ from ..algorithms import (
     Period,
     SlowMo,
 )
-from ..compression import auto_bits
-from ..costs import encoded_bytes
+from ..compression import auto_bits, codec_for
 from .job import Job, StepCost
 
 BACKWARD = 2 / 3  #: of a step, in which the gradient comes out bit by bit
@@ -75,9 +74,9 @@ class Candidate(ABC):
         }
         if self.bits < 32:  # what is sent and what is received, and what both have lost
             memory["residuals"] = vector * (1 + 1 / job.ranks)
-            encoded = encoded_bytes(job.parameters, self.bits)
+            room = codec_for(self.bits).room_bytes(job.parameters)
             of_this_host = vector * (1 - 1 / job.ranks_per_node)
-            memory["buffers"] = encoded * (1 + 1 / job.ranks_per_node) + of_this_host
+            memory["buffers"] = room * (1 + 1 / job.ranks_per_node) + of_this_host
         return memory
 
 

@@ -73,7 +73,22 @@ def converted(numbers: dict[str, Any], version: int) -> dict[str, Any]:
         numbers["extra"] = to_json("extra", numbers["extra"])
         if isinstance(model := numbers["state"].get("model"), dict):
             model |= {"others": {}, "epoch": -1}
+    _add_quantization(numbers.get("state"))
     return numbers
+
+
+def _add_quantization(state: Any) -> None:
+    """To states of optimizers and exchanges that were written before these had steps."""
+    if not isinstance(state, dict):
+        return
+    for own, name in (
+        ({"buffers", "steps", "samples"}, "noise"),
+        ({"residuals", "bits"}, "step_square"),
+    ):
+        if own <= state.keys():
+            state.setdefault(name, 0.0)
+    for part in state.values():
+        _add_quantization(part)
 
 
 def _whole(least: int) -> Check:

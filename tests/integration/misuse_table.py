@@ -51,15 +51,16 @@ OPTIONS = [
     of_three(
         "a question for help on one rank", HELP_ON_ONE_RANK, "on rank 1: train.py --help", some="02"
     ),
-    train("a number that none of the formats has", "--gradient-bits 3"),
+    train("a number that none of the formats has", "--gradient-bits 9"),
     train("a word where a number is asked for", "--gradient-bits one"),
+    train("a code that the bits do not have", "--gradient-bits 2 --code levels"),
     train("a schedule that does not begin at 0", "--gradient-bits 1000:1"),
     train("an option of another optimizer", "--momentum 0.5"),
     train("an unknown algorithm", "--algorithm magic"),
     train("a negative learning rate", "--lr -1"),
     train("no epochs", "--epochs 0"),
     train("a time limit without end", "--timeout-s inf"),
-    command("a bad option under simulate", "simulate -n 4 --gradient-bits 3"),
+    command("a bad option under simulate", "simulate -n 4 --gradient-bits 9"),
     train("an option that nothing would read", "--keep 5"),
     train("a word where a rate is asked for", "--lr abc"),
     train("more epochs than anyone can count", f"--epochs 1{'0' * 30}"),

@@ -91,7 +91,7 @@ FOUND_IN_TRAINING = (
 
 #: What is refused where, with a part of what is said: the other messages have tests of their own.
 BAD_INPUT = [
-    ("--gradient-bits 3", "gradient_bits=3 must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32"),
+    ("--gradient-bits 9", "gradient_bits=9 must be a number from 0.05 to 8, 16 or 32"),
     ("--algorithm magic", "invalid choice: 'magic'"),
     ("--epochs 0", "epochs=0 must be"),
     ("--resume missing", "checkpoint 'missing' must be a folder"),
@@ -153,7 +153,7 @@ def test_bad_input_is_one_line_on_every_rank(
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--gradient-bits 3", "--data labels.npz --classes 4", FOUND_IN_TRAINING[1]],
+    ["--gradient-bits 9", "--data labels.npz --classes 4", FOUND_IN_TRAINING[1]],
     ids=["option", "data", "training"],
 )
 def test_bad_input_ends_the_job(arguments: str, folder: Path) -> None:

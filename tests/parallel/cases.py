@@ -31,16 +31,13 @@ BLOCK_SIZE = 64
 CODECS = {
     "1 bit": codec_for(1, code="sign", block_size=BLOCK_SIZE),
     "1 bit, mean": codec_for(1, code="sign", block_size=BLOCK_SIZE, threshold="mean"),
-    "one of 8": codec_for(1, block_size=BLOCK_SIZE),
-    "one of 32": codec_for(0.25, block_size=BLOCK_SIZE),
-    "2 bits": codec_for(2, block_size=BLOCK_SIZE),
     "4 bits": codec_for(4, block_size=BLOCK_SIZE),
     "8 bits": codec_for(8, block_size=BLOCK_SIZE),
     "float16": codec_for(16, block_size=BLOCK_SIZE),
     "bfloat16": codec_for(16, block_size=BLOCK_SIZE, half_format="bfloat16"),
     "32 bits": codec_for(32, block_size=BLOCK_SIZE),
     "mixed": Mixed(
-        others=codec_for(1, block_size=BLOCK_SIZE),
+        others=codec_for(1, code="sign", block_size=BLOCK_SIZE),
         own=Patterns(
             {
                 pattern: codec_for(bits, block_size=BLOCK_SIZE)

@@ -58,8 +58,8 @@ CONFORMING = {
             "one_rank": lambda ranks: replace(late, overlap_samples=-(-5 // ranks)),
         },
     ),
-    "model averaging, 1 bit": (
-        ModelAveragingSGD(sync_steps=3, gradient_bits=1, block_size=64),
+    "model averaging, 2 bits": (
+        ModelAveragingSGD(sync_steps=3, gradient_bits=2, block_size=64),
         {},
     ),
     "block momentum": (

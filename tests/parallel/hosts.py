@@ -73,9 +73,9 @@ def hosts_send_one_message(comm: Communicator, places: str, codec: Codec) -> Non
     assert np.array_equal(stripes, total)
 
 
-def sends_what_is_ready(comm: Communicator, transport: str) -> None:
+def sends_what_is_ready(comm: Communicator, transport: str, codec: Codec) -> None:
     """From a thread, in another order of readiness on every rank: the same bits."""
-    parameters, codec = zeros("large and small"), codec_for(1, block_size=64)
+    parameters = zeros("large and small")
     buckets = cut_buckets(parameters, 64, 1)
     exchange = Exchange(parameters, comm, codec, buckets=buckets, transport=transport)
     vector = gradient_of(comm.rank, 0, parameters.flat.size)
@@ -97,14 +97,14 @@ def sends_what_is_ready(comm: Communicator, transport: str) -> None:
     exchange.sum(vector, exchange.residuals(parameters), is_ready)
     thread.join()
     assert asked == sorted(asked) and {*asked} == {*range(len(buckets))}
-    plain = Exchange(parameters, comm, codec)
+    plain = Exchange(parameters, comm, codec, buckets=buckets)
     plain.sum(values, plain.residuals(parameters))
     assert np.array_equal(vector, values)
 
 
 def sends_non_owned_residuals(comm: Communicator, places: str) -> None:
     """What a rank's residual holds of values that another adds up now goes with the next sum."""
-    parameters, codec = zeros("long"), codec_for(1, block_size=64)
+    parameters, codec = zeros("long"), codec_for(1, code="sign", block_size=64)
     n, topology = parameters.flat.size, Topology.over(places[: comm.size])
     exchange = Exchange(parameters, comm, codec, transport="pipelined", topology=topology)
     residuals = exchange.residuals(parameters)

@@ -21,7 +21,7 @@ import parallel_sgd
 from parallel_sgd import Algorithm, Communicator, DataParallelSGD
 from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.communication.threads import ThreadCommunicator
-from parallel_sgd.compression import OneOf
+from parallel_sgd.compression import EntropyCoded
 from parallel_sgd.exchange import Exchange
 
 STATING = [
@@ -131,10 +131,11 @@ class Instead:
         return getattr(self.optimizer, name)
 
 
-def clears_what_is_not_sent(right, self, blocks, vector, residual, payload):
-    right(self, blocks, vector, residual, payload)
+def clears_what_is_not_sent(right, self, blocks, vector, residual, payload, step):
+    length = right(self, blocks, vector, residual, payload, step)
     self.decode(blocks, payload, sent := np.empty_like(residual), add=False)
     residual[sent == 0] = 0
+    return length
 
 
 def forgets_when_bits_change(right, self, bits):
@@ -188,10 +189,10 @@ MUTATIONS = [
     ),
     Mutation(
         "residual cleared where nothing was sent",
-        OneOf,
+        EntropyCoded,
         "encode",
         clears_what_is_not_sent,
-        ["conservation, one of 8", "conservation, one of 32"],
+        ["conservation, entropy code"],
     ),
     Mutation(
         "no common model at the start",

@@ -104,7 +104,7 @@ def make_learner(comm, **other):
         ("gradient_bits of the", "algorithm", lambda: DataParallelSGD(gradient_bits={0: 32, 9: 1})),
         ("block_size of the algorithm", "algorithm", lambda: of_all_options(block_size=512)),
         ("threshold of the algorithm", "algorithm", lambda: of_all_options(threshold="mean")),
-        ("code of the algorithm", "algorithm", lambda: of_all_options(code="largest")),
+        ("code of the algorithm", "algorithm", lambda: of_all_options(code="entropy")),
         (
             "half_format of the algorithm",
             "algorithm",

@@ -51,9 +51,10 @@ def test_each_part_has_the_bits_of_its_own_exchange(comm, transport, of_biases, 
     """Also residuals, which show in the sums of later steps; and as many bytes are sent."""
     way = {"transport": transport}
     bits_of = {"*.bias": of_biases, "E": 8}
-    mixed = learner_of(comm, [*SIZES], **way, gradient_bits=1, bits_of=bits_of, overlap=overlap)
+    of_others = {"gradient_bits": 1, "code": "sign"}
+    mixed = learner_of(comm, [*SIZES], **way, **of_others, bits_of=bits_of, overlap=overlap)
     alone = {
-        bits: learner_of(comm, names, **way, gradient_bits=bits)
+        bits: learner_of(comm, names, **way, **({"gradient_bits": bits} if bits > 1 else of_others))
         for bits, names in ((of_biases, ["a.bias", "d.bias"]), (8, ["E"]), (1, ["a", "d", "e"]))
     }
     for step in range(STEPS):

@@ -67,7 +67,7 @@ def everything(learner: Learner) -> dict[str, Any]:
 
 
 #: In the largest world of MPI: residuals, the clock of a warm start, a block under way.
-EVERYWHERE = ("data-parallel, warm start", "model averaging, 1 bit", "DiLoCo, overlap")
+EVERYWHERE = ("data-parallel, warm start", "model averaging, 2 bits", "DiLoCo, overlap")
 
 
 @pytest.mark.threads(3)

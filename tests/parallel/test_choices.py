@@ -349,9 +349,12 @@ def test_the_command_line():
     [
         (
             "--gradient-bits automatic",
-            "gradient_bits='automatic' must be one of 0.25, .*20000:1\\), or auto$",
+            "gradient_bits='automatic' must be a number from 0.05 to 8, .*20000:1\\), or auto$",
         ),
-        ("--gradient-bits 0:auto", r"gradient_bits\[0\]='auto' must be one of 0.25, 0.5, 1, 2, 4"),
+        (
+            "--gradient-bits 0:auto",
+            r"gradient_bits\[0\]='auto' must be a number from 0.05 to 8, 16 or 32",
+        ),
         ("--hierarchical 1", "hierarchical='1' must be one of 'auto', True, False$"),
         ("--transport auto-matic", "transport='auto-matic' must be one of 'auto', 'collective'"),
         ("--bucket-values auto", "bucket_values='auto' must be a whole number$"),
@@ -359,7 +362,7 @@ def test_the_command_line():
         ("--overlap --double-buffering", "overlap=True and double_buffering=True: at most one"),
         (
             "--algorithm async --gradient-bits automatic",
-            "gradient_bits='automatic' must be one of 0.25, .*20000:1\\), or auto$",
+            "gradient_bits='automatic' must be a number from 0.05 to 8, .*20000:1\\), or auto$",
         ),
         ("--algorithm diloco --overlap", "--overlap=True is not an option of diloco"),
     ],

@@ -30,7 +30,7 @@ def test_ranks_are_serial_on_the_concatenated_minibatch(on_ranks, optimizer):
     ids=str,
 )
 @pytest.mark.parametrize("block_size", [64, 100, 1024])
-@pytest.mark.parametrize("code", ["largest", "sign"])
+@pytest.mark.parametrize("code", ["entropy", "sign"])
 def test_residuals_survive_a_change_of_bits(on_ranks, schedule, block_size, code):
     """Blocks of every size: the residuals of one number of bits must fit all others."""
     options = {"code": code} if 1 in schedule.values() else {}

@@ -43,7 +43,8 @@ def test_few_bits_learn_like_serial(comm, options):
     assert abs(loss - serial_loss) < 0.1
     sent = sum(comm.allgather_object(learner.bytes_sent))
     full = 2 * (comm.size - 1) * model.parameters.flat.nbytes * 90
-    assert sent <= options["gradient_bits"] / 32 * 1.1 * full
+    # Heads and lengths are a fourth of the messages of so small a model.
+    assert sent <= options["gradient_bits"] / 32 * 1.3 * full
 
 
 def test_full_precision_is_serial_to_rounding(comm):

@@ -41,7 +41,7 @@ CODECS: dict[str, dict[str, Any]] = {
     "bfloat16": {"gradient_bits": 16, "half_format": "bfloat16"},
     "8 bits": {"gradient_bits": 8},
     "4 bits": {"gradient_bits": 4},
-    "2 bits": {"gradient_bits": 2},
+    "half a bit": {"gradient_bits": 0.5},
     "1 bit": {"gradient_bits": 1, "code": "sign"},
     "1 bit, mean": {"gradient_bits": 1, "code": "sign", "threshold": "mean"},
     "1 bit, no feedback": {"gradient_bits": 1, "code": "sign", "error_feedback": False},

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from cases import CODECS, OPTIMIZERS
+from cases import BLOCK_SIZE, CODECS, OPTIMIZERS
 from hosts import (
     hosts_send_one_message,
     hosts_sum_first,
@@ -59,8 +59,10 @@ from pipeline_mutations import PIPELINE_MUTATIONS
 from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.communication import messages
 from parallel_sgd.communication.threads import ThreadCommunicator
+from parallel_sgd.compression import EntropyCoded
 from parallel_sgd.exchange import scheduler
 
+ENTROPY_CODE = EntropyCoded(bits=1, block_size=BLOCK_SIZE)
 RANKS = 3  # with two, a sum does not depend on the order
 Check = Callable[[Communicator], None]
 
@@ -71,7 +73,7 @@ def of_exchanges(**sent: str) -> dict[str, Check]:
         f"conservation, {name}": partial(
             conserves_gradients, codec=codec, layout="matrix and bias", **sent
         )
-        for name, codec in CODECS.items()
+        for name, codec in {**CODECS, "entropy code": ENTROPY_CODE}.items()
     }
     stages = {
         f"two stages, {name}": partial(
@@ -91,8 +93,8 @@ def of_exchanges(**sent: str) -> dict[str, Check]:
 CHECKS: dict[str, Check] = {
     **of_exchanges(),
     "warm start": partial(starts_warm, optimizer=OPTIMIZERS["momentum"]),
-    "bad gradient": partial(refuses_what_is_not_finite, bits=1, value=np.nan),
-    "large gradient": partial(refuses_what_is_not_finite, bits=1, value=1e35),
+    "bad gradient": partial(refuses_what_is_not_finite, bits=4, value=np.nan),
+    "large gradient": partial(refuses_what_is_not_finite, bits=4, value=1e35),
     **{f"equations, {name}": partial(equals_the_equations, name=name) for name in ALGORITHMS},
     "averaging and data-parallel": averaging_every_step_is_data_parallel,
     "block momentum and momentum": block_momentum_every_step_is_momentum,
@@ -119,7 +121,7 @@ CHECKS: dict[str, Check] = {
 #: The same, by pieces; and what only a pipeline does.
 PIPELINED: dict[str, Check] = {
     **{f"{name}, pipelined": check for name, check in of_exchanges(transport="pipelined").items()},
-    "readiness, pipelined": lambda comm: sends_what_is_ready(comm, "pipelined"),
+    "readiness, pipelined": lambda comm: sends_what_is_ready(comm, "pipelined", CODECS["1 bit"]),
     "hosts": lambda comm: hosts_sum_first(comm, "aab", "long"),
     "hosts, 1 bit": lambda comm: hosts_send_one_message(comm, "aab", CODECS["1 bit"]),
     "non-owned residuals": lambda comm: sends_non_owned_residuals(comm, "aab"),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import gradient_of, samples_of
+from invariants import same_on_all_ranks
 from limits import patience
 
 from parallel_sgd import (
@@ -54,7 +55,7 @@ def minibatch(learner: Learner, step: int, *, tell: bool) -> None:
 
 
 @both_transports
-@pytest.mark.parametrize("bits", [1, 8, 32, {0: 32, 20: 0.25}])
+@pytest.mark.parametrize("bits", [4, 8, 32, {0: 32, 20: 4}])
 def test_overlap_changes_no_bit(comm, transport, bits):
     """Also where some ranks have no samples, and in step 4 none has."""
     plain = learner_of(comm, gradient_bits=bits, transport=transport)
@@ -67,16 +68,28 @@ def test_overlap_changes_no_bit(comm, transport, bits):
     for learner in (plain, overlapped):
         learner.finish()
     assert np.array_equal(plain.parameters.flat, overlapped.parameters.flat)
-    if bits == 1:
+    if bits == 4:
         theirs, ours = (learner.state.exchange.residuals for learner in (plain, overlapped))
         assert np.array_equal(theirs.worker_error, ours.worker_error) and ours.worker_error.any()
     assert plain.bytes_sent == overlapped.bytes_sent
     assert (plain.bytes_sent > 0) == (comm.size > 1)
 
 
+@both_transports
+def test_each_bucket_has_a_step_of_its_own(comm, transport):
+    """With an entropy code: nothing is lost, and all ranks have the same sums."""
+    learner = learner_of(comm, gradient_bits=1, transport=transport, overlap=True)
+    residuals = learner.state.exchange.residuals
+    for step in range(STEPS):
+        minibatch(learner, step, tell=True)
+    assert residuals.worker_error.any()
+    assert len(learner.state.exchange.current._step_sizes) > 2
+    same_on_all_ranks(comm, learner.parameters.flat)
+
+
 def test_some_parameters_need_not_be_told_of(comm):
-    plain = learner_of(comm, gradient_bits=1)
-    overlapped = learner_of(comm, gradient_bits=1, overlap=True)
+    plain = learner_of(comm, gradient_bits=4)
+    overlapped = learner_of(comm, gradient_bits=4, overlap=True)
     for learner in (plain, overlapped):
         learner.gradient.flat[:] = gradient(learner, 0)
     overlapped.ready("W2")

@@ -21,6 +21,7 @@ from invariants import (
 from parallel_sgd import SGD, DataParallelSGD, Learner, UserError
 from parallel_sgd.compression import (
     Codec,
+    EntropyCoded,
     OneBit,
     codec_for,
     codec_from_dict,
@@ -113,11 +114,10 @@ def test_options_and_files():
     codec = codec_for(FRACTION, block_size=70, threshold="mean")  # which it does not have
     assert codec == Ternary(bits=FRACTION, block_size=70)
     assert codec_from_dict(json.loads(json.dumps(codec.to_dict()))) == codec
-    assert registered_bits() == (0.25, 0.5, 1, FRACTION, 2, BITS, 4, 8, 16, 32)
-    with pytest.raises(
-        UserError, match=r"gradient_bits=5 must be one of 0\.25, 0\.5, 1, 1\.6, 2, 3, 4, 8"
-    ):
-        codec_for(5)
+    assert registered_bits() == (0.1, 0.25, 0.5, 1, FRACTION, BITS, 4, 8, 16, 32)
+    with pytest.raises(UserError, match=r"gradient_bits=9 must be a number from 0\.05 to 8, 16 or"):
+        codec_for(9)
+    assert codec_for(BITS, code="entropy") == EntropyCoded(bits=BITS)
 
 
 def test_bits_are_of_one_codec():

@@ -80,9 +80,9 @@ def one_clock_too_far(right, self, worker, *meeting):
     return self.clocks[worker] - min(self.clocks) <= self.rules.staleness + 1
 
 
-def loses_what_is_lost(right, self, vector, residual, bits):
+def loses_what_is_lost(right, self, vector, residual, *more):
     before = None if residual is None else residual.copy()
-    body = right(self, vector, residual, bits)
+    body = right(self, vector, residual, *more)
     if residual is not None:
         residual[...] = before
     return body

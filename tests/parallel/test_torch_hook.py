@@ -276,7 +276,7 @@ def module(dtype=torch.float32):
     ("options", "error"),
     [
         ({"scaler": 3}, "scaler=3 must be a torch.amp.GradScaler"),
-        ({"gradient_bits": 3.3}, "gradient_bits=3.3"),
+        ({"gradient_bits": 9.3}, "gradient_bits=9.3"),
         ({"bits_of": {"*.bias": 32}}, r"bits_of: '\*.bias' is of names: it needs module="),
         ({"bits_of": {"b*": 32}, "module": module()}, "'b.' matches no parameter"),
         ({"module": module(torch.bfloat16)}, "parameter '1.weight' is bfloat16"),
@@ -333,7 +333,8 @@ def test_a_process_group_without_an_interface(on_ranks, monkeypatch):
 def test_bits_by_name(comm):
     """A parameter with 32 bits of its own loses nothing."""
     layers = module()
-    with hook_state(comm, gradient_bits=1, bits_of={"0.*": 32}, module=layers) as state:
+    options = {"gradient_bits": 1, "code": "sign", "bits_of": {"0.*": 32}}
+    with hook_state(comm, **options, module=layers) as state:
         parameters = [*layers.parameters()]
         rng = np.random.default_rng(comm.rank)
         own = [rng.standard_normal(p.numel()).astype(np.float32) for p in parameters]

@@ -92,7 +92,7 @@ def test_hosts_send_one_message(on_ranks, places, codec):
 @pytest.mark.parametrize("bucket_values", [1, 100, 150, 10**6])
 @pytest.mark.parametrize("bits", [1, 4, 32])
 def test_buckets_change_nothing(comm, transport, bucket_values, bits):
-    parameters, codec = zeros("large and small"), codec_for(bits, block_size=64)
+    parameters, codec = zeros("large and small"), codec_for(bits, code="sign", block_size=64)
     buckets = cut_buckets(parameters, 64, bucket_values)
     assert (len(buckets) > 1) == (bucket_values < 900)
     plain = Exchange(parameters, comm, codec)
@@ -135,7 +135,9 @@ def test_buckets_end_where_blocks_do(comm, monkeypatch, transport, coded, block_
 def test_buckets_with_codecs_of_their_own(comm, transport):
     parameters = zeros("large and small")
     buckets = cut_buckets(parameters, 64, 1)
-    codecs = [None if i % 2 else codec_for(1, block_size=64) for i in range(len(buckets))]
+    codecs = [
+        None if i % 2 else codec_for(1, code="sign", block_size=64) for i in range(len(buckets))
+    ]
     options = {"buckets": buckets, "transport": transport, "block_size": 64}
     exchange = Exchange(parameters, comm, codecs, **options)
     sums, residuals = results(exchange, comm, parameters, lossy=True)
@@ -151,7 +153,9 @@ def test_buckets_with_codecs_of_their_own(comm, transport):
 
 @every_transport
 def test_buckets_are_sent_as_they_become_ready(on_ranks, transport):
-    on_ranks(lambda comm: sends_what_is_ready(comm, transport))
+    for bits, code in ((1, "sign"), (0.5, "entropy")):
+        codec = codec_for(bits, code=code, block_size=64)
+        on_ranks(lambda comm, codec=codec: sends_what_is_ready(comm, transport, codec))
 
 
 @every_place
@@ -208,7 +212,7 @@ def test_topology():
 
 def test_pieces_cover_the_vector_once(monkeypatch):
     parameters = zeros("long")
-    blocks = codec_for(1, block_size=64).blocks(parameters)
+    blocks = codec_for(1, code="sign", block_size=64).blocks(parameters)
     stripes = layout.cut_stripes(blocks, 3)
     cut = layout.cut_pieces(stripes, 10, 128)
     assert [piece.tag for piece in cut] == list(range(10, 10 + len(cut)))

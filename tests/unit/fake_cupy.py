@@ -181,6 +181,7 @@ def cupy(gpu: Gpu, bus_id: Callable[[int], str] = lambda device: "0000:01:00.0")
     module.zeros = lambda size, dtype: np.zeros(size, dtype).view(ndarray)
     module.asarray = lambda array: np.array(array).view(ndarray)
     module.add = np.add
+    module.concatenate = np.concatenate
     module.cuda = SimpleNamespace(
         Event=lambda disable_timing: Event(gpu),
         Stream=lambda non_blocking: Stream(gpu),

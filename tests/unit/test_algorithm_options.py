@@ -23,21 +23,26 @@ ROWS = [Embedding(name="ids", width=width) for width in (2, 3)]
 #: A message begins with the option that it is about; behind the arrow are others that are given.
 REFUSED = {
     "DataParallelSGD": """
-        gradient_bits=3 must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32
-        gradient_bits=None must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32
-        gradient_bits=[1] must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32
-        gradient_bits[10]=5 must be one of 0.25, 0.5, 1, 2, 4, 8, 16 <- gradient_bits={0: 32, 10: 5}
-        gradient_bits[0]=True must be one of 0.25, 0.5, 1, 2, 4, 8, 16 <- gradient_bits={0: True}
+        gradient_bits=9 must be a number from 0.05 to 8, 16 or 32
+        gradient_bits=0 must be a number from 0.05 to 8, 16 or 32
+        gradient_bits=0.04 must be a number from 0.05 to 8, 16 or 32
+        gradient_bits=8.5 must be a number from 0.05 to 8, 16 or 32
+        gradient_bits=None must be a number from 0.05 to 8, 16 or 32
+        gradient_bits=[1] must be a number from 0.05 to 8, 16 or 32
+        gradient_bits[10]=0 must be a number from 0.05 to 8 <- gradient_bits={0: 32, 10: 0}
+        gradient_bits[0]=True must be a number from 0.05 to 8 <- gradient_bits={0: True}
         gradient_bits={10: 1} must begin at 0 samples
         gradient_bits={} must begin at 0 samples
         gradient_bits: samples=-1 must be a whole number <- gradient_bits={0: 1, -1: 2}
         threshold='max' must be 'zero' or 'mean' <- gradient_bits=1, code='sign'
-        code='signs' must be 'largest' or 'sign' <- gradient_bits=1
+        code='signs' must be one of 'auto', 'entropy', 'levels', 'sign' <- gradient_bits=1
+        code='levels' has no effect without gradient_bits=4 or gradient_bits=8 <- gradient_bits=2
+        code='entropy' has no effect without gradient_bits=0.05 to 8 <- gradient_bits=16
         bits_of='b:8' must be a mapping from patterns to values
         bits_of: pattern 8 must be a text: it is an int <- bits_of={8: 1}
-        bits_of['*.b']=3 must be one of <- bits_of={'*.b': 3}
-        bits_of['b']='auto' must be one of <- bits_of={'b': 'auto'}
-        bits_of['b']=True must be one of <- bits_of={'b': True}
+        bits_of['*.b']=12 must be a number from <- bits_of={'*.b': 12}
+        bits_of['b']='auto' must be a number from <- bits_of={'b': 'auto'}
+        bits_of['b']=True must be a number from <- bits_of={'b': True}
         threshold='mean' has no effect without gradient_bits=1 <- bits_of={'b': 8}
         error_feedback=False has no effect without <- bits_of={'b': 32}
         block_size=0 must be a whole number from 1 to 1048576 <- gradient_bits=2
@@ -67,7 +72,7 @@ REFUSED = {
         merge_weight=1.5 must be a finite number, at least 0 and at most 1
         merge_weight=0.5 has no effect without overlap_samples
         inner_state='reset' must be one of
-        gradient_bits=3 must be one of 0.25, 0.5, 1, 2, 4, 8, 16
+        gradient_bits=9 must be a number from 0.05 to 8, 16 or 32
     """,
     "BlockMomentumSGD": """
         sync_period=5 and block_samples=10: at most one of <- sync_period=5, block_samples=10
@@ -113,7 +118,7 @@ REFUSED = {
         ramp_minibatches=-1 must be a whole number, at least 0
         block_size=64 has no effect without gradient_bits of 8 or less
         block_size=64 has no effect without gradient_bits of 8 or less <- gradient_bits=16
-        gradient_bits=3 must be one of 0.25, 0.5, 1, 2, 4, 8, 16, 32
+        gradient_bits=9 must be a number from 0.05 to 8, 16 or 32
         record='' must be the path of a folder
         replay=12 must be the path of a folder
         record='a' and replay='b': at most one of record, replay <- record='a', replay='b'
@@ -174,6 +179,7 @@ def test_what_is_refused(kind, line):
 
 
 ONE, CODE = "gradient_bits=1 and code='sign'", "gradient_bits=1"
+LEVELS, ENTROPY = "gradient_bits=4 or gradient_bits=8", "gradient_bits=0.05 to 8"
 HALF, FEW = "gradient_bits=16", "gradient_bits of less than 32"
 
 
@@ -184,6 +190,8 @@ HALF, FEW = "gradient_bits=16", "gradient_bits of less than 32"
         ("threshold", "mean", (32, 2, 16), ONE),
         ("half_format", "bfloat16", (32, 1, 8), HALF),
         ("code", "sign", (32, 0.5, 2), CODE),
+        ("code", "levels", (32, 16, 1, 3.7), LEVELS),
+        ("code", "entropy", (32, 16), ENTROPY),
         ("error_feedback", False, (32,), FEW),
     ],
 )
@@ -192,7 +200,7 @@ def test_options_of_codecs_that_are_not_used(kind, name, value, bits, needs):
     for unused in bits:
         with pytest.raises(UserError, match=f"^{line}$"):
             kind(gradient_bits=unused, **{name: value})
-    used = {ONE: 1, HALF: 16, FEW: 4, CODE: 1}[needs]
+    used = {ONE: 1, HALF: 16, FEW: 4, CODE: 1, LEVELS: 8, ENTROPY: 4}[needs]
     code = {"code": "sign"} if needs == ONE else {}
     assert getattr(kind(gradient_bits=used, **{name: value}, **code), name) == value
 

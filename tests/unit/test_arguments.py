@@ -103,7 +103,7 @@ def registered(bits: Any, code: Any, codec: Any) -> Any:
     compression.unregister(compression.register(bits, code=code)(codec))
 
 
-class OwnCodec(compression.OneOf):
+class OwnCodec(compression.UniformLevels):
     """One of a user's."""
 
 

@@ -112,7 +112,7 @@ REASONS = {
     "communication/threads.py: simulate: join": "threads whose own waits have timeout_s",
     "communication/watchdog.py: Wait.__exit__: while": "a timer ends the process within seconds",
     "communication/watchdog.py: _watch: while": "the watchdog itself",
-    "exchange/collective.py: Collective.sum: while": "for this rank's own backward",
+    "exchange/collective.py: _wait_until: while": "for this rank's own backward",
     "exchange/pipeline.py: Pipelined.sum: while": "likewise; for others it is in watched()",
     "exchange/nccl.py: WithNccl.sum: while": "likewise",
     "parameter_server/server.py: Server._serve: while": "_look_after_workers, in every round",

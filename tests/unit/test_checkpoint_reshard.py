@@ -242,7 +242,7 @@ def test_bits_that_were_chosen_go_with_the_residuals(new, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("new", [1, 2, 3])
 def test_other_ranks_may_have_other_bits(new, tmp_path):
-    """What signs have lost is sent as one of 8 values, or of 32."""
+    """What signs have lost is sent in an entropy code."""
 
     def ranks(comm: Communicator, steps: int, **options: Any) -> Learner:
         learner = learner_of(psgd.DataParallelSGD(block_size=BLOCK_SIZE, **options), comm)

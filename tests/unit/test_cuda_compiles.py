@@ -26,11 +26,8 @@ def _variants() -> Iterator[tuple[str, dict[str, int]]]:
     lengths = [*(32 << i for i in range(6)), launch.LARGEST_KEPT + 1]
     for length in lengths:
         yield "one_bit.cu", launch.macros(length)
-        for bits in (2, 4, 8):
+        for bits in (4, 8):
             yield "levels.cu", launch.macros(length, BITS=bits)
-        for group in (8, 16, 32):
-            if length >= 32 * group:  # shorter blocks get the same program
-                yield "one_of.cu", launch.macros(length, GROUP=group)
     yield "entropy.cu", {}
     yield "half.cu", {}
     for file in ("largest.cu", "low_rank.cu", "optimizer_steps.cu", "outer_steps.cu"):

@@ -358,7 +358,7 @@ def kind(argument: object) -> object:
 ALGORITHMS = {
     **{
         f"{bits} bits": psgd.DataParallelSGD(gradient_bits=bits)
-        for bits in (32, 16, 8, 4, 2, 1, 0.5, 0.25)
+        for bits in (32, 16, 8, 4, 2.5, 1, 0.1)
     },
     "signs": psgd.DataParallelSGD(gradient_bits=1, code="sign"),
     "bfloat16": psgd.DataParallelSGD(gradient_bits=16, half_format="bfloat16"),

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from kernel_cases import CASES, Case
 
 from parallel_sgd.kernels import reference
-from parallel_sgd.kernels.blocks import Blocks, cut, one_of_offsets, payload_offsets
+from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
 from parallel_sgd.kernels.reference import F32
 
 repeatable = settings(deadline=None, derandomize=True, database=None, max_examples=60)
@@ -23,9 +23,8 @@ SMALLEST = 2.0**-149  # the spacing of denormals
 @dataclass(frozen=True)
 class Format:
     name: str
-    bits: float
+    bits: int
     option: bool = False  # the threshold of 1 bit is the mean; 16 bits are a bfloat16
-    group: int = 0  # of which one value is sent
 
     def __call__(self, blocks, gradient, residual):
         """Returns q, the residual and the payload, with all arrays of the caller's left alone."""
@@ -35,9 +34,6 @@ class Format:
         if self.bits == 16:
             reference.encode_half(gradient, r, payload, self.option)
             reference.decode_half(payload, q, False, self.option)
-        elif self.group:
-            reference.encode_one_of(self.group, blocks, gradient, r, payload)
-            reference.decode_one_of(self.group, blocks, payload, q, False)
         elif self.bits == 1:
             reference.encode_1bit(blocks, gradient, r, payload, self.option)
             reference.decode_1bit(blocks, payload, q, False)
@@ -52,23 +48,19 @@ class Format:
         return self(self.blocks(cut([len(v)], block_size)), v, np.full_like(v, -0.0))[:2]
 
     def blocks(self, starts):
-        if self.group:
-            return Blocks(starts, one_of_offsets(starts, self.group))
         return Blocks(starts, payload_offsets(starts, min(self.bits, 8)))
 
     def of_case(self, case):
-        return case.one_of(self.group) if self.group else case.blocks(min(self.bits, 8))
+        return case.blocks(min(self.bits, 8))
 
     def __str__(self):
         return self.name
 
 
 ONE_BIT, ONE_BIT_MEAN = Format("1 bit", 1), Format("1 bit, mean", 1, True)
-LEVELS = [Format(f"{bits} bits", bits) for bits in (2, 4, 8)]
+LEVELS = [Format(f"{bits} bits", bits) for bits in (4, 8)]
 HALVES = [Format("float16", 16), Format("bfloat16", 16, True)]
-ONE_OF = [Format(f"one of {group}", 8 / group, group=group) for group in (8, 16, 32)]
-DENSE = [ONE_BIT, ONE_BIT_MEAN, *LEVELS, *HALVES]
-FORMATS = [*DENSE, *ONE_OF]
+FORMATS = [ONE_BIT, ONE_BIT_MEAN, *LEVELS, *HALVES]
 every_format = pytest.mark.parametrize("fmt", FORMATS, ids=str)
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -150,7 +142,7 @@ def test_levels_keep_up_with_a_constant_gradient(fmt, nonzeros):
         assert np.abs(r).max() <= 1.0001 * bound
 
 
-@pytest.mark.parametrize("fmt", [*LEVELS, *HALVES, *ONE_OF], ids=str)
+@pytest.mark.parametrize("fmt", [*LEVELS, *HALVES], ids=str)
 @every_case
 def test_zero_stays_exactly_zero(fmt, case):
     for v, q, r, _ in each_block(fmt, case):
@@ -167,7 +159,7 @@ def test_a_raw_block_is_exact(fmt, case):
             assert not r.any()
 
 
-@pytest.mark.parametrize("fmt", DENSE, ids=str)
+@every_format
 @pytest.mark.parametrize("value", [0.1, -3e-3, 1e4])
 def test_a_block_of_one_value_is_nearly_exact(fmt, value):
     q, r = fmt.of([value] * 1000)

@@ -83,7 +83,9 @@ def test_staleness_is_counted_from_the_pull():
 def test_few_bits_are_decoded(mode, merge, divisor):
     """Every push, though all are decoded into one buffer."""
     model = served(mode=mode, merge=merge, bits=16, dtype=np.float32)
-    codec, payload = model.rules.codec(16), np.empty(model.push_bytes(16), "u1")
+    codec, (least, most) = model.rules.codec(16), model.push_bytes(16)
+    assert least == most == 2 * N
+    payload = np.empty(most, "u1")
     blocks = codec.blocks(model.parameters)
     for worker in range(3):
         gradient = vector(worker, 0).astype(np.float32)  # has few digits

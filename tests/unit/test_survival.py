@@ -166,7 +166,7 @@ def held(residuals: Any, owned: Any) -> Any:
     return total
 
 
-@pytest.mark.parametrize("code", ["largest", "sign"])
+@pytest.mark.parametrize("code", ["entropy", "sign"])
 def test_what_the_dead_rank_held_is_lost_and_no_more(monkeypatch, code: str) -> None:
     """applied + residuals of those that are left == all gradients - what the dead one held."""
     random = np.random.default_rng(0)
@@ -217,8 +217,8 @@ def test_what_the_dead_rank_held_is_lost_and_no_more(monkeypatch, code: str) -> 
 
 
 LOSSY = [
-    psgd.DataParallelSGD(gradient_bits=1),
-    psgd.DataParallelSGD(gradient_bits=1, code="largest", transport="pipelined"),
+    psgd.DataParallelSGD(gradient_bits=2),  # with fewer, much of 300 values waits in residuals
+    psgd.DataParallelSGD(gradient_bits=2, code="entropy", transport="pipelined"),
     psgd.DataParallelSGD(gradient_bits=4, overlap=True),
     psgd.DataParallelSGD(gradient_bits=8, double_buffering=True),
     psgd.PowerSGD(rank=2),
@@ -257,7 +257,7 @@ def test_every_algorithm_goes_on(monkeypatch, algorithm: Any) -> None:
         if left is not None:
             assert np.linalg.norm(left[0][0] - expected) < 0.7 * np.linalg.norm(expected)
             values = {lost["residual_values_lost"] for _, _, lost, _ in left}
-            if isinstance(algorithm, psgd.DataParallelSGD) and algorithm.gradient_bits == 1:
+            if isinstance(algorithm, psgd.DataParallelSGD) and algorithm.gradient_bits == 2:
                 assert values == {300 + 300 * (rank == 0)}
             assert len(values) == 1
 
@@ -277,7 +277,7 @@ def test_residuals_of_those_that_are_left_are_not_lost(monkeypatch, kind: Any) -
     """Also where a copy follows another without a meeting, as a pass over the data ends."""
     random = np.random.default_rng(0)
     x, rate = random.standard_normal((N, 300)).astype(np.float32), 1e-3
-    algorithm = kind(gradient_bits=1, code="largest", block_size=64)
+    algorithm = kind(gradient_bits=1, code="entropy", block_size=64)
 
     def body(comm: Communicator) -> Any:
         parameters = psgd.Parameters({"W": np.zeros((20, 15), np.float32)})

@@ -1,0 +1,172 @@
+"""The arithmetic of an exchange whose messages have lengths that only their encoder knows.
+
+    encode         for the owner                  m_h = Encode(s_h + worker_error)
+    add_up         the owner, in host order       owner_error += Decode(m_h)
+    encode_sum     for all ranks                  m = Encode(owner_error)
+    decode         all ranks                      g' = Decode(m)
+
+An owner adds to its error: where few values are sent, little memory is touched. It encodes when it
+has added up all that it owns, since the step of quantization depends on all of it (`step_sizes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..compression import Codec, VariableMessage
+from ..kernels import empty_like
+from .layout import CutBucket, Piece, Topology
+from .reduction import Reduction
+from .residuals import Residuals
+from .step_sizes import Span, StepSizes
+
+Array = Any  #: a NumPy or CuPy array
+
+
+class VariableLengthReduction(Reduction):
+    """With a codec that has an entropy code, for all or for some of the parameters.
+
+    Attributes:
+        step_sizes: shared by all buckets that are encoded together.
+
+    Memory for n values on K hosts: buffers of 2n times the codec's room (`EntropyCoded.blocks`).
+    """
+
+    step_sizes: StepSizes
+
+    def __init__(
+        self, cut: CutBucket, like: Array, rank: int, topology: Topology, codec: Codec
+    ) -> None:
+        super().__init__(cut, like, rank, topology, np.uint8)
+        self.payload = empty_like(like, sum(self.counts), np.uint8)
+        self._messages = {piece.tag: VariableMessage(codec, piece.blocks) for piece in self.pieces}
+        #: By piece: the squares of the steps in the sum's message, times the number of its values.
+        self.step_squares = dict.fromkeys(self._messages, 0.0)
+
+    def wire(self, vector: Array) -> Array:
+        return self.payload
+
+    @cached_property
+    def own_pieces(self) -> list[Piece]:
+        """Those that this rank owns."""
+        return [piece for piece in self.pieces if piece.owner == self.rank]
+
+    def sent_spans(self) -> list[Span]:
+        """What this rank encodes for owners, in the vector."""
+        led = [piece for piece in self.pieces if self.leads(piece)]
+        return [span for piece in led for span in self._spans(piece, "", 0)]
+
+    def owned_spans(self) -> list[Span]:
+        """What it encodes as an owner, in its stripe."""
+        begin = self.own.start
+        return [span for piece in self.own_pieces for span in self._spans(piece, self.name, begin)]
+
+    def _spans(self, piece: Piece, bucket: str, begin: int) -> list[Span]:
+        first = piece.values.start - begin
+        return [
+            Span(codec, bucket, slice(first + values.start, first + values.stop))
+            for codec, values in self._messages[piece.tag].entropy_coded()
+        ]
+
+    def encode(
+        self, piece: Piece, vector: Array, residuals: Residuals | None, out: Array | None = None
+    ) -> Array:
+        """See `Reduction`.
+
+        Args:
+            out: where the message is to begin; where the piece has its place, if not given.
+        """
+        assert residuals is not None
+        values, error = vector[piece.values], residuals.worker_error[piece.values]
+        out = self.payload[piece.bytes] if out is None else out
+        # message <- Encode(values + error)
+        # error   <- values + error - Decode(message)
+        return self._messages[piece.tag].encode(
+            values,
+            error,
+            out,
+            lambda codec: self.step_sizes.of_worker(codec, vector, residuals),
+        )
+
+    def add_up(
+        self, piece: Piece, residuals: Residuals | None, encoded: Sequence[Array]
+    ) -> list[int]:
+        """At the owner: add what all hosts have sent of a piece.
+
+        Args:
+            encoded: the messages of the hosts, in their order; each may go on behind its end.
+        Returns:
+            Bytes of each message.
+        """
+        assert residuals is not None
+        total = self._owned(piece, residuals)
+        # owner_error <- owner_error + sum of Decode(the message of each host)
+        return [self._messages[piece.tag].decode(message, total, True) for message in encoded]
+
+    def encode_sum(
+        self, piece: Piece, residuals: Residuals | None, out: Array | None = None
+    ) -> Array:
+        """At the owner, when it has added up all of its pieces: the sum, as it is sent to all."""
+        assert residuals is not None
+        error = self._owned(piece, residuals)
+        out = self.payload[piece.bytes] if out is None else out
+        # message <- Encode(owner_error)
+        # error   <- owner_error - Decode(message)
+        return self._messages[piece.tag].encode(
+            None, error, out, lambda codec: self.step_sizes.of_owner(codec, residuals)
+        )
+
+    def reduce(self, piece: Piece, vector: Array, residuals: Residuals | None) -> Array:
+        raise AssertionError("a sum is encoded when all are there: add_up, then encode_sum")
+
+    def decode(self, piece: Piece, vector: Array, message: Array | None = None) -> int:
+        """See `Reduction`; bytes of the message."""
+        message = self.payload[piece.bytes] if message is None else message
+        variable = self._messages[piece.tag]
+        length = variable.decode(message, vector[piece.values], False)
+        self.step_squares[piece.tag] = variable.step_squares(message)
+        return length
+
+    def quantized(self) -> list[slice]:
+        """The values with steps, in the vector."""
+        return [span.values for piece in self.pieces for span in self._spans(piece, "", 0)]
+
+    def encoded_messages(self, piece: Piece) -> list[Array]:
+        """At the owner: where the messages of all hosts are, in the order of hosts."""
+        own = self.payload[piece.bytes]
+        return [
+            own if host == self.host else self.encoded_buffer(piece, host) for host in self.hosts
+        ]
+
+    def message_in(self, piece: Piece, buffer: Array) -> Array:
+        """The message with which a buffer begins."""
+        return self._messages[piece.tag].beginning(buffer)
+
+    def _owned(self, piece: Piece, residuals: Residuals) -> Array:
+        begin = piece.values.start - self.own.start
+        return residuals.owner_error[self.name][begin : begin + piece.size]
+
+
+def share_step_sizes(reductions: Sequence[Reduction], *, by_bucket: bool) -> list[StepSizes]:
+    """Let all buckets have the same steps, or each its own. Local."""
+    variable = [one for one in reductions if isinstance(one, VariableLengthReduction)]
+    groups = [[one] for one in variable] if by_bucket else [variable]
+    shared = []
+    for group in groups:
+        sent = [span for reduction in group for span in reduction.sent_spans()]
+        owned = [span for reduction in group for span in reduction.owned_spans()]
+        steps = StepSizes(sent, owned)
+        for reduction in group:
+            reduction.step_sizes = steps
+        shared.append(steps)
+    return shared
+
+
+def shares_step_sizes(reductions: Sequence[Reduction]) -> bool:
+    """Whether buckets have the same steps, so that all must be ready before one is sent. Local."""
+    steps = [one.step_sizes for one in reductions if isinstance(one, VariableLengthReduction)]
+    return len({*steps}) < len(steps)
