@@ -50,6 +50,25 @@ def adam_step(
     _adam_step(x, m, v, gradient, *map(x.dtype.type, numbers), out)
 
 
+def adam_step_of_quantized(
+    x: Array,
+    m: Array,
+    v: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    decay: float,
+    noise: float,
+    least: float,
+    out: Array | None = None,
+) -> None:
+    numbers = (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay, noise, least)
+    _adam_step_of_quantized(x, m, v, gradient, *map(x.dtype.type, numbers), out)
+
+
 def adagrad_step(
     x: Array,
     s: Array,
@@ -144,6 +163,33 @@ def _adam_step(
         m[i] += weight1 * (g - m[i])
         v[i] += weight2 * (g * g - v[i])
         new_x[i] = x[i] - (lr * m[i] / (np.sqrt(v[i]) + epsilon) + decay * x[i])
+
+
+@compiled
+def _adam_step_of_quantized(
+    x: Array,
+    m: Array,
+    v: Array,
+    gradient: Array,
+    scale: float,
+    lr: float,
+    weight1: float,
+    weight2: float,
+    epsilon: float,
+    decay: float,
+    noise: float,
+    least: float,
+    out: Array | None = None,
+) -> None:
+    new_x = x if out is None else out
+    for i in range(len(x)):
+        g = scale * gradient[i]
+        m[i] += weight1 * (g - m[i])
+        v[i] += weight2 * (g * g - v[i])
+        root, lowest, highest = v[i] / np.sqrt(v[i] + noise), least * abs(m[i]), np.sqrt(v[i])
+        root = root if root > lowest else lowest
+        root = root if root < highest else highest
+        new_x[i] = x[i] - (lr * m[i] / (root + epsilon) + decay * x[i])
 
 
 @compiled

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,12 +37,17 @@ class OptimizerState(Component):
         steps: updates so far.
         samples: seen by all ranks so far: the clock of schedules, blocks and sources.
         lr_factor: on every learning rate, by whoever gives the next gradient: no training state.
+        noise: a running mean of the square of a codec's step, of mean gradients: see `Adam`.
+        quantization: of the next gradient, where a codec has quantized it: the mean square of the
+            steps, of the summed gradient, and the places of the values that have such.
     """
 
     buffers: dict[str, Array] = across("mean", default_factory=dict)
     steps: int = across("most", least=0, default=0)
     samples: int = across("same", least=0, default=0)
     lr_factor: float = workspace(default=1.0)
+    noise: float = across("same", least=0, default=0.0)
+    quantization: tuple[float, tuple[slice, ...]] | None = workspace(default=None)
 
     def copied(self, room: Mapping[str, Any]) -> dict[str, Any]:
         """Copies of all but the clock, for `put_back`.
@@ -59,7 +64,7 @@ class OptimizerState(Component):
             else:
                 copies[name] = earlier[name]
                 copies[name][...] = vector
-        return {"buffers": copies, "steps": self.steps}
+        return {"buffers": copies, "steps": self.steps, "noise": self.noise}
 
     def align(self, comm: Any) -> None:
         """Have the vectors that any rank has, in the same order: zeros where this rank has none
@@ -67,7 +72,7 @@ class OptimizerState(Component):
 
     def put_back(self, copied: Mapping[str, Any]) -> None:
         """Make all but the clock what it was, in place. Local."""
-        self.steps = copied["steps"]
+        self.steps, self.noise = copied["steps"], copied["noise"]
         for name, vector in self.buffers.items():
             vector[...] = copied["buffers"][name]
 
@@ -148,7 +153,7 @@ class Optimizer(UpdateRule):
         return state
 
     def reset(self, state: OptimizerState) -> None:
-        state.steps = 0
+        state.steps, state.noise = 0, 0.0
         for name, vector in state.buffers.items():
             vector.fill(self.initial_values.get(name, 0.0))
 
@@ -363,11 +368,28 @@ class NesterovSGD(MomentumSGD):
         return True
 
 
+NOISE = 0.5
+"""Times the square of a codec's step is what v has too much, at least: see `Adam`."""
+LARGEST_MOVE = 8.0
+"""Learning rates, by which Adam moves a value at most whose gradient was quantized."""
+
+
 @options
 class Adam(Optimizer):
     """Adam with bias correction, and AdamW's decay (not part of the gradient).
 
-    Source: Kingma & Ba, ICLR 2015, algorithm 1; Loshchilov & Hutter, ICLR 2019, algorithm 2.
+    Where an entropy code has quantized the gradient in steps D, values that are small beside D are
+    0 most of the time, and else ±D. Their average square is then near D times what it should be the
+    square of, and Adam would move them too slowly. With y = v / mean(D²), the root is taken of
+
+        v * y / (y + 1/2)
+
+    which is v where steps are small; but a value that Adam would move by less does not move by more
+    than 8 learning rates. Nothing else changes, and nothing is exchanged: all ranks know the steps
+    of the messages that they decode.
+
+    Source: Kingma & Ba, ICLR 2015, algorithm 1; Loshchilov & Hutter, ICLR 2019, algorithm 2. The
+    correction is ours: docs/algorithms.md.
     """
 
     beta1: float = option(0.9, Real(below=1), "weight of the old average gradient, in [0, 1)")
@@ -392,19 +414,38 @@ class Adam(Optimizer):
         t = state.steps + 1
         lr = self.mean_lr(state, samples)
         bias1, bias2 = 1 - self.beta1**t, math.sqrt(1 - self.beta2**t)
-        body(x).adam_step(
-            x,
-            state.buffers["m"],
-            state.buffers["v"],
-            gradient,
+        step_square, places = state.quantization or (0.0, ())
+        state.noise += (1 - self.beta2) * (step_square / samples**2 - state.noise)
+        m, v = state.buffers["m"], state.buffers["v"]
+        numbers = (
             1 / samples,
             lr * bias2 / bias1,
             self.beta1,
             self.beta2,
             self.epsilon * bias2,
             lr * self.weight_decay,
-            out,
         )
+        noise, least = min(NOISE * state.noise, 1e38), bias2 / bias1 / LARGEST_MOVE
+        kernels = body(x)
+        for place, is_quantized in _parts(x.size, places if noise > 0 else ()):
+            values = x[place], m[place], v[place], gradient[place]
+            new_x = None if out is None else out[place]
+            if is_quantized:
+                kernels.adam_step_of_quantized(*values, *numbers, noise, least, new_x)
+            else:
+                kernels.adam_step(*values, *numbers, new_x)
+
+
+def _parts(size: int, places: Sequence[slice]) -> Iterator[tuple[slice, bool]]:
+    """These places and those between them, in order, with whether they are of these."""
+    begin = 0
+    for place in places:
+        if begin < place.start:
+            yield slice(begin, place.start), False
+        yield place, True
+        begin = place.stop
+    if begin < size or size == 0:
+        yield slice(begin, size), False
 
 
 @options

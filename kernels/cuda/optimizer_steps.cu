@@ -75,6 +75,39 @@ ELEMENT_KERNEL adam_step(
     }
 }
 
+// The same of a gradient that was quantized: root = min(sqrt(v), max(v / sqrt(v + noise),
+// least * |m|)) in place of sqrt(v).
+ELEMENT_KERNEL adam_step_of_quantized(
+    const real *x,                      // [n]
+    real *__restrict__ m,               // [n], read and written
+    real *__restrict__ v,               // [n], read and written
+    const real *__restrict__ gradient,  // [n]
+    real *new_x,                        // [n], written; may be x
+    long long n, real scale, real lr, real one_minus_beta1, real one_minus_beta2, real epsilon,
+    real decay, real noise, real least)
+{
+    LOAD(x_, x);
+    LOAD(m_, m);
+    LOAD(v_, v);
+    LOAD(g_, gradient);
+#pragma unroll
+    for (int k = 0; k < EACH; k++) {
+        const long long i = element(k);
+        const real g = scale * g_[k];
+        const real new_m = m_[k] + one_minus_beta1 * (g - m_[k]);
+        const real new_v = v_[k] + one_minus_beta2 * (g * g - v_[k]);
+        const real sum = new_v + noise, divisor = sqrt(sum), lowest = least * fabs(new_m);
+        const real highest = sqrt(new_v), above = new_v / divisor;
+        const real least_root = above > lowest ? above : lowest;
+        const real root = least_root < highest ? least_root : highest;
+        if (i < n) {
+            m[i] = new_m;
+            v[i] = new_v;
+            new_x[i] = x_[k] - (lr * new_m / (root + epsilon) + decay * x_[k]);
+        }
+    }
+}
+
 // g = scale * g;  s += g * g;  x -= lr * g / (sqrt(s) + epsilon).
 ELEMENT_KERNEL adagrad_step(
     const real *x,                      // [n]

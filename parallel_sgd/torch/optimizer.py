@@ -10,6 +10,7 @@ from ..errors import UserError
 from ..optimizers import LocalStep, Optimizer, OptimizerState, UpdateRule
 from ..options import option, options
 from ..parameters import Parameters
+from .adam_correction import correct_adam
 from .arrays import as_tensor
 from .comparable import comparable
 from .module import FlatModule
@@ -174,10 +175,21 @@ class TorchStep(LocalStep):
         try:
             with self._rates_times(self.state.lr_factor), self.state.stepping():
                 self._torch.step()
+                self._allow_for_quantization(samples)
         finally:
             self._stepping = False
         module.give_up_gradients()
         self.state.adopt()
+
+    def _allow_for_quantization(self, samples: int) -> None:
+        """What `optimizers.Adam` does of itself, after a step of PyTorch's Adam."""
+        scale = self.unit() / samples if self._mean else 1.0
+        square, places = self.state.quantization or (0.0, ())
+        if square or self.state.noise:
+            noise = self.state.noise
+            self.state.noise = correct_adam(
+                optimizers_of(self._torch), self._module, square * scale**2, places, noise
+            )
 
     @contextmanager
     def _rates_times(self, factor: float) -> Iterator[None]:

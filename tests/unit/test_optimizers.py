@@ -195,7 +195,8 @@ def test_the_factor_on_the_learning_rate_is_no_training_state():
     state = Adam(lr=1).init(Parameters({"x": np.zeros(2)}))
     assert state.lr_factor == 1 and "lr_factor" not in repr(state)
     assert [field.name for field in fields(state) if field.metadata.get("workspace")] == [
-        "lr_factor"
+        "lr_factor",
+        "quantization",
     ]
 
 
