@@ -2,10 +2,12 @@
 
 Every kernel first runs beside the reference on the same random data, and all its arrays are
 compared byte for byte. Then it runs on vectors that fill the chip. Its bandwidth counts the bytes
-that it must move, and stands as a fraction of a device-to-device copy measured in the same run.
-Pieces that are staged for MPI stand beside the rate of one long copy of pinned memory. Sums of
-ranks that share the GPU are compared with NumPy's bit for bit before they are timed. NCCL, which
-wants a GPU for each rank, runs with one: that shows that the calls work, and nothing of speed.
+that it must move, and stands as a fraction of a device-to-device copy measured in the same run. The
+entropy code adds to some sectors only, but is counted as if it added to all; its time has the waits
+for the device in it. Pieces that are staged for MPI stand beside the rate of one long copy of
+pinned memory. Sums of ranks that share the GPU are compared with NumPy's bit for bit before they
+are timed. NCCL, which wants a GPU for each rank, runs with one: that shows that the calls work, and
+nothing of speed.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ import numpy as np
 
 from parallel_sgd import Communicator, Parameters, UserError
 from parallel_sgd.compression import codec_for
+from parallel_sgd.compression.step_search import find_step
 from parallel_sgd.exchange import Exchange
 from parallel_sgd.exchange.nccl import start_nccl
 from parallel_sgd.kernels import cuda, reference
-from parallel_sgd.kernels.blocks import Blocks, cut, one_of_offsets, payload_offsets
+from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
 
 from .gpu_staging import stage
 from .on_ranks import on_ranks
@@ -37,7 +40,8 @@ RANKS = 2
 EXCHANGED = 2**24  #: values of the vectors that ranks sum
 COMPARED = 2**20 + 37  #: values of the vectors on which the reference, which is slow, runs too
 SMALL = 2**16  #: random values; the vectors that are timed repeat them
-SECTORS = {8: 5.3, 16: 3.2, 32: 1.8}  #: bytes a value: those of 32 in which one of a group lies
+ENTROPY_BITS = (2, 1, 0.5, 0.25, 0.1)
+LAYERS = 16
 
 Arrays = dict[str, Any]
 Call = tuple[str, str, tuple[Any, ...], float]  # row, kernel, arguments, bytes it must move a value
@@ -86,14 +90,23 @@ def measure(cupy: Any, report: Report, values: int, repeats: int) -> None:
     def copy() -> None:
         arrays["x"].data.copy_from_device_async(arrays["gradient"].data, arrays["x"].nbytes)
 
+    def again() -> None:
+        """Nothing is lost yet: or messages of the entropy code would grow from one to the next."""
+        copy()
+        arrays["residual"].fill(0)
+
     copied = 8 * values / _seconds(cupy, copy, copy, repeats) / 1e9
     limit = f"copy, device to device, {copied:.0f} GB/s"
     report.add("copy, device to device", copied, "GB/s", "itself: the limit", 1.0)
     for row, kernel, arguments, size in _calls(arrays):
         launch = functools.partial(getattr(cuda, kernel), *arguments)
-        seconds = _seconds(cupy, launch, copy, repeats)
+        seconds = _seconds(cupy, launch, again, repeats)
         moved = size * values / seconds / 1e9
-        report.add(row, moved, "GB/s", limit, moved / copied)
+        remark = ""
+        if "entropy" in kernel:
+            sent = int(arrays["payload"][:4].view(np.uint32)[0])  # as every message begins
+            remark = f"; {8 * sent / values:.3g} bits a value"
+        report.add(row, moved, "GB/s", limit + remark, moved / copied)
 
 
 def sharing_ranks(report: Report, values: int, rounds: int = 9) -> None:
@@ -164,14 +177,22 @@ def _arrays(n: int) -> Arrays:
     names = ("gradient", "residual", "x", "m")
     vectors = {name: random.standard_normal(n).astype(np.float32) for name in names}
     payload = np.zeros(2 * n, np.uint8)
-    return {**vectors, "v": vectors["m"] ** 2, "payload": payload}
+    layers = _layers(n)
+    return {**vectors, "v": vectors["m"] ** 2, "payload": payload, "layers": layers}
+
+
+def _layers(n: int) -> Any:
+    """A vector whose layers have unlike sizes."""
+    random = np.random.default_rng(1)
+    scales = np.repeat(np.exp(1.5 * random.standard_normal(LAYERS)), -(-n // LAYERS))[:n]
+    return (random.standard_normal(n) * scales).astype(np.float32)
 
 
 def _calls(arrays: Arrays) -> Iterator[Call]:
     """Every kernel with its arguments; what is decoded is what was encoded just before."""
-    gradient, residual, x, m, v, payload = arrays.values()
+    gradient, residual, x, m, v, payload, layers = arrays.values()
     n = len(x)
-    for bits in (1, 2, 4, 8):
+    for bits in (1, 4, 8):
         starts = cut([n], BLOCK_SIZE)
         blocks = Blocks(starts, payload_offsets(starts, bits))
         part = payload[blocks.bytes]
@@ -186,15 +207,12 @@ def _calls(arrays: Arrays) -> Iterator[Call]:
             yield f"encode_levels, {bits} bits", "encode_levels", levels, 12 + bits / 8
             added = bits, blocks, part, x, True
             yield f"decode_levels, {bits} bits, add", "decode_levels", added, 8 + bits / 8
-    for group in (8, 16, 32):
-        starts = cut([n], BLOCK_SIZE)
-        blocks = Blocks(starts, one_of_offsets(starts, group))
-        part, code = payload[blocks.bytes], 1 / group
-        row, arguments = f"encode_one_of {group}", (group, blocks, gradient, residual, part)
-        yield row, "encode_one_of", arguments, 12 + code
+    for few in ENTROPY_BITS:
+        message = layers, residual, payload, find_step(_layers(SMALL), few, n).size
+        yield f"encode_entropy, {few:g} bits", "encode_entropy", message, 12 + few / 8
         for add, how in ((False, "write"), (True, "add")):
-            row, arguments = f"decode_one_of {group}, {how}", (group, blocks, part, x, add)
-            yield row, "decode_one_of", arguments, code + (SECTORS[group] if add else 4)
+            row, moved = f"decode_entropy, {few:g} bits, {how}", few / 8 + (8 if add else 4)
+            yield row, "decode_entropy", (payload, x, add), moved
     for bfloat in (False, True):
         kind = "bfloat16" if bfloat else "float16"
         yield f"encode_half, {kind}", "encode_half", (gradient, residual, payload, bfloat), 14.0

@@ -6,7 +6,7 @@ Python library's source. Every run has the same number of samples; each rank has
 rates are the best of a grid; "equal" ones are those tuned for serial SGD. Other entries say what
 they are.
 
---compression: gradients of 32 bits down to a quarter of one, each with plain SGD, momentum 0.9 and
+--compression: gradients of 32 bits down to a tenth of one, each with plain SGD, momentum 0.9 and
 Adam, against 32 bits on as many ranks. The digits again, and larger models of the next byte, whose
 ranks have minibatches of 64 samples and take the same number of steps, however many they are. Every
 contender has a tuned rate of its own. Two more tasks, which take part where --task names them, are

@@ -157,12 +157,14 @@ def read(path: Path) -> dict[Run, Outcome]:
     outcomes = {}
     try:
         for group in json.loads(path.read_text()):
-            sent = group.pop("bytes_sent")
+            sent = group.pop("bytes_sent")  # of all seeds alike, or by seed
             options = tuple((name, value) for name, value in group.pop("options").items())
             errors = group.pop("errors", {})
             for seed, losses in group.pop("losses").items():
                 outcomes[Run(**group, options=options, seed=int(seed))] = Outcome(
-                    tuple(losses), sent, tuple(errors.get(seed, ()))
+                    tuple(losses),
+                    sent[seed] if isinstance(sent, dict) else sent,
+                    tuple(errors.get(seed, ())),
                 )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: these are not the runs of this benchmark: {error}") from None
@@ -176,12 +178,15 @@ def _text(outcomes: dict[Run, Outcome]) -> str:
         fields = asdict(run)
         del fields["seed"]
         fields["options"] = dict(run.options)
-        group = groups.setdefault(replace(run, seed=0), {**fields, "bytes_sent": 0, "losses": {}})
-        group["bytes_sent"] = max(group["bytes_sent"], outcome.bytes_sent)  # 0 where one broke off
+        group = groups.setdefault(replace(run, seed=0), {**fields, "bytes_sent": {}, "losses": {}})
+        group["bytes_sent"][run.seed] = outcome.bytes_sent
         points = slice(-1 if run.seed >= FIRST_TUNING_SEED else 0, None)
         group["losses"][run.seed] = outcome.losses[points]
         if outcome.errors:
             group.setdefault("errors", {})[run.seed] = outcome.errors[points]
+    for group in groups.values():
+        if len(counts := {*group["bytes_sent"].values()}) == 1:
+            group["bytes_sent"] = counts.pop()
     return "[\n" + ",\n".join(map(json.dumps, groups.values())) + "\n]\n"
 
 

@@ -57,8 +57,9 @@ class Setting:
         by_seed = self.runs(task, range(seeds))
         outcomes = yield by_seed
         curves = np.array([outcomes[run].curve(task) for run in by_seed])
-        sent = max(outcomes[run].bytes_sent for run in by_seed)  # 0 where a run has broken off
-        return Result(self, curves, sent)
+        counts = [outcomes[run].bytes_sent for run in by_seed]
+        sent = [count for count in counts if count] or [0]  # 0 where a run has broken off
+        return Result(self, curves, round(sum(sent) / len(sent)))
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Result:
     Attributes:
         setting: what was run.
         curves: [seeds, points], what the task is measured by: test losses in nats, for most.
-        bytes_sent: by all ranks together in a run.
+        bytes_sent: by all ranks together in a run, on average.
     """
 
     setting: Setting

@@ -14,7 +14,7 @@ Array = npt.NDArray[np.float32]
 
 ALLREDUCE, GLOO, AUTO = "MPI_Allreduce", "gloo", "auto"
 
-BITS = (32, 8, 4, 2, 1, 0.5, 0.25)
+BITS = (32, 8, 4, 2, 1, 0.5, 0.25, 0.1)
 
 #: Bits of ours, and the other options of its exchange.
 OURS: dict[str, tuple[float, dict[str, str]]] = {

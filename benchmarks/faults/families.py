@@ -54,7 +54,7 @@ FAMILIES = {
     "32-bit": Family(lambda: psgd.DataParallelSGD(), repeats_replaced=True),
     "session": Family(lambda: psgd.DataParallelSGD(), repeats_replaced=True, session=True),
     "1-bit": Family(lambda: psgd.DataParallelSGD(gradient_bits=1, code="sign")),
-    "one-of-eight": Family(lambda: psgd.DataParallelSGD(gradient_bits=1)),
+    "entropy": Family(lambda: psgd.DataParallelSGD(gradient_bits=1)),
     "overlap": Family(lambda: psgd.DataParallelSGD(gradient_bits=4, overlap=True)),
     "double-buffering": Family(
         lambda: psgd.DataParallelSGD(gradient_bits=4, double_buffering=True), lr=0.1

@@ -50,6 +50,7 @@ CONTENDERS = {
     "1 bit": Contender(DataParallelSGD(gradient_bits=1)),
     "0.5 bit": Contender(DataParallelSGD(gradient_bits=0.5)),
     "0.25 bit": Contender(DataParallelSGD(gradient_bits=0.25)),
+    "0.1 bit": Contender(DataParallelSGD(gradient_bits=0.1)),
     RECIPE: Contender(
         DataParallelSGD(gradient_bits={0: 4, BEGINNING: 1}),
         timed_as=((0, "4 bit"), (BEGINNING, "1 bit")),
@@ -89,14 +90,14 @@ TIMED = tuple(name for name, one in CONTENDERS.items() if not (one.timed_as or o
 
 TIMED_MODULES = (
     *("32 bit", "32 bit, overlap", "8 bit, overlap", "4 bit", "1 bit", "1 bit, overlap"),
-    *("0.25 bit", "block momentum, 1 bit", "PowerSGD rank 4"),
+    *("0.25 bit", "0.1 bit", "block momentum, 1 bit", "PowerSGD rank 4"),
     *("our hook, 32 bit", "our hook, 1 bit", "no exchange"),
     *(PLAIN, "DDP, its defaults", *HOOKS, "DDP, post-local SGD", "PyTorch, no exchange"),
 )
 """The same for PyTorch's modules."""
 
 TO_LOSS = (
-    *("32 bit", "4 bit", RECIPE, "1 bit", "0.5 bit", "0.25 bit"),
+    *("32 bit", "4 bit", RECIPE, "1 bit", "0.5 bit", "0.25 bit", "0.1 bit"),
     *("block momentum, 1 bit", "PowerSGD rank 4"),
     *(PLAIN, *HOOKS, "DDP, post-local SGD"),
 )

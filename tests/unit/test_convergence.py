@@ -120,13 +120,13 @@ def test_a_small_study_from_beginning_to_end(tmp_path, capsys):
 
 def test_compression_from_beginning_to_end(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
-    few = ("32", "4", "top-k", "not there yet")
+    few = ("32", "4", "0.5", "top-k", "not there yet")
     cell = compression.Cell("digits", 4, "momentum", few)
     monkeypatch.setattr(compression, "CELLS", (cell,))
     plan = compression.Plan(seeds=2, tuning_seeds=1, shortened=128)
     with Runs(path=str(tmp_path / "runs.json")) as runs:
         results = compression.study(plan, runs)
-    assert list(results.cells[cell]) == ["32", "4", "top-k"]
+    assert list(results.cells[cell]) == ["32", "4", "0.5", "top-k"]
     assert all(result.curves.shape == (2, POINTS) for result in results.cells[cell].values())
     assert 0.75 not in registered_bits()  # but where it has trained
     summary = CompressionSummary(results)
@@ -138,6 +138,8 @@ def test_compression_from_beginning_to_end(tmp_path, monkeypatch, capsys):
     name = "digits, K=4, momentum, {}: sent"
     assert rows[name.format("32 bits")]["value"] == pytest.approx(32, rel=0.01)
     assert rows[name.format("4 bits")]["value"] == pytest.approx(4, rel=0.05)
+    extra = (256 / 9610 + 256 / 2403) / 2  # bits of a message beside those of its values
+    assert rows[name.format("0.5 bit")]["value"] == pytest.approx(0.5 + extra, rel=0.15)
     assert rows[name.format("top 16 of 1024")]["value"] == pytest.approx(0.75, rel=0.05)
     summary.draw(tmp_path / "c.png")
     assert {path.name for path in tmp_path.glob("c-*.png")} == {"c-samples.png", "c-bytes.png"}

@@ -77,7 +77,7 @@ def a_run(task="theirs", contender="32", optimizer="momentum", ranks=4, lr=0.05,
         ("32", "momentum", 0.05),
         ("32", "Adam", 0.012),
         ("32", "AdamW", 0.012),
-        ("one-of-8", "momentum", 0.05),
+        ("1", "momentum", 0.05),
         ("4-for-1/4", "SGD", 0.4),
         ("PowerSGD-4", "momentum", 0.05),
     ],
@@ -85,12 +85,14 @@ def a_run(task="theirs", contender="32", optimizer="momentum", ranks=4, lr=0.05,
 def test_pytorch_learns_what_ours_learns(contender, optimizer, lr):
     ours, theirs = (train(a_run(task, contender, optimizer, lr=lr)) for task in ("ours", "theirs"))
     assert ours.losses == pytest.approx(theirs.losses, abs=2e-3) and len(ours.losses) == POINTS
-    assert theirs.losses[-1] < theirs.losses[0] and ours.bytes_sent == theirs.bytes_sent
+    assert theirs.losses[-1] < theirs.losses[0]
+    close = 0.02 if contender in ("1", "4-for-1/4") else 0  # lengths depend on the values
+    assert ours.bytes_sent == pytest.approx(theirs.bytes_sent, rel=close)
 
 
 @pytest.mark.usefixtures("digits")
 def test_a_run_of_pytorch_repeats_and_is_measured_by_its_errors():
-    run, before = a_run(contender="one-of-8", optimizer="AdamW", lr=0.012), torch.get_rng_state()
+    run, before = a_run(contender="1", optimizer="AdamW", lr=0.012), torch.get_rng_state()
     outcome = train(run)
     assert train(run) == outcome != train(replace(run, seed=1))
     assert torch.equal(torch.get_rng_state(), before)
@@ -194,10 +196,10 @@ def test_pytorch_tasks_take_part_where_they_are_named(monkeypatch):
     assert not any(cell.task in TORCH_TASKS for cell in plan("--compression").cells)
     named = plan("--compression", "--task", "transformer", "--optimizer", "AdamW")
     assert [(cell.task, cell.optimizer) for cell in named.cells] == [("transformer", "AdamW")]
-    some = plan("--compression", "--task", "transformer", "--contender", "sign", "one-of-8")
+    some = plan("--compression", "--task", "transformer", "--contender", "sign", "1")
     assert [some.contenders_of(cell) for cell in some.cells] == [
-        ["32", "one-of-8", "sign"],
-        ["32", "one-of-8"],
+        ["32", "1", "sign"],
+        ["32", "1"],
     ]
     with pytest.raises(UserError, match="--contender is for --compression only"):
         plan("--contender", "sign")

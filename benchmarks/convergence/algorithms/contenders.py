@@ -27,7 +27,7 @@ from ..contender import Contender, Options
 
 SYNCHRONOUS, GROWING, COMPRESSED, OTHERS = (4, 8), (8, 16, 32, 64), (8, 16, 32), (8, 32)
 """Ranks of the algorithms that exchange every gradient; of model averaging and block momentum; of
-blocks with one value of several; of the other local updates."""
+blocks of 1 bit and less in an entropy code; of the other local updates."""
 
 SMALLER = (0.5, 0.8)
 """Block momenta beside the paper's 1 - 1/K, among which the tuned one is chosen."""
@@ -78,7 +78,7 @@ CONTENDERS = {
     ),
     "32 bits": Entrant("data-parallel, 32 bits", DataParallelSGD, ranks=SYNCHRONOUS, local=False),
     "1 bit": Entrant(
-        "data-parallel, 1 bit",
+        "data-parallel, 1 bit, sign",
         DataParallelSGD,
         ONE_BIT,
         ranks=SYNCHRONOUS,
@@ -97,7 +97,7 @@ CONTENDERS = {
     ),
     "averaging": Entrant("model averaging", ModelAveragingSGD, ranks=GROWING),
     "averaging 1 bit": Entrant(
-        "model averaging, 1 bit",
+        "model averaging, 1 bit, sign",
         ModelAveragingSGD,
         ONE_BIT,
         ranks=OTHERS,
@@ -127,7 +127,7 @@ CONTENDERS = {
         peer="BMUF",
     ),
     "BMUF 1 bit": Entrant(
-        "block momentum, 1 bit",
+        "block momentum, 1 bit, sign",
         BlockMomentumSGD,
         ONE_BIT,
         ranks=OTHERS,
@@ -136,19 +136,19 @@ CONTENDERS = {
         peer="BMUF",
     ),
     **{
-        f"BMUF one of {group}": Entrant(
-            f"block momentum, one of {group}",
+        f"BMUF entropy {bits:g}": Entrant(
+            f"block momentum, {bits:g} bit, entropy code",
             BlockMomentumSGD,
-            (("gradient_bits", 8 / group),),
+            (("gradient_bits", bits),),
             ranks=COMPRESSED,
             tuned=MOMENTA,
             compressed_from="BMUF",
             peer="BMUF",
         )
-        for group in (8, 16)
+        for bits in (1, 0.25)
     },
     "BMUF 4 bits first": Entrant(
-        "block momentum, 4 bits for 1/4, then one of 8",
+        "block momentum, 4 bits for 1/4, then 1 bit, entropy code",
         BlockMomentumSGD,
         (("gradient_bits", 1),),
         first=(4, 1 / 4),

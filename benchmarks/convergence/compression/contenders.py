@@ -1,4 +1,4 @@
-"""Who takes part: ways to send a gradient, from 32 bits a value down to a quarter of one."""
+"""Who takes part: ways to send a gradient, from 32 bits a value down to a tenth of one."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ def _sent(title: str, bits: float, **options: Any) -> Contender:
     return Contender(title, DataParallelSGD, tuple(every.items()))
 
 
-ONE_OF_8 = _sent("one of 8", 1, code="largest")
+ONE_BIT = _sent("1 bit", 1)
 
 CONTENDERS = {
     "32": _sent("32 bits", 32),
     "16": _sent("16 bits, float16", 16),
     "4": _sent("4 bits", 4),
     "2": _sent("2 bits", 2),
+    "1": ONE_BIT,
+    "0.5": _sent("0.5 bit", 0.5),
+    "0.25": _sent("0.25 bit", 0.25),
+    "0.1": _sent("0.1 bit", 0.1),
     "sign": _sent("1 bit, sign", 1, code="sign"),
-    "one-of-8": ONE_OF_8,
-    "one-of-16": _sent("one of 16", 0.5, code="largest"),
-    "one-of-32": _sent("one of 32", 0.25, code="largest"),
     "top-k": replace(_sent("top 16 of 1024", TopK.bits), codec=(TopK.bits, TopK)),
     **{
         f"PowerSGD-{rank}": Contender(
@@ -35,10 +36,12 @@ CONTENDERS = {
         for rank in (1, 4)
     },
 }
+"""An entropy code from 2 bits down. On 4 ranks PowerSGD sends as many bytes as 1 bit of bytes-256
+with rank 1, and as half a bit of bytes-1024 with rank 4."""
 
 BEGINNINGS = {
     f"{bits}-for-1/{parts}": replace(
-        ONE_OF_8, title=f"{bits} bits for 1/{parts}, then one of 8", first=(bits, 1 / parts)
+        ONE_BIT, title=f"{bits} bits for 1/{parts}, then 1 bit", first=(bits, 1 / parts)
     )
     for bits in (4, 32)
     for parts in (8, 4)

@@ -14,7 +14,7 @@ from .contenders import BEGINNINGS, CONTENDERS
 
 RECIPE, AND_SMALL = "4-for-1/4", "4-for-1/4-small-32"
 ALL = tuple(name for name in CONTENDERS if name not in (*BEGINNINGS, AND_SMALL))
-SOME = ("32", "2", "sign", "one-of-8", "one-of-16", "one-of-32", "PowerSGD-4", RECIPE)
+SOME = ("32", "2", "1", "0.5", "0.25", "0.1", "sign", "PowerSGD-4", RECIPE)
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,15 @@ CELLS = (
     Cell("bytes-256", 4, "SGD", ALL),
     Cell("bytes-256", 8, "momentum", SOME),
     Cell("bytes-256", 16, "momentum", SOME),
-    Cell("bytes-256", 8, "Adam", ("32", "one-of-8", RECIPE)),
+    Cell("bytes-256", 8, "Adam", ("32", "1", RECIPE)),
     *(Cell("digits", 4, optimizer, ALL) for optimizer in ("momentum", "Adam", "SGD")),
-    Cell(
-        "bytes-1024", 4, "momentum", ("32", "one-of-8", RECIPE, "one-of-16", "PowerSGD-4", "sign")
-    ),
-    Cell("bytes-1024-long", 4, "momentum", ("32", "one-of-8", RECIPE)),
+    Cell("bytes-1024", 4, "momentum", ("32", "1", RECIPE, "0.5", "PowerSGD-4", "sign")),
+    Cell("bytes-1024-long", 4, "momentum", ("32", "1", RECIPE)),
     Cell("digits", 8, "momentum", ALL),
 )
 """What is worth most comes first, should the time not suffice."""
 
-OF_TORCH = ("32", "one-of-8", RECIPE, AND_SMALL, "4", "PowerSGD-4", "one-of-16", "one-of-32")
+OF_TORCH = ("32", "1", RECIPE, AND_SMALL, "4", "PowerSGD-4", "0.5", "0.25", "0.1")
 
 TORCH_CELLS = tuple(
     Cell(task, 4, optimizer, (*OF_TORCH, *others))
@@ -79,7 +77,7 @@ ends. On more ranks, whose minibatches are larger, it begins at twice that."""
 FACTORS: dict[str, dict[str, float]] = {
     "SGD": {"sign": 2},
     "momentum": {"sign": 1 / 8, "PowerSGD-1": 1 / 2},
-    "Adam": {"sign": 1 / 4, "2": 4},
+    "Adam": {"sign": 1 / 4},
     "AdamW": {},
 }
 """For those who want other rates than most."""
