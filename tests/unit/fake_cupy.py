@@ -168,6 +168,9 @@ def cupy(gpu: Gpu, bus_id: Callable[[int], str] = lambda device: "0000:01:00.0")
 
             return Device()
 
+        def get(self) -> Any:
+            return np.array(self)
+
     def alloc_pinned_memory(nbytes: int) -> Any:
         kept = np.full(nbytes + 100, RUBBISH, np.uint8).view(Pinned)  # a pool gives more
         gpu.pinned.append(kept)
