@@ -102,7 +102,7 @@ def test_ddp(images: str) -> None:
     output = on_ranks(DDP, "--data", images, *SHORT, "--gradient-bits", "1")
     sent = re.findall(r"^epoch \d: loss of rank 0 \d\.\d{4}, bytes sent ([\d,]+)$", output, re.M)
     first, second = (int(n.replace(",", "")) for n in sent)
-    assert 1.9 * first < second < 2.1 * first > 0
+    assert 1.5 * first < second < 2.5 * first  # messages are as long as their values make them
 
 
 TINY = ["--model", "tiny", "--context", "32", "--minibatch", "64", "--lr", "0.01"]
