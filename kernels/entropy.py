@@ -3,8 +3,6 @@
 A block is quantized as it comes from memory. Then it lies in the first-level cache, as integers;
 `squeeze` puts its live values side by side, and all later loops go over chunks of 64 of these. So
 the cost of a value that is 0 is that of quantizing it. Meanwhile the next block is fetched.
-
-One core with AVX2 and pext, of an `axpy` of as many values: see docs/measurements.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A message of n values in m = ceil(n / 2048) blocks; all numbers are little-endia
 
 ========================  =========================================================================
 uint32                    bytes of the whole message
-float32                   the step, a bfloat16: then every k * step is exact
+float32                   the step; with 9 significant bits or fewer every k * step is exact
 uint32 [ceil(m / 32)]     bit i % 32 of word i // 32: block i has live values
 uint32 [such blocks]      a header for each block with live values
 payloads                  of the same blocks, each in whole bytes, bits from the lowest
@@ -94,7 +94,8 @@ def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step
         gradient: float32 [n], or None for zeros.
         residual: float32 [n], replaced by what is lost.
         payload: uint8 [least_bytes(n) or more], of which the beginning is written.
-        step: a bfloat16, at least 2**-126.
+        step: at least 2**-126; with 24 significant bits less those of the largest |k|, or fewer,
+            every k * step is exact.
     Returns:
         Bytes of the message.
     Raises:

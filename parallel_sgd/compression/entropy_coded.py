@@ -91,7 +91,7 @@ class EntropyCoded(Codec):
         Args:
             vector: may be None for zeros.
             payload: at least `least_bytes` of as many values. A longer message has a larger step.
-            step: a bfloat16; found from these very values if not given.
+            step: as `find_step` gives it; found from these very values if not given.
         """
         if step is None:
             v = residual if vector is None else vector + residual

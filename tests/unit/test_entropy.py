@@ -195,7 +195,10 @@ def _compare_some() -> None:
             decode_alike(both, damage(message, random), n)
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="of x86")
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64"),
+    reason="other processors than x86 have no BMI2, so all tests here run the loops",
+)
 def test_processors_without_bmi2(tmp_path: Path) -> None:
     cpu_of_2003 = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": ""}
     environment = {**os.environ, **cpu_of_2003, "NUMBA_CACHE_DIR": str(tmp_path)}
