@@ -14,7 +14,8 @@ import numpy as np
 from . import simd
 from .blocks import Blocks
 from .compiled import block_at, compiled, decode_raw, encode_raw
-from .entropy import decode_entropy, encode_entropy
+from .entropy_decoding import decode_entropy
+from .entropy_encoding import encode_entropy
 from .low_rank import low_rank_product
 from .memory import beyond_caches
 from .reference import SMALLEST_STEP, Array

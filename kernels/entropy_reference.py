@@ -5,7 +5,9 @@
 Where bits are few most k are 0, and most others are 1 or -1. Two things are coded: where the values
 lie that are not 0 (the live values), as the gaps between them; and the signs and sizes of these.
 Gaps and sizes are whole numbers with a nearly geometric distribution, for which Rice's code is made
-(Rice, "Some practical universal noiseless coding techniques", JPL 79-22, 1979).
+(Rice, "Some practical universal noiseless coding techniques", JPL 79-22, 1979). Where many values
+live, groups of 4 take their place: they are as short, because live values lie side by side in
+gradients, and quicker.
 
 A message of n values in m = ceil(n / 2048) blocks; all numbers are little-endian:
 
@@ -24,12 +26,20 @@ bits 0 to 10        z - 1
 bits 11 to 22       bytes of the payload
 bits 23 to 26       `low`. 0: the payload begins with one bit for each value: is it live?
                     1 to 11: it begins with the gaps, in planes with `low` low ones.
+                    12: it begins with one bit for each group of 4 values: is any live? Then come 4
+                    bits for each such group: which are live? Behind the last value they are 0.
                     15: it is all k as int16, and nothing else; all other bits are 0
 bits 27 to 30       `size_low`, 0 to 14. 15: all live k are 1 or -1, and sizes are left out
-live, or gaps       gaps: the number of zeros before each live value
+bit 31              0
+live, or gaps       gaps: the number of zeros before each live value, where fewer than 1 in 8 live
 signs               one bit for each live value: is k negative?
 sizes               |k| - 1 of each live value, in planes with `size_low` low ones
 ==================  ===============================================================================
+
+All encoders make the same choices. Gaps are coded where fewer than 1 in 8 values is live, and
+groups elsewhere; but a bit for each value where that takes no more bits. The numbers of low planes
+are those of `rice_low`, of gaps at least 1. A block that takes as many bytes as its int16 do is
+sent as these.
 
 Numbers "in planes" are Rice's code, sorted so that a processor handles 64 numbers at a time: plane
 j < low holds bit j of each number x. Then come planes t = 0, 1, ... with one bit for each number
@@ -48,7 +58,10 @@ F32 = np.float32
 
 BLOCK = 2048  #: values
 LARGEST = 32767  #: of |k|
-RAW, NO_SIZES = 15, 15  #: in a header
+SMALLEST_STEP = 2.0**-126  #: with a float32 reciprocal
+GROUP = 4  #: values that have a bit together
+SPARSE = 8  #: gaps are coded where fewer than one in so many values is live
+GROUPS, RAW, NO_SIZES = 12, 15, 15  #: in a header
 DAMAGED = -1  #: in place of a length: no encoder has written this message
 
 
@@ -73,6 +86,22 @@ def most_bytes(n: int) -> int:
     return least_bytes(n) + 2 * n
 
 
+def checked_step(n: int, payload: Any, step: float) -> Any:
+    """A step, as float32, with which n values can be encoded into a payload.
+
+    Raises:
+        ValueError: the step or the payload is too small.
+    """
+    if not step >= SMALLEST_STEP:
+        raise ValueError(f"step={step} must be at least 2**-126")
+    if len(payload) < least_bytes(n):
+        raise ValueError(
+            f"a payload of {len(payload)} bytes must have room for the head of a message of {n} "
+            f"values, {least_bytes(n)} bytes"
+        )
+    return F32(step)
+
+
 def doubled(step: Any) -> Any:
     """The next step that is tried.
 
@@ -93,18 +122,19 @@ def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step
     Args:
         gradient: float32 [n], or None for zeros.
         residual: float32 [n], replaced by what is lost.
-        payload: uint8 [least_bytes(n) or more], of which the beginning is written.
+        payload: uint8 [least_bytes(n) or more]. What lies behind the message is undefined then.
         step: at least 2**-126; with 24 significant bits less those of the largest |k|, or fewer,
             every k * step is exact.
     Returns:
         Bytes of the message.
     Raises:
+        ValueError: the payload or the step is too small.
         FloatingPointError: it fits with no step, as values are not finite. A NaN is sent as
             -LARGEST.
     """
     v = residual.copy() if gradient is None else gradient + residual
     spare = 4 * -(-len(v) // BLOCK)  # of blocks without a header
-    used = F32(step)
+    used = checked_step(len(v), payload, step)
     while True:
         k = np.rint(v * (F32(1) / used))
         k = np.fmin(np.fmax(k, F32(-LARGEST)), F32(LARGEST))
@@ -169,9 +199,12 @@ def _block(k: Array) -> tuple[int, Array]:
     """The header and the payload of a block."""
     (places,) = np.nonzero(k)
     z, sizes = len(places), np.abs(k[places]) - 1
-    gaps = np.diff(places, prepend=-1) - 1
-    low = max(rice_low(int(gaps.sum()), z), 1)
-    where = _planes(gaps, low)
+    if SPARSE * z < len(k):
+        gaps = np.diff(places, prepend=-1) - 1
+        low = max(rice_low(int(gaps.sum()), z), 1)
+        where = _planes(gaps, low)
+    else:
+        low, where = GROUPS, _groups(k != 0)
     if len(where) >= len(k):
         low, where = 0, k != 0
     size_low, size_bits = NO_SIZES, sizes[:0]
@@ -182,6 +215,11 @@ def _block(k: Array) -> tuple[int, Array]:
     if len(payload) >= 2 * len(k):
         return RAW << 23, k.astype("<i2").view(np.uint8)
     return (z - 1) | len(payload) << 11 | low << 23 | size_low << 27, payload
+
+
+def _groups(live: Array) -> Array:
+    by_group = np.pad(live, (0, -len(live) % GROUP)).reshape(-1, GROUP)
+    return np.concatenate([by_group.any(1), by_group[by_group.any(1)].ravel()])
 
 
 def _planes(x: Array, low: int) -> Array:
@@ -201,10 +239,13 @@ def _take_block(header: int, payload: Array, n: int) -> tuple[Array | None, int]
         if header != RAW << 23 or len(payload) < 2 * n:
             return None, 0
         return payload[: 2 * n].view("<i2").astype(np.int64), 2 * n
-    if header >> 31 or z > n or low > 11 or nbytes > len(payload):
+    if header >> 31 or z > n or low > GROUPS or nbytes > len(payload):
         return None, 0
     bits = _Bits(payload[:nbytes])
-    places = np.cumsum(bits.numbers(z, low) + 1) - 1 if low else np.flatnonzero(bits.take(n))
+    if low == GROUPS:
+        places = np.flatnonzero(bits.groups(n))
+    else:
+        places = np.cumsum(bits.numbers(z, low) + 1) - 1 if low else np.flatnonzero(bits.take(n))
     signs = bits.take(z)
     sizes = bits.numbers(z, size_low) + 1 if size_low != NO_SIZES else np.ones(z, np.int64)
     if bits.ended or len(places) != z or places[-1] >= n or sizes.max() > LARGEST:
@@ -227,6 +268,11 @@ class _Bits:
         self._at += count
         self.ended |= len(part) < count
         return np.pad(part, (0, count - len(part)))
+
+    def groups(self, count: int) -> Array:
+        live = np.repeat(self.take(-(-count // GROUP)), GROUP)
+        live[live > 0] = self.take(int(live.sum()))
+        return live
 
     def numbers(self, count: int, low: int) -> Array:
         x = sum((self.take(count) << j for j in range(low)), np.zeros(count, np.int64))

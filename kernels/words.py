@@ -1,4 +1,5 @@
-"""Words of 64 bits, each of which speaks for 64 values: the vector code of `entropy`.
+"""Words of 64 bits, each of which speaks for 64 values: the vector code of
+`entropy_encoding` and `entropy_decoding`.
 
 A comparison of 64 values gives a word. Of the values that a word marks, `pack_bits` (x86's pext)
 puts the bits, or bytes, side by side, and `spread_bits` (pdep) puts them back; so nothing here goes
@@ -16,15 +17,20 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .emitter import F32X32, FLOAT, I1, I8, I16, I32, I64, Emitter, Value, vector_function
+from .entropy_reference import BLOCK
 
 U64 = np.uint64
-BLOCK = 2048  #: values that are coded together
 WORD = 64  #: values of a word
 CHUNK = 32  #: values that are quantized at a time
+AHEAD = BLOCK + BLOCK // 4  #: so far ahead values are fetched, while those of a block are at work
 
 #: Processors that have a feature, where NUMBA_CPU_NAME names one and no features are listed.
+_V4 = ("skylake-avx512", "icelake-server", "x86-64-v4", "znver4")
+_V3 = ("haswell", "skylake", "x86-64-v3", "znver3", *_V4)
 FEATURES_OF = {
-    "bmi2": ("haswell", "skylake", "skylake-avx512", "x86-64-v3", "x86-64-v4", "znver3", "znver4"),
+    "bmi2": _V3,
+    "avx2": _V3,
+    "avx512f": _V4,
     "avx512vbmi2": ("icelake-server", "znver4"),
 }
 
@@ -133,13 +139,15 @@ def store_word(context: Any, array: Any, byte: Any, word: Any) -> Any:
 
 
 def _quantize(with_gradient: bool) -> Any:
-    @vector_function("g", "int", "r", "int", "float", "float", "k16", "k8", returns=types.int64)
+    kinds = ("g", "r", "int", "int", "float", "float", "k16", "k8")
+
+    @vector_function(*kinds, returns=types.int64)
     def quantize(
         e: Emitter,
         g: Value,
-        at: Value,
         r: Value,
-        r_at: Value,
+        at: Value,
+        r_ahead: Value,
         inverse: Value,
         step: Value,
         k16: Value,
@@ -147,7 +155,8 @@ def _quantize(with_gradient: bool) -> Any:
     ) -> Value:
         """k = clip(rint(v * inverse));  r = v - k * step, of a block of 2048 with v = g + r (or r).
 
-        Returns the bits that any |k| has. k8 has k where that is below 128.
+        Returns the bits that any |k| has. k8 has k where that is below 128. Meanwhile g is fetched,
+        AHEAD of the block, and r so many values ahead.
         """
         b = e.b
         kind16, kind8 = ir.VectorType(I16, CHUNK), ir.VectorType(I8, CHUNK)
@@ -158,16 +167,16 @@ def _quantize(with_gradient: bool) -> Any:
         bits = cgutils.alloca_once_value(b, kind16([0] * CHUNK))
         with cgutils.for_range(b, I64(BLOCK // CHUNK)) as loop:
             i = b.mul(loop.index, I64(CHUNK))
-            r_place = b.add(r_at, i)
-            v = e.load(r, r_place, None)
+            place = b.add(at, i)
+            v = e.load(r, place, None)
+            _fetch(e, r, b.add(place, r_ahead), CHUNK)
             if with_gradient:
-                g_place = b.add(at, i)
-                v = b.fadd(e.load(g, g_place, None), v)
-                _fetch(e, g, b.add(g_place, I64(BLOCK)), CHUNK)
+                v = b.fadd(e.load(g, place, None), v)
+                _fetch(e, g, b.add(place, I64(AHEAD)), CHUNK)
             t = _call(b, "llvm.rint.v32f32", F32X32, b.fmul(v, inverses))
             t = b.select(b.fcmp_ordered(">", t, least), t, least)
             t = b.select(b.fcmp_ordered("<", t, most), t, most)
-            e.store(b.fsub(v, b.fmul(t, steps)), r, r_place, None)
+            e.store(b.fsub(v, b.fmul(t, steps)), r, place, None)
             k = _saturated(b, b.fptosi(t, kind32), kind16)
             size = _call(b, "llvm.abs.v32i16", kind16, k, I1(0))
             b.store(b.or_(b.load(bits, typ=kind16), size), bits)
@@ -190,10 +199,15 @@ def _saturated(b: Any, x: Value, kind: ir.VectorType) -> Value:
 quantize_sum, quantize = _quantize(True), _quantize(False)
 
 
-@vector_function("x", "int")
-def fetch_word(e: Emitter, x: Value, at: Value) -> None:
-    """Begin to load 64 values into the second-level cache."""
-    _fetch(e, x, at, WORD)
+@vector_function("x", "int", "int")
+def fetch_eighth(e: Emitter, x: Value, block: Value, part: Value) -> None:
+    """Begin to load an eighth of a block into the second-level cache.
+
+    A processor waits when more loads have begun than it keeps track of, which are some dozens. So a
+    block is fetched in parts, with work between them.
+    """
+    place = e.b.add(block, e.b.mul(part, I64(BLOCK // 8)))
+    _fetch(e, x, place, BLOCK // 8)
 
 
 def _fetch(e: Emitter, x: Value, at: Value, count: int) -> None:
@@ -205,58 +219,140 @@ def _fetch(e: Emitter, x: Value, at: Value, count: int) -> None:
         b.call(prefetch, [b.bitcast(place, I8.as_pointer()), I32(0), I32(2), I32(1)])
 
 
-def _asks_for(feature: str) -> Any:
+def _asks_for(*features: str) -> Any:
     def typing(context: Any) -> Any:
-        return types.boolean(), lambda c, b, s, a: I1(_has(c, feature))
+        return types.boolean(), lambda c, b, s, a: I1(all(_has(c, name) for name in features))
 
     return intrinsic(typing)
 
 
-packs_bits = _asks_for("bmi2")  #: () -> whether `pack_bits` and `spread_bits` are instructions
+has_avx2 = _asks_for("bmi2", "avx2")  #: () -> whether what needs AVX2 and BMI2 can be used
 compresses = _asks_for("avx512vbmi2")  #: () -> whether `compress_word` is a few instructions
 
 
-@vector_function("k8", "int", "live", "places", "int", returns=types.uint64)
-def compress_word(e: Emitter, k8: Value, at: Value, live: Value, places: Value, to: Value) -> Value:
-    """Put those of k8[at : at + 64] that are not 0 to live[to:], and their places to places[to:].
+@vector_function("k8", "int", "live", "int", "places", "int", returns=types.uint64)
+def compress_word(
+    e: Emitter, k8: Value, at: Value, live: Value, to: Value, places: Value, places_to: Value
+) -> Value:
+    """Put those of k8[at : at + 64] that are not 0 to live[to:], and where they are to
+    places[places_to:].
 
     Returns which these are. What lies behind them, up to 64, is written, too.
     """
     b = e.b
     values = e.vector_load(e.place(k8, at, I8), _V64X8, 1)
     is_live = b.icmp_signed("!=", values, _V64X8([0] * WORD))
-    for x, target in ((values, live), (_V64X8(list(range(WORD))), places)):
-        packed = _call(
-            b, "llvm.experimental.vector.compress.v64i8", _V64X8, x, is_live, _V64X8(ir.Undefined)
-        )
-        e.vector_store(packed, e.place(target, to, I8), 1)
-    return b.bitcast(is_live, I64)
+    e.vector_store(_compressed(b, values, is_live), e.place(live, to, I8), 1)
+    mask = b.bitcast(is_live, I64)
+    half = ir.VectorType(I16, CHUNK)
+    for first in (0, CHUNK):
+        numbers = b.add(_splat(b, b.trunc(at, I16), half), half(list(range(first, first + CHUNK))))
+        marked = b.trunc(b.lshr(mask, I64(first)), I32)
+        chosen = _compressed(b, numbers, b.bitcast(marked, ir.VectorType(I1, CHUNK)))
+        e.vector_store(chosen, e.place(places, places_to, I16), 2)
+        places_to = b.add(places_to, b.zext(_call(b, "llvm.ctpop.i32", I32, marked), I64))
+    return mask
 
 
-@vector_function("k8", "int", "marks", returns=types.uint64)
-def mark_live(e: Emitter, k8: Value, at: Value, marks: Value) -> Value:
-    """Which of 64 int8 are not 0; marks[0:64] = 255 for these, and 0."""
+def _compressed(b: Any, x: Value, marked: Value) -> Value:
+    width = f"v{x.type.count}i{x.type.element.width}"
+    name = f"llvm.experimental.vector.compress.{width}"
+    return _call(b, name, x.type, x, marked, x.type(ir.Undefined))
+
+
+@vector_function("k8", "int", "numbers", "live", "int", "places", "int")
+def squeeze_octet(
+    e: Emitter,
+    k8: Value,
+    at: Value,
+    numbers: Value,
+    live: Value,
+    to: Value,
+    places: Value,
+    places_to: Value,
+) -> None:
+    """Put some of k8[at : at + 8] to live[to:], and their places to places[places_to:].
+
+    numbers: a byte for each that says which it is. What lies behind, up to 8, is written, too. For
+    AVX2.
+    """
+    b = e.b
+    v8x8, v8x16 = ir.VectorType(I8, 8), ir.VectorType(I16, 8)
+    values = e.vector_load(e.place(k8, at, I8), v8x8, 1)
+    which = b.bitcast(numbers, v8x8)
+    e.vector_store(_shuffled(e, values, which), e.place(live, to, I8), 1)
+    numbers = b.add(b.zext(which, v8x16), _splat(b, b.trunc(at, I16), v8x16))
+    e.vector_store(numbers, e.place(places, places_to, I16), 2)
+
+
+def _shuffled(e: Emitter, x: Value, which: Value) -> Value:
+    """x[which], of 8 bytes."""
+    b = e.b
+    wide = ir.VectorType(I32, 16)(list(range(16)))
+    narrow = ir.VectorType(I32, 8)(list(range(8)))
+    x, which = (b.shuffle_vector(v, v, wide) for v in (x, which))
+    shuffled = _call(b, "llvm.x86.ssse3.pshuf.b.128", _V16X8, x, which)
+    return b.shuffle_vector(shuffled, shuffled, narrow)
+
+
+@vector_function("k8", "int", returns=types.uint64)
+def mark_live(e: Emitter, k8: Value, at: Value) -> Value:
+    """Which of 64 int8 are not 0."""
     b = e.b
     live = b.icmp_signed("!=", e.vector_load(e.place(k8, at, I8), _V64X8, 1), _V64X8([0] * WORD))
-    e.vector_store(b.sext(live, _V64X8), e.place(marks, I64(0), I8), 1)
     return b.bitcast(live, I64)
 
 
-@vector_function("pos8", "int", "int", "pos16", "int")
-def widen_places(e: Emitter, pos8: Value, at: Value, base: Value, pos16: Value, to: Value) -> None:
-    """pos16[to : to + 16] = base + pos8[at : at + 16]"""
-    b = e.b
-    places = b.zext(e.vector_load(e.place(pos8, at, I8), _V16X8, 1), _V16X16)
-    places = b.add(places, _splat(b, b.trunc(base, I16), _V16X16))
-    e.vector_store(places, e.place(pos16, to, I16), 2)
+def _marked(add: bool) -> Any:
+    @vector_function("out", "int", "int", "q", "int", returns=types.int64)
+    def use_marked(e: Emitter, out: Value, at: Value, mask: Value, q: Value, i: Value) -> Value:
+        """Spread q[i:] over those of out[at : at + 64] that `mask` marks, and add or set that.
+
+        Values that are not marked stay, or are set to 0. Returns the place in q behind. For AVX2
+        and BMI2.
+        """
+        b = e.b
+        lanes = 16 if _has(e.context, "avx512f") else 8
+        kind = ir.VectorType(FLOAT, lanes)
+        others = kind([-0.0 if add else 0.0] * lanes)  # x + -0 is x, also if that is a zero
+        for first in range(0, WORD, lanes):
+            part = b.trunc(b.lshr(mask, I64(first)), ir.IntType(lanes))
+            x = e.vector_load(e.place(q, i, FLOAT), kind, 4)
+            x = _spread_16(b, x, part, others) if lanes == 16 else _spread_8(b, x, part, others)
+            place = e.place(out, b.add(at, I64(first)), FLOAT)
+            e.vector_store(b.fadd(e.vector_load(place, kind, 4), x) if add else x, place, 4)
+            i = b.add(i, b.zext(_call(b, f"llvm.ctpop.i{lanes}", part.type, part), I64))
+        return i
+
+    return use_marked
 
 
-@vector_function("pos16", "int", "x")
-def gaps(e: Emitter, pos16: Value, at: Value, x: Value) -> None:
-    """x[at : at + 64] = pos16[at + 1 : ...] - pos16[at : ...] - 1"""
+def _spread_16(b: Any, x: Value, mask: Value, others: Value) -> Value:
+    name = "llvm.x86.avx512.mask.expand.v16f32"
+    return _call(b, name, x.type, x, others, b.bitcast(mask, ir.VectorType(I1, 16)))
+
+
+def _spread_8(b: Any, x: Value, mask: Value, others: Value) -> Value:
+    """A byte of ones for each bit; then the numbers 0, 1, ... in these bytes."""
+    v8x8, v8x32 = ir.VectorType(I8, 8), ir.VectorType(I32, 8)
+    ones = _call(b, "llvm.x86.bmi.pdep.64", I64, b.zext(mask, I64), I64(0x0101010101010101))
+    marked = b.sub(b.shl(ones, I64(8)), ones)
+    numbers = _call(b, "llvm.x86.bmi.pdep.64", I64, I64(0x0706050403020100), marked)
+    numbers = b.zext(b.bitcast(numbers, v8x8), v8x32)
+    spread = _call(b, "llvm.x86.avx2.permps", x.type, x, numbers)
+    is_marked = b.icmp_signed("<", b.sext(b.bitcast(marked, v8x8), v8x32), v8x32([0] * 8))
+    return b.select(is_marked, spread, others)
+
+
+add_marked, set_marked = _marked(True), _marked(False)
+
+
+@vector_function("places", "int", "x")
+def gaps(e: Emitter, places: Value, at: Value, x: Value) -> None:
+    """x[at : at + 64] = places[at + 1 : ...] - places[at : ...] - 1"""
     b = e.b
-    here = e.vector_load(e.place(pos16, b.add(at, I64(1)), I16), _V64X16, 2)
-    before = e.vector_load(e.place(pos16, at, I16), _V64X16, 2)
+    here = e.vector_load(e.place(places, b.add(at, I64(1)), I16), _V64X16, 2)
+    before = e.vector_load(e.place(places, at, I16), _V64X16, 2)
     gap = b.sub(b.sub(here, before), _V64X16([1] * WORD))
     e.vector_store(gap, e.place(x, at, I16), 2)
 
@@ -297,7 +393,7 @@ def with_bit(e: Emitter, x: Value, at: Value, bit: Value) -> Value:
 
 @vector_function("x", "int", "int", returns=types.uint64)
 def at_least(e: Emitter, x: Value, at: Value, least: Value) -> Value:
-    """Which of 64 int16 are at least so large."""
+    """Which of 64 int16 are at least so large: 1 to 32768."""
     b = e.b
     bound = _splat(b, b.trunc(b.sub(least, I64(1)), I16), _V64X16)
     values = e.vector_load(e.place(x, at, I16), _V64X16, 2)

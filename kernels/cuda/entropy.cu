@@ -14,8 +14,11 @@
 
 #define BLOCK 2048        // values
 #define LARGEST 32767.0f  // of |k|
-#define RAW 15            // in a header, in place of `low`
-#define NO_SIZES 15       // and in place of `size_low`
+#define GROUP 4           // values that have a bit together
+#define SPARSE 8          // gaps are coded where fewer than one in so many values is live
+#define IN_GROUPS 12      // in a header, in place of `low`
+#define RAW 15            // likewise
+#define NO_SIZES 15       // in a header, in place of `size_low`
 #define CHUNK 1024        // blocks whose places a warp finds
 #define SLOT 1024         // words for what a block has
 #define AT_ONCE 16        // groups of 32 values that a warp loads together
@@ -91,7 +94,7 @@ typedef struct {
     int fill;
 } Stream;
 
-// Append `count` bits, 1 to 32; those above are 0.
+// Append `count` bits, 0 to 32; those above are 0.
 INLINE void put(Stream *stream, unsigned bits, int count)
 {
     stream->kept |= (unsigned long long)bits << stream->fill;
@@ -155,6 +158,43 @@ INLINE unsigned mask_of(int at, unsigned low_mask, unsigned high_mask)
     return __shfl_sync(WHOLE_WARP, at < 1024 ? low_mask : high_mask, (unsigned)at / 32);
 }
 
+// The lowest bit of each group of these 32 values in which one is live.
+INLINE unsigned live_groups(unsigned mask)
+{
+    mask |= mask >> 1;
+    mask |= mask >> 2;
+    return mask & 0x11111111u;
+}
+
+// Put the groups in which a value is live side by side.
+INLINE unsigned squeeze_groups(unsigned mask)
+{
+    unsigned squeezed = 0;
+#pragma unroll
+    for (int first = 32 - GROUP; first >= 0; first -= GROUP) {
+        const unsigned group = mask >> first & 15;
+        squeezed = group ? squeezed << GROUP | group : squeezed;
+    }
+    return squeezed;
+}
+
+// Append which groups have live values, and which these are.
+INLINE void put_groups(Stream *stream, unsigned low_mask, unsigned high_mask, int length)
+{
+    for (int at = 0; at < length; at += 32 * GROUP) {
+        const int first = at + GROUP * lane_of_warp();
+        const unsigned group = mask_of(first, low_mask, high_mask) >> first % 32 & 15;
+        const int count = least((length - at + GROUP - 1) / GROUP, 32);
+        put(stream, __ballot_sync(WHOLE_WARP, group != 0), count);
+    }
+    low_mask = squeeze_groups(low_mask);
+    high_mask = squeeze_groups(high_mask);
+    for (int at = 0; at < length; at += 32) {
+        const unsigned squeezed = mask_of(at, low_mask, high_mask);
+        put(stream, squeezed, GROUP * __popc(live_groups(squeezed)));
+    }
+}
+
 // k = clip(rint(v / step)), r = v - k * step, and what each block has: its header, 0 if no value is
 // live, and its payload in its slot.  Grid: a warp for every block.
 BLOCK_KERNEL code_blocks(
@@ -164,7 +204,7 @@ BLOCK_KERNEL code_blocks(
     unsigned *__restrict__ headers,      // [blocks], e.g. 3
     long long n, float step, float inverse, int with_gradient)
 {
-    __shared__ unsigned short live_of_warp[WARPS][BLOCK], gaps_of_warp[WARPS][BLOCK / 2];
+    __shared__ unsigned short live_of_warp[WARPS][BLOCK], gaps_of_warp[WARPS][BLOCK / SPARSE];
     unsigned short *live = live_of_warp[warp_of_block()], *gaps = gaps_of_warp[warp_of_block()];
     const int lane = lane_of_warp();
     const long long block = block_of_warp();
@@ -176,7 +216,7 @@ BLOCK_KERNEL code_blocks(
     slots += block * SLOT;
 
     int z = 0, end = 0;  // the number of live values so far, and where the last one ends
-    unsigned low_mask = 0, high_mask = 0;  // lane j: which are live of groups j and 32 + j
+    unsigned low_mask = 0, high_mask = 0;  // lane j: which live of values 32 j and 1024 + 32 j on
     unsigned size_sum = 0;
     for (int at = 0; at < length; at += 32 * AT_ONCE) {
         float v[AT_ONCE];
@@ -200,7 +240,7 @@ BLOCK_KERNEL code_blocks(
                 const int place = z + __popc(before);
                 const int gap = before ? lane - 32 + __clz((int)before) : i - end;
                 live[place] = (unsigned short)number;
-                if (place < BLOCK / 2)
+                if (place < BLOCK / SPARSE)
                     gaps[place] = (unsigned short)gap;
                 size_sum += (unsigned)abs(number) - 1;
             }
@@ -217,18 +257,22 @@ BLOCK_KERNEL code_blocks(
     }
     __syncwarp();
 
-    int low = 0, where = length;
-    if (2 * z < length) {  // with more, gaps take more bits than there are values
+    int low = IN_GROUPS, where;
+    if (SPARSE * z < length) {
         const int gaps_low = rice_low((unsigned)(end - z), (unsigned)z);
         low = gaps_low > 1 ? gaps_low : 1;
         unsigned sum = 0;
         for (int i = lane; i < z; i += 32)
             sum += (unsigned)gaps[i] >> low;
         where = (int)plane_bits(sum, z, low);
-        if (where >= length) {
-            low = 0;
-            where = length;
-        }
+    } else {
+        const int count = __popc(live_groups(low_mask)) + __popc(live_groups(high_mask));
+        const int live_count = (int)warp_sum_of_unsigned((unsigned)count);
+        where = (length + GROUP - 1) / GROUP + GROUP * live_count;
+    }
+    if (where >= length) {
+        low = 0;
+        where = length;
     }
     size_sum = warp_sum_of_unsigned(size_sum);
     int size_low = NO_SIZES, size_bits = 0;
@@ -257,7 +301,9 @@ BLOCK_KERNEL code_blocks(
     }
 
     Stream stream = {slots, 0, 0, 0, 0};
-    if (low)
+    if (low == IN_GROUPS)
+        put_groups(&stream, low_mask, high_mask, length);
+    else if (low)
         put_planes(&stream, gaps, z, low);
     else
         for (int at = 0; at < length; at += 32) {
@@ -481,7 +527,7 @@ INLINE int take_planes(const Bits *bits, int bit, int end, int count, int low, i
     return __ballot_sync(WHOLE_WARP, above) ? -1 : bit;
 }
 
-// masks = which values are live, a word for each group of 32, from the gaps before them.
+// masks = which values are live, a word for every 32, from the gaps before them.
 // The bit behind these; or -1: damaged.
 INLINE int take_gaps(const Bits *bits, int bit, int end, int z, int low, int length,
                      unsigned short *gaps, unsigned *masks)
@@ -525,6 +571,33 @@ INLINE int take_marks(const Bits *bits, int bit, int end, int z, int length, uns
     return (int)warp_sum_of_unsigned(count) == z ? bit + length : -1;
 }
 
+// The same from a bit for each group, and the bits of those groups that have live values.
+INLINE int take_groups(const Bits *bits, int bit, int end, int z, int length, unsigned *masks)
+{
+    const int groups = (length + GROUP - 1) / GROUP;
+    unsigned count = 0, at = (unsigned)(bit + groups);
+    for (int i = lane_of_warp(); i < BLOCK / 32; i += 32) {
+        const int here = least(groups - 32 / GROUP * i, 32 / GROUP);
+        const unsigned inside = here > 0 ? (1u << here) - 1 : 0;
+        const unsigned marks = bits_at(bits, (unsigned)(bit + 32 / GROUP * i)) & inside;
+        const unsigned marked = (unsigned)__popc(marks), to_here = sum_up_to_lane(marked);
+        unsigned squeezed = bits_at(bits, at + GROUP * (to_here - marked)), mask = 0;
+#pragma unroll
+        for (int j = 0; j < 32 / GROUP; j++)
+            if (marks >> j & 1) {
+                mask |= (squeezed & 15) << GROUP * j;
+                squeezed >>= GROUP;
+            }
+        masks[i] = mask;
+        count += (unsigned)__popc(mask);
+        at += GROUP * __shfl_sync(WHOLE_WARP, to_here, 31u);
+    }
+    __syncwarp();
+    if (length % 32 && masks[length / 32] >> length % 32)  // a value that does not exist
+        return -1;
+    return (int)warp_sum_of_unsigned(count) == z && (int)at <= end ? (int)at : -1;
+}
+
 INLINE void set_or_add(float *out, int is_live, float q, int add)
 {
     if (!add)
@@ -555,10 +628,12 @@ INLINE int decode_block(const unsigned char *payload, long long at, long long to
         }
         return 1;
     }
-    if (header >> 31 || z > length || low > 11)
+    if (header >> 31 || z > length || low > IN_GROUPS)
         return 0;
     const int end = bit + 8 * bytes;
-    if (low)
+    if (low == IN_GROUPS)
+        bit = take_groups(&bits, bit, end, z, length, masks);
+    else if (low)
         bit = take_gaps(&bits, bit, end, z, low, length, numbers, masks);
     else
         bit = take_marks(&bits, bit, end, z, length, masks);

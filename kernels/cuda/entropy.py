@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..entropy_reference import BLOCK, DAMAGED, doubled, head_bytes
+from ..entropy_reference import BLOCK, DAMAGED, checked_step, doubled, head_bytes
 from .launch import over_warps
 
 Array = Any
@@ -34,7 +34,7 @@ def encode_entropy(gradient: Array | None, residual: Array, payload: Array, step
     slots, headers = cupy.empty(_SLOT * blocks, np.uint32), cupy.empty(blocks, np.uint32)
     extents, sums = cupy.empty(blocks, np.uint64), cupy.empty(chunks, np.uint64)
     length, size, room = cupy.empty(1, np.int64), np.int64(n), np.int64(payload.size)
-    used = np.float32(step)
+    used = checked_step(n, payload, step)
     while True:
         if blocks:
             vectors = (residual if gradient is None else gradient), residual

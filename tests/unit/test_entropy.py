@@ -64,6 +64,16 @@ def test_no_gradient(both: Both) -> None:
         check(both, None, sum(split(values(n)["noise of 1"])))
 
 
+@pytest.mark.parametrize("n", [8, 9, 80, 2040, BLOCK])
+def test_one_in_eight_values_is_live(both: Both, n: int) -> None:
+    """And one more, and one fewer: where the code of places changes."""
+    for z in (n // 8 - 1, n // 8, n // 8 + 1):
+        for every in (1, 2, 7):
+            v = np.zeros(n)
+            v[: every * z : every] = 1
+            check(both, *split(v))
+
+
 @pytest.mark.parametrize("number", [1, -1, 100, -30000])
 def test_one_live_value_anywhere(both: Both, number: int) -> None:
     for place in PLACES:
@@ -119,6 +129,21 @@ def test_steps_of_every_magnitude(both: Both, step: float) -> None:
     for name in ("noise of 0.5", "noise of 40"):
         check(both, *split(values(300)[name], step), step=step)
     check(both, *split(values(300)["noise of 40"], step), step=step, room=least_bytes(300) + 40)
+
+
+@pytest.mark.parametrize("step", [0.0, 1e-40, -1.0, np.nan])
+def test_steps_that_are_too_small(both: Both, step: float) -> None:
+    v, payload = both.cupy.zeros(300, np.float32), both.cupy.zeros(most_bytes(300), np.uint8)
+    for kernels in (both.kernels, reference):
+        with pytest.raises(ValueError, match="must be at least"):
+            kernels.encode_entropy(None, v, payload, step)
+
+
+def test_a_payload_without_room_for_the_head(both: Both) -> None:
+    v, payload = both.cupy.zeros(70_000, np.float32), both.cupy.zeros(8, np.uint8)
+    for kernels in (both.kernels, reference):
+        with pytest.raises(ValueError, match="must have room"):
+            kernels.encode_entropy(None, v, payload, 1.0)
 
 
 @pytest.mark.parametrize("step", [1e-45, 1e-40, 2.0**-126, 3e38])
@@ -184,7 +209,9 @@ def test_an_instruction_packs_bits_where_there_is_one() -> None:
 
 def _compare_some() -> None:
     """In a process for another processor."""
-    assert not words._has(cpu_target.target_context, "bmi2")
+    has_bmi2 = os.environ["NUMBA_CPU_NAME"] == "haswell"
+    assert words._has(cpu_target.target_context, "bmi2") == has_bmi2
+    assert not words._has(cpu_target.target_context, "avx512f")
     both = Both(cpu, EMULATED)
     for v in values(BLOCK + 15).values():
         check(both, *split(v))
@@ -197,10 +224,11 @@ def _compare_some() -> None:
 
 @pytest.mark.skipif(
     platform.machine() not in ("x86_64", "AMD64"),
-    reason="other processors than x86 have no BMI2, so all tests here run the loops",
+    reason="other processors than x86 have neither AVX2 nor BMI2, so all tests here run the loops",
 )
-def test_processors_without_bmi2(tmp_path: Path) -> None:
-    cpu_of_2003 = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": ""}
-    environment = {**os.environ, **cpu_of_2003, "NUMBA_CACHE_DIR": str(tmp_path)}
+@pytest.mark.parametrize("cpu_name", ["x86-64", "haswell"])
+def test_processors_without_bmi2_or_avx512(cpu_name: str, tmp_path: Path) -> None:
+    cpu_of_then = {"NUMBA_CPU_NAME": cpu_name, "NUMBA_CPU_FEATURES": ""}
+    environment = {**os.environ, **cpu_of_then, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", "import test_entropy; test_entropy._compare_some()"]
     subprocess.run(command, cwd=Path(__file__).parent, env=environment, check=True)

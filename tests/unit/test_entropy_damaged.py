@@ -93,6 +93,15 @@ def test_raw_headers_have_no_other_bits(both: Both) -> None:
         assert decode_alike(both, _one_block(header, payload), 7) == DAMAGED
 
 
+@pytest.mark.parametrize(("n", "read"), [(8, True), (7, True), (6, False), (5, False)])
+def test_live_values_behind_the_last(both: Both, n: int, read: bool) -> None:
+    """Values 0, 4 and 6 are live, in groups 0 and 1."""
+    payload = np.packbits([1, 1, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0], bitorder="little")
+    for z in (1, 2, 3, 4):
+        header = z - 1 | len(payload) << 11 | 12 << 23 | 15 << 27
+        assert (decode_alike(both, _one_block(header, payload), n) != DAMAGED) == (read and z == 3)
+
+
 @pytest.mark.parametrize(("more", "read"), [(0, True), (1, False)])
 def test_sizes_beyond_the_largest(both: Both, more: int, read: bool) -> None:
     """The highest sizes that 14 low planes can name."""
@@ -109,7 +118,7 @@ def test_random_bytes(both: Both) -> None:
         payload = random.integers(0, 256, random.integers(1, 300), np.uint8)
         if random.random() < 0.5:
             payload &= random.integers(0, 256, len(payload), np.uint8)  # fewer ones
-        z, low = random.integers(1, 60), random.integers(1, 12)
+        z, low = random.integers(1, 60), random.integers(1, 13)
         header = int(z - 1 | len(payload) << 11 | low << 23 | random.choice([0, 1, 3, 15]) << 27)
         decode_alike(both, _one_block(header, payload), 2000)
         decode_alike(both, payload, 100)
