@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..kernels import array_module, body, empty_like, on_host
-from ..kernels.entropy_reference import BLOCK, LARGEST, most_bytes
+from ..kernels.entropy_reference import BLOCK, LARGEST, SMALLEST_STEP, most_bytes
 
 Array = Any  #: a NumPy or CuPy array
 
@@ -27,10 +27,12 @@ MOST_SAMPLED = 256
 COARSE = 8  #: one in so many blocks of the sample is looked at first
 WITHIN, ROUGHLY_WITHIN = 0.03, 0.15  #: of the bits that are asked for, on a sample
 TRIES = 16  #: at most, of each kind
+MOST_EQUAL = 2  #: tries in which the length does not change, while the step does
 LEAST_BITS = 512  #: of a vector: with fewer, what few values there are would never be sent
-SMALLEST_STEP = 2.0**-126  #: with a float32 reciprocal
 LARGEST_EXPONENT = 126.0  #: of a step
-SLOPE = 0.7  #: about so many times the logarithm of the step grows, a length's falls
+SLOPE = 0.7  #: as the logarithm of the step grows by 1, that of the length falls by about so much
+FLATTEST, STEEPEST = 0.3, 5.0  #: slopes that are believed
+FARTHEST = 2.0  #: by which the logarithm of the step is changed at a time
 
 
 def message_room(values: int) -> int:
@@ -62,7 +64,7 @@ def find_step(v: Array, bits: float, values: int) -> Step:
     The step has so few significant bits that its multiples are exact, up to 8 times the largest
     value of the sample; and no fewer than 8, with which all are.
 
-    Local. Cost: two encodes of `v`, and some of an eighth of it.
+    Local. Cost: mostly two encodes of `v`, and some of an eighth of it; at worst `TRIES` of each.
     """
     largest = body(v).largest_magnitude(v) if v.size else 0.0
     if not largest:
@@ -84,7 +86,7 @@ def sample_of_sums(pairs: Sequence[tuple[Array | None, Array]], *, of_all: bool 
 
     Args:
         pairs: (a, b) float32 of the same length; a may be None for zeros.
-        of_all: all blocks.
+        of_all: all values.
 
     Which blocks these are changes with the values: always the same ones would always err in the
     same direction. Local.
@@ -97,6 +99,9 @@ def sample_of_sums(pairs: Sequence[tuple[Array | None, Array]], *, of_all: bool 
     first = _any_number(pairs) % stride if stride > 1 else 0
     parts = []
     for (a, b), count in zip(pairs, whole, strict=True):
+        if stride == 1:
+            parts.append(b if a is None else a + b)
+            continue
         if count == 0:
             if first == 0:
                 parts.append(b if a is None else a + b)
@@ -134,7 +139,8 @@ def _either(above: Step | None, below: Step | None, target: float, v: Array) -> 
 
 
 class _Search:
-    """Searches for a step, on one vector after another, each time from the last one's.
+    """Searches for a step, on one vector after another, each time from the last one's on, and with
+    its slope.
 
     Args:
         largest: magnitude of a value.
@@ -144,34 +150,49 @@ class _Search:
 
     def __init__(self, largest: float, target: float, room: Array) -> None:
         self._largest, self._target, self._room = largest, target, room
-        self._least = math.log2(max(largest / LARGEST, SMALLEST_STEP))
-        self._most = min(math.log2(largest) + 2, LARGEST_EXPONENT)  # with which nothing is sent
+        least, most = math.log2(max(largest / LARGEST, SMALLEST_STEP)), math.log2(largest) + 2
+        self._least, self._most = least, max(least, min(most, LARGEST_EXPONENT))
         self._guess = min(max(math.log2(largest) - 2 * target, self._least), self._most)
+        self._slope = SLOPE
 
     def __call__(self, v: Array, within: float) -> Step:
-        # The bracket: steps with which there are too many bits, and too few.
+        # The bracket: logarithms of steps with which there are too many bits, and too few.
         too_many, too_few, x = self._least, self._most, self._guess
         above, below, last = None, None, None
+        tried: set[float] = set()
+        equal = 0  # tries that had the bits of the best ones: the length jumps in the bracket
         for _ in range(TRIES):
-            step = Step(size := self._rounded(2.0**x), self._bits_of(v, size))
+            size = self._rounded(2.0**x)
+            if size in tried or equal == MOST_EQUAL:
+                break
+            tried.add(size)
+            step = Step(size, self._bits_of(v, size))
             excess = math.log2(step.bits / self._target)
             self._guess = x
             if abs(excess) < math.log2(1 + within):
                 return step
-            if excess > 0 and (above is None or step.bits < above.bits):
-                above, too_many = step, x
-            elif excess < 0 and (below is None or step.bits > below.bits):
-                below, too_few = step, x
-            slope = SLOPE
-            if last is not None and last[0] != x:
-                slope = min(max((last[1] - excess) / (x - last[0]), 0.3), 3.0)
+            if above and below:
+                equal += step.bits in (above.bits, below.bits)
+            if excess > 0:
+                too_many = x
+                if above is None or step.bits < above.bits:
+                    above = step
+            else:
+                too_few = x
+                if below is None or step.bits > below.bits:
+                    below = step
+            if last is not None:
+                slope = (last[1] - excess) / (x - last[0])
+                self._slope = min(max(slope, FLATTEST), STEEPEST)
             last = x, excess
-            x += min(max(excess / slope, -2.0), 2.0)
-            if not too_many < x < too_few:
+            x += min(max(excess / self._slope, -FARTHEST), FARTHEST)
+            if x <= too_many and above is None:
+                x = self._least  # so many bits may not be needed at all
+            elif not too_many < x < too_few:
                 x = (too_many + too_few) / 2
-            if too_few - too_many < 2**-12:
-                break
-        return _either(above, below, self._target, v)
+        step = _either(above, below, self._target, v)
+        self._guess = math.log2((above or step).size)
+        return step
 
     def _bits_of(self, v: Array, step: float) -> float:
         """Bits a value of a message with this step."""

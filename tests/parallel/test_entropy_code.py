@@ -159,7 +159,9 @@ def test_the_bits_are_hit(comm, bits):
 @pytest.mark.parametrize("kind", ["constant", "one layer of two", "few rows"])
 def test_what_is_unevenly_spread_arrives_too(comm, kind):
     """Values that are alike, layers of unlike size, and rows that a sample may miss."""
-    n, bits, steps = 200 * 2048, 0.5 if kind == "constant" else 0.2, 30
+    n, bits, steps = 200 * 2048, 0.2, 30
+    if kind == "constant":  # all of it is sent, now and then
+        n, bits, steps = 70 * 2048, 0.5, 90
     parameters = Parameters({"x": np.zeros(n, np.float32)})
     exchange = Exchange(parameters, comm, EntropyCoded(bits=bits))
     residuals = exchange.residuals(parameters)
