@@ -27,7 +27,7 @@ from parallel_sgd import (
 from parallel_sgd.command_line import train
 from parallel_sgd.command_line.reporting import print_choices
 from parallel_sgd.communication.launched import launched_rank
-from parallel_sgd.compression import OneBit, auto_bits, registered_bits
+from parallel_sgd.compression import EntropyCoded, OneBit, auto_bits, registered_bits
 from parallel_sgd.costs import KernelSpeeds, Link, measure, measured
 from parallel_sgd.exchange import (
     ExchangePlan,
@@ -126,6 +126,21 @@ def test_what_is_tried_has_the_codec(on_ranks, monkeypatch, places):
             assert tried and all(other == codec for other in tried)
 
     on_ranks(body)
+
+
+def test_what_is_tried_sends_its_bits(comm, monkeypatch):
+    """Of zeros an entropy code sends none, so that any transport looks fast."""
+    sent = []
+
+    class Counted(plan.Exchange):
+        def sum(self, *arguments):
+            super().sum(*arguments)
+            sent.append(self.bytes_sent)
+
+    monkeypatch.setattr(plan, "Exchange", Counted)
+    plan.try_transports(comm, 50_000, EntropyCoded(bits=1), rounds=1)
+    expected = 2 * (comm.size - 1) / comm.size * 50_000 / 8
+    assert len(sent) >= 4 and min(sent) >= 0.8 * expected
 
 
 @pytest.mark.parametrize(
