@@ -44,6 +44,9 @@ COMMANDS = {
     ),
 }
 
+#: Whose numbers depend on how a processor rounds: a step is found by the length of messages.
+ROUNDED = ("bits1",)
+
 #: Lines on how ranks were started, and how their links are.
 OF_THIS_MACHINE = ("parallel-sgd:", "pipelined exchange")
 
@@ -60,6 +63,17 @@ def shown(command: str) -> list[str]:
 def form(line: str) -> str:
     """A line without its seconds, and with single spaces."""
     return " ".join(re.sub(r"\d+\.\d\d s\b", "N s", line).split())
+
+
+NUMBER = re.compile(r"\d[\d,]*\.?\d*")
+
+
+def alike(line: str, printed: str) -> bool:
+    """Whether lines have the same words, and numbers that differ by no more than 5 %."""
+    numbers = [[float(n.replace(",", "")) for n in NUMBER.findall(x)] for x in (line, printed)]
+    return NUMBER.sub("N", line) == NUMBER.sub("N", printed) and numbers[0] == pytest.approx(
+        numbers[1], rel=0.05
+    )
 
 
 def words_of(command: str) -> list[str]:
@@ -84,5 +98,8 @@ def test_what_the_tutorial_shows(folder: Path, name: str) -> None:
         printed, lines = [form(line) for line in output.splitlines()], shown(command)
         assert lines
         for line in lines:
+            if name in ROUNDED:
+                assert any(alike(form(line), each) for each in printed), line
+                continue
             parts = [form(part) for part in line.split("…")]
             assert any(all(part in each for part in parts) for each in printed), line
