@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -43,6 +44,13 @@ def _transformer(seed: int) -> Any:
     return from_seed(seed, lambda: ByteTransformer(64, layers=4, heads=4, context=CONTEXT))
 
 
+def _lstm(seed: int) -> Any:
+    from .lstm import ByteLSTM
+    from .torch_trained import from_seed
+
+    return from_seed(seed, lambda: ByteLSTM(128))
+
+
 def _resnet(seed: int) -> Any:
     from parallel_sgd.torch.models import ResNet
 
@@ -52,8 +60,8 @@ def _resnet(seed: int) -> Any:
 
 
 @cache
-def _library() -> tuple[Dataset, Dataset]:
-    return library_sequences(CONTEXT, most_bytes=3_000_000)
+def _library(most_bytes: int) -> tuple[Dataset, Dataset]:
+    return library_sequences(CONTEXT, most_bytes=most_bytes)
 
 
 @cache
@@ -62,7 +70,11 @@ def _clothing() -> tuple[Images, Images]:
 
 
 def _sequences(seed: int, samples: int) -> tuple[Held, Held]:
-    return some_of(_library(), (samples, SEQUENCES_TESTED), seed)
+    return some_of(_library(3_000_000), (samples, SEQUENCES_TESTED), seed)
+
+
+def _more_sequences(seed: int, samples: int) -> tuple[Held, Held]:
+    return some_of(_library(12_000_000), (samples, SEQUENCES_TESTED), seed)
 
 
 def _images(seed: int, samples: int) -> tuple[Dataset, Dataset]:
@@ -71,18 +83,20 @@ def _images(seed: int, samples: int) -> tuple[Dataset, Dataset]:
     return Subset(training, random.permutation(len(training))[:IMAGES]), test
 
 
+TRANSFORMER = TorchTask(
+    title="next byte, transformer of 0.24 million parameters",
+    steps=1024,
+    minibatch=8,
+    margin=0.02,
+    tuning_seeds=1,
+    classes=256,
+    data=_sequences,
+    model=_transformer,
+    warm_up=1 / 16,
+)
+
 TORCH_TASKS: dict[str, Task] = {
-    "transformer": TorchTask(
-        title="next byte, transformer of 0.24 million parameters",
-        steps=1024,
-        minibatch=8,
-        margin=0.02,
-        tuning_seeds=1,
-        classes=256,
-        data=_sequences,
-        model=_transformer,
-        warm_up=1 / 16,
-    ),
+    "transformer": TRANSFORMER,
     "fashion-mnist": TorchTask(
         title="Fashion-MNIST, ResNet of 0.17 million parameters",
         steps=936,  # two epochs
@@ -96,5 +110,7 @@ TORCH_TASKS: dict[str, Task] = {
         points=4,
         measure=ERROR,
     ),
+    "lstm": replace(TRANSFORMER, title="next byte, LSTM of 0.2 million parameters", model=_lstm),
+    "transformer-long": replace(TRANSFORMER, steps=4096, data=_more_sequences),
 }
-"""A sample of the first is a sequence of 64 bytes, each of which is predicted."""
+"""A sample of bytes is a sequence of 64 bytes, each of which is predicted."""

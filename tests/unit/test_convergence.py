@@ -157,8 +157,8 @@ def test_what_the_plan_of_compression_names_is_there():
 
 
 def test_a_beginning_has_other_bits_for_its_part_of_the_samples():
-    algorithm = compressed.CONTENDERS["4-for-1/8"].algorithm((), 1, samples=4096)
-    assert algorithm.exchange.gradient_bits == {0: 4, 512: 1}
+    algorithm = compressed.CONTENDERS["4-then-1"].algorithm((), 1, samples=4096)
+    assert algorithm.exchange.gradient_bits == {0: 4, 256: 1}
 
 
 def test_top_k_sends_the_largest_and_keeps_the_rest():

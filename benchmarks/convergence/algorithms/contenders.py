@@ -147,16 +147,23 @@ CONTENDERS = {
         )
         for bits in (1, 0.25)
     },
-    "BMUF 4 bits first": Entrant(
-        "block momentum, 4 bits for 1/4, then 1 bit, entropy code",
-        BlockMomentumSGD,
-        (("gradient_bits", 1),),
-        first=(4, 1 / 4),
-        ranks=COMPRESSED,
-        tuned=(),
-        compressed_from="BMUF",
-        peer="BMUF",
-    ),
+    **{
+        f"{name} entropy {bits:g}": Entrant(
+            f"{title}, {bits:g} bit, entropy code",
+            make,
+            (("gradient_bits", bits),),
+            ranks=OTHERS,
+            optimizer=optimizer,
+            compressed_from=name,
+            peer=name,
+        )
+        for name, title, make, optimizer in (
+            ("averaging", "model averaging", ModelAveragingSGD, "SGD"),
+            ("SlowMo", "SlowMo", SlowMo, "SGD"),
+            ("DiLoCo", "DiLoCo (Adam)", DiLoCo, "Adam"),
+        )
+        for bits in (1, 0.25)
+    },
     "classical": Entrant(
         "classical block momentum",
         BlockMomentumSGD,

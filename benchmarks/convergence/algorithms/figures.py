@@ -31,11 +31,16 @@ STYLES: dict[str, tuple[str, Any]] = {
     "BMUF 4 bits": ("#2a8a4a", (0, (5, 1, 1, 1, 1, 1))),
     "BMUF entropy 1": ("#1abc9c", "-"),
     "BMUF entropy 0.25": ("#1abc9c", "--"),
-    "BMUF 4 bits first": ("#1abc9c", ":"),
     "classical": ("#8bc34a", "-"),
     "CNTK": ("#8bc34a", ":"),
     "SlowMo": ("#8e5ea2", "-"),
     "DiLoCo": ("#8c6d4f", "-"),
+    "averaging entropy 1": ("#f7b267", "-"),
+    "averaging entropy 0.25": ("#f7b267", "--"),
+    "SlowMo entropy 1": ("#c39bd3", "-"),
+    "SlowMo entropy 0.25": ("#c39bd3", "--"),
+    "DiLoCo entropy 1": ("#c8a882", "-"),
+    "DiLoCo entropy 0.25": ("#c8a882", "--"),
 }
 
 

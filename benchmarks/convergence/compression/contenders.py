@@ -17,15 +17,17 @@ def _sent(title: str, bits: float, **options: Any) -> Contender:
 
 
 ONE_BIT = _sent("1 bit", 1)
+QUARTER_BIT = _sent("0.25 bit", 0.25)
 
 CONTENDERS = {
     "32": _sent("32 bits", 32),
     "16": _sent("16 bits, float16", 16),
     "4": _sent("4 bits", 4),
+    "4-entropy": _sent("4 bits, entropy code", 4, code="entropy"),
     "2": _sent("2 bits", 2),
     "1": ONE_BIT,
     "0.5": _sent("0.5 bit", 0.5),
-    "0.25": _sent("0.25 bit", 0.25),
+    "0.25": QUARTER_BIT,
     "0.1": _sent("0.1 bit", 0.1),
     "sign": _sent("1 bit, sign", 1, code="sign"),
     "top-k": replace(_sent("top 16 of 1024", TopK.bits), codec=(TopK.bits, TopK)),
@@ -40,20 +42,9 @@ CONTENDERS = {
 with rank 1, and as half a bit of bytes-1024 with rank 4."""
 
 BEGINNINGS = {
-    f"{bits}-for-1/{parts}": replace(
-        ONE_BIT, title=f"{bits} bits for 1/{parts}, then 1 bit", first=(bits, 1 / parts)
-    )
-    for bits in (4, 32)
-    for parts in (8, 4)
+    "4-then-1": replace(ONE_BIT, title="4 bits for 1/16, then 1 bit", first=(4, 1 / 16)),
+    "1-then-0.25": replace(QUARTER_BIT, title="1 bit for 1/8, then 0.25 bit", first=(1, 1 / 8)),
 }
-"""Other bits until the lag of a beginning is over."""
+"""More bits in the beginning, while gradients change most."""
 
 CONTENDERS |= BEGINNINGS
-
-_RECIPE = BEGINNINGS["4-for-1/4"]
-CONTENDERS["4-for-1/4-small-32"] = replace(
-    _RECIPE,
-    title=f"{_RECIPE.title}; parameters below 1,024 values 32 bits",
-    options=(*_RECIPE.options, ("bits_of", {"<1024": 32})),
-)
-"""Biases and the gains of norms are few, and decide much in deep models."""

@@ -12,9 +12,8 @@ from ..tasks import TASKS
 from ..tuning import Climb, Result
 from .contenders import BEGINNINGS, CONTENDERS
 
-RECIPE, AND_SMALL = "4-for-1/4", "4-for-1/4-small-32"
-ALL = tuple(name for name in CONTENDERS if name not in (*BEGINNINGS, AND_SMALL))
-SOME = ("32", "2", "1", "0.5", "0.25", "0.1", "sign", "PowerSGD-4", RECIPE)
+ALL = tuple(name for name in CONTENDERS if name not in BEGINNINGS)
+SOME = ("32", "2", "1", "0.5", "0.25", "0.1", "sign", "PowerSGD-4")
 
 
 @dataclass(frozen=True)
@@ -33,24 +32,30 @@ class Cell:
 
 CELLS = (
     Cell("bytes-256", 4, "momentum", (*ALL, *BEGINNINGS)),
-    Cell("bytes-256", 4, "Adam", (*ALL, RECIPE)),
+    Cell("bytes-256", 4, "Adam", (*ALL, *BEGINNINGS)),
     Cell("bytes-256", 4, "SGD", ALL),
     Cell("bytes-256", 8, "momentum", SOME),
     Cell("bytes-256", 16, "momentum", SOME),
-    Cell("bytes-256", 8, "Adam", ("32", "1", RECIPE)),
+    Cell("bytes-256", 8, "Adam", ("32", "1", "0.25")),
     *(Cell("digits", 4, optimizer, ALL) for optimizer in ("momentum", "Adam", "SGD")),
-    Cell("bytes-1024", 4, "momentum", ("32", "1", RECIPE, "0.5", "PowerSGD-4", "sign")),
-    Cell("bytes-1024-long", 4, "momentum", ("32", "1", RECIPE)),
+    Cell("bytes-1024", 4, "momentum", ("32", "1", "0.5", "0.25", "PowerSGD-4", "sign")),
+    Cell("bytes-1024-long", 4, "momentum", ("32", "1", "0.25")),
     Cell("digits", 8, "momentum", ALL),
 )
 """What is worth most comes first, should the time not suffice."""
 
-OF_TORCH = ("32", "1", RECIPE, AND_SMALL, "4", "PowerSGD-4", "0.5", "0.25", "0.1")
+OF_TORCH = ("32", "1", "0.25", "0.1", "0.5", "4", "2", "4-entropy", "PowerSGD-4")
 
-TORCH_CELLS = tuple(
-    Cell(task, 4, optimizer, (*OF_TORCH, *others))
-    for task in ("transformer", "fashion-mnist")
-    for optimizer, others in (("momentum", ("sign",)), ("AdamW", ()))
+TORCH_CELLS = (
+    *(
+        Cell(task, 4, optimizer, (*OF_TORCH, *others))
+        for task in ("transformer", "fashion-mnist", "lstm")
+        for optimizer, others in (("momentum", ("sign",)), ("AdamW", tuple(BEGINNINGS)))
+    ),
+    *(
+        Cell("transformer-long", 4, optimizer, ("32", "1", "0.25", *others))
+        for optimizer, others in (("momentum", ()), ("AdamW", tuple(BEGINNINGS)))
+    ),
 )
 """Take part where their tasks are named: PyTorch is not always there. Without signs under AdamW, as
 these fail under Adam."""
@@ -65,11 +70,18 @@ STARTS = {
         "bytes-256": 0.4,
         "bytes-1024": 0.4,
         "bytes-1024-long": 0.4,
-        "transformer": 0.2,
-        "fashion-mnist": 0.05,
+        "transformer": 0.4,
+        "transformer-long": 0.2,
+        "fashion-mnist": 0.1,
+        "lstm": 0.4,
     },
     "Adam": {"digits": 0.012, "bytes-256": 0.012},
-    "AdamW": {"transformer": 0.003, "fashion-mnist": 0.006},
+    "AdamW": {
+        "transformer": 0.006,
+        "transformer-long": 0.003,
+        "fashion-mnist": 0.012,
+        "lstm": 0.006,
+    },
 }
 """Rates at which the search begins on 4 ranks, by optimizer and task: the nearer, the sooner it
 ends. On more ranks, whose minibatches are larger, it begins at twice that."""
