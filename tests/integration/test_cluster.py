@@ -66,6 +66,7 @@ def test_plain_mpiexec_trains_on_four_hosts(folder: Path) -> None:
     assert not (folder / "hosts").exists()
 
 
+@pytest.mark.any_mpi
 def test_pytorchs_processes_find_each_other(folder: Path) -> None:
     """On hosts whose names no name service knows."""
     run = (*PARALLEL_SGD, "run", "-n", "4", "--hostfile", "hosts", TORCH, "ddp")

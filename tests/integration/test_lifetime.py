@@ -52,6 +52,7 @@ print("all of them", flush=True)
 """
 
 
+@pytest.mark.any_mpi
 def test_more_learners_than_communicators(folder: Path) -> None:
     """MPICH ended after 2,045 communicators."""
     code, output = run(HEAD + MANY, ranks=1)

@@ -10,10 +10,8 @@ from jobs import PARALLEL_SGD, SECONDS, TORCH, executed
 from limits import patience
 
 
-@pytest.mark.parametrize(
-    "door",
-    ["learner", *(pytest.param(door, marks=pytest.mark.any_mpi) for door in ("overlap", "ddp"))],
-)
+@pytest.mark.any_mpi
+@pytest.mark.parametrize("door", ["learner", "overlap", "ddp"])
 def test_an_error_in_backward_on_one_rank_ends_the_job(folder: Path, door: str) -> None:
     start = time.monotonic()
     code, output = executed((*PARALLEL_SGD, "run", "-n", "3", TORCH, door, "fail"))
