@@ -26,7 +26,7 @@ from parallel_sgd.array_files import flushed, write_arrays
 from parallel_sgd.training.checkpoint_files import CHECKSUM_FIELD, MANIFEST
 from parallel_sgd.training.state_tree import capture, flatten
 
-MUTATIONS = int(os.environ.get("PARALLEL_SGD_FUZZ", "40"))  #: of each algorithm and document
+MUTATIONS = int(os.environ.get("PARALLEL_SGD_FUZZ", "25"))  #: of each algorithm and document
 
 TABLE = psgd.Embedding(name="t", width=2, optimizer=psgd.Adagrad(lr=0.1), entry_count=2)
 
