@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,19 @@ def few_ranks_but(kept: Iterable[str], names: Iterable[str]) -> list[Any]:
     return [
         name if name in kept else pytest.param(name, marks=pytest.mark.few_ranks) for name in names
     ]
+
+
+@contextmanager
+def case(*names: Any) -> Iterator[None]:
+    """One of the cases that a test goes through: an error says which it was.
+
+    Where a case takes less than the end of a test, at which all ranks wait for each other.
+    """
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in the case of {', '.join(map(str, names))}")
+        raise
 
 
 def shared(comm: Communicator, tmp_path: Path) -> Path:

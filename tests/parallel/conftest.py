@@ -164,8 +164,13 @@ def pytest_configure(config: pytest.Config) -> None:
     """Only rank 0 prints pytest's report; the others speak where it would miss something."""
     config.addinivalue_line(
         "markers",
-        "few_ranks: a long one, on Open MPI with three ranks, on MPICH with two; `make test` has "
-        "four on threads alone",
+        "few_ranks: a long one, on Open MPI with three ranks, on MPICH with two, or on one of them "
+        "alone where its ranks are marked; `make test` has four on threads alone",
+    )
+    config.addinivalue_line(
+        "markers",
+        "messages: about what ranks send each other, so also on MPICH with three ranks; there "
+        "`make test` has algorithms in test_golden alone, and all of them on MPICH with two",
     )
     config.addinivalue_line(
         "markers",

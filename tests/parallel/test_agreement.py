@@ -13,6 +13,8 @@ from parallel_sgd import SGD, Adam, DataParallelSGD, Learner, Parameters
 from parallel_sgd.schedules import Schedule, Steps
 from parallel_sgd.training import arguments
 
+pytestmark = pytest.mark.messages
+
 
 @pytest.mark.parametrize(
     ("problem", "message"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import random
 import sys
 import threading
@@ -11,16 +12,33 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cases import case
 
 from parallel_sgd.communication import InBackground
 from parallel_sgd.errors import SharedError
 
+pytestmark = pytest.mark.messages
+
 DTYPES = [np.uint8, np.int64, np.float32, np.float64]
 
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
-shapes_of_parts = pytest.mark.parametrize(
-    "count", [lambda k: 3, lambda k: k, lambda k: 2 * (k % 2), lambda k: 5 * (k == 0), lambda k: 0]
-)
+#: How many values each rank has.
+PARTS = {
+    "three each": lambda k: 3,
+    "as many as its number": lambda k: k,
+    "every other one none": lambda k: 2 * (k % 2),
+    "the first alone": lambda k: 5 * (k == 0),
+    "none": lambda k: 0,
+}
+#: How many values go from rank i to rank j.
+BETWEEN = {
+    "two": lambda i, j: 2,
+    "another number for each": lambda i, j: (3 * i + 2 * j) % 4,
+    "as many as its number": lambda i, j: i,
+    "to itself": lambda i, j: 4 * (i == j),
+    "from the first": lambda i, j: 4 * (i == 0 and j > 0),
+    "none": lambda i, j: 0,
+}
 
 
 @pytest.fixture(params=[None, 99], ids=["at once", "in pieces"])
@@ -42,61 +60,51 @@ def part(rank, count, dtype):
 
 @in_pieces_too
 @every_dtype
-@shapes_of_parts
-@pytest.mark.parametrize("in_place", [False, True])
-def test_allgather(comm, dtype, count, in_place):
-    counts = [count(k) for k in range(comm.size)]
-    receive = np.full(sum(counts), 99, dtype)
-    send = part(comm.rank, counts[comm.rank], dtype)
-    if in_place:
-        own = receive[sum(counts[: comm.rank]) :][: counts[comm.rank]]
-        own[:] = send
-        send = own
-    comm.allgather(send, receive, counts)
-    expected = [part(k, counts[k], dtype) for k in range(comm.size)]
-    assert np.array_equal(receive, np.concatenate(expected))
-    assert np.array_equal(send, expected[comm.rank])
+def test_allgather(comm, dtype):
+    for (name, count), in_place in itertools.product(PARTS.items(), (False, True)):
+        counts = [count(k) for k in range(comm.size)]
+        receive = np.full(sum(counts), 99, dtype)
+        send = part(comm.rank, counts[comm.rank], dtype)
+        if in_place:
+            own = receive[sum(counts[: comm.rank]) :][: counts[comm.rank]]
+            own[:] = send
+            send = own
+        with case(name, "in place" if in_place else "from elsewhere"):
+            comm.allgather(send, receive, counts)
+            expected = [part(k, counts[k], dtype) for k in range(comm.size)]
+            assert np.array_equal(receive, np.concatenate(expected))
+            assert np.array_equal(send, expected[comm.rank])
 
 
 @every_dtype
-@pytest.mark.parametrize(
-    "count",
-    [
-        lambda i, j: 2,
-        lambda i, j: (3 * i + 2 * j) % 4,
-        lambda i, j: i,
-        lambda i, j: 4 * (i == j),
-        lambda i, j: 4 * (i == 0 and j > 0),
-        lambda i, j: 0,
-    ],
-)
-def test_alltoall(comm, dtype, count, most):
-    """`count(i, j)` values go from rank i to rank j."""
-
-    def values(i, j):
-        return (50 * i + 10 * j + np.arange(count(i, j))).astype(dtype)
-
+def test_alltoall(comm, dtype, most):
     ranks, me = range(comm.size), comm.rank
-    send = np.concatenate([values(me, j) for j in ranks])
-    sent = send.copy()
-    receive = np.full(sum(count(i, me) for i in ranks), 99, dtype)
-    counts = [count(me, j) for j in ranks], [count(i, me) for i in ranks]
-    comm.alltoall(send, counts[0], receive, counts[1], most=most)
-    assert np.array_equal(receive, np.concatenate([values(i, me) for i in ranks]))
-    assert np.array_equal(send, sent)
+    for name, count in BETWEEN.items():
+
+        def values(i, j, count=count):
+            return (50 * i + 10 * j + np.arange(count(i, j))).astype(dtype)
+
+        send = np.concatenate([values(me, j) for j in ranks])
+        sent = send.copy()
+        receive = np.full(sum(count(i, me) for i in ranks), 99, dtype)
+        counts = [count(me, j) for j in ranks], [count(i, me) for i in ranks]
+        with case(name):
+            comm.alltoall(send, counts[0], receive, counts[1], most=most)
+            assert np.array_equal(receive, np.concatenate([values(i, me) for i in ranks]))
+            assert np.array_equal(send, sent)
 
 
 @in_pieces_too
 @every_dtype
-@pytest.mark.parametrize("n", [0, 1, 1000])
-def test_broadcast(comm, dtype, n):
-    for root in range(comm.size):
+def test_broadcast(comm, dtype):
+    for n in (0, 1, 1000):
+        for root in range(comm.size):
+            array = part(comm.rank, n, dtype)
+            comm.broadcast(array, root)
+            assert np.array_equal(array, part(root, n, dtype)), (n, root)
         array = part(comm.rank, n, dtype)
-        comm.broadcast(array, root)
-        assert np.array_equal(array, part(root, n, dtype))
-    array = part(comm.rank, n, dtype)
-    comm.broadcast(array)
-    assert np.array_equal(array, part(0, n, dtype))
+        comm.broadcast(array)
+        assert np.array_equal(array, part(0, n, dtype)), n
 
 
 @in_pieces_too

@@ -25,6 +25,8 @@ from parallel_sgd import (
 from parallel_sgd.embedding.rows import RowTable
 from parallel_sgd.training import Checkpoints, checkpoint_files
 
+pytestmark = pytest.mark.messages
+
 WIDTH = 5
 SPACE = 10**11
 

@@ -9,6 +9,8 @@ import pytest
 
 from parallel_sgd.communication.endpoint import HEADER_LENGTH, OtherLength
 
+pytestmark = pytest.mark.messages
+
 LENGTHS = (24, 0, 1 << 20, 24)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import CODECS, LAYOUTS, gradient_of, zeros
+from cases import CODECS, LAYOUTS, case, gradient_of, zeros
 from invariants import (
     conserves_gradients,
     equals_two_stages_in_one_place,
@@ -15,14 +15,16 @@ from parallel_sgd import Parameters, UserError
 from parallel_sgd.compression import OneBit, codec_for, registered_bits
 from parallel_sgd.exchange import Exchange
 
-every_layout = pytest.mark.parametrize("layout", LAYOUTS)
+pytestmark = pytest.mark.messages
+
 every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 
 
-@every_layout
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_full_precision_sums_in_rank_order(on_ranks, layout, dtype):
-    on_ranks(lambda comm: sums_in_rank_order(comm, layout, dtype))
+def test_full_precision_sums_in_rank_order(comm, dtype):
+    for layout in LAYOUTS:
+        with case(layout):
+            sums_in_rank_order(comm, layout, dtype)
 
 
 def test_full_precision_sums_piece_by_piece(on_ranks, monkeypatch):
@@ -30,16 +32,18 @@ def test_full_precision_sums_piece_by_piece(on_ranks, monkeypatch):
     on_ranks(lambda comm: sums_in_rank_order(comm, "long", np.float64))
 
 
-@every_layout
 @every_codec
-def test_nothing_is_lost(on_ranks, codec, layout):
-    on_ranks(lambda comm: conserves_gradients(comm, codec, layout))
+def test_nothing_is_lost(comm, codec):
+    for layout in LAYOUTS:
+        with case(layout):
+            conserves_gradients(comm, codec, layout)
 
 
-@every_layout
 @every_codec
-def test_the_two_stages(on_ranks, codec, layout):
-    on_ranks(lambda comm: equals_two_stages_in_one_place(comm, codec, layout))
+def test_the_two_stages(comm, codec):
+    for layout in LAYOUTS:
+        with case(layout):
+            equals_two_stages_in_one_place(comm, codec, layout)
 
 
 def test_stripes_of_many_blocks(on_ranks, monkeypatch):
@@ -118,17 +122,18 @@ def test_bytes_sent(comm, bits, block_size):
     assert (1 - within) * formula <= exchange.bytes_sent / 2 <= (1 + within) * formula
 
 
-@every_layout
 @every_codec
-def test_small_vectors_are_not_inflated(comm, codec, layout):
+def test_small_vectors_are_not_inflated(comm, codec):
     """Every rank's payload, going and coming, is at most as large as its float32 values."""
-    parameters = zeros(layout)
-    counting, n = Counting(comm), parameters.flat.size
-    exchange = Exchange(parameters, counting, codec)
-    exchange.sum(gradient_of(comm.rank, 0, n), exchange.residuals(parameters))
-    assert exchange.bytes_sent == counting.bytes
-    sent = comm.allgather_object(exchange.bytes_sent)
-    assert sum(sent) <= 2 * (comm.size - 1) * 4 * n
+    for layout in LAYOUTS:
+        parameters = zeros(layout)
+        counting, n = Counting(comm), parameters.flat.size
+        exchange = Exchange(parameters, counting, codec)
+        exchange.sum(gradient_of(comm.rank, 0, n), exchange.residuals(parameters))
+        with case(layout):
+            assert exchange.bytes_sent == counting.bytes
+            sent = comm.allgather_object(exchange.bytes_sent)
+            assert sum(sent) <= 2 * (comm.size - 1) * 4 * n
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -9,6 +9,8 @@ from learners import everything, refuses_what_is_not_finite, starts_warm
 
 from parallel_sgd import SGD, DataParallelSGD, Learner, UserError
 
+pytestmark = pytest.mark.messages
+
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 NOT_FINITE = [np.nan, np.inf, -np.inf]
 every_large_value = pytest.mark.parametrize("value", [1e35, -1e35, 1.0001e30])

@@ -235,18 +235,23 @@ def own_digest(learner: psgd.Learner) -> str:
     return digest.hexdigest()
 
 
+#: In the names of what is repeated over MPI: each algorithm, transport and overlap, with one codec
+#: at least. `test_exchange` and `test_transports` have the sums of every codec there.
+ON_MPI = ("1 bit", "data-parallel, 32 bits", "4 bits, overlap", "merged", "compensation")
+
+
+def on_mpi(name: str) -> Any:
+    """A case, with the number of ranks that it is recorded for, or none, as its mark."""
+    ranks = [RANKS] if any(part in name for part in ON_MPI) else []
+    return pytest.param(name, marks=pytest.mark.ranks(*ranks))
+
+
+@pytest.mark.messages
 @pytest.mark.threads(RANKS)
 @pytest.mark.filterwarnings("ignore:servers=0")
-@pytest.mark.parametrize("name", CASES)
-def test_every_step_has_the_bits_that_it_had(on_ranks, name):
-    golden = json.loads(GOLDEN.read_text())
-
-    def body(comm: psgd.Communicator) -> None:
-        if comm.size != RANKS:
-            return  # recorded for three
-        assert trajectory(comm, name) == golden[name]
-
-    on_ranks(body)
+@pytest.mark.parametrize("name", [on_mpi(name) for name in CASES])
+def test_every_step_has_the_bits_that_it_had(comm, name):
+    assert trajectory(comm, name) == json.loads(GOLDEN.read_text())[name]
 
 
 def test_every_case_is_recorded():

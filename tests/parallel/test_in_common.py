@@ -15,6 +15,8 @@ from parallel_sgd.data import Source
 from parallel_sgd.errors import SharedError, UserError
 from parallel_sgd.training.in_common import EVERY, SAME_GRADIENTS, checksum
 
+pytestmark = pytest.mark.messages
+
 
 @pytest.mark.parametrize("call", ["step", "meet", "finish"])
 @by_algorithm

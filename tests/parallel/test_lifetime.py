@@ -31,6 +31,7 @@ ALGORITHMS: dict[str, psgd.Algorithm[Any]] = {
 }
 
 pytestmark = [
+    pytest.mark.messages,
     pytest.mark.filterwarnings("ignore:servers=0"),
     pytest.mark.usefixtures("no_waiting_for_the_disk"),
 ]

@@ -24,6 +24,8 @@ from low_rank import (
 
 from parallel_sgd import DataParallelSGD, Learner
 
+pytestmark = pytest.mark.messages
+
 
 def test_every_update_is_the_papers(comm):
     equals_the_paper(comm)

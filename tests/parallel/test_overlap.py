@@ -25,6 +25,8 @@ from parallel_sgd import (
 )
 from parallel_sgd.communication.launched import without_launcher
 
+pytestmark = pytest.mark.messages
+
 SHAPES = {"W1": (30, 20), "b1": (20,), "W2": (20, 40), "b2": (40,), "W3": (40, 5), "b3": (5,)}
 STEPS = 7
 

@@ -25,6 +25,8 @@ from parallel_sgd import SGD, Adagrad, Adam, Learner, MomentumSGD
 from parallel_sgd.parameter_server.roles import GIL
 from parallel_sgd.schedules import Linear, Steps
 
+pytestmark = pytest.mark.messages
+
 OPTIMIZERS = {
     "SGD": SGD(lr=0.2),
     "SGD, scheduled": SGD(lr=Steps({0: 0.3, 8: 0.05})),

@@ -31,6 +31,8 @@ from parallel_sgd.parameter_server.answers import Answers
 from parallel_sgd.parameter_server.conversation import Ask
 from parallel_sgd.parameter_server.wire import NAMES, Message, _checksum
 
+pytestmark = pytest.mark.messages
+
 
 def test_as_many_servers_as_ranks(comm):
     for servers in (comm.size + (comm.size == 1), comm.size + 1):

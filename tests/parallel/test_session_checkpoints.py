@@ -12,7 +12,7 @@ import parallel_sgd as psgd
 from parallel_sgd import UserError
 from parallel_sgd.training.checkpoint_files import MANIFEST, checkpoints_in
 
-pytestmark = [pytest.mark.threads(1, 2), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.few_ranks, pytest.mark.threads(1, 2), pytest.mark.ranks(2)]
 
 #: What the model is worth after so many minibatches: the third is better by less than is asked for,
 #: and the fourth as good as the best.

@@ -15,7 +15,7 @@ from torch_models import MLP, MODELS, OPTIMIZERS, batch, learner_of, made, train
 import parallel_sgd as psgd
 from parallel_sgd import UserError
 
-pytestmark = [pytest.mark.threads(1, 3), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.few_ranks, pytest.mark.threads(1, 3), pytest.mark.ranks(2)]
 
 
 def test_batchnorm_of_all_ranks(comm):

@@ -14,7 +14,7 @@ from torch_models import MLP, Branches, batch, learner_of, made
 
 import parallel_sgd as psgd
 
-pytestmark = [pytest.mark.threads(1, 2), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.few_ranks, pytest.mark.threads(1, 2), pytest.mark.ranks(2)]
 
 STEPS = 40
 

@@ -14,7 +14,7 @@ from torch_models import MLP, MODELS, OPTIMIZERS, batch, made, values
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, UserError
 
-pytestmark = [pytest.mark.threads(2), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.few_ranks, pytest.mark.threads(2), pytest.mark.ranks(2)]
 
 
 def learner_of(model: Any, comm: Communicator, optimizer: Any = None, **options: Any) -> Any:

@@ -19,6 +19,7 @@ from parallel_sgd.data.order import epoch_order, rank_slice
 
 pytestmark = [
     pytest.mark.usefixtures("no_waiting_for_the_disk"),
+    pytest.mark.few_ranks,
     pytest.mark.threads(1, 3),
     pytest.mark.ranks(3),
 ]

@@ -13,7 +13,7 @@ from torch_models import made
 import parallel_sgd as psgd
 from parallel_sgd.data import Arrays
 
-pytestmark = [pytest.mark.threads(1, 2), pytest.mark.ranks(2)]
+pytestmark = [pytest.mark.few_ranks, pytest.mark.threads(1, 2), pytest.mark.ranks(2)]
 
 SIZE = 12
 

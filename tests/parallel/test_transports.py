@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from cases import CODECS, LAYOUTS, gradient_of, zeros
+from cases import CODECS, LAYOUTS, case, gradient_of, zeros
 from hosts import (
     STEPS,
     hosts_send_one_message,
@@ -32,6 +32,8 @@ from parallel_sgd.exchange import (
     topology_for,
 )
 
+pytestmark = pytest.mark.messages
+
 #: The host of each rank, of as many as there are.
 PLACES = {
     "two hosts": "aabb",
@@ -41,7 +43,6 @@ PLACES = {
     "a host for each": "abcd",
 }
 
-every_layout = pytest.mark.parametrize("layout", LAYOUTS)
 every_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 every_transport = pytest.mark.parametrize("transport", ["collective", "pipelined"])
 every_place = pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
@@ -57,35 +58,41 @@ def small_pieces(monkeypatch):
         monkeypatch.setattr(mpi_messages.MpiMessages, "most_values", 100)  # in a message
 
 
-@every_layout
 @every_codec
-def test_a_pipeline_has_the_bits_of_collectives(comm, codec, layout):
-    parameters = zeros(layout)
-    (expected, theirs), (sums, ours) = (
-        results(Exchange(parameters, comm, codec, transport=name), comm, parameters, lossy=True)
-        for name in ("collective", "pipelined")
-    )
-    assert np.array_equal(sums, expected)
-    assert np.array_equal(ours.worker_error, theirs.worker_error)
-    assert np.array_equal(ours.owner_error["0"], theirs.owner_error["0"])
+def test_a_pipeline_has_the_bits_of_collectives(comm, codec):
+    for shapes in LAYOUTS:
+        parameters = zeros(shapes)
+        with case(shapes):
+            (expected, theirs), (sums, ours) = (
+                results(
+                    Exchange(parameters, comm, codec, transport=name), comm, parameters, lossy=True
+                )
+                for name in ("collective", "pipelined")
+            )
+            assert np.array_equal(sums, expected)
+            assert np.array_equal(ours.worker_error, theirs.worker_error)
+            assert np.array_equal(ours.owner_error["0"], theirs.owner_error["0"])
 
 
-@every_layout
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_pipeline_sums_in_rank_order(comm, layout, dtype):
-    sums_in_rank_order(comm, layout, dtype, transport="pipelined")
+def test_a_pipeline_sums_in_rank_order(comm, dtype):
+    for shapes in LAYOUTS:
+        with case(shapes):
+            sums_in_rank_order(comm, shapes, dtype, transport="pipelined")
 
 
-@every_layout
 @every_place
-def test_hosts_sum_among_themselves_first(on_ranks, places, layout):
-    on_ranks(lambda comm: hosts_sum_first(comm, places, layout))
+def test_hosts_sum_among_themselves_first(comm, places):
+    for shapes in LAYOUTS:
+        with case(shapes):
+            hosts_sum_first(comm, places, shapes)
 
 
-@every_codec
 @every_place
-def test_hosts_send_one_message(on_ranks, places, codec):
-    on_ranks(lambda comm: hosts_send_one_message(comm, places, codec))
+def test_hosts_send_one_message(comm, places):
+    for name, codec in CODECS.items():
+        with case(name):
+            hosts_send_one_message(comm, places, codec)
 
 
 @every_transport
