@@ -28,6 +28,7 @@ def train(comm, algorithm, seed=None):
     return model, learner
 
 
+@pytest.mark.few_ranks
 @pytest.mark.parametrize(
     "options",
     [{"gradient_bits": 1}, {"gradient_bits": 4}, {"gradient_bits": 1, "distributed_after": 300}],

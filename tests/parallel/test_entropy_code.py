@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from cases import BLOCK_SIZE, LAYOUTS
+from cases import BLOCK_SIZE, LAYOUTS, case
 from invariants import conserves_gradients, same_on_all_ranks
 
 from parallel_sgd import Communicator, Parameters
@@ -64,24 +64,21 @@ def quantized(v: Array, step: float) -> Array:
     return k.astype(np.float32) * np.float32(step)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @every_codec
 @pytest.mark.parametrize("transport", ["collective", "pipelined"])
-def test_nothing_is_lost(on_ranks, codec, layout, transport):
-    on_ranks(lambda comm: conserves_gradients(comm, codec, layout, transport=transport))
+def test_nothing_is_lost(comm, codec, transport):
+    for layout in LAYOUTS:
+        with case(layout):
+            conserves_gradients(comm, codec, layout, transport=transport)
 
 
 @every_codec
-@pytest.mark.parametrize("places", ["aabb", "abab", "aaaa"])
-def test_nothing_is_lost_between_hosts(on_ranks, codec, places):
+def test_nothing_is_lost_between_hosts(comm, codec):
     """Where a rank adds up what the ranks of its host have before it finds a step."""
-
-    def body(comm: Communicator) -> None:
-        topology = Topology.over(places[: comm.size])
-        options = {"transport": "pipelined", "topology": topology}
-        conserves_gradients(comm, codec, "long", steps=4, **options)
-
-    on_ranks(body)
+    for places in ("aabb", "abab", "aaaa"):
+        options = {"transport": "pipelined", "topology": Topology.over(places[: comm.size])}
+        with case(places):
+            conserves_gradients(comm, codec, "long", steps=4, **options)
 
 
 def test_the_two_stages(comm):

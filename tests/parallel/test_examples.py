@@ -27,6 +27,7 @@ ALGORITHMS = {
 }
 
 
+@pytest.mark.few_ranks
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_conforms(on_ranks, name):
     algorithm, promises, _ = ALGORITHMS[name]
@@ -36,6 +37,7 @@ def test_it_conforms(on_ranks, name):
         assert list(outcomes) == list(CHECKS)
 
 
+@pytest.mark.few_ranks
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_learns_the_digits(on_ranks, name):
     pytest.importorskip("sklearn")
