@@ -15,7 +15,6 @@ ROUNDED = {"errors"}
 """It compares with a local step of its own, bit for bit; here means were multiplied and divided."""
 
 CONFORMING = {
-    "32 bit": (psgd.DataParallelSGD(), {}),
     "32 bit, overlap": (
         psgd.DataParallelSGD(overlap=True, bucket_values=100),
         {"exceptions": GUESSED},
