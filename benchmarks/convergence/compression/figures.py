@@ -9,6 +9,7 @@ import numpy as np
 
 from ..panels import Panels, Path, loss_axis
 from ..task import Task
+from ..tasks import TASKS
 from ..tuning import Result
 from .contenders import CONTENDERS
 from .study import Cell, Results
@@ -30,6 +31,9 @@ STYLES: dict[str, tuple[str, Any]] = {
     "4-then-1": ("#8bc34a", "-"),
     "1-then-0.25": ("#8bc34a", ":"),
 }
+
+MARKERS = {"4-then-1": "^", "1-then-0.25": "^", "4": "s", "16": "s", "sign": "x", "top-k": "v"}
+"""Of points without lines; entropy codes with one number of bits, and PowerSGD, have discs."""
 
 
 def samples(results: Results, path: Path) -> None:
@@ -55,7 +59,38 @@ def bytes_sent(results: Results, path: Path) -> None:
             loss_axis(axes, cell.task)
 
 
-FIGURES: dict[str, Callable[[Results, Path], None]] = {"samples": samples, "bytes": bytes_sent}
+def distance(results: Results, path: Path) -> None:
+    """Distance from 32 bits at the end, with its 95 % interval, against bits that were sent."""
+    with _panels(results, path) as all:
+        for cell, axes in all:
+            for name, result in results.cells[cell].items():
+                comparison = results.compare(cell, name)
+                if comparison is None or not result.bytes_sent:
+                    continue
+                low, high = comparison.interval_95
+                axes.errorbar(
+                    results.bits_sent(cell, result),
+                    comparison.mean,
+                    yerr=[[comparison.mean - low], [high - comparison.mean]],
+                    color=STYLES[name][0],
+                    marker=MARKERS.get(name, "o"),
+                    linestyle="none",
+                    label=CONTENDERS[name].title,
+                )
+            margin = TASKS[cell.task].margin
+            axes.axhspan(-margin, margin, color="black", alpha=0.08)
+            axes.set_xscale("log")
+            axes.set_yscale("symlog", linthresh=2 * margin)
+            axes.set_xlabel("bits sent for each value")
+            measure = TASKS[cell.task].measure
+            axes.set_ylabel(f"{measure.name} less that of 32 bits, {measure.unit}")
+
+
+FIGURES: dict[str, Callable[[Results, Path], None]] = {
+    "samples": samples,
+    "bytes": bytes_sent,
+    "distance": distance,
+}
 
 
 def _panels(results: Results, path: Path) -> Panels[Cell]:

@@ -9,7 +9,7 @@ from ...statistics import Comparison, compare
 from ..runs import Line, Runs
 from ..task import Task
 from ..tasks import TASKS
-from ..tuning import Climb, Result
+from ..tuning import Climb, Result, uncompressed_bytes
 from .contenders import BEGINNINGS, CONTENDERS
 
 ALL = tuple(name for name in CONTENDERS if name not in BEGINNINGS)
@@ -160,6 +160,11 @@ class Results:
         if theirs is None or theirs is ours:
             return None
         return compare(ours.final, theirs.final, TASKS[cell.task].margin)
+
+    def bits_sent(self, cell: Cell, result: Result) -> float:
+        """Of each value, with all that goes with it; 0 where every run has broken off."""
+        task = self.plan.task(cell.task)
+        return 32 * result.bytes_sent / cell.ranks / uncompressed_bytes(task, cell.ranks)
 
 
 def study(plan: Plan, runs: Runs) -> Results:

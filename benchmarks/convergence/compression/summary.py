@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...report import Report, print_table
 from ..task import LOSS, Measure
-from ..tuning import Result, cells_of, uncompressed_bytes
+from ..tuning import Result, cells_of
 from .contenders import CONTENDERS
 from .figures import FIGURES, cell_title
 from .study import Cell, Results
@@ -60,7 +60,7 @@ class Summary(Report):
                 comparison.reach,
             )
         if result.bytes_sent:
-            bits = bits_sent(results, cell, result)
+            bits = results.bits_sent(cell, result)
             self.add(
                 f"{title}: sent",
                 bits,
@@ -86,7 +86,7 @@ class Summary(Report):
         points, comparison = result.curves.shape[1], self.results.compare(cell, name)
         return (
             CONTENDERS[name].title,
-            f"{bits_sent(self.results, cell, result):.2f}",
+            f"{self.results.bits_sent(cell, result):.2f}",
             f"{result.setting.lr:g}{'*' if result.setting.at_edge else ''}",
             f"{result.curves[:, points // 4 - 1].mean():.4f}",
             f"{result.final.mean():.4f}",
@@ -104,9 +104,3 @@ class Summary(Report):
 
 def _measure(results: Results, cell: Cell) -> Measure:
     return results.plan.task(cell.task).measure
-
-
-def bits_sent(results: Results, cell: Cell, result: Result) -> float:
-    """Of each value, with all that goes with it; 0 where every run has broken off."""
-    task = results.plan.task(cell.task)
-    return 32 * result.bytes_sent / cell.ranks / uncompressed_bytes(task, cell.ranks)
