@@ -32,6 +32,10 @@ SMALLEST_STEP = F32(1e-37)
 
 LARGEST_HALF = F32(65504.0)
 
+MOMENT_GROUP = 64
+"""Consecutive values for which Adam's second moment is corrected together: see `optimizers.Adam`.
+It is the number of bits in a word, of which each is a value's sign."""
+
 
 def lane_sum(values: Array) -> F32:
     """Sum a block in 32 lanes, then the lanes by halves: the order of a warp and of SIMD code."""
@@ -208,22 +212,55 @@ def adam_step_of_quantized(
     beta2: float,
     epsilon: float,
     decay: float,
-    noise: float,
+    slopes: Array,
+    shifts: Array,
+    first: int,
     least: float,
     out: Array | None = None,
 ) -> None:
-    """`adam_step` on a gradient that a codec has quantized, which adds about `noise` to v.
+    """`adam_step` on a gradient that a codec has quantized, with a correction for each group.
 
-    root = min(sqrt(v), max(v / sqrt(v + noise), least * |m|))
+    root = max(sqrt(slope * v + shift), least * |m|)
     x -= lr * m / (root + epsilon) + decay * x,   or the new x in `out`
+
+    Args:
+        slopes, shifts: of each group of the whole vector.
+        first: where in the whole vector these values begin.
     """
     real = x.dtype.type
     g = real(scale) * gradient
     m += real(1 - beta1) * (g - m)
     v += real(1 - beta2) * (g * g - v)
-    root = np.maximum(v / np.sqrt(v + real(noise)), real(least) * np.abs(m))
-    root = np.minimum(root, np.sqrt(v))
+    groups = np.arange(first, first + len(x)) // MOMENT_GROUP
+    root = np.sqrt(slopes[groups] * v + shifts[groups])
+    root = np.maximum(root, real(least) * np.abs(m))
     _new(x, out)[:] = x - (real(lr) * m / (root + real(epsilon)) + real(decay) * x)
+
+
+def add_to_groups(values: Array, first: int, step: int, sums: Array) -> None:
+    """Add up values by groups of `MOMENT_GROUP`, with random signs or without.
+
+    sums[group] += sum of sign * value, one value after the other
+
+    Args:
+        values: consecutive ones of the whole vector.
+        first: where in the whole vector they begin.
+        step: which chooses the signs, from 1 to below 2**31; 0: all are +.
+        sums: of each group of the whole vector; changed.
+    """
+    for index, value in enumerate(values, first):
+        group, place = divmod(index, MOMENT_GROUP)
+        negative = step and group_signs(step, group) >> place & 1
+        sums[group] += -value if negative else value
+
+
+def group_signs(step: int, group: int) -> int:
+    """64 random bits for a group in a step: the finalizer of SplitMix64 (Steele, Lea, Flood,
+    OOPSLA 2014)."""
+    bits = step << 32 | group
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & (2**64 - 1)
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & (2**64 - 1)
+    return bits ^ bits >> 31
 
 
 def adagrad_step(

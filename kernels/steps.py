@@ -12,7 +12,10 @@ import numpy as np
 
 from . import simd
 from .compiled import compiled
-from .reference import Array
+from .reference import MOMENT_GROUP, Array
+
+U64 = np.uint64
+GROUP = U64(MOMENT_GROUP)
 
 
 def sgd_step(x: Array, gradient: Array, lr: float, out: Array | None = None) -> None:
@@ -61,12 +64,18 @@ def adam_step_of_quantized(
     beta2: float,
     epsilon: float,
     decay: float,
-    noise: float,
+    slopes: Array,
+    shifts: Array,
+    first: int,
     least: float,
     out: Array | None = None,
 ) -> None:
-    numbers = (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay, noise, least)
-    _adam_step_of_quantized(x, m, v, gradient, *map(x.dtype.type, numbers), out)
+    numbers = map(x.dtype.type, (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay, least))
+    _adam_step_of_quantized(x, m, v, gradient, *numbers, slopes, shifts, U64(first), out)
+
+
+def add_to_groups(values: Array, first: int, step: int, sums: Array) -> None:
+    _add_to_groups(values, U64(first), U64(step), sums)
 
 
 def adagrad_step(
@@ -177,19 +186,47 @@ def _adam_step_of_quantized(
     weight2: float,
     epsilon: float,
     decay: float,
-    noise: float,
     least: float,
+    slopes: Array,
+    shifts: Array,
+    first: int,
     out: Array | None = None,
 ) -> None:
     new_x = x if out is None else out
-    for i in range(len(x)):
-        g = scale * gradient[i]
-        m[i] += weight1 * (g - m[i])
-        v[i] += weight2 * (g * g - v[i])
-        root, lowest, highest = v[i] / np.sqrt(v[i] + noise), least * abs(m[i]), np.sqrt(v[i])
-        root = root if root > lowest else lowest
-        root = root if root < highest else highest
-        new_x[i] = x[i] - (lr * m[i] / (root + epsilon) + decay * x[i])
+    begin = U64(0)  # without a sign, an index is not looked at before it is used
+    while begin < len(x):
+        group = (first + begin) // GROUP
+        end = min((group + U64(1)) * GROUP - first, U64(len(x)))
+        slope, shift = slopes[group], shifts[group]
+        for i in range(begin, end):
+            g = scale * gradient[i]
+            m[i] += weight1 * (g - m[i])
+            v[i] += weight2 * (g * g - v[i])
+            root, lowest = np.sqrt(slope * v[i] + shift), least * abs(m[i])
+            root = root if root > lowest else lowest
+            new_x[i] = x[i] - (lr * m[i] / (root + epsilon) + decay * x[i])
+        begin = end
+
+
+@compiled
+def _add_to_groups(values: Array, first: int, step: int, sums: Array) -> None:
+    begin = U64(0)
+    while begin < len(values):
+        group = (first + begin) // GROUP
+        end = min((group + U64(1)) * GROUP - first, U64(len(values)))
+        signs = U64(0)
+        if step:
+            signs = (step << U64(32)) | group
+            signs = (signs ^ (signs >> U64(30))) * U64(0xBF58476D1CE4E5B9)
+            signs = (signs ^ (signs >> U64(27))) * U64(0x94D049BB133111EB)
+            signs ^= signs >> U64(31)
+        signs >>= (first + begin) % GROUP
+        total = sums[group]
+        for i in range(begin, end):
+            total += -values[i] if signs & U64(1) else values[i]
+            signs >>= U64(1)
+        sums[group] = total
+        begin = end
 
 
 @compiled

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import UserError
-from .kernels import body
+from .kernels import body, empty_like
 from .options import Choice, Options, Real, option, options
 from .parameters import Parameters
 from .schedules import Rate, Schedule
+from .second_moment import LARGEST_MOVE, Quantized, is_projected, learn, require_correction
 from .state import Component, across, workspace
 from .validation import LARGEST, number, set_validated, shown
 
@@ -37,17 +38,16 @@ class OptimizerState(Component):
         steps: updates so far.
         samples: seen by all ranks so far: the clock of schedules, blocks and sources.
         lr_factor: on every learning rate, by whoever gives the next gradient: no training state.
-        noise: a running mean of the square of a codec's step, of mean gradients: see `Adam`.
-        quantization: of the next gradient, where a codec has quantized it: the mean square of the
-            steps, of the summed gradient, and the places of the values that have such.
+        correction: of Adam's v, where gradients are quantized, by name: see `second_moment.learn`.
+        quantized: what is known of the next gradient, where an entropy code has quantized it.
     """
 
     buffers: dict[str, Array] = across("mean", default_factory=dict)
     steps: int = across("most", least=0, default=0)
     samples: int = across("same", least=0, default=0)
     lr_factor: float = workspace(default=1.0)
-    noise: float = across("same", least=0, default=0.0)
-    quantization: tuple[float, tuple[slice, ...]] | None = workspace(default=None)
+    correction: dict[str, Array] = across("same", open=True, default_factory=dict)
+    quantized: Quantized | None = workspace(default=None)
 
     def copied(self, room: Mapping[str, Any]) -> dict[str, Any]:
         """Copies of all but the clock, for `put_back`.
@@ -64,7 +64,8 @@ class OptimizerState(Component):
             else:
                 copies[name] = earlier[name]
                 copies[name][...] = vector
-        return {"buffers": copies, "steps": self.steps, "noise": self.noise}
+        correction = {name: vector.copy() for name, vector in self.correction.items()}
+        return {"buffers": copies, "steps": self.steps, "correction": correction}
 
     def align(self, comm: Any) -> None:
         """Have the vectors that any rank has, in the same order: zeros where this rank has none
@@ -72,7 +73,9 @@ class OptimizerState(Component):
 
     def put_back(self, copied: Mapping[str, Any]) -> None:
         """Make all but the clock what it was, in place. Local."""
-        self.steps, self.noise = copied["steps"], copied["noise"]
+        self.steps = copied["steps"]
+        self.correction.clear()
+        self.correction.update(copied["correction"])
         for name, vector in self.buffers.items():
             vector[...] = copied["buffers"][name]
 
@@ -81,6 +84,7 @@ class OptimizerState(Component):
             names = (saved["buffers"], self.buffers)
             had, has = (", ".join(sorted(those)) or "none" for those in names)
             raise UserError(f"has optimizer.buffers {had}, but this optimizer {has}")
+        require_correction(saved["correction"], next(iter(self.buffers.values()), None))
 
 
 class UpdateRule(Options, ABC):
@@ -111,6 +115,17 @@ class UpdateRule(Options, ABC):
         Raises:
             UserError: as `rate_after`; nothing has changed by then.
         """
+
+    @property
+    def has_second_moment(self) -> bool:
+        """Whether the rule divides by a mean square of gradients, and so must know what it was
+        before they were quantized. Local."""
+        return False
+
+    def projected_step(self, state: OptimizerState) -> int:
+        """The number of the next step, if it needs projections of its gradient; else 0. Local."""
+        step = state.steps + 1
+        return step if is_projected(step) or not state.correction else 0
 
     @property
     def lacks_rate(self) -> str | None:
@@ -153,7 +168,8 @@ class Optimizer(UpdateRule):
         return state
 
     def reset(self, state: OptimizerState) -> None:
-        state.steps, state.noise = 0, 0.0
+        state.steps = 0
+        state.correction.clear()
         for name, vector in state.buffers.items():
             vector.fill(self.initial_values.get(name, 0.0))
 
@@ -235,10 +251,22 @@ class LocalStep:
 
         Local.
         """
-        if samples and (self.prepare is None or self.prepare(gradient, samples)):
+        if samples and self._prepared(gradient, samples):
             self.update(gradient, samples, out)
             self.state.steps += 1
         self.state.samples += samples if total is None else total
+
+    def _prepared(self, gradient: Array, samples: int) -> bool:
+        """Call `prepare`; what clips the gradient clips its projections."""
+        if self.prepare is None:
+            return True
+        quantized = self.state.quantized
+        projections = None if quantized is None else quantized.projections
+        before = 0.0 if projections is None else float(gradient @ gradient)
+        applies = self.prepare(gradient, samples)
+        if applies and projections is not None and before > 0:
+            projections *= math.sqrt(float(gradient @ gradient) / before)
+        return applies
 
     def update(self, gradient: Array, samples: int, out: Array | None) -> None:
         """Take one step with a gradient, as it is called with. Local."""
@@ -252,14 +280,25 @@ class LocalStep:
         for out in (None, few.flat.copy()):
             LocalStep(self.optimizer, few)(few.flat, 1, out=out)
 
-    def first_calls(self) -> list[Callable[[], object]]:
-        """A step of no values, in place, for `kernels.prepare`; nothing for an optimizer of the
-        user's. Local."""
+    def first_calls(self, *, quantized: bool) -> list[Callable[[], object]]:
+        """Steps of no values, in place, for `kernels.prepare`; nothing for an optimizer of the
+        user's. Local.
+
+        Args:
+            quantized: whether steps may get gradients that an entropy code has quantized.
+        """
         if type(self.optimizer) not in OPTIMIZERS.values():
             return []
         few = Parameters({"few": self.parameters.flat[:0].copy()})
         step = LocalStep(replace(self.optimizer, lr=1.0, lr_per_sample=None), few)
-        return [lambda: step(few.flat, 1)]
+
+        def after_quantization() -> None:
+            step.state.quantized = Quantized((slice(0, 0),), few.flat)
+            for _ in range(2):  # which learns a correction, and one which has it
+                step(few.flat, 1)
+
+        corrected = quantized and self.optimizer.has_second_moment
+        return [lambda: step(few.flat, 1), *([after_quantization] if corrected else [])]
 
     @property
     def samples(self) -> int:
@@ -368,25 +407,18 @@ class NesterovSGD(MomentumSGD):
         return True
 
 
-NOISE = 0.5
-"""Times the square of a codec's step is what v has too much, at least: see `Adam`."""
-LARGEST_MOVE = 8.0
-"""Learning rates, by which Adam moves a value at most whose gradient was quantized."""
-
-
 @options
 class Adam(Optimizer):
     """Adam with bias correction, and AdamW's decay (not part of the gradient).
 
-    Where an entropy code has quantized the gradient in steps D, values that are small beside D are
-    0 most of the time, and else ±D. Their average square is then near D times what it should be the
-    square of, and Adam would move them too slowly. With y = v / mean(D²), the root is taken of
+    Where an entropy code has quantized the gradient, v is far too large for values that are small
+    beside its step, and Adam would move them too slowly. The root is then taken of
 
-        v * y / (y + 1/2)
+        slope * v + shift
 
-    which is v where steps are small; but a value that Adam would move by less does not move by more
-    than 8 learning rates. Nothing else changes, and nothing is exchanged: all ranks know the steps
-    of the messages that they decode.
+    of the value's group of 64, so that the mean over the group is the mean square before
+    quantization, which the ranks measure (`second_moment`); but no value moves by more than 8
+    learning rates. Nothing else changes.
 
     Source: Kingma & Ba, ICLR 2015, algorithm 1; Loshchilov & Hutter, ICLR 2019, algorithm 2. The
     correction is ours: docs/algorithms.md.
@@ -414,8 +446,6 @@ class Adam(Optimizer):
         t = state.steps + 1
         lr = self.mean_lr(state, samples)
         bias1, bias2 = 1 - self.beta1**t, math.sqrt(1 - self.beta2**t)
-        step_square, places = state.quantization or (0.0, ())
-        state.noise += (1 - self.beta2) * (step_square / samples**2 - state.noise)
         m, v = state.buffers["m"], state.buffers["v"]
         numbers = (
             1 / samples,
@@ -425,15 +455,27 @@ class Adam(Optimizer):
             self.epsilon * bias2,
             lr * self.weight_decay,
         )
-        noise, least = min(NOISE * state.noise, 1e38), bias2 / bias1 / LARGEST_MOVE
-        kernels = body(x)
-        for place, is_quantized in _parts(x.size, places if noise > 0 else ()):
+        quantized, correction = state.quantized, state.correction
+        kernels, least = body(x), bias2 / bias1 / LARGEST_MOVE
+        places = quantized.places if quantized and correction else ()
+        for place, is_quantized in _parts(x.size, places):
             values = x[place], m[place], v[place], gradient[place]
             new_x = None if out is None else out[place]
             if is_quantized:
-                kernels.adam_step_of_quantized(*values, *numbers, noise, least, new_x)
+                groups = correction["slopes"], correction["shifts"], place.start
+                kernels.adam_step_of_quantized(*values, *numbers, *groups, least, new_x)
             else:
                 kernels.adam_step(*values, *numbers, new_x)
+        if quantized is not None and quantized.projections is not None:
+            sums = empty_like(v, len(quantized.projections))
+            sums.fill(0)
+            kernels.add_to_groups(v, 0, 0, sums)
+            mean = quantized.projections / samples
+            learn(correction, mean, sums, x.size, t, self.beta2)
+
+    @property
+    def has_second_moment(self) -> bool:
+        return True
 
 
 def _parts(size: int, places: Sequence[slice]) -> Iterator[tuple[slice, bool]]:

@@ -126,14 +126,23 @@ def adam_step_of_quantized(
     beta2: float,
     epsilon: float,
     decay: float,
-    noise: float,
+    slopes: Array,
+    shifts: Array,
+    first: int,
     least: float,
     out: Array | None = None,
 ) -> None:
     """As `reference.adam_step_of_quantized`. Memory traffic: 7 values a value."""
-    numbers = (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay, noise, least)
-    arrays, reals = (x, m, v, gradient, _new(x, out)), map(x.dtype.type, numbers)
-    over_elements("optimizer_steps.cu", "adam_step_of_quantized", arrays, *reals, bits=_bits(x))
+    reals = map(x.dtype.type, (scale, lr, 1 - beta1, 1 - beta2, epsilon, decay, least))
+    arrays, numbers = (x, m, v, gradient, _new(x, out), slopes, shifts), (np.int64(first), *reals)
+    over_elements("optimizer_steps.cu", "adam_step_of_quantized", arrays, *numbers, bits=_bits(x))
+
+
+def add_to_groups(values: Array, first: int, step: int, sums: Array) -> None:
+    """As `reference.add_to_groups`, with a thread for each group. Memory traffic: 1 value a value,
+    not side by side."""
+    numbers = np.int64(values.size), np.int64(first), np.uint64(step)
+    over_elements("optimizer_steps.cu", "add_to_groups", (sums, values), *numbers, bits=_bits(sums))
 
 
 def adagrad_step(

@@ -75,16 +75,22 @@ ELEMENT_KERNEL adam_step(
     }
 }
 
-// The same of a gradient that was quantized: root = min(sqrt(v), max(v / sqrt(v + noise),
-// least * |m|)) in place of sqrt(v).
+#define MOMENT_GROUP 64
+
+// The same of a gradient that was quantized: root = max(sqrt(slope * v + shift), least * |m|) in
+// place of sqrt(v), with the slope and the shift of the value's group.
 ELEMENT_KERNEL adam_step_of_quantized(
     const real *x,                      // [n]
     real *__restrict__ m,               // [n], read and written
     real *__restrict__ v,               // [n], read and written
     const real *__restrict__ gradient,  // [n]
     real *new_x,                        // [n], written; may be x
-    long long n, real scale, real lr, real one_minus_beta1, real one_minus_beta2, real epsilon,
-    real decay, real noise, real least)
+    const real *__restrict__ slopes,    // of each group of the whole vector
+    const real *__restrict__ shifts,
+    long long n,
+    long long first,                    // where in the whole vector these values begin
+    real scale, real lr, real one_minus_beta1, real one_minus_beta2, real epsilon, real decay,
+    real least)
 {
     LOAD(x_, x);
     LOAD(m_, m);
@@ -92,18 +98,48 @@ ELEMENT_KERNEL adam_step_of_quantized(
     LOAD(g_, gradient);
 #pragma unroll
     for (int k = 0; k < EACH; k++) {
-        const long long i = element(k);
-        const real g = scale * g_[k];
-        const real new_m = m_[k] + one_minus_beta1 * (g - m_[k]);
-        const real new_v = v_[k] + one_minus_beta2 * (g * g - v_[k]);
-        const real sum = new_v + noise, divisor = sqrt(sum), lowest = least * fabs(new_m);
-        const real highest = sqrt(new_v), above = new_v / divisor;
-        const real least_root = above > lowest ? above : lowest;
-        const real root = least_root < highest ? least_root : highest;
+        const long long i = element(k), group = (first + i) / MOMENT_GROUP;
         if (i < n) {
+            const real g = scale * g_[k];
+            const real new_m = m_[k] + one_minus_beta1 * (g - m_[k]);
+            const real new_v = v_[k] + one_minus_beta2 * (g * g - v_[k]);
+            const real square = slopes[group] * new_v + shifts[group];
+            const real lowest = least * fabs(new_m), above = sqrt(square);
+            const real root = above > lowest ? above : lowest;
             m[i] = new_m;
             v[i] = new_v;
             new_x[i] = x_[k] - (lr * new_m / (root + epsilon) + decay * x_[k]);
+        }
+    }
+}
+
+// sums[group] += sum of sign * value, one after the other; the signs are random bits, chosen by
+// `step`, or all +.  Grid: a thread for every EACH groups.
+ELEMENT_KERNEL add_to_groups(
+    real *__restrict__ sums,          // [groups], read and written
+    const real *__restrict__ values,  // [n]
+    long long groups,
+    long long n,
+    long long first,                  // where in the whole vector these values begin
+    unsigned long long step)          // 0: all signs are +
+{
+    for (int k = 0; k < EACH; k++) {
+        const long long group = element(k), begin = group * MOMENT_GROUP - first;
+        if (group < groups && begin < n && begin + MOMENT_GROUP > 0) {
+            unsigned long long signs = 0;
+            if (step) {  // SplitMix64's finalizer
+                signs = step << 32 | (unsigned long long)group;
+                signs = (signs ^ signs >> 30) * 0xBF58476D1CE4E5B9ull;
+                signs = (signs ^ signs >> 27) * 0x94D049BB133111EBull;
+                signs ^= signs >> 31;
+            }
+            real total = sums[group];
+            for (int place = 0; place < MOMENT_GROUP; place++) {
+                const long long i = begin + place;
+                if (i >= 0 && i < n)
+                    total += signs >> place & 1 ? -values[i] : values[i];
+            }
+            sums[group] = total;
         }
     }
 }

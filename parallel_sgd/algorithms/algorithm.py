@@ -183,6 +183,11 @@ class Algorithm(Options, ABC, Generic[StateT]):
         """
         return [lambda: problem_with(x)]
 
+    @property
+    def quantizes_in_steps(self) -> bool:
+        """Whether the optimizer may get gradients that an entropy code has quantized. Local."""
+        return False
+
     def problem(self, state: StateT, work: Work, samples: int) -> str | None:
         """Why this rank's gradient, of so many samples, cannot be trained on, in one line; None
         where it can. Asked before the ranks agree on a minibatch. Local."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..compression import problem_with
 from ..errors import UserError
-from ..exchange import ExchangeOptions
+from ..exchange import ExchangeOptions, Projections
 from ..options import Choice, Whole, group, option, options
 from ..state import across
 from .algorithm import Algorithm, Array, Minibatch, Work
@@ -79,6 +79,11 @@ class DataParallelSGD(Algorithm[DataParallelState]):
 
     def init(self, work: Work) -> DataParallelState:
         optimizer = work.optimizer
+
+        def projected_step() -> int:
+            step: int = optimizer.optimizer.projected_step(optimizer.state)
+            return step
+
         exchange = ExchangeState.init(
             self.exchange,
             work.parameters,
@@ -86,6 +91,7 @@ class DataParallelSGD(Algorithm[DataParallelState]):
             work.comm,
             background=self.double_buffering,
             overlap=self.overlap,
+            projected_step=projected_step if optimizer.optimizer.has_second_moment else None,
         )
         if exchange.overlapped is not None:
             exchange.overlapped.keeps_residuals = lambda: work.left_out.skips
@@ -129,9 +135,9 @@ class DataParallelSGD(Algorithm[DataParallelState]):
     ) -> None:
         """A local step with a sum, of which the optimizer knows how it was quantized."""
         local = work.optimizer.state
-        local.quantization = state.exchange.quantization()
+        local.quantized = state.exchange.quantized()
         work.optimizer(gradient, *samples)
-        local.quantization = None
+        local.quantized = None
 
     def replicas(self, state: DataParallelState, work: Work) -> Mapping[str, Array]:
         return work.optimizer.state.buffers
@@ -144,7 +150,12 @@ class DataParallelSGD(Algorithm[DataParallelState]):
         state.exchange.sum(vector)
 
     def first_calls(self, x: Array) -> list[Callable[[], object]]:
-        return [*self.exchange.first_calls(), *super().first_calls(x)]
+        projections = Projections.first_calls(x) if self.quantizes_in_steps else []
+        return [*self.exchange.first_calls(), *projections, *super().first_calls(x)]
+
+    @property
+    def quantizes_in_steps(self) -> bool:
+        return self.exchange.has_entropy_code
 
     def problem(self, state: DataParallelState, work: Work, samples: int) -> str | None:
         overlapped = state.exchange.overlapped

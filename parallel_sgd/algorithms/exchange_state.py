@@ -17,6 +17,7 @@ from ..exchange import (
     ExchangeOptions,
     ExchangePlan,
     OverlappedExchange,
+    Projections,
     Residuals,
     choose_bits,
     choose_plan,
@@ -25,6 +26,7 @@ from ..exchange import (
 )
 from ..kernels import body, finish_on_device
 from ..parameters import Parameters
+from ..second_moment import Quantized
 from ..state import Component, across, workspace
 from ..validation import shown
 
@@ -41,7 +43,7 @@ class ExchangeState(Component):
     Attributes:
         residuals: what the messages of this rank have lost; None in full precision.
         bits: of each bucket, by its number, where ``gradient_bits="auto"`` has chosen them.
-        step_square: of the last sum: see `Exchange.quantization`; 0 where nothing has steps.
+        projections: "sums": of the last gradient whose sum has ended, until `quantized` is asked.
         options: of the exchange.
         parameters: of the vectors' layout.
         clock: how many samples all ranks have seen.
@@ -52,6 +54,7 @@ class ExchangeState(Component):
         measured: what bits were chosen by, unless a checkpoint has brought them.
         bits_change: whether they do so by samples.
         overlaps: whether sums may begin while their vector is still being computed.
+        projecting: makes them, where the optimizer has a use for them; else None.
         current, current_bits: the exchange with its buffers, and its bits.
         background: the sum under way in the background.
         overlapped: the sum under way of a vector that is still being computed.
@@ -61,7 +64,7 @@ class ExchangeState(Component):
 
     residuals: Residuals | None = None
     bits: dict[str, float] | None = across("same", default=None)
-    step_square: float = across("same", least=0, default=0.0)
+    projections: dict[str, Array] = across("same", open=True, default_factory=dict)
     options: ExchangeOptions = workspace()
     parameters: Parameters = workspace()
     clock: Callable[[], int] = workspace()
@@ -72,6 +75,7 @@ class ExchangeState(Component):
     measured: Measured | None = workspace(default=None)
     bits_change: bool = workspace(default=False)
     overlaps: bool = workspace(default=False)
+    projecting: Projections | None = workspace(default=None)
     current: Exchange = workspace(default=None)
     current_bits: float | str = workspace(default=32)
     background: InBackground[None] | None = workspace(default=None)
@@ -88,6 +92,7 @@ class ExchangeState(Component):
         background: bool = False,
         overlap: bool = False,
         of_blocks: bool = False,
+        projected_step: Callable[[], int] | None = None,
     ) -> ExchangeState:
         """The state before training.
 
@@ -100,6 +105,7 @@ class ExchangeState(Component):
             overlap: whether they may begin while their vector is still being computed.
             of_blocks: whether vectors are what blocks of local updates have changed: see
                 `auto_bits`.
+            projected_step: see `Projections`; None where the optimizer has no use for them.
         Raises:
             SharedError: as `ExchangeOptions.require_for` and `choose_plan`; or MPI does not allow
                 sums in the background.
@@ -114,9 +120,13 @@ class ExchangeState(Component):
             if own is not None:
                 own.close()
             raise
+        if projected_step is not None and options.has_entropy_code:
+            state.projecting = Projections(parameters.flat, own or comm, projected_step)
         if overlap:
             name = f"gradient exchange of rank {comm.rank}"
             state.overlapped = OverlappedExchange(state.buckets, name)
+            if state.projecting is not None:
+                state.overlapped.complete = state.projecting.add
         return state
 
     @classmethod
@@ -185,17 +195,28 @@ class ExchangeState(Component):
         Args:
             vector: [n] of the parameters' dtype, finite; on return the same bits on all ranks.
         """
-        self._at_present().sum(vector, self.residuals)
-        self._note_steps()
+        exchange = self._at_present()
+        self._project(exchange, vector)
+        exchange.sum(vector, self.residuals)
+        self._sum_projections()
 
-    def _note_steps(self) -> None:
-        quantization = self.current.quantization()
-        self.step_square = 0.0 if quantization is None else quantization[0]
+    def _project(self, exchange: Exchange, vector: Array) -> None:
+        """A gradient that the exchange is about to sum. Local."""
+        if self.projecting is not None:
+            self.projecting.begin(exchange.quantized)
+            self.projecting.add(vector, slice(0, vector.size))
 
-    def quantization(self) -> tuple[float, tuple[slice, ...]] | None:
-        """See `Exchange.quantization`, of the last sum that has ended. Local."""
-        places = self.current.quantization()
-        return (self.step_square, places[1]) if self.step_square and places else None
+    def _sum_projections(self) -> None:
+        """Collective, after a sum."""
+        self.projections.clear()
+        sums = None if self.projecting is None else self.projecting.sum()
+        if sums is not None:
+            self.projections["sums"] = sums
+
+    def quantized(self) -> Quantized | None:
+        """How the last sum that has ended was quantized; projections are told once. Local."""
+        places = self.current.quantized
+        return Quantized(places, self.projections.pop("sums", None)) if places else None
 
     def begin_sum(self, vector: Array, name: str, clock: int | None = None) -> None:
         """`sum` in the background, until `wait`: nobody may touch the vector meanwhile.
@@ -205,6 +226,7 @@ class ExchangeState(Component):
             clock: by which the bits go; the present one if not given.
         """
         exchange = self._at_present(clock)
+        self._project(exchange, vector)
         finish_on_device(vector)
         summed = partial(exchange.sum_in_background, vector, self.residuals)
         self.background = InBackground(f"{name} of rank {self.comm.rank}", summed)
@@ -213,7 +235,7 @@ class ExchangeState(Component):
         if self.background is not None:
             self.background.result()
             self.background = None
-            self._note_steps()
+            self._sum_projections()
 
     def ready(self, name: str, vector: Array) -> None:
         """With overlap: some of the values, a parameter's, are there; begin to sum them. Local."""
@@ -225,12 +247,15 @@ class ExchangeState(Component):
         overlapped = self._begun_overlapped(vector)
         overlapped.all_ready(32)
         overlapped.finish()
-        self._note_steps()
+        self._sum_projections()
 
     def _begun_overlapped(self, vector: Array) -> OverlappedExchange:
         assert self.overlapped is not None
         if not self.overlapped.running:
-            self.overlapped.begin(self._at_present(), vector, self.residuals)
+            exchange = self._at_present()
+            if self.projecting is not None:
+                self.projecting.begin(exchange.quantized)
+            self.overlapped.begin(exchange, vector, self.residuals)
         return self.overlapped
 
     def drain(self) -> None:
@@ -256,7 +281,8 @@ class ExchangeState(Component):
     @property
     def bytes_sent(self) -> int:
         self.wait()  # what is counted does not depend on how far it has come
-        return self.current.bytes_sent
+        projections = 0 if self.projecting is None else self.projecting.bytes_sent
+        return self.current.bytes_sent + projections
 
     def values_by_bits(self) -> dict[float, int]:
         """How many values travel with so many bits, where ``gradient_bits="auto"`` has chosen."""
@@ -318,6 +344,8 @@ class ExchangeState(Component):
             self.wait()
         finally:
             self.current.close()
+            if self.projecting is not None:
+                self.projecting.close()
             self.plan.close()
             if self.own_comm is not None:
                 self.own_comm.close()

@@ -88,9 +88,18 @@ class BitsOptions(Options):
 
     def first_calls(self) -> list[Callable[[], object]]:
         """Those of all codecs that may be used, for `kernels.prepare`. Local."""
+        return [call for codec in self._codecs for call in codec.first_calls()]
+
+    @property
+    def has_entropy_code(self) -> bool:
+        """Whether a codec may be used whose messages have lengths that depend on their values."""
+        return not all(codec.has_fixed_length for codec in self._codecs)
+
+    @property
+    def _codecs(self) -> list[Codec]:
+        """All that may be used."""
         possible = self.all_bits - {AUTO} | set(auto_bits() if AUTO in self.all_bits else ())
-        codecs = [self.compression.codec(cast(float, bits)) for bits in possible]
-        return [call for codec in codecs for call in codec.first_calls()]
+        return [self.compression.codec(cast(float, bits)) for bits in possible]
 
     def codec(self, bits: float) -> Codec:
         """Of parameters that have so many bits, but for those with bits of their own."""

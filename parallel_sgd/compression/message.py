@@ -141,16 +141,6 @@ class VariableMessage:
             at += least if decoded is None else decoded
         return at
 
-    def step_squares(self, message: Array) -> float:
-        """The squares of the steps in a message, each times the number of its values."""
-        at, total = 0, 0.0
-        for codec, _, values, least in self.sections:
-            if isinstance(codec, EntropyCoded):
-                step = float(message[at + 4 : at + 8].view(np.float32)[0])
-                total += step * step * (values.stop - values.start)
-            at += least if codec.has_fixed_length else _length(message, at)
-        return total
-
     def beginning(self, buffer: Array) -> Array:
         """The message with which a buffer begins."""
         at = 0

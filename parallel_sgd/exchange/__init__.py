@@ -5,6 +5,7 @@ from .layout import Bucket, Topology, cut_buckets, topology_for
 from .options import ExchangeOptions, TransportOptions
 from .overlap import OverlappedExchange
 from .plan import ExchangePlan, choose_bits, choose_plan
+from .projections import Projections
 from .residuals import Residuals
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "ExchangeOptions",
     "ExchangePlan",
     "OverlappedExchange",
+    "Projections",
     "Residuals",
     "Topology",
     "TransportOptions",

@@ -134,22 +134,19 @@ class Exchange(Component):
         """By this rank to others, over all sums that have ended. Local."""
         return self._bytes_sent
 
-    def quantization(self) -> tuple[float, tuple[slice, ...]] | None:
-        """The mean square of the owners' steps in the last sum, the same on all ranks, and which
-        values are quantized in steps. None where none are, or where this rank has not seen all
-        messages (with NCCL). Local."""
+    @property
+    def quantized(self) -> tuple[slice, ...]:
+        """Which values an entropy code quantizes. Local."""
         assert self._transport is not None
-        variable = [
-            one for one in self._transport.reductions if isinstance(one, VariableLengthReduction)
-        ]
-        if not variable or isinstance(self._transport, WithNccl):
-            return None
         if self._quantized is None:
+            variable = [
+                one
+                for one in self._transport.reductions
+                if isinstance(one, VariableLengthReduction)
+            ]
             spans = sorted(span for one in variable for span in _places(one.quantized()))
             self._quantized = _joined(spans)
-        values = sum(place.stop - place.start for place in self._quantized)
-        squares = (square for one in variable for square in one.step_squares.values())
-        return (sum(squares) / values if values else 0.0), self._quantized
+        return self._quantized
 
     def go_on_from(self, other: Exchange) -> None:
         """Count what another one has sent, whose place this one takes. Local."""

@@ -34,6 +34,7 @@ class OverlappedExchange:
         problem: why a part of the gradient cannot be exchanged, or None.
         keeps_residuals: whether `drain` is to leave residuals as they were before: asked as an
             exchange begins, which then copies them.
+        complete: told of a bucket's values before they are sent, in which vector they are.
 
     Local, but for the exchange itself, which goes on until all buckets are complete.
     """
@@ -48,6 +49,7 @@ class OverlappedExchange:
         self.problem: str | None = None
         self._abandoned = False
         self.keeps_residuals: Callable[[], bool] = lambda: False
+        self.complete: Callable[[Array, slice], None] = lambda vector, values: None
         self._kept: list[Array] = []  # copies of the residuals
         self._non_owned = False  # of them
         self._keeping = False
@@ -147,10 +149,12 @@ class OverlappedExchange:
             self._background = None
 
     def _send(self, number: int, bits: float) -> None:
-        values = self._vector[self.buckets[number].values]
+        place = self.buckets[number].values
+        values = self._vector[place]
         problem = problem_with(values, bits)
         if problem:
             self.problem = self.problem or problem
             values.fill(0)
+        self.complete(self._vector, place)
         finish_on_device(values)
         self._complete[number] = True

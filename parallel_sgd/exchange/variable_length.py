@@ -44,8 +44,6 @@ class VariableLengthReduction(Reduction):
         super().__init__(cut, like, rank, topology, np.uint8)
         self.payload = empty_like(like, sum(self.counts), np.uint8)
         self._messages = {piece.tag: VariableMessage(codec, piece.blocks) for piece in self.pieces}
-        #: By piece: the squares of the steps in the sum's message, times the number of its values.
-        self.step_squares = dict.fromkeys(self._messages, 0.0)
 
     def wire(self, vector: Array) -> Array:
         return self.payload
@@ -126,10 +124,7 @@ class VariableLengthReduction(Reduction):
     def decode(self, piece: Piece, vector: Array, message: Array | None = None) -> int:
         """See `Reduction`; bytes of the message."""
         message = self.payload[piece.bytes] if message is None else message
-        variable = self._messages[piece.tag]
-        length = variable.decode(message, vector[piece.values], False)
-        self.step_squares[piece.tag] = variable.step_squares(message)
-        return length
+        return self._messages[piece.tag].decode(message, vector[piece.values], False)
 
     def quantized(self) -> list[slice]:
         """The values with steps, in the vector."""

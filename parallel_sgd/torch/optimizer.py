@@ -10,7 +10,7 @@ from ..errors import UserError
 from ..optimizers import LocalStep, Optimizer, OptimizerState, UpdateRule
 from ..options import option, options
 from ..parameters import Parameters
-from .adam_correction import correct_adam
+from .adam_correction import AdamCorrection, corrected_groups
 from .arrays import as_tensor
 from .comparable import comparable
 from .module import FlatModule
@@ -79,6 +79,10 @@ class TorchOptimizer(UpdateRule):
         return rate if self._mean else rate * samples  # type: ignore[attr-defined]
 
     @property
+    def has_second_moment(self) -> bool:
+        return any(map(corrected_groups, optimizers_of(self._optimizer)))  # type: ignore[attr-defined]
+
+    @property
     def lacks_rate(self) -> str | None:
         for number, group in enumerate(self._optimizer.param_groups):  # type: ignore[attr-defined]
             if group.get("lr") is None:
@@ -138,7 +142,7 @@ class TorchStep(LocalStep):
     def compile(self) -> None:
         """Nothing is compiled. Local."""
 
-    def first_calls(self) -> list[Callable[[], object]]:
+    def first_calls(self, *, quantized: bool) -> list[Callable[[], object]]:
         """None: PyTorch's step has no kernels of ours. Local."""
         return []
 
@@ -183,13 +187,13 @@ class TorchStep(LocalStep):
 
     def _allow_for_quantization(self, samples: int) -> None:
         """What `optimizers.Adam` does of itself, after a step of PyTorch's Adam."""
-        scale = self.unit() / samples if self._mean else 1.0
-        square, places = self.state.quantization or (0.0, ())
-        if square or self.state.noise:
-            noise = self.state.noise
-            self.state.noise = correct_adam(
-                optimizers_of(self._torch), self._module, square * scale**2, places, noise
-            )
+        quantized = self.state.quantized
+        if quantized is not None:
+            scale = self.unit() / samples if self._mean else 1.0
+            adam = AdamCorrection(optimizers_of(self._torch), self._module, self.state.correction)
+            adam.correct(quantized.places)
+            if quantized.projections is not None:
+                adam.learn(quantized.projections * scale, self.state.steps + 1)
 
     @contextmanager
     def _rates_times(self, factor: float) -> Iterator[None]:

@@ -18,6 +18,7 @@ import torch
 from ..communication import Communicator
 from ..errors import UserError
 from ..optimizers import OptimizerState
+from ..second_moment import require_correction
 from ..state import across, workspace
 from ..validation import line_of, shown
 from .arrays import checksum_of
@@ -277,6 +278,8 @@ class TorchOptimizerState(OptimizerState):
                     f"has optimizer.buffers.{key} of {vector.dtype} {list(vector.shape)}, not "
                     f"{x.dtype} {list(x.shape)}"
                 )
+
+        require_correction(saved["correction"], x)
 
         def part(vector: str, parameter: str) -> torch.Tensor:
             if vector not in saved["buffers"]:

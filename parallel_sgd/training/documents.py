@@ -73,22 +73,22 @@ def converted(numbers: dict[str, Any], version: int) -> dict[str, Any]:
         numbers["extra"] = to_json("extra", numbers["extra"])
         if isinstance(model := numbers["state"].get("model"), dict):
             model |= {"others": {}, "epoch": -1}
-    _add_quantization(numbers.get("state"))
+    _add_correction(numbers.get("state"))
     return numbers
 
 
-def _add_quantization(state: Any) -> None:
-    """To states of optimizers and exchanges that were written before these had steps."""
+def _add_correction(state: Any) -> None:
+    """To states of optimizers and exchanges that were written before gradients were projected."""
     if not isinstance(state, dict):
         return
     for own, name in (
-        ({"buffers", "steps", "samples"}, "noise"),
-        ({"residuals", "bits"}, "step_square"),
+        ({"buffers", "steps", "samples"}, "correction"),
+        ({"residuals", "bits"}, "projections"),
     ):
         if own <= state.keys():
-            state.setdefault(name, 0.0)
+            state.setdefault(name, {})
     for part in state.values():
-        _add_quantization(part)
+        _add_correction(part)
 
 
 def _whole(least: int) -> Check:

@@ -107,7 +107,8 @@ class LearnerSetup(ABC):
         self.local_step = self._arguments[1].bind(self.parameters)
         x = self.parameters.flat
         if array_module(x) is np:
-            calls = algorithm.first_calls(x[:0].copy()) + self.local_step.first_calls()
+            steps = self.local_step.first_calls(quantized=algorithm.quantizes_in_steps)
+            calls = algorithm.first_calls(x[:0].copy()) + steps
             prepare_kernels(comm, calls)
         self._form()
         self._watch_performance(every)

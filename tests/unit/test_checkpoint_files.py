@@ -69,7 +69,7 @@ def test_the_files_are_plain(saved):
         "buffers": {"m": ["optimizer.buffers.m"], "v": ["optimizer.buffers.v"]},
         "steps": 3,
         "samples": 6,
-        "noise": 0.0,
+        "correction": {},
     }
     assert numbers["extra"] == {"epoch": 1}
     assert (manifest["samples"], manifest["ranks"], manifest["format"]) == (6, 1, 3)

@@ -17,6 +17,7 @@ from kernel_cases import CASES, Case
 from parallel_sgd.kernels import cpu, cuda, memory, reference
 from parallel_sgd.kernels.blocks import Blocks, cut, payload_offsets
 from parallel_sgd.kernels.cuda import launch
+from parallel_sgd.kernels.reference import MOMENT_GROUP
 
 SIZES = (0, 1, 31, 1000, 4096 + 5)
 
@@ -165,13 +166,33 @@ def test_optimizer_steps(both: Both, n: int, dtype: Any) -> None:
         both.both_ways("momentum_step", x, m, gradient, 0.1, 0.9, 0.3, nesterov)
     for decay in (0.0, 0.003):
         both.both_ways("adam_step", x, m, v, gradient, third, 1e-3, 0.9, 0.999, 1e-8, decay)
-        for noise, least in ((0.3, 0.0), (1e-6, 2.0), (1e3, 0.1)):
-            rates = third, 1e-3, 0.9, 0.999, 1e-8, decay
-            both.both_ways("adam_step_of_quantized", x, m, v, gradient, *rates, noise, least)
+        for first, least in ((0, 0.0), (1, 2.0), (MOMENT_GROUP + 63, 0.1)):
+            rates, groups = (third, 1e-3, 0.9, 0.999, 1e-8, decay), (first + n) // MOMENT_GROUP + 1
+            each = (_vector(groups, seed, dtype) ** 2 for seed in (4, 5))
+            arguments = x, m, v, gradient, *rates, *each, first, least
+            both.both_ways("adam_step_of_quantized", *arguments)
     both.both_ways("adam_step", x, 0 * m, 0 * v, 0 * gradient, 1.0, 1e-3, 0.9, 0.999, 1e-8, 0.0)
     both.both_ways("adagrad_step", x, v, gradient, third, 1e-2, 1e-10)
     both.both_ways("adagrad_step", x, 0 * v, np.maximum(gradient, 0), 1.0, 1e-2, 1e-10)
     both("compensate_delay", gradient, x, m, 0.04)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", SIZES)
+def test_sums_of_groups(both: Both, n: int, dtype: Any) -> None:
+    for first, step in ((0, 0), (0, 1), (1, 2**31 - 1), (MOMENT_GROUP + 63, 7)):
+        sums = _vector((first + n) // MOMENT_GROUP + 2, 1, dtype)
+        both("add_to_groups", _vector(n, 0, dtype), first, step, sums)
+
+
+def test_signs_of_groups_are_random_and_differ() -> None:
+    bits = [reference.group_signs(step, group) for step in range(1, 65) for group in range(64)]
+    assert len({*bits}) == len(bits)
+    places = np.array([[word >> place & 1 for place in range(MOMENT_GROUP)] for word in bits])
+    assert np.abs(places.mean(0) - 0.5).max() < 5 * 0.5 / np.sqrt(len(bits))
+    signs = 2.0 * places - 1
+    between = signs.T @ signs / len(bits) - np.eye(MOMENT_GROUP)
+    assert np.abs(between).max() < 5 / np.sqrt(len(bits))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

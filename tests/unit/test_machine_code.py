@@ -400,6 +400,7 @@ def used(monkeypatch) -> set[object]:
     [
         *((algorithm, OPTIMIZERS[0], np.float32) for algorithm in ALGORITHMS),
         *(("32 bits", optimizer, np.float32) for optimizer in OPTIMIZERS[1:]),
+        ("1 bits", OPTIMIZERS[3], np.float32),
         *((name, OPTIMIZERS[3], np.float64) for name in ("32 bits", "averaging", "low rank")),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 from parallel_sgd import SGD, Adagrad, Adam, MomentumSGD, NesterovSGD, Parameters, UserError
 from parallel_sgd.optimizers import OPTIMIZERS
 from parallel_sgd.schedules import Cosine, Linear, Schedule, Steps
+from parallel_sgd.second_moment import Quantized, learn, require_correction
 
 N = 37
 MINIBATCHES = (8, 8, 3, 16, 1, 8, 5)
@@ -196,8 +197,39 @@ def test_the_factor_on_the_learning_rate_is_no_training_state():
     assert state.lr_factor == 1 and "lr_factor" not in repr(state)
     assert [field.name for field in fields(state) if field.metadata.get("workspace")] == [
         "lr_factor",
-        "quantization",
+        "quantized",
     ]
+
+
+def test_what_clips_a_gradient_clips_its_projections():
+    step = Adam(lr=0.0).bind(Parameters({"x": np.zeros(64)}))
+
+    def halve(gradient, samples):
+        gradient /= 2
+        return True
+
+    step.prepare = halve
+    step.state.quantized = Quantized((slice(0, 64),), np.array([8.0]))
+    step(np.ones(64), 1)
+    np.testing.assert_allclose(step.state.correction["squares"], 0.001 * 16)
+
+
+@pytest.mark.parametrize(
+    ("correction", "said"),
+    [
+        ({"squares": np.zeros(2), "slopes": np.zeros(2), "shifts": np.zeros(2)}, r"\[2\]"),
+        ({"squares": np.zeros(1), "slopes": np.zeros(1)}, "shifts"),
+        (dict.fromkeys(("squares", "slopes", "shifts"), np.zeros(1, np.float32)), "float32"),
+        (dict.fromkeys(("squares", "slopes", "shifts"), np.array([np.nan])), "not finite"),
+        (dict.fromkeys(("squares", "slopes", "shifts"), np.array([-1.0])), "below 0"),
+    ],
+)
+def test_corrections_that_no_run_has_left(correction, said):
+    state = Adam(lr=1.0).init(Parameters({"x": np.zeros(64)}))
+    saved = {"buffers": state.buffers, "steps": 1, "samples": 1}
+    state.check({**saved, "correction": {}}, 1)
+    with pytest.raises(UserError, match=said):
+        state.check({**saved, "correction": correction}, 1)
 
 
 def test_the_bound_step_tells_its_rate():
@@ -341,3 +373,12 @@ def test_a_state_that_is_reset_is_the_first_one_at_a_later_time(optimizer):
         vectors, local_step.state.buffers.values(), first.buffers.values(), strict=True
     ):
         assert vector is again and np.array_equal(again, before)
+
+
+def test_a_correction_stays_finite_where_squares_do_not():
+    correction: dict = {}
+    sums = np.array([np.inf, 0.0, 1e-45, 3e38], np.float32)
+    projections = np.array([1e30, 1e30, 1e-30, 0.0], np.float32)
+    for step in (1, 40, 64):
+        learn(correction, projections, sums, 256, step, 0.999)
+        require_correction(correction, np.zeros(256, np.float32))
