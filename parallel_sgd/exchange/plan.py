@@ -22,9 +22,9 @@ from .nccl import start_nccl
 SHORT = 1 << 16
 """Values: shorter vectors take the library's collectives untried, unless hosts add up first."""
 TRIED_S = 0.1  #: about as long may an exchange take by which transports are compared
-MOST_TRIED = 1 << 22
-"""Values: within a machine, where so many need no tenth of a second, more take as long a value. So
-trying needs 16 MiB and the buffers of both transports, however long the vector."""
+MOST_TRIED = 1 << 24
+"""Values: where so many need no tenth of a second, more take as long a value. So trying needs
+64 MiB and the buffers of both transports, however long the vector."""
 CLEARLY = 0.9
 """Of the pipeline's seconds: the collectives are taken where they need less. On a link they fall
 behind with the length (1.0 times the pipeline's after 0.1 s, 1.7 after 0.7), and noise is to tip
@@ -111,12 +111,14 @@ def choose_plan(
     plan = ExchangePlan("collective" if transport == "auto" else transport, topology, {})
     if transport != "auto" or comm.size == 1 or parameters.flat.size < SHORT:
         return plan
-    values, seconds = SHORT, try_transports(comm, SHORT, codec, rounds=2)
-    longer = SHORT * max(1.0, TRIED_S / min(seconds.values()))
-    longer = min(parameters.flat.size, longer, MOST_TRIED)
-    if longer > 2 * SHORT:
-        values = int(longer)
+    values = SHORT
+    while True:
         seconds = try_transports(comm, values, codec, rounds=2)
+        longer = values * max(1.0, TRIED_S / min(seconds.values()))
+        longer = min(parameters.flat.size, longer, MOST_TRIED)
+        if longer <= 2 * values:
+            break
+        values = int(longer)
     clearly = seconds["collective"] < CLEARLY * seconds["pipelined"]
     faster = "collective" if clearly else "pipelined"
     return replace(plan, transport=faster, seconds=seconds, values=values)
@@ -166,8 +168,9 @@ def try_transports(
 
     Collective; the same on all ranks.
     """
-    random = np.random.default_rng(comm.rank)  # of zeros an entropy code would send nothing
-    parameters = Parameters({"x": random.standard_normal(values, np.float32)})
+    # Of zeros an entropy code would send nothing.
+    some = np.random.default_rng(comm.rank).standard_normal(SHORT, np.float32)
+    parameters = Parameters({"x": np.resize(some, values)})
     best: dict[str, float] = {}
     exchanges = {
         "pipelined": Exchange(parameters, comm, codec, transport="pipelined", topology=topology),
