@@ -12,16 +12,13 @@ from .job import Job
 
 FASTER = 1.25  #: times as fast must be what changes the result
 
-FEWEST_FROM_THE_START = 4
-"""Bits with which optimizers that have a momentum learn well from the first step on."""
-
 
 @dataclass(frozen=True)
 class Recommendation:
     """
     Attributes:
         choice: what to take.
-        options: of train.py; N in them is a quarter of all samples that are trained on.
+        options: of train.py.
         reason: two sentences: what for, and what to keep in mind.
     """
 
@@ -47,7 +44,7 @@ def recommend(job: Job) -> Recommendation:
             same,
             _options(same, job),
             f"{title(same)} keeps {efficiency:.0%} of the speed of {_nodes(job)}, as fast within "
-            f"5 % as any algorithm that trains as serial SGD does{rest}. {_about(same, job)} a "
+            f"5 % as any algorithm that trains as serial SGD does{rest}. {_about(same)} a "
             f"minibatch of {job.ranks * job.minibatch} samples wants a learning rate of its own.",
         )
     return Recommendation(
@@ -85,28 +82,21 @@ def _simplest_of_fastest(among: Sequence[Candidate], job: Job) -> Candidate:
 
 
 def _options(choice: Candidate, job: Job) -> str:
-    bits = f"{choice.bits:g}"
-    if choice.bits < FEWEST_FROM_THE_START and job.optimizer_vectors:
-        bits = f"0:{FEWEST_FROM_THE_START},N:{bits}"
-    words = [choice.options, f"--gradient-bits {bits}"]
+    words = [choice.options, f"--gradient-bits {choice.bits:g}"]
     buckets = choice.cost(job).buckets
     if buckets < job.bucket_counts[0]:
         words.append(f"--bucket-values {-(-job.parameters // buckets)}")
     return " ".join(word for word in words if word)
 
 
-def _about(same: Candidate, job: Job) -> str:
+def _about(same: Candidate) -> str:
     if same.bits == 32:
         return "Its result is that of serial SGD on larger minibatches, but"
-    trained = "4 bits and more trained as well as 32"
-    if same.bits < FEWEST_FROM_THE_START:
-        when = " with plain SGD"
-        if job.optimizer_vectors:
-            when = (
-                f" after a first quarter in {FEWEST_FROM_THE_START}: N is a quarter of all samples"
-            )
-        trained = f"{same.bits:g} bit trained as well as 32{when}"
-    return f"With error feedback, which is on by default, {trained} (docs/experiments.md), and"
+    trained = "4 bits and more" if same.bits >= 4 else f"{same.bits:g} bit"
+    return (
+        f"With error feedback, which is on by default, {trained} trained as well as 32 "
+        "(docs/experiments.md), and"
+    )
 
 
 def _nodes(job: Job) -> str:
