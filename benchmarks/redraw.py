@@ -52,6 +52,7 @@ CONVERGENCE = ("samples", "bytes", "ranks", "error-feedback")
 FIGURES = (
     _alone("kernels", "kernels", "bench"),
     _alone("kernels", "kernels-avx2", "bench"),
+    _alone("entropy-code", "entropy-code", "bench"),
     _alone("exchange", "exchange-2", "bench"),
     _alone("exchange", "exchange-4", "bench"),
     _alone("blocks", "blocks", "bench"),

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import figures, training
+from benchmarks import figures, rans, training
 from benchmarks.__main__ import main as benchmarks_main
 from benchmarks.convergence.runs import read
 from benchmarks.report import Report
@@ -118,3 +118,15 @@ def test_a_file_of_something_else_is_refused(tmp_path, reads, wrong):
     path.write_text('{"rows": []}')
     with pytest.raises(UserError, match=wrong):
         reads(path)
+
+
+def test_rans_is_as_short_as_the_entropy_and_undone_exactly():
+    symbols = np.random.default_rng(4).binomial(8, 0.1, 20_001).astype(np.uint16)
+    parts, values = rans.frequencies(symbols), np.arange(9, dtype=np.float32)
+    space, out = np.empty(len(symbols) + 64, np.uint16), np.ones(len(symbols), np.float32)
+    stream = space[rans.encode(symbols, parts, space) :].copy()
+    rans.decode(stream, parts, values, out, True)
+    assert np.array_equal(out, 1 + values[symbols])
+    shares = np.bincount(symbols) / len(symbols)
+    entropy = -(shares * np.log2(shares, where=shares > 0, out=0 * shares)).sum() * len(symbols)
+    assert entropy <= 8 * stream.nbytes < 1.02 * entropy

@@ -1,0 +1,132 @@
+"""The entropy code beside the entropy of its values and beside interleaved rANS, on one thread.
+
+The step is the one that an exchange would find for so many bits. The vector is that of
+`python -m benchmarks kernels`, whose layers have unlike sizes. H0 is the entropy of its quantized
+values: no code with one table for the whole vector is shorter. Ours has a header for each 2,048
+values, so it is shorter where layers are unlike. Rows "alike" are of normal numbers of one size.
+
+rANS gets values that are quantized already, as symbols, so its time has neither the quantization
+nor the residual; ours has both. It is compiled by Numba and divides where a table of reciprocals
+could multiply.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parallel_sgd.compression.step_search import find_step, message_room, sample_of_sums
+from parallel_sgd.kernels import cpu, memory
+
+from . import rans
+from .kernels import ENTROPY_BITS, KernelBench
+from .report import Report, positive
+
+Array = npt.NDArray[Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--values", type=positive, default=1 << 24, help="values in the vector (default: 2**24)"
+    )
+    parser.add_argument("--rounds", type=positive, default=5, help="of each (default: 5)")
+
+
+def main(options: argparse.Namespace) -> Report:
+    bench = KernelBench(options.values)
+    report = Report(f"the entropy code beside rANS on one thread, {bench.n} values")
+    for bits in ENTROPY_BITS:
+        coded = Coded(bench.gradient, bits)
+        report.add(f"length, {bits:g} bit, alike", *coded.length(len(coded.message)))
+    for bits in ENTROPY_BITS:
+        _add_rows(report, bench, bits, options.rounds)
+    limit, _ = _seconds(options.rounds, bench.axpy, bench.axpy)
+    report.add("axpy in place", 1e9 * limit / bench.n, "ns/value", "the kernels' limit", None)
+    return report
+
+
+class Coded:
+    """A vector in both codes.
+
+    Attributes:
+        values, symbols: those that occur, and of each place its number among them.
+        message, stream: ours, uint8, and that of rANS, uint16.
+    """
+
+    def __init__(self, vector: Array, bits: float) -> None:
+        self.n = len(vector)
+        self.step = find_step(sample_of_sums([(None, vector)]), bits, self.n).size
+        self.room = memory.zeros(message_room(self.n), np.uint8)
+        residual = memory.zeros(self.n, np.float32)
+        length = cpu.encode_entropy(vector, residual, self.room, self.step)
+        self.message = self.room[:length].copy()
+        quantized = memory.empty(self.n, np.float32)
+        cpu.decode_entropy(self.message, quantized, False)
+        self.values, symbols = np.unique(quantized, return_inverse=True)
+        self.symbols = symbols.astype(np.uint16)
+        self.parts = rans.frequencies(self.symbols)
+        self.space = np.empty(self.n + 64, np.uint16)
+        self.stream = self.space[rans.encode(self.symbols, self.parts, self.space) :].copy()
+        again = np.empty_like(quantized)
+        rans.decode(self.stream, self.parts, self.values, again, False)
+        assert np.array_equal(again, quantized)
+
+    def length(self, octets: int) -> tuple[float, str, str, float]:
+        """A row's last columns, for a message of so many bytes."""
+        share = np.bincount(self.symbols) / self.n
+        entropy = float(-(share * np.log2(share)).sum())
+        bits = 8 * octets / self.n
+        return bits, "bits/value", f"H0, {entropy:.4g}", bits / entropy
+
+
+def _add_rows(report: Report, bench: KernelBench, bits: float, rounds: int) -> None:
+    """Lengths and times of the vector with layers."""
+    v, r, out = bench.layers, bench.error, bench.out
+    coded, name = Coded(v, bits), f"{bits:g} bit"
+    report.add(f"length, {name}", *coded.length(len(coded.message)))
+    table = 4 * len(coded.values)
+    report.add(f"length of rANS, {name}", *coded.length(coded.stream.nbytes + table))
+    calls: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "encode": (
+            lambda: cpu.encode_entropy(v, r, coded.room, coded.step),
+            lambda: rans.encode(coded.symbols, coded.parts, coded.space),
+        ),
+        "decode and add": (
+            lambda: cpu.decode_entropy(coded.message, out, True),
+            lambda: rans.decode(coded.stream, coded.parts, coded.values, out, True),
+        ),
+    }
+    for call, pair in calls.items():
+        ours, theirs = (
+            1e9 * s / bench.n for s in _seconds(rounds, *pair, before=lambda: r.fill(0))
+        )
+        report.add(
+            f"{call}, {name}",
+            ours,
+            "ns/value",
+            f"time of rANS, {theirs:.3g} ns/value",
+            ours / theirs,
+        )
+
+
+def _seconds(
+    rounds: int,
+    ours: Callable[[], object],
+    theirs: Callable[[], object],
+    before: Callable[[], object] = lambda: None,
+) -> tuple[float, float]:
+    """Medians, of calls in turn."""
+    both: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        for call, taken in zip((ours, theirs), both, strict=True):
+            before()
+            begin = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - begin)
+    return statistics.median(both[0]), statistics.median(both[1])
