@@ -104,7 +104,15 @@ TO_LOSS = (
 """Who is timed until a test loss is reached."""
 
 TO_LOSS_MODULES = (
-    *("32 bit", "32 bit, overlap", "4 bit", "1 bit", "0.25 bit", "block momentum, 1 bit"),
+    *(
+        "32 bit",
+        "32 bit, overlap",
+        "4 bit",
+        "1 bit",
+        "0.25 bit",
+        "0.1 bit",
+        "block momentum, 1 bit",
+    ),
     *("PowerSGD rank 4", "our hook, 32 bit", PLAIN, *HOOKS, "DDP, post-local SGD"),
 )
 """The same for PyTorch's modules."""
