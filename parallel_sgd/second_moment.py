@@ -103,7 +103,7 @@ def learn(
     share = 1 - math.exp(-max(step - HELD, 0) / HELD)
     sums = np.minimum(sums, LARGEST)
     with np.errstate(over="ignore"):
-        squares = np.minimum(squares + weight * (projections**2 - squares), LARGEST)
+        squares = np.fmin(squares + weight * (projections**2 - squares), LARGEST)  # NaN, too
         ratios = np.where(sums > 0, squares / np.maximum(sums, TINY), 2)
         ratios = np.clip(ratios, TINY, LARGEST_RATIO)
         ratios = np.minimum(ratios, 1) ** share * np.maximum(ratios, 1)

@@ -378,7 +378,7 @@ def test_a_state_that_is_reset_is_the_first_one_at_a_later_time(optimizer):
 def test_a_correction_stays_finite_where_squares_do_not():
     correction: dict = {}
     sums = np.array([np.inf, 0.0, 1e-45, 3e38], np.float32)
-    projections = np.array([1e30, 1e30, 1e-30, 0.0], np.float32)
+    projections = np.array([np.nan, 1e30, 1e-30, 0.0], np.float32)
     for step in (1, 40, 64):
         learn(correction, projections, sums, 256, step, 0.999)
         require_correction(correction, np.zeros(256, np.float32))
