@@ -13,8 +13,8 @@ from ..errors import UserError
 from ..files import opened, reason
 from ..validation import checked_path, integer, number, require_memory, shown
 from .dataset import Dataset
-from .library_source import files_below, library_files
-from .parts import Parts, is_litter, kinds_of, parts_of
+from .library_source import library_files
+from .parts import Parts, files_below, is_litter, kinds_of, parts_of
 from .validation import Array, DType, checked_targets, float_dtype
 
 SEQUENCE_CONTEXT = 256

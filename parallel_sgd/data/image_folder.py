@@ -16,8 +16,7 @@ from ..files import opened, reason
 from ..validation import checked_path, choice, integer, line_of, shown
 from .dataset import Dataset
 from .images import LARGEST_BYTE
-from .library_source import files_below
-from .parts import REQUIRED, Parts, both_parts, is_litter, named, parts_of
+from .parts import REQUIRED, Parts, both_parts, files_below, is_litter, named, parts_of
 from .unchanged import Identity, identity_of, reopened
 from .validation import Array, DType, checked_labels, float_dtype
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -15,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from ..errors import UserError
 from ..validation import checked_seed, integer, number, shown
 from .dataset import SPLIT_STREAM, Dataset
+from .parts import files_below
 from .validation import Array, DType, checked_targets, float_dtype
 
 #: Folders left out: tests, what was installed beside the library, and what the build wrote.
@@ -131,30 +131,6 @@ def library_files(
             f"{error.filename or folder}: Python's library cannot be read: {error.strerror}"
         ) from None
     return train, held_out
-
-
-def files_below(
-    folder: Path,
-    wanted: Callable[[str], bool],
-    left_out: Callable[[str], bool] = lambda name: False,
-) -> Iterable[tuple[str, os.stat_result]]:
-    """Find the files below a folder whose name is wanted, in no particular order: the path below
-    the folder, and the file's status.
-
-    Args:
-        left_out: whether a folder of this name is not looked into.
-    Raises:
-        OSError: a folder, or the status of a file, cannot be read.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise error
-
-    for place, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not left_out(name)]
-        for name in filter(wanted, names):
-            path = Path(place, name)
-            yield PurePath(path.relative_to(folder)).as_posix(), path.stat()
 
 
 def _is_source(name: str) -> bool:

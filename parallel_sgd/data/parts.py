@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from ..errors import UserError
@@ -161,3 +162,27 @@ def _parts_alone(says: dict[Path, Named]) -> dict[Path, Named]:
 def _stem(path: Path) -> str:
     """The name without its suffixes: of x.train.csv.gz, "x.train"."""
     return _SUFFIXES.sub("", path.name)
+
+
+def files_below(
+    folder: Path,
+    wanted: Callable[[str], bool],
+    left_out: Callable[[str], bool] = lambda name: False,
+) -> Iterable[tuple[str, os.stat_result]]:
+    """Find the files below a folder whose name is wanted, in no particular order: the path below
+    the folder, and the file's status.
+
+    Args:
+        left_out: whether a folder of this name is not looked into.
+    Raises:
+        OSError: a folder, or the status of a file, cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not left_out(name)]
+        for name in filter(wanted, names):
+            path = Path(place, name)
+            yield PurePath(path.relative_to(folder)).as_posix(), path.stat()

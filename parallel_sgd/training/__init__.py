@@ -2,6 +2,7 @@
 
 from .auto_adjust import AutoLearningRate, AutoMinibatchSize
 from .checkpoint_config import CheckpointConfig
+from .checkpoint_files import CHECKPOINTS
 from .checkpoints import Checkpoints
 from .cross_validation import CrossValidation
 from .learner import Learner
@@ -11,7 +12,6 @@ from .objective import ModelObjective, Objective
 from .progress import Progress
 from .resuming import resume
 from .run_folder import (
-    CHECKPOINTS,
     RunFolder,
     require_installed_matplotlib,
     require_matplotlib,

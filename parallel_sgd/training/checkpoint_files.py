@@ -36,8 +36,9 @@ from ..files import content_of, make_new, reason, remove_tree
 from ..validation import shown
 from .documents import FORMAT, READABLE, check_manifest, check_numbers, converted, parsed
 
-__all__ = ["FORMAT", "Damaged", "Reader"]
+__all__ = ["CHECKPOINTS", "FORMAT", "Damaged", "Reader"]
 
+CHECKPOINTS = "checkpoints"  #: the folder of checkpoints in the folder of a run
 MANIFEST = "manifest.json"
 NAME = re.compile(r"(\d{12,})(?:-(\d+))?")
 PART = re.compile(rf"{NAME.pattern}(\.\d+)?\.part")

@@ -25,7 +25,6 @@ from ..version import __version__
 from . import checkpoint_files as files
 from .folder_lock import FolderLock
 from .learner import Learner, require_learner
-from .run_folder import CHECKPOINTS
 from .state_tree import HostArray, HostCopies, capture, flatten
 
 _written_now: defaultdict[Path, list[InBackground[Path]]] = defaultdict(list)
@@ -375,7 +374,7 @@ def wait_for_writing(path: Path) -> SharedProblem | None:
     """
     here = path.resolve()
     with _noting:
-        folders = (here, here.parent, here / CHECKPOINTS)
+        folders = (here, here.parent, here / files.CHECKPOINTS)
         concerned = [writing for folder in folders for writing in _written_now.get(folder, ())]
     problems: dict[str, None] = {}
     for writing in concerned:

@@ -21,7 +21,6 @@ from .fitting import require_alike, require_possible
 from .in_common import LOAD
 from .learner import Learner, require_learner
 from .reshard import reshard, stripe_sizes
-from .run_folder import CHECKPOINTS
 from .state_tree import Tree, restore, room_for, unflatten
 
 FREE = {"lr", "lr_per_sample", "hyperparameters"}
@@ -173,7 +172,7 @@ def _extras(
 
 def folder_of(path: Path) -> Path:
     """The folder of checkpoints in a run's folder, or `path` itself. Local."""
-    inside = path / CHECKPOINTS
+    inside = path / files.CHECKPOINTS
     return inside if inside.is_dir() else path
 
 

@@ -23,13 +23,13 @@ from ..files import append_line, aside_of, content_of, reason, write_whole, writ
 from ..kernels import array_module
 from ..parameters import Parameters
 from ..validation import BOTH, checked_path, choice, mapping, shown
+from .checkpoint_files import CHECKPOINTS
 from .documents import parsed
 from .folder_lock import LOCK, FolderLock
 
 WHAT = "output"  #: what errors call the files here
 OPTIONS = "options.json"  #: makes a folder that of a run; before it is written only `CONFIG`
 CONFIG = "config.toml"
-CHECKPOINTS = "checkpoints"  #: the folder of checkpoints in a run's
 TENSORBOARD = "tensorboard"  #: that of TensorBoard's files
 
 
