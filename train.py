@@ -3,7 +3,7 @@
 
 import sys
 
-from parallel_sgd.command_line.train import main
+from parallel_sgd.command_line.train.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from parallel_sgd.communication.staging import Staged, is_done, pinned_like
+from parallel_sgd.communication.mpi.staging import Staged, is_done, pinned_like
 
 from .report import Report
 

@@ -23,7 +23,7 @@ starting.begin()
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .communication.abort import install_excepthook_if_launched
+from .communication.liveness.abort import install_excepthook_if_launched
 from .version import __version__
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from parallel_sgd import UserError
-from parallel_sgd.command_line.hostfiles import OPEN_MPI
-from parallel_sgd.command_line.mpi_runtime import bound_mpi
+from parallel_sgd.launcher.hosts import OPEN_MPI
+from parallel_sgd.launcher.mpiexec import bound_mpi
 
 from ..report import Report, positive
 from .bench import Bench

@@ -9,7 +9,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from parallel_sgd.command_line.leftovers import in_use
+from parallel_sgd.launcher.cleanup import in_use
 
 SHARED_MEMORY = Path("/dev/shm")
 OF_MPIEXEC = Path("/tmp"), "hydra_*"  #: where MPICH's has files, whatever TMPDIR is

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameters
-from parallel_sgd.communication.guard import ended_if_longer_than
+from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
 from parallel_sgd.kernels import body
 
 from .bare import Exchange, bare_server, bare_worker, median_rates, quiet_barrier, rate

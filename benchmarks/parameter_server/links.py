@@ -9,7 +9,7 @@ from typing import Any
 
 from parallel_sgd import Communicator
 from parallel_sgd.command_line.cluster import BURST, payload_rate
-from parallel_sgd.communication.guard import ended_if_longer_than
+from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
 
 from .bare import median_rates
 from .dense import bare, ours

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner
-from parallel_sgd.communication.guard import ended_if_longer_than
+from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
 from parallel_sgd.models import MLP
 
 from .bare import quiet_barrier, rate

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parallel_sgd import SGD, Communicator, DataParallelASGD, Learner, Parameters
-from parallel_sgd.communication.guard import ended_if_longer_than
+from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
 from parallel_sgd.embedding import Embedding
 from parallel_sgd.embedding.rows import RowTable
 

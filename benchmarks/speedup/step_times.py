@@ -21,9 +21,9 @@ import numpy as np
 
 from parallel_sgd import Communicator, Learner
 from parallel_sgd.command_line.cluster import EmulatedHosts, emulated_hosts
-from parallel_sgd.command_line.launcher import THREAD_VARIABLES
-from parallel_sgd.communication.guard import ended_if_longer_than
+from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
 from parallel_sgd.kernels import cpu
+from parallel_sgd.launcher.run import THREAD_VARIABLES
 from parallel_sgd.schedules import Linear
 
 from ..convergence.optimizers import OPTIMIZERS

@@ -20,8 +20,9 @@ from typing import Any
 
 from numpy.lib import format as npy
 
+from ..argument_parser import Parser
 from ..communication.entry_point import abort_on_error
-from ..communication.launched import (
+from ..communication.job_environment import (
     launched_local_size,
     launched_rank,
     launched_size,
@@ -31,13 +32,12 @@ from ..communication.launched import (
 )
 from ..errors import UserError
 from ..files import opened
+from ..launcher.cores import all_cores, usable_cores
+from ..launcher.hosts import MOST_RANKS
+from ..launcher.mpiexec import bound_mpi, find_mpiexecs, identify
 from ..parameter_server.placement import DISPATCH, place
 from ..validation import checked_path, integer, line_of, require_use
-from .cores import all_cores, usable_cores
-from .hostfiles import MOST_RANKS
 from .links import add_link_options, link_lines, measured_links, require_use_of_links
-from .mpi_runtime import bound_mpi, find_mpiexecs, identify
-from .parser import Parser
 
 
 def main(argv: Sequence[str]) -> int:

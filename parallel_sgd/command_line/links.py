@@ -17,15 +17,15 @@ import numpy as np
 
 from ..communication import Communicator
 from ..communication.entry_point import abort_on_error
-from ..communication.launched import launched_size, launcher_name
+from ..communication.job_environment import launched_size, launcher_name
 from ..compression import registered_bits
 from ..costs import measure
 from ..errors import UserError
 from ..exchange import choose_plan, topology_for
 from ..exchange.plan import try_transports
+from ..launcher.hosts import read_hostfile
+from ..launcher.options import add_ranks
 from ..parameters import Parameters
-from .hostfiles import read_hostfile
-from .run_options import add_ranks
 
 SIZES = (250_000, 2_500_000, 25_000_000)  #: values: 1, 10 and 100 MB of float32
 LONGEST_S = 5.0  #: an exchange that should take longer is not tried

@@ -7,22 +7,23 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from ..communication.abort import INTERRUPTED, leave_stdout, user_line
+from ..argument_parser import Parser
 from ..communication.entry_point import abort_on_error
+from ..communication.liveness.abort import INTERRUPTED, leave_stdout, user_line
 from ..starting import started
 from ..version import __version__
-from .parser import Parser
 
-#: Command: the module of this package whose `main(argv)` returns the exit code, and what it does.
+#: Command: the module, as seen from this package, and what the command does. The module's
+#: `main(argv)` returns the exit code.
 COMMANDS = {
-    "run": ("launcher", "start a Python script on N ranks, with the mpiexec that fits"),
-    "train": ("train", "train a model on data, on one rank or many"),
-    "predict": ("predict", "what a run's model says of data, as CSV"),
-    "simulate": ("simulate", "the same on N ranks that are threads of one process, without MPI"),
-    "plan": ("plan", "price every algorithm for a model on a cluster, and recommend one"),
-    "cluster": ("cluster.command", "run a command on hosts that this machine emulates (root)"),
-    "doctor": ("doctor.command", "check a cluster, and say what to do about what is wrong"),
-    "info": ("info", "show MPI, mpiexec, cores and GPUs"),
+    "run": ("..launcher.run", "start a Python script on N ranks, with the mpiexec that fits"),
+    "train": (".train", "train a model on data, on one rank or many"),
+    "predict": (".predict", "what a run's model says of data, as CSV"),
+    "simulate": (".simulate", "the same on N ranks that are threads of one process, without MPI"),
+    "plan": (".plan", "price every algorithm for a model on a cluster, and recommend one"),
+    "cluster": (".cluster.command", "run a command on hosts that this machine emulates (root)"),
+    "doctor": (".doctor.command", "check a cluster, and say what to do about what is wrong"),
+    "info": (".info", "show MPI, mpiexec, cores and GPUs"),
 }
 
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _parser().parse_args(argv or ["--help"])
             return 0
         command, arguments = argv[0], list(argv[1:])
-        module = import_module(f".{COMMANDS[command][0]}", __package__)
+        module = import_module(COMMANDS[command][0], __package__)
         started()  # until here an interrupt ends this in one line, whatever was being imported
         if command == "train":  # the one that runs on ranks
             with abort_on_error():

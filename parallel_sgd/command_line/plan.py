@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..argument_parser import Parser
 from ..compression import registered_bits
 from ..costs import KernelSpeeds, Link, measure_kernel_speeds
 from ..errors import UserError
@@ -27,7 +28,6 @@ from ..planning.candidates import Servers
 from ..planning.figure import draw
 from ..training import require_matplotlib
 from ..validation import checked_path
-from .parser import Parser
 from .units import bits_per_s, count, seconds
 
 TERMS = ("compute", "kernels", "wire", "startup", "hidden")  #: of a step

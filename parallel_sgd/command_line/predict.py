@@ -16,22 +16,22 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from ..communication.launched import launched_rank
+from ..argument_parser import Parser
+from ..communication.job_environment import launched_rank
 from ..data import FORMATS, Arrays, Dataset, Task, read_standardization
-from ..data.files import npz_member, npz_names
 from ..data.formats import load_to_test
+from ..data.readers.files import npz_member, npz_names
 from ..data.tasks import TASKS
 from ..errors import UserError
 from ..files import content_of, write_whole
 from ..models import Model, use_gpu
-from ..training.documents import parsed
-from ..training.initial_model import MODEL
-from ..training.run_folder import OPTIONS
+from ..training.checkpoint.schema import parsed
+from ..training.session.initial_model import MODEL
+from ..training.session.run_folder import OPTIONS
 from ..validation import checked_path, choice, integer, require_use, shown
-from .parser import Parser
-from .train_arguments import read
-from .train_data import BUNDLED, TrainingData, read_data, reader_options
-from .train_model import TrainingModel, make_model
+from .train.arguments import read
+from .train.data import BUNDLED, TrainingData, read_data, reader_options
+from .train.model import TrainingModel, make_model
 
 CONFIG = "config.toml"
 BATCH = 1024  #: samples that are read and computed together

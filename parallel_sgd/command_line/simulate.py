@@ -11,14 +11,14 @@ import os
 import sys
 from collections.abc import Sequence
 
+from ..argument_parser import Parser
 from ..communication import default_timeout, simulate
+from ..launcher.options import add_ranks
+from ..launcher.run import THREAD_VARIABLES
 from ..validation import require_use
-from .launcher import THREAD_VARIABLES
-from .parser import Parser
-from .run_options import add_ranks
-from .train import train_on
-from .train_arguments import read
-from .train_options import parser as train_parser
+from .train.arguments import read
+from .train.command import train_on
+from .train.options import parser as train_parser
 
 
 def main(argv: Sequence[str]) -> int:

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .background import InBackground, ProgramEnds, program_ends  # exit handlers: before the user's
-from .loss import RankFailed, is_loss, meet_again
+from .liveness.failure import RankFailed, is_loss, meet_again
 from .phrases import CHECKSUM
 from .timeouts import TIMEOUT_S, checked_timeout, default_timeout
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from .communicator import SIGN_FACTOR, SIGN_PRIME
     from .endpoint import Endpoint
     from .roles import WHOLE_MINIBATCH, Everybody, Group, Roles, Together
-    from .threads import simulate
-    from .worlds import Communicator
+    from .threads.communicator import simulate
+    from .world import Communicator
 
 __all__ = [
     "CHECKSUM",
@@ -46,8 +46,8 @@ _MODULES = {
     "communicator": ("SIGN_FACTOR", "SIGN_PRIME"),
     "endpoint": ("Endpoint",),
     "roles": ("WHOLE_MINIBATCH", "Everybody", "Group", "Roles", "Together"),
-    "threads": ("simulate",),
-    "worlds": ("Communicator",),  # which makes it know how the first ones are made
+    "threads.communicator": ("simulate",),
+    "world": ("Communicator",),  # which makes it know how the first ones are made
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar, cast
 
-from . import departures  # noqa: F401  its exit handler comes first here, and runs after the one below
-from .abort import end_at_exit
-from .loss import RankFailed, is_loss
+from .liveness import finish as departures  # noqa: F401  its exit handler comes first here, and runs after the one below
+from .liveness.abort import end_at_exit
+from .liveness.failure import RankFailed, is_loss
 
 Result = TypeVar("Result")
 

@@ -14,8 +14,8 @@ from ..trace import NO_TRACE, Trace
 from ..validation import BOTH, choice, mapping, shown, with_plain_paths
 from .endpoint import Endpoint
 from .messages import Array, Messages
-from .objects import packed, unpacked
 from .phrases import different_calls, different_values, in_words
+from .serialization import packed, unpacked
 from .timeouts import checked_timeout, default_timeout
 
 Counts = Sequence[int]

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ..errors import Preempted, SharedError, UserError
 from ..starting import started
-from .abort import end_job, has_others, mpi_is_down, mpi_that_is_up, print_error, report
-from .attendance import PREEMPTED, sign_off
+from .liveness.abort import end_job, has_others, mpi_is_down, mpi_that_is_up, print_error, report
+from .liveness.rank_status import PREEMPTED, sign_off
 from .timeouts import LONGEST_S
 
 
@@ -66,6 +66,6 @@ def _join_others() -> None:
     if not has_others() or mpi_that_is_up() is not None or mpi_is_down():
         return
     with contextlib.suppress(ImportError, RuntimeError, UserError):  # there is no MPI to wait in
-        from .mpi import mpi_world
+        from .mpi.communicator import mpi_world
 
         mpi_world(timeout_s=LONGEST_S, cuda_aware=False)

@@ -6,7 +6,7 @@ import os
 
 from ..errors import UserError
 from ..validation import number, shown
-from .launched import WAIT_TIMEOUT_S
+from .job_environment import WAIT_TIMEOUT_S
 
 TIMEOUT_S = 600.0
 """Longest wait for the other ranks before a rank gives up and ends the job."""

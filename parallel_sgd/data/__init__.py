@@ -6,36 +6,36 @@
 1437
 """
 
-from .ahead import with_next
-from .bundled import DIGITS_CLASSES, FASHION_MNIST_CLASSES, digits, fashion_mnist
-from .byte_sequences import ByteSequences, library_sequences, text_sequences
-from .cifar import CifarFile, cifar10, cifar100
 from .classes import count_classes
-from .clicks import CLICKS_CLASSES, Clicks, clicks
-from .cntk_streams import Dense, Sparse
-from .cntk_text import CNTKSamples, CNTKSequences, load_cntk_sequences, load_cntk_text
-from .columns import Columns
-from .csv_table import CSVTable, csv_parts, load_csv
 from .dataset import Arrays, Dataset, Flattened, Subset, flattened
-from .files import load_idx_pair, load_npy, load_npz, npz_parts
+from .examples.bundled import DIGITS_CLASSES, FASHION_MNIST_CLASSES, digits, fashion_mnist
+from .examples.byte_sequences import ByteSequences, library_sequences, text_sequences
+from .examples.clicks import CLICKS_CLASSES, Clicks, clicks
+from .examples.library_source import ByteWindows, library_source
+from .examples.ngrams import NGRAM_CLASSES, ORDERS, NGrams, library_ngrams
 from .fingerprint import fingerprint, require_same_data
 from .formats import FORMATS, Format, ends, load, load_train_test
-from .idx import load_idx
-from .image_folder import ImageFolder, image_folders
-from .images import Images
 from .items import Items, as_dataset
 from .joined import Joined
-from .library_source import ByteWindows, library_source
-from .libsvm import LibSVM, load_libsvm
-from .minibatches import BaseSource, MinibatchSource
-from .ngrams import NGRAM_CLASSES, ORDERS, NGrams, library_ngrams
-from .rank_source import RankSource
-from .sequence_source import SequenceSource
+from .readers.cifar import CifarFile, cifar10, cifar100
+from .readers.cntk_streams import Dense, Sparse
+from .readers.cntk_text import CNTKSamples, CNTKSequences, load_cntk_sequences, load_cntk_text
+from .readers.columns import Columns
+from .readers.csv_table import CSVTable, csv_parts, load_csv
+from .readers.files import load_idx_pair, load_npy, load_npz, npz_parts
+from .readers.idx import load_idx
+from .readers.image_folder import ImageFolder, image_folders
+from .readers.images import Images
+from .readers.libsvm import LibSVM, load_libsvm
+from .readers.tables import arrow_parts, load_arrow, load_parquet, parquet_parts
 from .sequences import Padded, SequenceArrays, Sequences, as_sequences, padded
-from .source import Source
+from .sources.ahead import with_next
+from .sources.minibatches import BaseSource, MinibatchSource
+from .sources.per_rank import RankSource
+from .sources.sequences import SequenceSource
+from .sources.shared import Source
 from .sparse_rows import SparseRows
 from .standardization import Standardization, Standardized, read_standardization
-from .tables import arrow_parts, load_arrow, load_parquet, parquet_parts
 from .tasks import TASKS, Task, task_of
 from .view import CommunicatorView, FeedView, LearnerView
 

@@ -12,17 +12,25 @@ from typing import Any
 
 from ..errors import UserError
 from ..validation import checked_path, choice, shown
-from .bundled import fashion_mnist, is_mnist
-from .cifar import CIFAR10, CIFAR100, cifar10, cifar100, is_cifar, load_cifar10, load_cifar100
-from .cntk_text import CNTKSamples, load_cntk_text
-from .csv_table import csv_left_out, csv_parts, has_csv_parts, is_csv, load_csv
 from .dataset import Dataset
-from .files import has_npz_parts, load_idx_pair, load_npy, load_npz, npz_parts
-from .idx import is_idx
-from .image_folder import ImageFolder, has_image_parts, image_folders, images_left_out
-from .libsvm import load_libsvm
-from .parts import both_parts, named
-from .tables import (
+from .examples.bundled import fashion_mnist, is_mnist
+from .readers.cifar import (
+    CIFAR10,
+    CIFAR100,
+    cifar10,
+    cifar100,
+    is_cifar,
+    load_cifar10,
+    load_cifar100,
+)
+from .readers.cntk_text import CNTKSamples, load_cntk_text
+from .readers.csv_table import csv_left_out, csv_parts, has_csv_parts, is_csv, load_csv
+from .readers.files import has_npz_parts, load_idx_pair, load_npy, load_npz, npz_parts
+from .readers.idx import is_idx
+from .readers.image_folder import ImageFolder, has_image_parts, image_folders, images_left_out
+from .readers.libsvm import load_libsvm
+from .readers.parts import both_parts, named
+from .readers.tables import (
     arrow_left_out,
     arrow_parts,
     has_arrow_parts,

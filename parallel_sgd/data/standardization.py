@@ -16,8 +16,8 @@ from ..errors import UserError
 from ..validation import checked_path, instance
 from .arrays import as_array
 from .dataset import Dataset, require_dataset
-from .files import npz_member
-from .text_file import by_ranks
+from .readers.files import npz_member
+from .readers.text_file import by_ranks
 from .validation import Array, DType, checked_inputs, float_dtype
 from .view import CommunicatorView
 

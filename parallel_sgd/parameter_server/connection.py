@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..communication import InBackground
 from ..communication.endpoint import as_bytes
-from ..communication.watchdog import standing_by
+from ..communication.liveness.watchdog import standing_by
 from ..compression import Codec
 from ..embedding import ArrayTable, ServedTables, Table
 from ..errors import SharedError, UserError

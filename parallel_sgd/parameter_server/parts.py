@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..communication.endpoint import as_bytes
-from ..communication.staging import pinned
+from ..communication.mpi.staging import pinned
 from ..compression import Allowance, AllowanceOf, Codec, EntropyCoded, VariableMessage
 from ..kernels import Blocks, array_module, empty_like
 from ..parameters import Parameters

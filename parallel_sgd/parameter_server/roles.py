@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NoReturn, Protocol
 
 from ..communication import Communicator, Group, Roles
-from ..communication.launched import requested_role, requested_servers
+from ..communication.job_environment import requested_role, requested_servers
 from ..errors import SharedError, SharedLoss, SharedProblem
 from ..options import Choice, Options, Whole, option, options
 from .client import Client

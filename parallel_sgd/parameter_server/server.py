@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..communication import Endpoint
-from ..communication.departures import ON_ITS_WAY_S
 from ..communication.endpoint import as_bytes
+from ..communication.liveness.finish import ON_ITS_WAY_S
 from ..embedding import ServedTables
 from ..errors import SharedError, UserError, WaitedInVain
 from .answers import Answers

@@ -16,7 +16,7 @@ from ..data import RankSource
 from ..schedules import Steps
 from ..state import weight_of
 from ..training import Learner
-from ..training.state_tree import capture, flatten, restore, unflatten
+from ..training.state.state_tree import capture, flatten, restore, unflatten
 from .cases import (
     STEPS,
     VALUES,

@@ -8,11 +8,11 @@ from typing import Any, get_args
 
 import numpy as np
 
-from ..command_line.train_options import parser
+from ..command_line.train.options import parser
 from ..errors import UserError
 from ..state import ReshardRule
 from ..training import Learner
-from ..training.state_tree import capture
+from ..training.state.state_tree import capture
 from .cases import Case, difference, first_of, starting_point, step, trained
 from .registry import check
 

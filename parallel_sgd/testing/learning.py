@@ -12,7 +12,7 @@ from ..algorithms import Algorithm
 from ..communication import Communicator
 from ..optimizers import SGD
 from ..training import Learner
-from ..training.reshard import leaves
+from ..training.state.reshard import leaves
 from .cases import (
     ROUNDING,
     STEPS,

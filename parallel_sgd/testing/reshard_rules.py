@@ -17,9 +17,9 @@ from ..array_files import ArrayInMemory
 from ..communication import Communicator, simulate
 from ..state import weight_of
 from ..training import Learner
-from ..training.fitting import require_possible
-from ..training.reshard import leaves, reshard, stripe_sizes
-from ..training.state_tree import capture, flatten, restore
+from ..training.checkpoint.compatibility import require_possible
+from ..training.state.reshard import leaves, reshard, stripe_sizes
+from ..training.state.state_tree import capture, flatten, restore
 from .cases import (
     ROUNDING,
     STEPS,

@@ -1,8 +1,8 @@
 """PyTorch models on the ranks of MPI: every algorithm, for a model and a loop of your own."""
 
 from . import plain_tensors  # noqa: F401  (checkpoints can hold tensors)
-from .ddp import HookState
-from .hook import hook, hook_state
+from .ddp.hook import hook, hook_state
+from .ddp.state import HookState
 from .learner import Learner
 from .objective import Objective
 from .process_group import init_process_group

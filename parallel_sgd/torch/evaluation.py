@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import UserError
-from ..training.batches import Samples, is_leaf, samples_in
-from ..training.objective import numbers_of
+from ..training.session.batches import Samples, is_leaf, samples_in
+from ..training.session.objective import numbers_of
 from ..validation import function, kind_of
 
 Score = Callable[..., Mapping[str, Any]]

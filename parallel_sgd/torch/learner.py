@@ -15,13 +15,13 @@ from ..errors import SharedError, UserError
 from ..optimizers import Optimizer, UpdateRule
 from ..training import Learner as ArrayLearner
 from ..training.arguments import require_communicator
-from ..training.batches import Samples
-from ..training.evaluation import weighted_means
+from ..training.consistency import EVERY, mark_of
 from ..training.feed import Feed
-from ..training.in_common import EVERY, mark_of
 from ..training.learner_setup import AS_MADE, FIXED
-from ..training.leaving_out import MOST_SKIPPED, NotFinite
-from ..training.survival import COMMIT_EVERY
+from ..training.non_finite import MOST_SKIPPED, NotFinite
+from ..training.recovery.rollback import COMMIT_EVERY
+from ..training.session.batches import Samples
+from ..training.session.means import weighted_means
 from ..validation import choice, integer, kind_of, number
 from .arrays import as_array, host_array, on_one_stream
 from .conduct import Conduct
@@ -30,8 +30,8 @@ from .gradients import LATE, Gradients
 from .kept_buffers import KeptBuffers
 from .model_state import BUFFERS, Buffers, ModelState, broadcast
 from .module import FlatModule, buffers_of, device_of, layout_of, tensors_of
-from .optimizer import TorchStep, rule_of
-from .optimizer_state import remembered
+from .optimizer.state import remembered
+from .optimizer.update_rule import TorchStep, rule_of
 from .overlap import Overlap
 from .refusals import require_unchanged_by_forward
 from .scaling import Scaling, require_scaler

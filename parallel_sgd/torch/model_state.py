@@ -16,7 +16,7 @@ from ..communication import Communicator
 from ..errors import UserError
 from ..plain_values import from_json, to_json
 from ..state import Component, across, workspace
-from ..training.documents import parsed
+from ..training.checkpoint.schema import parsed
 from ..validation import shown
 from ..warning import warn
 from .arrays import FLOATS, as_array, as_tensor

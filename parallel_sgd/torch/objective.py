@@ -14,9 +14,9 @@ from ..data import Padded
 from ..data.validation import float_dtype
 from ..errors import UserError
 from ..training import Learner as AnyLearner
-from ..training.batches import Batch, Samples, mapped, samples_in
-from ..training.objective import Metric, checked_metrics, measured
-from ..training.objective import Objective as AnyObjective
+from ..training.session.batches import Batch, Samples, mapped, samples_in
+from ..training.session.objective import Metric, checked_metrics, measured
+from ..training.session.objective import Objective as AnyObjective
 from ..validation import choice, function, integer, kind_of
 from .learner import Learner, Reduction
 from .module import device_of

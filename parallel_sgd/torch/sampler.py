@@ -8,14 +8,9 @@ from typing import Any, Self, cast
 from torch.utils.data import Sampler
 
 from ..data import Dataset, LearnerView
-from ..data.groups import GROUPS_IN_USE, GroupedOrder, has_groups, order_of
-from ..data.minibatches import (
-    MinibatchSize,
-    checked_minibatch_size,
-    size_after,
-    told_size,
-)
 from ..data.order import IndexArray, epoch_order, rank_slice
+from ..data.sources.groups import GROUPS_IN_USE, GroupedOrder, has_groups, order_of
+from ..data.sources.minibatches import MinibatchSize, checked_minibatch_size, size_after, told_size
 from ..data.view import FeedView, Rewound, require_learner
 from ..errors import UserError
 from ..validation import checked_seed, choice, integer, kind_of

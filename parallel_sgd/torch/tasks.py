@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ..errors import UserError
-from ..training.initial_model import require_finite, require_shapes
-from ..training.objective import Metric
+from ..training.session.initial_model import require_finite, require_shapes
+from ..training.session.objective import Metric
 from ..validation import kind_of
 from .arrays import host_array
 from .module import buffers_of, plain_name, tensors_of

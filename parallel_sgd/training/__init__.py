@@ -1,22 +1,18 @@
 """The learner, its checkpoints, and the session that trains, evaluates and writes a run folder."""
 
-from .auto_adjust import AutoLearningRate, AutoMinibatchSize
-from .checkpoint_config import CheckpointConfig
-from .checkpoint_files import CHECKPOINTS
-from .checkpoints import Checkpoints
-from .cross_validation import CrossValidation
+from .checkpoint.config import CheckpointConfig
+from .checkpoint.files import CHECKPOINTS
+from .checkpoint.latest import resume
+from .checkpoint.loader import LoadedCheckpoint, load_checkpoint
+from .checkpoint.saver import Checkpoints
 from .learner import Learner
-from .loading import LoadedCheckpoint, load_checkpoint
-from .not_finite_policy import NotFinitePolicy
-from .objective import ModelObjective, Objective
-from .progress import Progress
-from .resuming import resume
-from .run_folder import (
-    RunFolder,
-    require_installed_matplotlib,
-    require_matplotlib,
-)
-from .session import TrainingSession
+from .session.auto_tune import AutoLearningRate, AutoMinibatchSize
+from .session.cross_validation import CrossValidation
+from .session.non_finite_policy import NotFinitePolicy
+from .session.objective import ModelObjective, Objective
+from .session.run_folder import RunFolder, require_installed_matplotlib, require_matplotlib
+from .session.session import TrainingSession
+from .session.state import Progress
 from .trace_file import traced
 
 __all__ = [

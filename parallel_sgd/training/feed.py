@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from ..algorithms import Algorithm
 from ..data.view import Rewound
-from .announced import Announced, Pass
+from .minibatch_ledger import Announced, Pass
 
 
 class Feed(Pass):

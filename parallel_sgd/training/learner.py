@@ -12,11 +12,11 @@ from ..errors import SharedError, UserError
 from ..trace import NO_TRACE
 from ..validation import integer, kind_of, one_number
 from ..warning import warn
-from . import leaving_out
-from .announced import MOST_SAMPLES
+from . import non_finite as leaving_out
+from .consistency import FAIL, FINISH, MEET, SAME_GRADIENTS, STEP
 from .feed import Feed
-from .in_common import FAIL, FINISH, MEET, SAME_GRADIENTS, STEP
 from .learner_setup import LearnerSetup
+from .minibatch_ledger import MOST_SAMPLES
 
 Result = TypeVar("Result")
 

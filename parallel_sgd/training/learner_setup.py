@@ -12,25 +12,25 @@ import numpy as np
 from ..algorithms import Algorithm, Work
 from ..algorithms.left_out import LeftOut
 from ..communication import Communicator, Group
-from ..communication.attendance import note_training
+from ..communication.liveness.rank_status import note_training
 from ..errors import UserError
 from ..kernels import array_module
 from ..optimizers import UpdateRule
 from ..parameter_server import RemoteTables
 from ..parameters import Parameters
 from ..state import Component, components
-from .announced import Announced
 from .arguments import agree_on_arguments
-from .at_work import AlgorithmAtWork
-from .beside import Beside
-from .in_common import EVERY, InCommon, mark_of
-from .leaving_out import MOST_SKIPPED, NotFinite, agree_on_numbers
-from .performance import SyncPerformance
+from .background_tasks import Beside
+from .consistency import EVERY, InCommon, mark_of
+from .minibatch_ledger import Announced
+from .non_finite import MOST_SKIPPED, NotFinite, agree_on_numbers
 from .preparing import prepare_kernels
-from .regrouping import begin_with_those_left
-from .served_survival import ServedSurvival
+from .recovery.base import begin_with_those_left
+from .recovery.rollback import COMMIT_EVERY, Survival
+from .recovery.server_failover import ServedSurvival
+from .runner import AlgorithmAtWork
 from .shared_model import SharedModel
-from .survival import COMMIT_EVERY, Survival
+from .sync_stats import SyncPerformance
 
 AS_MADE = "it stays what the learner was made with: close this one, and make another"
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..communication import Communicator
 from ..communication.clocks import ClockReading, compare_clocks, first_ranks_time
-from ..communication.launched import survives
+from ..communication.job_environment import survives
 from ..errors import SharedError, UserError
 from ..files import require_writable, write_whole, writing
 from ..trace import MOST_EVENTS, Trace

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import parallel_sgd as psgd
-from parallel_sgd.training import folder_lock
+from parallel_sgd.training.checkpoint import folder_lock
 
 __all__ = ["Path", "comm", "damage", "full_disk", "in_use", "learner_of", "np", "os", "psgd"]
 __all__ += ["saved", "signal", "subprocess", "sys", "time", "torch_learner_of", "without"]

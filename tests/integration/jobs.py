@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from limits import patience
 
-from parallel_sgd.communication.launched import without_launcher
+from parallel_sgd.communication.job_environment import without_launcher
 
 ROOT = Path(__file__).parents[2]
 TRAIN = str(ROOT / "train.py")
@@ -231,4 +231,4 @@ def trainings(
 
 def training(arguments: Sequence[str]) -> str:
     """A program that does what train.py does with these arguments."""
-    return f"from parallel_sgd.command_line.train import main\nmain({list(arguments)!r})\n"
+    return f"from parallel_sgd.command_line.train.command import main\nmain({list(arguments)!r})\n"

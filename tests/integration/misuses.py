@@ -38,8 +38,8 @@ from jobs import (
     within,
 )
 
-from parallel_sgd.command_line.launcher import THREAD_VARIABLES
-from parallel_sgd.command_line.mpi_runtime import bound_mpi
+from parallel_sgd.launcher.mpiexec import bound_mpi
+from parallel_sgd.launcher.run import THREAD_VARIABLES
 
 RANKS = 3
 MPIS = ("MPICH", "Open MPI")

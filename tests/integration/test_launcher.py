@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from jobs import PARALLEL_SGD, SECONDS, alive, by_ranks, executed, started, within
 
-from parallel_sgd.command_line.launcher import plan
-from parallel_sgd.command_line.mpi_runtime import Mpiexec, bound_mpi, choose_mpiexec
-from parallel_sgd.command_line.run_options import Request
+from parallel_sgd.launcher.mpiexec import Mpiexec, bound_mpi, choose_mpiexec
+from parallel_sgd.launcher.options import Request
+from parallel_sgd.launcher.run import plan
 
 RANKS = 3
 
@@ -39,7 +39,7 @@ WAIT = "\ncomm.Barrier()\n"
 EARLY = """
 import sys, time
 from parallel_sgd.communication import Communicator, abort
-from parallel_sgd.communication.launched import launched_rank
+from parallel_sgd.communication.job_environment import launched_rank
 """
 
 
@@ -241,7 +241,7 @@ def test_info_on_ranks_ends_where_one_of_them_cannot_place_a_model(folder: Path,
     (folder / "script.py").write_text(
         "import sys\n"
         "from parallel_sgd.command_line.main import main\n"
-        "from parallel_sgd.communication.launched import launched_rank\n"
+        "from parallel_sgd.communication.job_environment import launched_rank\n"
         "model = f'model-{launched_rank()}.npz'\n"
         "sys.exit(main(['info', '--links', '--servers', '2', '--model', model]))\n"
     )
@@ -259,7 +259,7 @@ def test_the_mpiexec_of_another_mpi(folder: Path, mpi: str) -> None:
     (folder / "plain.py").write_text(
         "from mpi4py import MPI\n"
         "from parallel_sgd.communication.entry_point import abort_on_error\n"
-        "from parallel_sgd.communication.whole_world import require_whole\n"
+        "from parallel_sgd.communication.world_size import require_whole\n"
         "with abort_on_error():\n"
         "    require_whole(MPI.COMM_WORLD.size, MPI.get_vendor()[0])\n"
         "print('all is well')\n"

@@ -131,7 +131,7 @@ main()
 
 
 SLOW = """
-from parallel_sgd.communication.mpi_endpoint import MpiEndpoint
+from parallel_sgd.communication.mpi.endpoint import MpiEndpoint
 
 right = MpiEndpoint.receive
 learner = learner_of(psgd.DataParallelASGD(sync_steps=1), 1_000_000)

@@ -27,7 +27,7 @@ def ranks_of(launcher: int) -> list[int]:
     for pid in descendants(launcher):
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if words[1:3] == [b"-m", b"parallel_sgd.command_line.rank"]:
+            if words[1:3] == [b"-m", b"parallel_sgd.launcher.rank"]:
                 found.append(pid)
     return found
 

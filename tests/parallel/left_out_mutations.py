@@ -10,7 +10,7 @@ from parallel_sgd.algorithms import LocalUpdates
 from parallel_sgd.algorithms.left_out import KeptOptimizer, LeftOut
 from parallel_sgd.communication import phrases
 from parallel_sgd.exchange import OverlappedExchange
-from parallel_sgd.training.at_work import AlgorithmAtWork
+from parallel_sgd.training.runner import AlgorithmAtWork
 
 MINIBATCHES = [f"left out, {name}" for name in ("1 bit", "double buffering")]
 

@@ -24,9 +24,9 @@ from parallel_sgd import (
     Parameters,
     UserError,
 )
-from parallel_sgd.command_line import train
-from parallel_sgd.command_line.reporting import print_choices
-from parallel_sgd.communication.launched import launched_rank
+from parallel_sgd.command_line.train import command as train
+from parallel_sgd.command_line.train.reporting import print_choices
+from parallel_sgd.communication.job_environment import launched_rank
 from parallel_sgd.compression import EntropyCoded, OneBit, auto_bits, registered_bits
 from parallel_sgd.costs import KernelSpeeds, Link, measure, measured
 from parallel_sgd.exchange import (
@@ -37,7 +37,7 @@ from parallel_sgd.exchange import (
     cut_buckets,
     plan,
 )
-from parallel_sgd.training.state_tree import capture, restore
+from parallel_sgd.training.state.state_tree import capture, restore
 
 LARGE, SMALL = 200_000, 3_000  #: values of two buckets
 

@@ -45,7 +45,7 @@ BETWEEN = {
 def most(request, monkeypatch):
     """Of the values that a rank has: where it is told, MPI is said to count to 3 only."""
     if request.param and "mpi4py" in sys.modules:
-        from parallel_sgd.communication import mpi
+        from parallel_sgd.communication.mpi import communicator as mpi
 
         monkeypatch.setattr(mpi.MpiCommunicator, "most_values", 3)
     return request.param

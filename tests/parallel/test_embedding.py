@@ -23,7 +23,8 @@ from parallel_sgd import (
     simulate,
 )
 from parallel_sgd.embedding.rows import RowTable
-from parallel_sgd.training import Checkpoints, checkpoint_files
+from parallel_sgd.training import Checkpoints
+from parallel_sgd.training.checkpoint import files as checkpoint_files
 
 pytestmark = pytest.mark.messages
 

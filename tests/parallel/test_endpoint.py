@@ -22,7 +22,7 @@ def header(number: int) -> np.ndarray:
 def small_pieces(monkeypatch):
     """For an MPI which does not count to a million."""
     if "mpi4py" in sys.modules:
-        from parallel_sgd.communication import mpi_endpoint
+        from parallel_sgd.communication.mpi import endpoint as mpi_endpoint
 
         monkeypatch.setattr(mpi_endpoint, "PIECE", 300_000)
 

@@ -13,7 +13,7 @@ from few_weights import ALGORITHMS, by_algorithm, errors_of, last, learner_of, n
 import parallel_sgd as psgd
 from parallel_sgd.data import Source
 from parallel_sgd.errors import SharedError, UserError
-from parallel_sgd.training.in_common import EVERY, SAME_GRADIENTS, checksum
+from parallel_sgd.training.consistency import EVERY, SAME_GRADIENTS, checksum
 
 pytestmark = pytest.mark.messages
 

@@ -16,10 +16,10 @@ from cases import shared
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError
 from parallel_sgd.communication import InBackground
-from parallel_sgd.communication.threads import ThreadCommunicator
+from parallel_sgd.communication.threads.communicator import ThreadCommunicator
 from parallel_sgd.errors import SharedError
-from parallel_sgd.training import checkpoint_files
-from parallel_sgd.training.folder_lock import LOCK
+from parallel_sgd.training.checkpoint import files as checkpoint_files
+from parallel_sgd.training.checkpoint.folder_lock import LOCK
 
 ALGORITHMS: dict[str, psgd.Algorithm[Any]] = {
     "in the foreground": psgd.DataParallelSGD(gradient_bits=1),

@@ -58,7 +58,7 @@ from pipeline_mutations import PIPELINE_MUTATIONS
 
 from parallel_sgd import Communicator, UserError, simulate
 from parallel_sgd.communication import messages
-from parallel_sgd.communication.threads import ThreadCommunicator
+from parallel_sgd.communication.threads.communicator import ThreadCommunicator
 from parallel_sgd.compression import EntropyCoded
 from parallel_sgd.exchange import scheduler
 

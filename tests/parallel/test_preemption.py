@@ -10,9 +10,10 @@ import pytest
 from sessions import SAMPLES, SIZE, data, learner_of, model, without_seconds
 
 import parallel_sgd as psgd
-from parallel_sgd.communication import launched
+from parallel_sgd.communication import job_environment as launched
 from parallel_sgd.errors import Preempted
-from parallel_sgd.training import preemption, session_options
+from parallel_sgd.training.session import options as session_options
+from parallel_sgd.training.session import preemption
 
 pytestmark = [pytest.mark.threads(3), pytest.mark.ranks(3)]
 

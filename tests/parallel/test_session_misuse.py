@@ -12,7 +12,7 @@ import pytest
 from sessions import SAMPLES, TESTED, data, learner_of, model
 
 import parallel_sgd as psgd
-from parallel_sgd.training import run_folder
+from parallel_sgd.training.session import run_folder
 
 pytestmark = [pytest.mark.threads(1, 3), pytest.mark.ranks(3)]
 

@@ -15,8 +15,8 @@ from torch_models import MODELS, OPTIMIZERS, Branches, batch, made, values
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, UserError
-from parallel_sgd.torch.optimizer_document import mapped
-from parallel_sgd.training.copies import Copy, Sharing
+from parallel_sgd.torch.optimizer.document import mapped
+from parallel_sgd.training.recovery.snapshot import Copy, Sharing
 
 pytestmark = [
     pytest.mark.usefixtures("no_waiting_for_the_disk"),

@@ -53,7 +53,7 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(messages, "PIECE_VALUES", 128)
     monkeypatch.setattr(scheduler, "WINDOW", 600)  # a piece of float32, and a little
     if "mpi4py" in sys.modules:
-        from parallel_sgd.communication import mpi_messages
+        from parallel_sgd.communication.mpi import messages as mpi_messages
 
         monkeypatch.setattr(mpi_messages.MpiMessages, "most_values", 100)  # in a message
 

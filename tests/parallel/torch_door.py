@@ -11,7 +11,7 @@ from torch import nn
 import parallel_sgd as psgd
 from parallel_sgd import Algorithm, Communicator, Parameters
 from parallel_sgd.optimizers import Optimizer
-from parallel_sgd.torch.optimizer import TorchStep
+from parallel_sgd.torch.optimizer.update_rule import TorchStep
 
 
 class AsModule(nn.Module):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import parallel_sgd as psgd
-from parallel_sgd.communication.thread_endpoint import Mailbox
-from parallel_sgd.communication.threads import Dies, ThreadWorld
+from parallel_sgd.communication.threads.communicator import Dies, ThreadWorld
+from parallel_sgd.communication.threads.endpoint import Mailbox
 
 
 class KilledAfter:

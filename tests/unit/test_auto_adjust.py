@@ -7,8 +7,8 @@ import math
 import pytest
 
 from parallel_sgd import AutoLearningRate, AutoMinibatchSize, UserError
-from parallel_sgd.training import checkpoint_config
-from parallel_sgd.training.checkpoint_config import SharedClock
+from parallel_sgd.training.checkpoint import config as checkpoint_config
+from parallel_sgd.training.checkpoint.config import SharedClock
 
 BASE = 2.0
 

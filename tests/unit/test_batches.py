@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from parallel_sgd import UserError
 from parallel_sgd.data import padded
-from parallel_sgd.training.batches import mapped, pieces_of, samples_in
+from parallel_sgd.training.session.batches import mapped, pieces_of, samples_in
 
 
 class Pair(NamedTuple):

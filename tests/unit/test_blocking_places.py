@@ -64,54 +64,76 @@ REASONS = {
     "command_line/cluster/namespaces.py: _ran: run": "ip and tc talk to this kernel alone",
     "command_line/doctor/command.py: _on_ranks: run": "that job is given --timeout-s",
     "command_line/links.py: measured_links: run": "that job's ranks have a timeout_s",
-    "command_line/job.py: _until_it_ends: while": "the user's job, which --timeout-s, its ranks "
+    "launcher/job.py: _until_it_ends: while": "the user's job, which --timeout-s, its ranks "
     "and the roll (does_not_end) end",
-    "command_line/roll.py: Roll._lives_on: while": "_DIES_S",
-    "command_line/job.py: _end: wait": "it has been sent SIGKILL",
-    "command_line/leftovers.py: locked_folder: flock": "LOCK_NB",
-    "command_line/notes.py: Notes.__init__: flock": "LOCK_NB",
-    "command_line/leftovers.py: _is_left_behind: flock": "LOCK_NB",
+    "launcher/supervisor.py: Roll._lives_on: while": "_DIES_S",
+    "launcher/job.py: _end: wait": "it has been sent SIGKILL",
+    "launcher/cleanup.py: locked_folder: flock": "LOCK_NB",
+    "launcher/status_pipes.py: Notes.__init__: flock": "LOCK_NB",
+    "launcher/cleanup.py: _is_left_behind: flock": "LOCK_NB",
     "communication/background.py: InBackground.wait: wait": "for work of this rank, whose own "
     "waits are looked at here",
     "communication/background.py: _wait_for_all: while": "likewise",
-    "communication/board.py: OwnLine.meet: Bcast": "in mpi_world's watched(Communicator.world())",
-    "communication/board.py: OwnLine.meet: Barrier": "likewise",
-    "communication/departures.py: departures: Dup": "likewise",
-    "communication/departures.py: Departures.leave: while": "LastWait ends it, and roll calls",
-    "communication/departures.py: _Finalizer.__del__: Finalize": "limit_the_end",
-    "communication/departures.py: Departures.leave: Waitall": "short messages, which need nobody",
-    "communication/mail.py: received: Recv": "it is here, and short: it came whole",
+    "communication/liveness/heartbeat.py: OwnLine.meet: Bcast": (
+        "in mpi_world's watched(Communicator.world())"
+    ),
+    "communication/liveness/heartbeat.py: OwnLine.meet: Barrier": "likewise",
+    "communication/liveness/finish.py: departures: Dup": "likewise",
+    "communication/liveness/finish.py: Departures.leave: while": "LastWait ends it, and roll calls",
+    "communication/liveness/finish.py: _Finalizer.__del__: Finalize": "limit_the_end",
+    "communication/liveness/finish.py: Departures.leave: Waitall": (
+        "short messages, which need nobody"
+    ),
+    "communication/liveness/mail.py: received: Recv": "it is here, and short: it came whole",
     "communication/endpoint.py: Endpoint.until: while": "Conversation calls it in watched()",
-    "communication/lobby.py: Lobby.__init__: Dup": "in surviving_world's watched()",
-    "communication/lobby.py: Lobby._members: Allgather": "regroup calls it in _waits()",
-    "communication/lobby.py: Lobby._split: Split": "its callers are in _watched() or _waits()",
-    "communication/lobby.py: Lobby._tell_end: Send": "so short that it needs nobody",
-    "communication/lobby.py: Lobby._stand_by: while": "for as long as others train; Killing "
-    "ends those that are stopped",
-    "communication/lobby.py: Lobby._stand_by: Recv": "it is here, and short",
-    "communication/lobby.py: _all_agree: Agree": "regroup calls it in _waits()",
-    "communication/surviving_threads.py: Group.communicator: wait_for": "for threads whose own "
+    "communication/elastic/membership.py: Lobby.__init__: Dup": "in surviving_world's watched()",
+    "communication/elastic/membership.py: Lobby._members: Allgather": (
+        "regroup calls it in _waits()"
+    ),
+    "communication/elastic/membership.py: Lobby._split: Split": (
+        "its callers are in _watched() or _waits()"
+    ),
+    "communication/elastic/membership.py: Lobby._tell_end: Send": "so short that it needs nobody",
+    "communication/elastic/membership.py: Lobby._stand_by: while": (
+        "for as long as others train; Killing ends those that are stopped"
+    ),
+    "communication/elastic/membership.py: Lobby._stand_by: Recv": "it is here, and short",
+    "communication/elastic/membership.py: _all_agree: Agree": "regroup calls it in _waits()",
+    "communication/elastic/simulated.py: Group.communicator: wait_for": "for threads whose own "
     "waits have timeout_s",
-    "communication/surviving_threads.py: simulate_survival: join": "likewise",
-    "communication/mpi.py: begin: Init_thread": "in ended_if_longer_than, if it is launched",
-    "communication/mpi.py: MpiCommunicator._send_pieces: Waitall": "its callers are in _waits()",
-    "communication/mpi.py: MpiCommunicator._on_all_ranks: Barrier": "its callers are in _waits()",
-    "communication/mpi.py: MpiCommunicator._host: synchronize": "this rank's GPU: the others wait, "
-    "and end the job",
-    "communication/mpi.py: MpiCommunicator._return: synchronize": "likewise",
-    "communication/staging.py: _wait_for: synchronize": "likewise",
+    "communication/elastic/simulated.py: simulate_survival: join": "likewise",
+    "communication/mpi/communicator.py: begin: Init_thread": (
+        "in ended_if_longer_than, if it is launched"
+    ),
+    "communication/mpi/communicator.py: MpiCommunicator._send_pieces: Waitall": (
+        "its callers are in _waits()"
+    ),
+    "communication/mpi/communicator.py: MpiCommunicator._on_all_ranks: Barrier": (
+        "its callers are in _waits()"
+    ),
+    "communication/mpi/communicator.py: MpiCommunicator._host: synchronize": (
+        "this rank's GPU: the others wait, and end the job"
+    ),
+    "communication/mpi/communicator.py: MpiCommunicator._return: synchronize": "likewise",
+    "communication/mpi/staging.py: _wait_for: synchronize": "likewise",
     "torch/arrays.py: finish_on_stream: synchronize": "likewise",
-    "torch/buckets.py: Job.wait: synchronize": "likewise",
-    "communication/staging.py: Staged._release: while": "as long as copies are done",
-    "communication/mourner.py: Mourner.leave: communicate": "it has been sent SIGKILL",
-    "communication/mpi_endpoint.py: MpiEndpoint.arrivals: while": "as long as messages are here",
-    "communication/mpi_endpoint.py: MpiEndpoint.close: Wait": "of a receive that was cancelled: "
+    "torch/ddp/buckets.py: Job.wait: synchronize": "likewise",
+    "communication/mpi/staging.py: Staged._release: while": "as long as copies are done",
+    "communication/liveness/exit_notifier.py: Mourner.leave: communicate": (
+        "it has been sent SIGKILL"
+    ),
+    "communication/mpi/endpoint.py: MpiEndpoint.arrivals: while": "as long as messages are here",
+    "communication/mpi/endpoint.py: MpiEndpoint.close: Wait": "of a receive that was cancelled: "
     "local",
-    "communication/mpi_endpoint.py: MpiTransfer.done: while": "as long as parts of it are done",
-    "communication/mpi_messages.py: MpiMessages.progress: while": "as long as the GPU is ready",
-    "communication/threads.py: simulate: join": "threads whose own waits have timeout_s",
-    "communication/watchdog.py: Wait.__exit__: while": "a timer ends the process within seconds",
-    "communication/watchdog.py: _watch: while": "the watchdog itself",
+    "communication/mpi/endpoint.py: MpiTransfer.done: while": "as long as parts of it are done",
+    "communication/mpi/messages.py: MpiMessages.progress: while": "as long as the GPU is ready",
+    "communication/threads/communicator.py: simulate: join": (
+        "threads whose own waits have timeout_s"
+    ),
+    "communication/liveness/watchdog.py: Wait.__exit__: while": (
+        "a timer ends the process within seconds"
+    ),
+    "communication/liveness/watchdog.py: _watch: while": "the watchdog itself",
     "exchange/collective.py: _wait_until: while": "for this rank's own backward",
     "exchange/pipeline.py: Pipelined.sum: while": "likewise; for others it is in watched()",
     "exchange/nccl.py: WithNccl.sum: while": "likewise",
@@ -120,17 +142,20 @@ REASONS = {
     "parameter_server/server.py: Server.abandon: wait": "likewise",
     "parameter_server/remote_table.py: write_tables: while": "servers answer, each in watched(); "
     "those that wait for the checkpoint do so in watched(), too",
-    "torch/ddp.py: HookState._begin: while": "for the thread in the background, whose waits are "
-    "watched, or which has ended",
-    "torch/ddp.py: HookState._sum_in_turn: get": "for this rank's own backward; stop() ends it",
-    "torch/ddp.py: HookState._vector: wait": "see Job.wait",
+    "torch/ddp/state.py: HookState._begin: while": (
+        "for the thread in the background, whose waits are watched, or which has ended"
+    ),
+    "torch/ddp/state.py: HookState._sum_in_turn: get": (
+        "for this rank's own backward; stop() ends it"
+    ),
+    "torch/ddp/state.py: HookState._vector: wait": "see Job.wait",
     "torch/process_group.py: _listening: join": "a thread that the line before ends",
     "torch/process_group.py: _answer: accept": "shutdown ends it",
     "torch/process_group.py: _tried: recv": "the connection has a timeout",
     "training/learner.py: Learner.finish: wait": "see InBackground.wait",
     "training/learner_setup.py: LearnerSetup.abandon: wait": "likewise",
-    "training/folder_lock.py: FolderLock._taken: while": "it has a deadline in its body",
-    "training/folder_lock.py: _is_locked: lockf": "LOCK_NB",
+    "training/checkpoint/folder_lock.py: FolderLock._taken: while": "it has a deadline in its body",
+    "training/checkpoint/folder_lock.py: _is_locked: lockf": "LOCK_NB",
 }
 
 

@@ -13,12 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from parallel_sgd.command_line.roll import Roll
-from parallel_sgd.command_line.verdict import End, Verdict, judge
-from parallel_sgd.communication.attendance import PROCESS
-from parallel_sgd.communication.board import LINE_BYTES, Board, Conduct, Line, _birth, make_board
-from parallel_sgd.communication.launched import FOLDER
-from parallel_sgd.communication.unresponsive import kill_unresponsive, unresponsive
+from parallel_sgd.communication.job_environment import FOLDER
+from parallel_sgd.communication.liveness.eviction import kill_unresponsive, unresponsive
+from parallel_sgd.communication.liveness.heartbeat import (
+    LINE_BYTES,
+    Board,
+    Conduct,
+    Line,
+    _birth,
+    make_board,
+)
+from parallel_sgd.communication.liveness.rank_status import PROCESS
+from parallel_sgd.launcher.outcome import End, Verdict, judge
+from parallel_sgd.launcher.supervisor import Roll
 
 RANKS = 7
 
@@ -96,7 +103,7 @@ def test_a_process_with_a_number_that_has_gone_round_is_left_in_peace(
 WRITER = """
 import sys
 from pathlib import Path
-from parallel_sgd.communication.board import Line, make_board
+from parallel_sgd.communication.liveness.heartbeat import Line, make_board
 board = make_board(Path(sys.argv[1]), 2)
 for number in range(1, 100_000):
     board.write(Line(1, number, number, number, number, number, number, ""))
@@ -143,8 +150,10 @@ def test_the_launcher_ends_a_job_whose_ranks_have_all_been_stopped(
     processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And kills what is left of it."""
-    monkeypatch.setattr("parallel_sgd.command_line.roll._LOOKS_EVERY_S", 0.05)
-    monkeypatch.setattr("parallel_sgd.command_line.roll._ENDING_S", 0.1)  # the pipes are held here
+    monkeypatch.setattr("parallel_sgd.launcher.supervisor._LOOKS_EVERY_S", 0.05)
+    monkeypatch.setattr(
+        "parallel_sgd.launcher.supervisor._ENDING_S", 0.1
+    )  # the pipes are held here
     with Roll(3) as roll:
         board = make_board(Path(roll.environ[FOLDER], "board"), 3)
         for rank in range(2):

@@ -15,7 +15,7 @@ import parallel_sgd as psgd
 from parallel_sgd import Communicator, Learner, UserError, simulate
 from parallel_sgd.algorithms import LocalUpdates, exchange_state
 from parallel_sgd.state import across, weight_of
-from parallel_sgd.training import reshard
+from parallel_sgd.training.state import reshard
 
 LOSSY = {"gradient_bits": 1, "block_size": BLOCK_SIZE}
 SIGNS = {"gradient_bits": 1, "code": "sign"}

@@ -18,11 +18,11 @@ from parallel_sgd.command_line import cluster
 from parallel_sgd.command_line.cluster import EmulatedHosts, command, hostfile, links, namespaces
 from parallel_sgd.command_line.cluster import hosts as hosts_module
 from parallel_sgd.command_line.cluster.mpi import AGENT, wiring
-from parallel_sgd.command_line.hostfiles import MPICH, OPEN_MPI, read_hostfile
-from parallel_sgd.command_line.job import JobEnd
-from parallel_sgd.command_line.launcher import THREAD_VARIABLES
 from parallel_sgd.command_line.main import main
-from parallel_sgd.command_line.run_options import parse
+from parallel_sgd.launcher.hosts import MPICH, OPEN_MPI, read_hostfile
+from parallel_sgd.launcher.job import JobEnd
+from parallel_sgd.launcher.options import parse
+from parallel_sgd.launcher.run import THREAD_VARIABLES
 
 MPIS = {OPEN_MPI: {"vendor": OPEN_MPI, "version": "5.0.11"}}
 MPIS[MPICH] = {"vendor": MPICH, "version": "5.0.2"}

@@ -236,8 +236,8 @@ def test_blocks_of_any_size_and_any_number_of_ranks(written, monkeypatch, block)
         lines[-1] += f"|whole {number}"
     path = written("\n".join(lines).replace("\n|whole", "|whole").encode())
     alone = load_cntk_sequences(path, TAGGED)
-    monkeypatch.setattr("parallel_sgd.data.text_file.BLOCK", block)
-    monkeypatch.setattr("parallel_sgd.data.cntk_file.BLOCK", block)
+    monkeypatch.setattr("parallel_sgd.data.readers.text_file.BLOCK", block)
+    monkeypatch.setattr("parallel_sgd.data.readers.cntk_file.BLOCK", block)
 
     def body(comm: Communicator):
         data = load_cntk_sequences(path, TAGGED, comm=comm)

@@ -12,8 +12,8 @@ import pytest
 from fake_learners import Comm, Learner
 
 from parallel_sgd import data
-from parallel_sgd.data import column_files
-from parallel_sgd.data.groups import GroupedOrder
+from parallel_sgd.data.readers import column_files
+from parallel_sgd.data.sources.groups import GroupedOrder
 from parallel_sgd.errors import SharedError, UserError
 
 pa = pytest.importorskip("pyarrow")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from parallel_sgd import UserError, data
-from parallel_sgd.command_line.train import read
-from parallel_sgd.command_line.train_data import read_data
-from parallel_sgd.data import csv_file
+from parallel_sgd.command_line.train.command import read
+from parallel_sgd.command_line.train.data import read_data
+from parallel_sgd.data.readers import csv_file
 
 PEOPLE = """\
 height,age,smokes,city,label

@@ -12,16 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parallel_sgd import data
-from parallel_sgd.data import (
-    Arrays,
-    Items,
-    RankSource,
-    Source,
-    bundled,
-    count_classes,
-    flattened,
-)
+from parallel_sgd.data import Arrays, Items, RankSource, Source, count_classes, flattened
 from parallel_sgd.data import classes as classes_module
+from parallel_sgd.data.examples import bundled
 from parallel_sgd.errors import UserError
 
 repeatable = settings(deadline=None, derandomize=True, database=None)

@@ -23,9 +23,9 @@ from parallel_sgd.command_line.doctor.network import (
     rounds_of_pairs,
 )
 from parallel_sgd.command_line.main import main
-from parallel_sgd.command_line.mpi_runtime import Mpiexec
-from parallel_sgd.communication.launched import INTERFACE, without_launcher
+from parallel_sgd.communication.job_environment import INTERFACE, without_launcher
 from parallel_sgd.errors import UserError
+from parallel_sgd.launcher.mpiexec import Mpiexec
 
 SOUND = Facts(
     host="a",

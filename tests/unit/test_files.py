@@ -18,10 +18,10 @@ import parallel_sgd as psgd
 from parallel_sgd import Parameters, UserError, data
 from parallel_sgd.command_line import info
 from parallel_sgd.command_line.main import main
-from parallel_sgd.communication.abort import user_line
+from parallel_sgd.communication.liveness.abort import user_line
 from parallel_sgd.files import content_of, opened, write_whole
 from parallel_sgd.training import RunFolder
-from parallel_sgd.training.initial_model import read_model
+from parallel_sgd.training.session.initial_model import read_model
 
 FULL = r"cannot be written: (File too large|No space left on device)$"
 
@@ -194,7 +194,7 @@ def test_ctrl_c_while_it_is_being_imported(tmp_path, program):
     root = Path(parallel_sgd.__file__).parents[1]
     words = {
         "train.py": [str(root / "train.py")],
-        "-m rank": ["-m", "parallel_sgd.command_line.rank", "script.py"],
+        "-m rank": ["-m", "parallel_sgd.launcher.rank", "script.py"],
     }.get(program, program.split())
     done = subprocess.run(
         [sys.executable, *words],

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from parallel_sgd.command_line.hostfiles import MPICH, OPEN_MPI, Hostfile, read_hostfile
 from parallel_sgd.errors import UserError
+from parallel_sgd.launcher.hosts import MPICH, OPEN_MPI, Hostfile, read_hostfile
 
 SAMPLES = Path(__file__).parents[2] / "hostfiles"
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from parallel_sgd import data
-from parallel_sgd.data import bundled
-from parallel_sgd.data.idx import mapped_idx
+from parallel_sgd.data.examples import bundled
+from parallel_sgd.data.readers.idx import mapped_idx
 from parallel_sgd.errors import UserError
 
 CODES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}

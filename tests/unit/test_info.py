@@ -17,10 +17,10 @@ import pytest
 from parallel_sgd import Communicator, Parameters, simulate
 from parallel_sgd.command_line import info, links
 from parallel_sgd.command_line.main import main
-from parallel_sgd.communication.launched import without_launcher
+from parallel_sgd.communication.job_environment import without_launcher
 from parallel_sgd.compression import registered_bits
 from parallel_sgd.costs import CARRIED, KernelSpeeds, Link, measured
-from parallel_sgd.training.run_folder import RunFolder
+from parallel_sgd.training.session.run_folder import RunFolder
 
 SHAPES = ["W1=784x512", "b1=512", "W2=512x10", "b2=10"]
 

@@ -12,25 +12,24 @@ from typing import Any
 
 import pytest
 
-from parallel_sgd.communication import (
-    Communicator,
-    abort,
-    board,
-    default_timeout,
-    launched,
-    rank_process,
-)
-from parallel_sgd.communication.abort import install_excepthook, install_excepthook_if_launched
+from parallel_sgd.communication import Communicator, default_timeout
+from parallel_sgd.communication import job_environment as launched
 from parallel_sgd.communication.entry_point import abort_on_error
-from parallel_sgd.communication.launched import (
+from parallel_sgd.communication.job_environment import (
     launched_local_size,
     launched_rank,
     launched_size,
     launcher_name,
     without_launcher,
 )
+from parallel_sgd.communication.liveness import abort, rank_process
+from parallel_sgd.communication.liveness import heartbeat as board
+from parallel_sgd.communication.liveness.abort import (
+    install_excepthook,
+    install_excepthook_if_launched,
+)
 from parallel_sgd.communication.messages import PIECE_BYTES
-from parallel_sgd.communication.whole_world import require_whole, world_mismatch
+from parallel_sgd.communication.world_size import require_whole, world_mismatch
 from parallel_sgd.errors import UserError
 
 OPEN_MPI = {
@@ -278,7 +277,7 @@ def test_the_users_own_line_is_named(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.usefixtures("on_a_rank")
 def test_arguments_of_our_own_commands_have_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    source = "import parallel_sgd.command_line.train as t; t.main(['--no-such-option'])"
+    source = "import parallel_sgd.command_line.train.command as t; t.main(['--no-such-option'])"
     with pytest.raises(SystemExit), abort_on_error():
         exec(compile(source, "/home/user/train.py", "exec"), {})
     said = capsys.readouterr().err
@@ -344,7 +343,7 @@ if sys.argv[1] == "forked":
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 else:
     code = subprocess.run([sys.executable, "-c", FAILS], close_fds=False).returncode
-print(code, "has_others" if parallel_sgd.communication.abort.has_others() else "is alone")
+print(code, "has_others" if parallel_sgd.communication.liveness.abort.has_others() else "is alone")
 """
 
 
@@ -428,7 +427,7 @@ def test_a_rank_of_an_inner_job_of_hydras_is_none_of_the_outer(
 
 CLOSES = """
 import os
-from parallel_sgd.communication.rank_process import close_in_children
+from parallel_sgd.communication.liveness.rank_process import close_in_children
 reads, writes = os.pipe()
 close_in_children(writes)
 child = os.fork()

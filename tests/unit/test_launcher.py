@@ -12,25 +12,27 @@ from unittest.mock import Mock
 
 import pytest
 
-from parallel_sgd.command_line import info, launcher, mpi_runtime
-from parallel_sgd.command_line.hostfiles import read_hostfile
-from parallel_sgd.command_line.launcher import THREAD_VARIABLES, Launch, plan
+from parallel_sgd.command_line import info
 from parallel_sgd.command_line.main import main
-from parallel_sgd.command_line.mpi_runtime import Mpiexec, choose_mpiexec, identify
-from parallel_sgd.command_line.run_options import Request, parse
-from parallel_sgd.communication import rank_process
-from parallel_sgd.communication.launched import (
+from parallel_sgd.communication.job_environment import (
     RANK_PROCESS,
     SERVERS,
     SURVIVE,
     requested_servers,
     without_launcher,
 )
+from parallel_sgd.communication.liveness import rank_process
 from parallel_sgd.errors import UserError
+from parallel_sgd.launcher import mpiexec as mpi_runtime
+from parallel_sgd.launcher import run as launcher
+from parallel_sgd.launcher.hosts import read_hostfile
+from parallel_sgd.launcher.mpiexec import Mpiexec, choose_mpiexec, identify
+from parallel_sgd.launcher.options import Request, parse
+from parallel_sgd.launcher.run import THREAD_VARIABLES, Launch, plan
 
 OPEN_MPI = Mpiexec("/o/mpiexec", "Open MPI", "5.0.11")
 MPICH = Mpiexec("/m/mpiexec", "MPICH", "5.0.2")
-RANK = [sys.executable, "-m", "parallel_sgd.command_line.rank"]
+RANK = [sys.executable, "-m", "parallel_sgd.launcher.rank"]
 
 
 def planned(

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from numpy.testing import assert_array_equal as same
 
 from parallel_sgd import Communicator, simulate
-from parallel_sgd.data import load, load_libsvm, task_of, text_file
+from parallel_sgd.data import load, load_libsvm, task_of
+from parallel_sgd.data.readers import text_file
 from parallel_sgd.errors import SharedError, UserError
 
 repeatable = settings(
@@ -202,7 +203,7 @@ def test_blocks_of_any_size_and_any_number_of_ranks(opened, tmp_path, monkeypatc
     opened("\n".join(lines).encode())
     alone = load_libsvm(tmp_path / "a.svm")
     monkeypatch.setattr(text_file, "BLOCK", block)
-    monkeypatch.setattr("parallel_sgd.data.libsvm_index.BLOCK", block)
+    monkeypatch.setattr("parallel_sgd.data.readers.libsvm_index.BLOCK", block)
 
     def body(comm: Communicator):
         data = load_libsvm(tmp_path / "a.svm", comm=comm)

@@ -16,11 +16,11 @@ import parallel_sgd as psgd
 from parallel_sgd import Parameters, RunFolder, UserError
 from parallel_sgd.array_files import write_arrays
 from parallel_sgd.command_line.cluster import namespaces
-from parallel_sgd.command_line.roll import Roll
 from parallel_sgd.files import make_new, require_writable, write_whole
+from parallel_sgd.launcher.supervisor import Roll
 from parallel_sgd.parameter_server.order import RecordedOrder
-from parallel_sgd.training import checkpoint_files as files
-from parallel_sgd.training.rank_log import RankLog
+from parallel_sgd.training.checkpoint import files
+from parallel_sgd.training.session.rank_log import RankLog
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
@@ -172,7 +172,7 @@ def test_logs_of_ranks(tmp_path, victim):
         [
             sys.executable,
             "-c",
-            "import sys; from parallel_sgd.command_line.logs import to_log\n"
+            "import sys; from parallel_sgd.launcher.rank_logs import to_log\n"
             "try: to_log(sys.argv[1], 0)\nexcept ValueError as error: print(error)",
             str(tmp_path / "logs"),
         ],

@@ -18,7 +18,7 @@ import pytest
 import parallel_sgd as psgd
 from parallel_sgd import command_line
 from parallel_sgd.algorithms import ALGORITHMS
-from parallel_sgd.command_line.train_options import parser
+from parallel_sgd.command_line.train.options import parser
 from parallel_sgd.optimizers import OPTIMIZERS
 from parallel_sgd.parameter_server.remote_array import RemoteArray
 

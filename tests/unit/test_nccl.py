@@ -20,7 +20,7 @@ import pytest
 from parallel_sgd import Parameters, UserError, kernels, simulate
 from parallel_sgd.algorithms import ExchangeState
 from parallel_sgd.communication import messages
-from parallel_sgd.communication.nccl import Nccl
+from parallel_sgd.communication.mpi.nccl import Nccl
 from parallel_sgd.compression import codec_for
 from parallel_sgd.errors import SharedError
 from parallel_sgd.exchange import Exchange, ExchangeOptions, Topology, cut_buckets

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parallel_sgd import UserError
-from parallel_sgd.communication.objects import DEEPEST, packed, unpacked
+from parallel_sgd.communication.serialization import DEEPEST, packed, unpacked
 from parallel_sgd.errors import NotFinite, SharedProblem
 
 repeatable = settings(

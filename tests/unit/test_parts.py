@@ -11,7 +11,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from parallel_sgd import UserError, data
-from parallel_sgd.data.parts import named
+from parallel_sgd.data.readers.parts import named
 
 TRAIN, OTHER, TEST, REST = 1, 2, 3, 4  #: what values tell of which part they are
 
@@ -212,7 +212,7 @@ def test_texts(tmp_path):
     [
         ["emma.txt", "moby dick.txt", "the test of honour.txt", "the train of honours.txt"],
         ["choosing.md", "training.md"],
-        ["data/parts.py", "training/learner.py", "validation.py"],
+        ["data/readers/parts.py", "training/learner.py", "validation.py"],
         ["test.txt", "emma.txt"],
     ],
     ids=lambda names: names[0],

@@ -12,8 +12,9 @@ import pytest
 
 from parallel_sgd import Communicator, DataParallelASGD, DataParallelSGD, Parameters
 from parallel_sgd.algorithms import ExchangeState
-from parallel_sgd.command_line import plan, train
+from parallel_sgd.command_line import plan
 from parallel_sgd.command_line.main import main
+from parallel_sgd.command_line.train import command as train
 from parallel_sgd.compression import auto_bits, registered_bits
 from parallel_sgd.costs import CARRIED, KernelSpeeds, Link, exchange_s
 from parallel_sgd.exchange import ExchangeOptions

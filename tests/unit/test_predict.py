@@ -12,8 +12,8 @@ import pytest
 
 from parallel_sgd import Communicator, UserError
 from parallel_sgd.command_line.predict import main
-from parallel_sgd.command_line.train import train_on
-from parallel_sgd.command_line.train_arguments import read
+from parallel_sgd.command_line.train.arguments import read
+from parallel_sgd.command_line.train.command import train_on
 
 NAMES = np.array(["cat", "dog", "emu"])
 

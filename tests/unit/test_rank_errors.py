@@ -12,19 +12,19 @@ from types import SimpleNamespace
 
 import pytest
 
-from parallel_sgd.command_line import rank_errors
-from parallel_sgd.command_line.restarts import _keeps_output_apart
-from parallel_sgd.command_line.roll import Roll
-from parallel_sgd.command_line.run_options import parse
 from parallel_sgd.communication.phrases import in_brief
+from parallel_sgd.launcher import rank_errors
+from parallel_sgd.launcher.options import parse
+from parallel_sgd.launcher.restarts import _keeps_output_apart
+from parallel_sgd.launcher.supervisor import Roll
 
 RANKS = 3
 
 #: A rank that fails, and is killed before it can do anything else.
 FAILS = """
 import os, signal, sys
-from parallel_sgd.communication.attendance import sign_on
-from parallel_sgd.communication.abort import report
+from parallel_sgd.communication.liveness.rank_status import sign_on
+from parallel_sgd.communication.liveness.abort import report
 from parallel_sgd.errors import SharedError, UserError
 sign_on()
 kind, text = sys.argv[1:]

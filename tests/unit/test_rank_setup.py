@@ -14,20 +14,7 @@ from pathlib import Path
 import pytest
 from limits import patience
 
-from parallel_sgd.command_line import launcher, rank
-from parallel_sgd.command_line.batch import Allocation, allocation
-from parallel_sgd.command_line.gpus import VISIBLE, present, visible_gpus
-from parallel_sgd.command_line.interfaces import (
-    Interface,
-    checked_interface,
-    interfaces,
-    on_this_host,
-    variables,
-)
-from parallel_sgd.command_line.launcher import plan
-from parallel_sgd.command_line.mpi_runtime import Mpiexec
-from parallel_sgd.command_line.run_options import Request, parse
-from parallel_sgd.communication.launched import (
+from parallel_sgd.communication.job_environment import (
     GPUS_PER_RANK,
     INTERFACE,
     LOG_DIR,
@@ -35,6 +22,20 @@ from parallel_sgd.communication.launched import (
     without_launcher,
 )
 from parallel_sgd.errors import UserError
+from parallel_sgd.launcher import rank
+from parallel_sgd.launcher import run as launcher
+from parallel_sgd.launcher.batch_systems import Allocation, allocation
+from parallel_sgd.launcher.gpus import VISIBLE, present, visible_gpus
+from parallel_sgd.launcher.interfaces import (
+    Interface,
+    checked_interface,
+    interfaces,
+    on_this_host,
+    variables,
+)
+from parallel_sgd.launcher.mpiexec import Mpiexec
+from parallel_sgd.launcher.options import Request, parse
+from parallel_sgd.launcher.run import plan
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_PROCID": "2"}
 
@@ -75,9 +76,9 @@ def test_gpus_are_counted_by_their_devices(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "elsewhere" / "dxg").touch()
     assert present(tmp_path / "elsewhere") is None
     for there in (4, None):  # unknown: CUDA will say it
-        monkeypatch.setattr("parallel_sgd.command_line.gpus.present", lambda there=there: there)
+        monkeypatch.setattr("parallel_sgd.launcher.gpus.present", lambda there=there: there)
         assert visible_gpus(2, 1, {}) == "2,3"
-    monkeypatch.setattr("parallel_sgd.command_line.gpus.present", lambda: 3)
+    monkeypatch.setattr("parallel_sgd.launcher.gpus.present", lambda: 3)
     with pytest.raises(UserError, match=r"takes 4 GPUs .* and it has 3$"):
         visible_gpus(2, 1, {})
 
@@ -256,7 +257,7 @@ def test_a_number_of_gpus_that_is_none(value: str, bare: pytest.MonkeyPatch) -> 
 
 WRITES = """
 import os, sys
-from parallel_sgd.command_line.logs import to_log
+from parallel_sgd.launcher.rank_logs import to_log
 to_log("logs", int(sys.argv[1]))
 print("out of", sys.argv[1], flush=True)
 os.write(2, b"error\\n")
@@ -294,8 +295,8 @@ def test_a_log_folder_that_cannot_be_one(bare: pytest.MonkeyPatch) -> None:
 
 FULL_LOG = """
 import sys
-from parallel_sgd.command_line.logs import to_log
-from parallel_sgd.communication.abort import print_labelled
+from parallel_sgd.launcher.rank_logs import to_log
+from parallel_sgd.communication.liveness.abort import print_labelled
 sys.path.insert(0, sys.argv[1])
 from disks import files_of_at_most
 to_log("logs", 3)
@@ -319,7 +320,7 @@ def test_what_a_full_disk_does_not_take_is_told_on_the_terminal(tmp_path: Path) 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_programs_run_without_standard_streams(closed: str, tmp_path: Path) -> None:
     """What is printed goes nowhere: above all not into a file that has got its number."""
-    program = f'"{sys.executable}" -m parallel_sgd.command_line.rank script.py'
+    program = f'"{sys.executable}" -m parallel_sgd.launcher.rank script.py'
     (tmp_path / "script.py").write_text(
         "import os, sys\n"
         "open('file', 'w').close()\n"

@@ -54,15 +54,15 @@ PICKLING = {
 }
 
 REASONS = {
-    "command_line/rank.py: import runpy": "runs the user's program, which the command line names",
-    "command_line/rank.py: run_path": "the same",
-    "command_line/rank.py: run_module": "the same",
-    "command_line/train_model.py: spec_from_file_location": "--model FILE.py:FUNCTION is a program",
-    "command_line/train_model.py: exec_module": "the same",
-    "command_line/job.py: import ctypes": "prctl of the C library that Python itself runs on",
-    "communication/children.py: import ctypes": "the same",
-    "communication/children.py: CDLL": "the same",
-    "command_line/job.py: CDLL": "the same",
+    "launcher/rank.py: import runpy": "runs the user's program, which the command line names",
+    "launcher/rank.py: run_path": "the same",
+    "launcher/rank.py: run_module": "the same",
+    "command_line/train/model.py: spec_from_file_location": "--model FILE.py:FUNCTION is a program",
+    "command_line/train/model.py: exec_module": "the same",
+    "launcher/job.py: import ctypes": "prctl of the C library that Python itself runs on",
+    "communication/liveness/children.py: import ctypes": "the same",
+    "communication/liveness/children.py: CDLL": "the same",
+    "launcher/job.py: CDLL": "the same",
     "kernels/emitter.py: exec": "a text of this file's, with the name of a function of ours",
     "kernels/machine_code.py: FunctionCache": "Numba keeps its machine code beside Python's .pyc "
     "files, or in the user's own cache: who can write there can write the package itself",

@@ -21,18 +21,18 @@ import pytest
 from limits import patience
 from test_launcher import MPICH, OPEN_MPI
 
-from parallel_sgd.command_line import restarts
-from parallel_sgd.command_line.answering import Hosts
-from parallel_sgd.command_line.hostfiles import read_hostfile
-from parallel_sgd.command_line.launcher import Launch, plan
-from parallel_sgd.command_line.restarts import Restarts, job_variables
-from parallel_sgd.command_line.roll import Roll
-from parallel_sgd.command_line.run_options import Request, parse
-from parallel_sgd.command_line.verdict import End, judge
-from parallel_sgd.communication import launched
-from parallel_sgd.communication.attendance import FAILED, LEFT, LOST, PREEMPTED
-from parallel_sgd.communication.launched import FOLDER, JOB, RESTART
+from parallel_sgd.communication import job_environment as launched
+from parallel_sgd.communication.job_environment import FOLDER, JOB, RESTART
+from parallel_sgd.communication.liveness.rank_status import FAILED, LEFT, LOST, PREEMPTED
 from parallel_sgd.errors import UserError
+from parallel_sgd.launcher import restarts
+from parallel_sgd.launcher.hosts import read_hostfile
+from parallel_sgd.launcher.options import Request, parse
+from parallel_sgd.launcher.outcome import End, judge
+from parallel_sgd.launcher.reachable_hosts import Hosts
+from parallel_sgd.launcher.restarts import Restarts, job_variables
+from parallel_sgd.launcher.run import Launch, plan
+from parallel_sgd.launcher.supervisor import Roll
 
 RANKS = 3
 
@@ -331,7 +331,7 @@ def test_a_job_that_slurm_requeues_is_known_without_our_launcher():
 
 FORKED = """
 import os, signal, time
-from parallel_sgd.communication.preemption import asked_to_leave, listen
+from parallel_sgd.communication.liveness.preemption import asked_to_leave, listen
 listen()
 reads, writes = os.pipe()
 child = os.fork()

@@ -15,7 +15,8 @@ import pytest
 from disks import files_of_at_most
 
 import parallel_sgd as psgd
-from parallel_sgd.communication import launched, preemption
+from parallel_sgd.communication import job_environment as launched
+from parallel_sgd.communication.liveness import preemption
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 

@@ -18,19 +18,19 @@ from pathlib import Path
 
 import pytest
 
-from parallel_sgd.command_line import leftovers
-from parallel_sgd.command_line import roll as roll_module
-from parallel_sgd.command_line.roll import Roll
-from parallel_sgd.command_line.verdict import End, Verdict, judge
-from parallel_sgd.communication.attendance import FAILED, LEFT, LOST, PROCESS
-from parallel_sgd.communication.launched import FOLDER
+from parallel_sgd.communication.job_environment import FOLDER
+from parallel_sgd.communication.liveness.rank_status import FAILED, LEFT, LOST, PROCESS
+from parallel_sgd.launcher import cleanup as leftovers
+from parallel_sgd.launcher import supervisor as roll_module
+from parallel_sgd.launcher.outcome import End, Verdict, judge
+from parallel_sgd.launcher.supervisor import Roll
 
 RANKS = 4
 
 #: A rank: it signs on at a line from the launcher, and waits; a child of its own outlives it.
 RANK = """
 import os, signal, sys
-from parallel_sgd.communication.attendance import sign_on
+from parallel_sgd.communication.liveness.rank_status import sign_on
 signal.signal(signal.SIGUSR1, lambda *_: os.execvp("sleep", ["sleep", "60"]))
 os.environ[sys.argv[1]] = sys.stdin.readline().strip()
 sign_on()
@@ -99,7 +99,7 @@ def test_who_has_signed_off_is_not_named(ranks, why):
 
 
 FAILS_AT_LAST = """
-from parallel_sgd.communication.attendance import FAILED, LEFT, sign_off, sign_on
+from parallel_sgd.communication.liveness.rank_status import FAILED, LEFT, sign_off, sign_on
 sign_on()
 for word in (LEFT, FAILED, LEFT):
     sign_off(word)
@@ -116,7 +116,7 @@ def test_who_fails_behind_the_end_of_its_mpi_has_failed():
 TELLS = """
 import sys
 from pathlib import Path
-from parallel_sgd.communication.attendance import note_checkpoint, sign_off, sign_on
+from parallel_sgd.communication.liveness.rank_status import note_checkpoint, sign_off, sign_on
 sign_on()
 print("on", flush=True)
 for line in sys.stdin:
@@ -277,8 +277,8 @@ def test_more_ranks_than_descriptors_are_not_watched():
 KILLED = """
 import mmap, os, signal, sys
 from pathlib import Path
-from parallel_sgd.command_line.roll import Roll
-from parallel_sgd.communication.launched import FOLDER
+from parallel_sgd.launcher.supervisor import Roll
+from parallel_sgd.communication.job_environment import FOLDER
 with Roll(2) as roll:
     folder = Path(roll.environ[FOLDER])
     (folder / "more").touch()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal as same
 
 from parallel_sgd.data import Padded, SequenceArrays, SequenceSource, as_sequences, padded
-from parallel_sgd.data.sequence_source import balanced
+from parallel_sgd.data.sources.sequences import balanced
 from parallel_sgd.errors import SharedError, UserError
 
 repeatable = settings(deadline=None, derandomize=True, database=None)

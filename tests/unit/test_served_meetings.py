@@ -15,10 +15,10 @@ from deaths import KilledAfter, KilledAtMessage
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.surviving_threads import Dies, simulate_survival
-from parallel_sgd.communication.thread_endpoint import Mailbox
+from parallel_sgd.communication.elastic.simulated import Dies, simulate_survival
+from parallel_sgd.communication.threads.endpoint import Mailbox
 from parallel_sgd.errors import WaitedInVain
-from parallel_sgd.training.checkpoint_config import SharedClock
+from parallel_sgd.training.checkpoint.config import SharedClock
 
 RANKS, STEPS = 4, 12
 

@@ -14,8 +14,8 @@ from deaths import KilledAtMessage
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.surviving_threads import Dies, simulate_survival
-from parallel_sgd.communication.thread_endpoint import Mailbox
+from parallel_sgd.communication.elastic.simulated import Dies, simulate_survival
+from parallel_sgd.communication.threads.endpoint import Mailbox
 
 RANKS, STEPS, BASE = 4, 12, 100
 

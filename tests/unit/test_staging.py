@@ -21,11 +21,8 @@ import pytest
 
 from parallel_sgd import Parameters, kernels, simulate
 from parallel_sgd.communication import messages as sizes
-from parallel_sgd.communication import (
-    mpi,  # noqa: F401  (it keeps mpi4py from starting MPI)
-    mpi_messages,
-)
-from parallel_sgd.communication.departures import Calls
+from parallel_sgd.communication.liveness.finish import Calls
+from parallel_sgd.communication.mpi import messages as mpi_messages
 from parallel_sgd.compression import codec_for
 from parallel_sgd.exchange import Exchange, Topology
 

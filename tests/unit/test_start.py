@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from parallel_sgd.command_line.leftovers import ranks_running
-from parallel_sgd.command_line.notes import Notes
-from parallel_sgd.command_line.start import Start
-from parallel_sgd.communication.attendance import FAILED, GONE, LEFT, LOST, ON, TRAINS
-from parallel_sgd.communication.launched import FOLDER, SURVIVE
+from parallel_sgd.communication.job_environment import FOLDER, SURVIVE
+from parallel_sgd.communication.liveness.rank_status import FAILED, GONE, LEFT, LOST, ON, TRAINS
+from parallel_sgd.launcher.cleanup import ranks_running
+from parallel_sgd.launcher.startup import Start
+from parallel_sgd.launcher.status_pipes import Notes
 
 NOW = 1e9  #: when ranks that are gone were still there
 
@@ -118,7 +118,7 @@ def test_a_rank_that_dies_on_another_host_is_told_of(start, tmp_path):
 #: A rank that finds no launcher on its host.
 ELSEWHERE = """
 import sys
-from parallel_sgd.communication.attendance import note_training, sign_on
+from parallel_sgd.communication.liveness.rank_status import note_training, sign_on
 sign_on()
 if sys.argv[1] == "trains":
     note_training()

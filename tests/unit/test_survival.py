@@ -15,9 +15,9 @@ from deaths import KilledAfter
 
 import parallel_sgd as psgd
 from parallel_sgd.communication import Communicator
-from parallel_sgd.communication.surviving_threads import simulate_survival
-from parallel_sgd.communication.threads import Dies, ThreadWorld
-from parallel_sgd.data.ahead import with_next
+from parallel_sgd.communication.elastic.simulated import simulate_survival
+from parallel_sgd.communication.threads.communicator import Dies, ThreadWorld
+from parallel_sgd.data.sources.ahead import with_next
 
 N, MINIBATCH, EPOCHS = 23, 6, 3
 TOTAL = N * EPOCHS

@@ -9,7 +9,7 @@ import torch
 
 import parallel_sgd as psgd
 from parallel_sgd import Communicator, UserError
-from parallel_sgd.training.documents import converted
+from parallel_sgd.training.checkpoint.schema import converted
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 

@@ -20,10 +20,10 @@ from torch import nn
 
 import parallel_sgd as psgd
 from parallel_sgd import UserError
-from parallel_sgd.torch.comparable import comparable
-from parallel_sgd.torch.optimizer_document import Writer
-from parallel_sgd.torch.optimizer_entries import Entries
-from parallel_sgd.training.state_tree import capture, flatten, put_back
+from parallel_sgd.torch.optimizer.comparable import comparable
+from parallel_sgd.torch.optimizer.document import Writer
+from parallel_sgd.torch.optimizer.entries import Entries
+from parallel_sgd.training.state.state_tree import capture, flatten, put_back
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 

@@ -11,7 +11,7 @@ from parallel_sgd import Communicator, UserError
 from parallel_sgd import trace as trace_module
 from parallel_sgd.communication.clocks import ClockReading, first_ranks_time
 from parallel_sgd.trace import NO_TRACE, Trace
-from parallel_sgd.training.performance import SyncPerformance
+from parallel_sgd.training.sync_stats import SyncPerformance
 from parallel_sgd.training.trace_file import traced
 
 

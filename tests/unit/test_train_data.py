@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from parallel_sgd import UserError
-from parallel_sgd.command_line.train import read
-from parallel_sgd.command_line.train_data import read_data
+from parallel_sgd.command_line.train.command import read
+from parallel_sgd.command_line.train.data import read_data
 
 
 def data_of(*given):

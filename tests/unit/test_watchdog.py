@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 from limits import patience
 
-from parallel_sgd.communication import watchdog as watchdog_module
-from parallel_sgd.communication.departures import Calls, Departures
-from parallel_sgd.communication.guard import ended_if_longer_than
-from parallel_sgd.communication.watchdog import Watchdog
+from parallel_sgd.communication.liveness import watchdog as watchdog_module
+from parallel_sgd.communication.liveness.finish import Calls, Departures
+from parallel_sgd.communication.liveness.watchdog import Watchdog
+from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
 
 
 @pytest.fixture
@@ -181,8 +181,8 @@ HOLDS_THE_LOCK = "import ctypes; ctypes.PyDLL(None).sleep({})  # Python's lock i
 @pytest.mark.parametrize(("seconds", "code"), [(0, 0), (30, -signal.SIGKILL)])
 def test_a_wait_that_holds_pythons_lock_ends_too(seconds, code):
     script = f"""
-from parallel_sgd.communication.departures import Calls, Departures
-from parallel_sgd.communication.guard import ended_if_longer_than
+from parallel_sgd.communication.liveness.finish import Calls, Departures
+from parallel_sgd.communication.mpi.init_timeout import ended_if_longer_than
 with ended_if_longer_than(1.0, 2, "Communicator.world()"):
     {HOLDS_THE_LOCK.format(seconds)}
 """

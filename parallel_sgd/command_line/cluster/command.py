@@ -15,10 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...argument_parser import Parser
 from ...errors import UserError
-from ..job import run_job
-from ..parser import Parser
-from ..run_options import rank_count
+from ...launcher.job import run_job
+from ...launcher.options import rank_count
 from ..units import UNLIMITED, bits_per_s
 from .hostfile import require_free, written
 from .hosts import emulated_hosts

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import UserError
-from ..cores import usable_cores
-from ..launcher import THREAD_VARIABLES
-from ..mpi_runtime import bound_mpi
+from ...launcher.cores import usable_cores
+from ...launcher.mpiexec import bound_mpi
+from ...launcher.run import THREAD_VARIABLES
 from .links import address, commands, port, require_rate
 from .mpi import AGENT, Wiring, wiring
 from .namespaces import (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
-from ..hostfiles import MPICH, OPEN_MPI
+from ...launcher.hosts import MPICH, OPEN_MPI
 from .namespaces import SETTLE
 
 #: mpiexec calls it as it would call ssh; Hydra puts an option first. As ssh, it does not get to a

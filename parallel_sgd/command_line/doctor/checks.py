@@ -6,8 +6,8 @@ import ipaddress
 from collections import Counter
 from collections.abc import Sequence
 
-from ...communication.launched import same_mpi_family
-from ..mpi_runtime import Mpiexec
+from ...communication.job_environment import same_mpi_family
+from ...launcher.mpiexec import Mpiexec
 from .facts import Facts
 from .finding import Finding, Level, by_value, fine, in_short
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ...argument_parser import Parser
 from ...communication.entry_point import abort_on_error
-from ...communication.launched import launched_rank, launched_size, launcher_name
+from ...communication.job_environment import launched_rank, launched_size, launcher_name
 from ...errors import UserError
-from ..batch import allocation
-from ..hostfiles import read_hostfile
-from ..mpi_runtime import bound_mpi, find_mpiexecs, identify
-from ..parser import Parser
-from ..run_options import add_ranks, seconds
+from ...launcher.batch_systems import allocation
+from ...launcher.hosts import read_hostfile
+from ...launcher.mpiexec import bound_mpi, find_mpiexecs, identify
+from ...launcher.options import add_ranks, seconds
 from . import checks
 from .finding import Finding
 from .ranks import examined

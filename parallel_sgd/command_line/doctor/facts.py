@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ...launcher.cores import usable_cores
+from ...launcher.interfaces import interfaces
+from ...launcher.mpiexec import bound_mpi
 from ...version import __version__
-from ..cores import usable_cores
-from ..interfaces import interfaces
-from ..mpi_runtime import bound_mpi
 
 ROUNDS = 7  #: of a measurement, of which the best counts
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...communication import Communicator
 from ...communication.entry_point import abort_on_error
-from ...communication.launched import INTERFACE
+from ...communication.job_environment import INTERFACE
 from . import checks, speed
 from .facts import Facts, collected
 from .finding import Finding

@@ -1,0 +1,45 @@
+"""The argument parser of every command."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+from typing import NoReturn
+
+from .errors import UserError
+from .validation import shown
+
+LONGEST = 500  #: characters of an error: arguments may be of any length
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises a UserError, one line, where argparse prints its usage and exits."""
+
+    def error(self, message: str) -> NoReturn:
+        line = " ".join(message.removeprefix("argument ").split())
+        _, unknown, rest = line.partition("unrecognized arguments: --")
+        if unknown:
+            known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+            given = "--" + rest.split()[0].partition("=")[0]
+            near = difflib.get_close_matches(given, known, n=1)
+            line += f": did you mean {near[0]}?" if near else ""
+        raise UserError(line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}...")
+
+
+def path_given(name: str, path: str) -> str:
+    """A path as a shell would give it: of ``~/x`` that in the home folder. (No shell has seen one
+    that stands in a file, or behind "=".)
+
+    Raises:
+        UserError: there is no such home folder.
+    """
+    if not path.startswith("~"):
+        return path
+    whole = os.path.expanduser(path)
+    if whole.startswith("~"):
+        raise UserError(
+            f"{name}={shown(path)} must be in a home folder that there is; write "
+            f"{shown('./' + path)} for one that is called so"
+        )
+    return whole

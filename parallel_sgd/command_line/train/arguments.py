@@ -1,0 +1,174 @@
+"""The arguments of train.py: read, from a file too, checked, and written as one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...algorithms import ALGORITHMS, Algorithm, OuterStep
+from ...argument_parser import path_given
+from ...communication import checked_timeout
+from ...errors import UserError
+from ...optimizers import OPTIMIZERS, Optimizer
+from ...options import all_options, values_of
+from ...training import AutoLearningRate, AutoMinibatchSize, NotFinitePolicy
+from ...training.session.run_folder import CONFIG, OPTIONS
+from ...validation import checked_path, checked_seed, require_use, shown
+from ..options import build
+from .config import arguments_of, config_text, leave_out_defaults
+from .data import require_data_options
+from .model import require_model_options
+from .options import DEFAULT_LR, KEEP, SIZES, add_choices, parser
+
+#: Options that are paths, and of what.
+PATHS = {
+    "config": "TOML file",
+    "data": "file",
+    "labels": "file",
+    "initial_model": "folder",
+    "output": "folder",
+    "resume": "folder",
+    "trace": "file",
+}
+
+CHOICES: dict[str, Mapping[str, type]] = {"algorithm": ALGORITHMS, "optimizer": OPTIMIZERS}
+
+ADJUSTING = {"auto_minibatch_size": AutoMinibatchSize, "auto_learning_rate": AutoLearningRate}
+
+
+def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, Algorithm[Any], Optimizer]:
+    """Read options, algorithm and optimizer; raises a UserError where one is wrong. Local."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    path, from_line = _file_and_line(given)
+    options = _parser_for(from_line).parse_args(from_line)
+    if path is None and options.resume is not None:
+        path = _file_of_the_run(options.resume)
+    if path is not None:
+        from_file = arguments_of(path, parser())
+        try:
+            of_file = _parser_for(from_file).parse_args(from_file)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+        of_line, both = options, [*from_file, *from_line]
+        options = _parser_for(both).parse_args(both)
+        leave_out_defaults(options, of_file, of_line, CHOICES)
+    if options.config is not None:
+        raise UserError(f"config={shown(options.config)} must be the first argument")
+    if not hasattr(options, "lr") and not hasattr(options, "lr_per_sample"):
+        options.lr = DEFAULT_LR[options.optimizer]
+    for name, what in PATHS.items():
+        if getattr(options, name) is not None:
+            setattr(options, name, path_given(name, getattr(options, name)))
+            checked_path(name, getattr(options, name), what)
+    if options.timeout_s is not None:
+        checked_timeout(options.timeout_s)
+    checked_seed(options.seed)
+    options.minibatch_size = SIZES("minibatch_size", options.minibatch_size)
+    _require_use(options)
+    _require_another_folder(options)
+    adjusting(options)  # refuses what is not possible
+    algorithm = build(options.algorithm, ALGORITHMS, options)
+    optimizer = build(options.optimizer, OPTIMIZERS, options)
+    outer = getattr(algorithm, "outer", None)
+    if isinstance(outer, OuterStep):
+        for name in {"inner_state", "reset_sgd_momentum"} & values_of(outer).keys():
+            has_state = bool(optimizer.initial_values)
+            outer.require_use(name, has_state, "an --optimizer that has a state")
+    return options, algorithm, optimizer
+
+
+def _file_and_line(given: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The file of options, which comes first, and the rest of the command line."""
+    if not given or given[0].startswith("-"):
+        return None, list(given)
+    return checked_path("config", path_given("config", given[0]), PATHS["config"]), [*given[1:]]
+
+
+def _file_of_the_run(resume: str) -> Path | None:
+    """The options of the run that is to be resumed, as a file; None where it has left none."""
+    run = run_of(path_given("resume", resume))
+    return Path(run, CONFIG) if run is not None and Path(run, CONFIG).is_file() else None
+
+
+def run_of(path: str | None) -> str | None:
+    """The folder of the run that a path, of its checkpoints or one of them, is in, if any."""
+    if path is None:
+        return None
+    folders = (Path(path), Path(path).parent, Path(path).parent.parent)
+    return next((str(folder) for folder in folders if (folder / OPTIONS).is_file()), None)
+
+
+def _require_another_folder(options: argparse.Namespace) -> None:
+    """See that a run that goes on in its own folder is not told to begin there."""
+    if options.output is None or options.resume is None:
+        return
+    run = run_of(options.resume)
+    if run is not None and Path(run).resolve() == Path(options.output).resolve():
+        raise UserError(
+            f"output={shown(options.output)} and resume={shown(options.resume)} are the same run, "
+            "which goes on in its own folder: leave --output out"
+        )
+
+
+def _parser_for(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser that shows the options of the algorithm and the optimizer that are chosen."""
+    choices = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    add_choices(choices)
+    try:
+        chosen, _ = choices.parse_known_args(arguments)
+        return parser(chosen.algorithm, chosen.optimizer)
+    except argparse.ArgumentError:  # of which the whole parser tells
+        return parser()
+
+
+def described_as_config(
+    options: argparse.Namespace,
+    algorithm: Algorithm[Any],
+    optimizer: Optimizer,
+    *,
+    heading: Sequence[str] = (),
+    whole: bool = False,
+) -> str:
+    """The options as a file that gives the same run again. Local.
+
+    Args:
+        heading, whole: as for `config_text`.
+    """
+    adjusted = {
+        name: value
+        for rule in adjusting(options).values()
+        for name, value in values_of(rule).items()
+    }
+    values = {**values_of(algorithm), **values_of(optimizer), **adjusted, **vars(options)}
+    if options.distributed_after_epochs is not None:  # else it would be given twice
+        values["distributed_after"] = None
+    shown_parser = parser(options.algorithm, options.optimizer)
+    return config_text(shown_parser, values, heading=heading, whole=whole)
+
+
+def adjusting(options: argparse.Namespace) -> dict[str, Any]:
+    """The rules that adjust training, of those that were asked for, by name. Local."""
+    rules = {
+        name: build(name, {name: kind}, options)
+        for name, kind in ADJUSTING.items()
+        if getattr(options, name)
+    }
+    return rules | {"not_finite": build("not_finite", {"not_finite": NotFinitePolicy}, options)}
+
+
+def _require_use(options: argparse.Namespace) -> None:
+    """See that no option was given in vain; those of algorithm and optimizer see to theirs."""
+    saves = options.checkpoint_every > 0 or options.checkpoint_every_s is not None
+    cuda = options.device == "cuda"
+    require_use("keep", options.keep, KEEP, saves, "--checkpoint-every N")
+    require_use("cuda_aware", options.cuda_aware, False, cuda, "--device cuda")
+    require_data_options(options)
+    require_model_options(options)
+    for name, kind in ADJUSTING.items():
+        for option in all_options(kind):
+            if hasattr(options, option.name) and not getattr(options, name):
+                value, flag = getattr(options, option.name), name.replace("_", "-")
+                raise UserError(f"{option.name}={shown(value)} has no effect without --{flag}")

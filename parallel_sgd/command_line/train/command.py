@@ -1,0 +1,334 @@
+"""`parallel-sgd train`, and what train.py runs: train a model on data, on all ranks."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from ...algorithms import ALGORITHMS, Algorithm, BlockPeriod
+from ...communication import Communicator
+from ...communication.entry_point import abort_on_error
+from ...communication.job_environment import job_name, requested_servers
+from ...data.sources.minibatches import size_after
+from ...errors import SMALLER_RATE, SharedError, UserError
+from ...models import use_gpu
+from ...optimizers import OPTIMIZERS, Optimizer
+from ...options import all_options
+from ...parameter_server import ParameterServers
+from ...training import (
+    CHECKPOINTS,
+    CheckpointConfig,
+    CrossValidation,
+    Progress,
+    RunFolder,
+    TrainingSession,
+    require_installed_matplotlib,
+    traced,
+)
+from ...training.checkpoint.files import checkpoints_in
+from ...training.session.progress_bar import on_terminal
+from ...training.session.run_folder import require_tensorboard
+from ...validation import shown
+from ...version import __version__
+from ..options import describe
+from .arguments import ADJUSTING, adjusting, described_as_config, read, run_of
+from .data import TrainingData, known_of, read_data, standardized
+from .model import TrainingModel, kind_of_model, make_model
+from .reporting import (
+    blocks,
+    deaths_in_words,
+    finish,
+    print_choices,
+    print_progress,
+    ranks_in_words,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train as the command line says. Collective over all ranks that were started."""
+    with abort_on_error():
+        try:
+            options, algorithm, optimizer = read(argv)
+        except UserError as error:  # said by every rank before the first one ends the job
+            Communicator.world().raise_together(str(error))
+            raise
+        comm = Communicator.world(timeout_s=options.timeout_s, cuda_aware=options.cuda_aware)
+        if options.print_config:
+            comm.print(described_as_config(options, algorithm, optimizer, whole=True), end="")
+            return 0
+        train_on(options, algorithm, optimizer, comm)
+    return 0
+
+
+def train_on(
+    options: argparse.Namespace, algorithm: Algorithm[Any], optimizer: Optimizer, comm: Communicator
+) -> None:
+    """Train as the options say, on the ranks of `comm`. Collective; changes `options`."""
+    comm.require_agreement({"algorithm": options.algorithm})
+    comm.together(lambda: _require_use_of_servers(algorithm))
+    local_rank = comm.local_rank
+    workers = algorithm.roles.workers(comm)
+    first = comm.rank == workers[0]  # which writes and reports
+
+    def prepare() -> TrainingData:
+        if options.device == "cuda":
+            use_gpu(local_rank)
+        if first and not options.no_plot:
+            require_installed_matplotlib()
+        if first and options.tensorboard:
+            require_tensorboard()
+        data = read_data(options)
+        make_model(options, data)  # refuses options that do not fit
+        return data
+
+    asked = copy.copy(options)
+    data = comm.together(prepare)
+    if options.distributed_after_epochs is not None:
+        algorithm = comm.together(
+            lambda: _after_epochs(algorithm, options.distributed_after_epochs, len(data.train))
+        )
+    resumed = comm.together(lambda: _resumed_run(options))
+    begins = comm.allgather_object(_has_no_checkpoint(resumed, options.resume))[workers[0]]
+    if begins:
+        options.resume = None
+    data = standardized(data, options, run_of(options.resume), comm)
+    options.standardize = asked.standardize = data.standardization is not None
+    output = options.output or resumed or _new_output()
+    output = comm.allgather_object(output)[workers[0]]  # one time for all
+    options.output = output
+    ranks = ranks_in_words(comm.size, len(workers))
+    folder = RunFolder(
+        output,
+        _described(options, data, algorithm, optimizer, comm.size, len(workers)),
+        config=described_as_config(
+            asked,
+            algorithm,
+            optimizer,
+            heading=[f"A run on {ranks}, of parallel_sgd {__version__}."],
+        ),
+        resumed=bool(resumed),
+        tensorboard=options.tensorboard,
+        standardization=data.standardization,
+    )
+    if first and begins:
+        print(f"{output} has no checkpoint yet: the run begins anew", flush=True)
+    if first:
+        print(f"{ranks}, {len(data.train)} samples")
+        if data.taken:
+            print(data.taken)
+        print(f"{algorithm}\n{optimizer}", flush=True)
+        period = getattr(algorithm, "period", None)
+        if isinstance(period, BlockPeriod):
+            samples = max(len(data.train) * options.epochs - algorithm.distributed_after, 0)
+            size = size_after(options.minibatch_size, 0)
+            print(blocks(period, samples, size, comm.size), flush=True)
+    checkpoints = None
+    if options.checkpoint_every or options.checkpoint_every_s or options.resume:
+        checkpoints = comm.together(lambda: _checkpoints(options, output))
+    model = make_model(options, data)
+    trace = comm.together(lambda: options.trace and str(options.trace))
+    tracing = traced(trace, comm, after_errors=algorithm.roles.together) if trace else nullcontext()
+    with tracing, model.learner(optimizer, algorithm, comm, options) as learner:
+        parallel = _session(options, data, model, learner, folder, checkpoints)
+        try:
+            history = parallel.run()
+        except SharedError as error:
+            raise _with_hint(error, options, data, learner.samples) from None
+        first = comm.rank == learner.group.workers[0]  # another one, where the first has died
+    ranks += deaths_in_words(len(comm.lost_ranks))
+    serial = None
+    if first and options.compare_serial:
+        print("serial SGD, same seed:", flush=True)
+        serial = _train_serially(options, data, optimizer)
+    if first:
+        steps = _minibatches(options, len(data.train))
+        full = steps * 2 * (comm.size - 1) * learner.parameters.flat.nbytes
+        finish(folder, parallel, full, ranks, history, serial, plot=not options.no_plot)
+        if options.trace:
+            print(f"trace                     {options.trace}, for https://ui.perfetto.dev")
+
+
+def _session(
+    options: argparse.Namespace,
+    data: TrainingData,
+    model: TrainingModel,
+    learner: Any,
+    folder: RunFolder | None,
+    checkpoints: CheckpointConfig | None,
+) -> TrainingSession:
+    def report(progress: Progress) -> None:
+        print_progress(progress, options.epochs)
+
+    test = model.given(data.test)
+    own = data.validation is not None
+    validation = CrossValidation(
+        data=test if data.validation is None else model.given(data.validation),
+        name="validation" if own else "test",
+        every=options.validate_every,
+        criterion=options.criterion,
+        patience=options.patience,
+        min_improvement=options.min_improvement,
+        restore_best=options.restore_best,
+    )
+    return TrainingSession(
+        learner=learner,
+        objective=model.objective,
+        train=model.given(data.train),
+        minibatch_size=options.minibatch_size,
+        epochs=options.epochs,
+        seed=options.seed,
+        rate_follows=options.rate_follows,
+        microbatch_size=options.microbatch_size,
+        validation=validation,
+        test=test if own else None,
+        progress_every=options.progress_every,
+        checkpoints=checkpoints,
+        folder=folder,
+        report=report,
+        started=print_choices if folder else None,
+        progress_bar=folder is not None and on_terminal() and not options.no_progress_bar,
+        **adjusting(options),
+    )
+
+
+def _train_serially(
+    options: argparse.Namespace, data: TrainingData, optimizer: Optimizer
+) -> list[Progress]:
+    """The same on this rank alone, in full precision."""
+    model, comm = make_model(options, data), Communicator.single()
+    with model.learner(optimizer, ALGORITHMS["data-parallel"](), comm, options) as learner:
+        return _session(options, data, model, learner, None, None).run()
+
+
+def _described(
+    options: argparse.Namespace,
+    data: TrainingData,
+    algorithm: Algorithm[Any],
+    optimizer: Optimizer,
+    ranks: int,
+    workers: int,
+) -> dict[str, Any]:
+    """What options.json holds."""
+    kinds: list[Any] = [*ALGORITHMS.values(), *OPTIMIZERS.values(), *ADJUSTING.values()]
+    described_below = {option.name for kind in kinds for option in all_options(kind)}
+    return {
+        "parallel_sgd": __version__,
+        "ranks": ranks,
+        "workers": workers,
+        "host": platform.node(),
+        **{
+            name: value if not hasattr(value, "keys") else {str(k): v for k, v in value.items()}
+            for name, value in vars(options).items()
+            if name not in described_below
+        },
+        "classes": data.task.classes,
+        "outputs": data.task.outputs,
+        **known_of(data.train),
+        "task": data.task.name,
+        "algorithm": describe(algorithm),
+        "optimizer": describe(optimizer),
+    }
+
+
+def _checkpoints(options: argparse.Namespace, output: str) -> CheckpointConfig:
+    return CheckpointConfig(
+        folder=Path(output, CHECKPOINTS),
+        every=options.checkpoint_every or None,
+        every_s=options.checkpoint_every_s,
+        keep=options.keep,
+        resume=options.resume,
+    )
+
+
+def _minibatches(options: argparse.Namespace, samples: int) -> int:
+    """How many minibatches the run has, as they were asked for."""
+    count = 0
+    for epoch in range(options.epochs):
+        seen = 0
+        while seen < samples:
+            seen += size_after(options.minibatch_size, epoch * samples + seen)
+            count += 1
+    return count
+
+
+def _new_output() -> str:
+    """Return runs/<job or time>; with a number where a run began in the same second. Local."""
+    if job := job_name():
+        return f"runs/{job}"
+    path = time.strftime("runs/%Y-%m-%d-%H%M%S")
+    numbered = (f"{path}-{number}" for number in count(2))
+    return next(free for free in chain([path], numbered) if not os.path.lexists(free))
+
+
+def _after_epochs(algorithm: Algorithm[Any], epochs: int, samples: int) -> Algorithm[Any]:
+    """The algorithm, which begins after so many epochs."""
+    if epochs < 1:
+        raise UserError(f"distributed_after_epochs={epochs} must be at least 1")
+    if algorithm.distributed_after:
+        raise UserError(
+            f"distributed_after={algorithm.distributed_after} and distributed_after_epochs="
+            f"{epochs}: at most one of them may be given"
+        )
+    if "distributed_after" not in {option.name for option in all_options(type(algorithm))}:
+        raise UserError(
+            f"distributed_after_epochs={epochs}: {type(algorithm).__name__} has no warm start"
+        )
+    changed: Algorithm[Any] = replace(algorithm, distributed_after=epochs * samples)
+    return changed
+
+
+def _resumed_run(options: argparse.Namespace) -> str | None:
+    """The run's folder that --resume means, without --output; raises a UserError for none."""
+    if options.resume is None or options.output:
+        return None
+    run = run_of(options.resume)
+    if run is None:
+        raise UserError(f"resume={shown(options.resume)} is in no run's folder: give --output too")
+    return run
+
+
+def _has_no_checkpoint(run: str | None, resume: str | None) -> bool:
+    """Whether a run that goes on in its own folder was lost before its first checkpoint."""
+    if run is None or resume is None:
+        return False
+    folder = Path(run, CHECKPOINTS)
+    return Path(resume) in (Path(run), folder) and not checkpoints_in(folder)
+
+
+def _with_hint(
+    error: SharedError, options: argparse.Namespace, data: TrainingData, samples: int
+) -> SharedError:
+    """The error of a run; of one that diverges in its first epoch it names --standardize, too."""
+    standardizes = data.standardization is not None or kind_of_model(options) == "bytes"
+    if SMALLER_RATE not in str(error) or standardizes or samples > len(data.train):
+        return error
+    hint = f"{SMALLER_RATE}, or --standardize, where features are large"
+    return SharedError(str(error).replace(SMALLER_RATE, hint))
+
+
+def _require_use_of_servers(algorithm: Algorithm[Any]) -> None:
+    """See that `parallel-sgd run --servers` is heeded."""
+    requested = requested_servers()
+    if requested is None:
+        return
+    if not isinstance(algorithm.roles, ParameterServers):
+        raise UserError(f"servers={requested} of `parallel-sgd run` needs --algorithm async")
+    if algorithm.roles.servers not in (None, requested):
+        raise UserError(
+            f"servers={algorithm.roles.servers} of train.py must be that of `parallel-sgd run`, "
+            f"{requested}: give one of them"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""A TOML file in place of options: read, checked by the options' own parser, and written."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import textwrap
+import tomllib
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import UserError
+from ...files import content_of
+from ...options import all_options, values_of
+from ...schedules import Cosine, Linear, Steps, WarmUp
+from ...validation import line_of, shown
+from .options import DEFAULT_LR
+
+NEVER = {"help", "version", "config", "print_config"}  #: of the command line alone
+MOST_DOTS = 10_000  #: in a file; with so many a file is read within half a second
+OF_ONE_RUN = {"output", "resume"}  #: are left out of the file that gives a run again
+
+
+def arguments_of(path: str | Path, parser: argparse.ArgumentParser) -> list[str]:
+    """What a file asks for, as arguments of the command line.
+
+    Args:
+        parser: with all options; a key of the file is the name of one, with - or _.
+    Raises:
+        UserError: there is no such file, it is no TOML, or has a key that is no option, or a value
+            of a kind that no option takes.
+
+    Local.
+    """
+    data = content_of(str(path), path).removeprefix(BOM_UTF8)  # as some editors write it
+    if data.count(b".") > MOST_DOTS:  # tomllib takes time by the square of those in a name
+        raise UserError(f"{path} is not a file of options: it has more than {MOST_DOTS} dots")
+    try:
+        content = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{path} is not well-formed TOML: {line_of(error)}") from None
+    except ValueError:  # of `int`
+        raise UserError(f"{path}: a number in it must have fewer digits") from None
+    actions = {action.dest: action for action in settable(parser)}
+    arguments: list[str] = []
+    keys: dict[str, str] = {}  # by the names of their options
+    for key, value in content.items():
+        name = key.replace("-", "_")
+        if keys.setdefault(name, key) != key:
+            raise UserError(f"{path}: {keys[name]!r} and {key!r} are one option: give one of them")
+        if name not in actions:
+            near = difflib.get_close_matches(name, actions, n=1)
+            hint = f": did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"{path}: {key!r} is not an option of train.py{hint}")
+        try:
+            arguments += _arguments(actions[name], value)
+        except TypeError as error:
+            raise UserError(f"{path}: {key}={shown(value)} must be {error}") from None
+        except ValueError:
+            raise UserError(f"{path}: {key} must be a number of fewer digits") from None
+    return arguments
+
+
+def leave_out_defaults(
+    options: argparse.Namespace,
+    file: argparse.Namespace,
+    line: argparse.Namespace,
+    choices: Mapping[str, Mapping[str, type]],
+) -> None:
+    """Where the command line chooses another algorithm or optimizer than a file, leave out what the
+    file has of its own choice alone, and as it is by default: a run's folder has a file of all
+    options. Of the two learning rates the command line's goes before the file's.
+
+    Args:
+        options: of both; changed.
+        file, line: of each alone.
+        choices: what may be chosen, by the name of the option that does.
+
+    Local.
+    """
+    for name, kinds in choices.items():
+        theirs, ours = (
+            {option.name for option in all_options(kinds[getattr(of, name)])}
+            for of in (file, options)
+        )
+        common = {key: getattr(file, key) for key in theirs & ours if hasattr(file, key)}
+        if name == "optimizer" and not {"lr", "lr_per_sample"} & common.keys():
+            common["lr"] = DEFAULT_LR[file.optimizer]
+        if theirs <= ours:
+            continue
+        usual = values_of(kinds[getattr(file, name)](**common))
+        for key in theirs - ours - vars(line).keys():
+            if key in usual and getattr(file, key, None) == usual[key]:
+                vars(options).pop(key, None)
+    rates, given = ("lr", "lr_per_sample"), vars(line).keys()
+    usual_rate = getattr(file, "lr", None) == DEFAULT_LR[file.optimizer]
+    if options.optimizer != file.optimizer and usual_rate and given.isdisjoint(rates):
+        del options.lr
+    for rate, other in (rates, rates[::-1]):
+        if rate in given and other not in given:
+            vars(options).pop(other, None)
+
+
+def settable(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The options that a file may have, in the parser's order. Local."""
+    for action in parser._actions:
+        if action.option_strings and action.dest not in NEVER:
+            yield action
+
+
+def _arguments(action: argparse.Action, value: Any) -> list[str]:
+    """The arguments that give an option this value; a TypeError says what it must be."""
+    flag, *other = action.option_strings
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise TypeError("true or false")
+        return [flag] if value else other[:1]  # --no-x, where there is one
+    if isinstance(value, list | dict) and action.nargs == "+":
+        several = value if isinstance(value, list) else [_pair(*item) for item in value.items()]
+        return [flag, *map(_text, several)]
+    if isinstance(value, dict):
+        if ":" not in (action.metavar or ""):
+            raise TypeError("one value: options stand at the top of the file, in no section")
+        return [f"{flag}=" + ",".join(f"{key}:{_text(one)}" for key, one in value.items())]
+    return [f"{flag}={_text(value)}"]
+
+
+def _pair(name: str, value: Any) -> str:
+    return f"{name}={json.dumps(value)}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float | str):
+        return str(value)
+    raise TypeError(
+        "a number, a text, true or false; or a list or table of these where it takes several"
+    )
+
+
+def config_text(
+    parser: argparse.ArgumentParser,
+    values: Mapping[str, Any],
+    *,
+    heading: Sequence[str] = (),
+    whole: bool = False,
+) -> str:
+    """A file of options.
+
+    Args:
+        parser: whose help texts stand above the options.
+        values: of the options by name; one that is None is written as a comment.
+        heading: lines of comment.
+        whole: whether to write the options of one run alone, too.
+    Returns:
+        TOML that `arguments_of` reads.
+
+    Local.
+    """
+    lines = [f"# {line}" for line in heading]
+    for group in parser._action_groups:
+        actions = [
+            action
+            for action in group._group_actions
+            if action in [*settable(parser)] and action.help != argparse.SUPPRESS
+        ]
+        if not actions:
+            continue
+        lines += ["", f"# ---- {group.title}"]
+        for action in actions:
+            if action.dest in OF_ONE_RUN and not whole:
+                continue
+            value = values.get(action.dest)
+            help_text = (action.help or "").replace("%%", "%")
+            lines += [
+                "",
+                *textwrap.wrap(help_text, 98, initial_indent="# ", subsequent_indent="# "),
+            ]
+            name = action.dest
+            given = value is not None and value != {}
+            lines.append(f"{name} = {toml(value)}" if given else f"# {name} =")
+    return "\n".join(lines).strip() + "\n"
+
+
+def toml(value: Any) -> str:
+    """A value as TOML has it, and `arguments_of` makes it the same again. Local."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Steps | Linear):
+        before = "linear:" if isinstance(value, Linear) else ""
+        return toml(before + _points(value.values))
+    if isinstance(value, WarmUp):
+        return toml(f"warmup:{value.samples}:{json.loads(toml(value.then))}")
+    if isinstance(value, Cosine):
+        return toml("cosine:" + _points({0: value.start, value.samples: value.end}))
+    if isinstance(value, Mapping):
+        return toml(_points(value))
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def _points(values: Mapping[Any, Any]) -> str:
+    return ",".join(f"{key}:{_text(value)}" for key, value in values.items())

@@ -1,0 +1,204 @@
+"""The data of train.py: read, and cut into what is trained, validated and tested on."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...communication import Communicator
+from ...data import (
+    DIGITS_CLASSES,
+    Dataset,
+    Dense,
+    Sparse,
+    Standardization,
+    Task,
+    digits,
+    library_source,
+    load_train_test,
+    read_standardization,
+    task_of,
+)
+from ...errors import UserError
+from ...validation import line_of, shown
+
+#: Data that need no file: the number of classes, and who reads them.
+BUNDLED: dict[str, tuple[int, Callable[..., tuple[Dataset, Dataset]]]] = {
+    "digits": (DIGITS_CLASSES, digits),
+    "library": (256, library_source),
+}
+
+
+#: What a reader's options may have beside numbers, texts, lists and tables: CNTK's streams.
+STREAMS = {"Dense": Dense, "Sparse": Sparse}
+
+#: What train.py says to a reader by itself.
+ITS_OWN = ("path", "labels", "format", "test", "seed", "say")
+
+
+class TrainingData(NamedTuple):
+    """What is trained on, measured in the course of training (None: what is tested on), and tested
+    on; what is to be learned of it; which files were taken for what, in one line; and the numbers
+    that have standardized the features, if any."""
+
+    train: Dataset
+    validation: Dataset | None
+    test: Dataset
+    task: Task
+    taken: str = ""
+    standardization: Standardization | None = None
+
+
+def read_data(options: argparse.Namespace) -> TrainingData:
+    """The data that the options ask for.
+
+    Raises:
+        UserError: they cannot be had, or an option does not fit them.
+
+    Local.
+    """
+    train, test, task, taken = _read(options)
+    if not options.validation:
+        return TrainingData(train, None, test, task, taken)
+    if not 0 < round(options.validation * len(train)) < len(train):
+        raise UserError(
+            f"validation={shown(options.validation)} must leave at least one of {len(train)} "
+            "training samples on either side"
+        )
+    train, validation = train.split(options.validation, seed=options.seed)
+    return TrainingData(train, validation, test, task, taken)
+
+
+def standardized(
+    data: TrainingData, options: argparse.Namespace, run: str | None, comm: Communicator
+) -> TrainingData:
+    """The data with standardized features, where these are asked for.
+
+    The run that goes on, or gave the initial model, decides whether its numbers are used.
+
+    Args:
+        run: the folder of the run that goes on; None: a new one.
+    Raises:
+        SharedError: --standardize does not fit that run, or the data cannot be standardized.
+
+    Collective. Cost: one pass over the training data where there are no numbers yet.
+    """
+    before = run or options.initial_model
+
+    def earlier() -> Standardization | None:
+        by = None if before is None else read_standardization(before)
+        if before is not None and by is None and options.standardize:
+            option = "resume" if run else "initial_model"
+            raise UserError(
+                f"standardize=True: the model of {option}={shown(str(before))} was trained on "
+                "features as they are"
+            )
+        return by
+
+    by = comm.together(earlier)
+    if by is None:
+        if not options.standardize:
+            return data
+        by = Standardization.of(data.train, comm)
+    numbers = by
+
+    def given() -> TrainingData:
+        validation = data.validation and numbers.given(data.validation)
+        return data._replace(
+            train=numbers.given(data.train),
+            validation=validation,
+            test=numbers.given(data.test),
+            standardization=numbers,
+        )
+
+    return comm.together(given)
+
+
+def known_of(dataset: Dataset) -> dict[str, list[str] | None]:
+    """Return what other data must have in common with these to mean the same. Local.
+
+    Returns:
+        The names of classes, by label, and of the columns that x is; None where there are none.
+    """
+    while hasattr(
+        dataset, "dataset"
+    ):  # a part of another one, or one that is changed as it is read
+        dataset = dataset.dataset
+    found = {name: getattr(dataset, name, None) for name in ("names", "x_columns")}
+    return {
+        "class_names": None if found["names"] is None else [*found["names"]],
+        "x_columns": None if found["x_columns"] is None else [*found["x_columns"]],
+    }
+
+
+def require_data_options(options: argparse.Namespace) -> None:
+    """Refuse options that do not fit the kind of data, before any are read. Local."""
+    if not 0 <= options.validation < 1:
+        raise UserError(
+            f"validation={shown(options.validation)} must be a fraction, at least 0 and below 1"
+        )
+    if options.data in BUNDLED:
+        for name in ("labels", "format", "reader", "x", "y", "task"):
+            if (value := getattr(options, name)) is not None:
+                raise UserError(f"{name}={shown(value)}: {options.data} has {name} of its own")
+    reader_options(options)
+
+
+def _read(options: argparse.Namespace) -> tuple[Dataset, Dataset, Task, str]:
+    if options.data in BUNDLED:
+        classes, read_bundled = BUNDLED[options.data]
+        train, test = read_bundled(test=options.test, seed=options.seed)
+        classes = options.classes or classes
+        return train, test, Task("classification", classes, classes), ""
+    taken: list[str] = []
+    train, test = load_train_test(
+        options.data,
+        options.labels,
+        format=options.format,
+        test=options.test,
+        seed=options.seed,
+        say=taken.append,
+        **reader_options(options),
+    )
+    task = task_of(train, options.task, options.classes)
+    return train, test, task, f"{task.name}, {'; '.join(taken)}"
+
+
+def reader_options(asked: argparse.Namespace) -> dict[str, Any]:
+    """The options of a format's reader: --x and --y, and those of --reader from texts as
+    ``size=[32, 32]`` and ``streams={"x": Dense(3), "y": Sparse(2, one_hot=True)}``."""
+    columns = {"x": asked.x, "y": asked.y}
+    options: dict[str, Any] = {name: given for name, given in columns.items() if given}
+    if asked.y and len(asked.y) == 1:
+        (options["y"],) = asked.y
+    for text in asked.reader or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError(f"reader={shown(text)} must be NAME=VALUE, as size=[32,32]")
+        if name in ITS_OWN:
+            flag = "--data" if name == "path" else f"--{name}"
+            raise UserError(f"reader={shown(text)}: {name} is no option of a reader, see {flag}")
+        if columns.get(name):
+            raise UserError(f"reader={shown(text)}: --{name} says that already")
+        try:
+            options[name] = _value(ast.parse(value, mode="eval").body)
+        except TypeError as error:  # of a stream's arguments
+            raise UserError(f"reader={shown(text)}: {line_of(error)}") from None
+        except (ValueError, SyntaxError) as error:  # a plain text needs no quotes
+            if isinstance(error, UserError):
+                raise
+            options[name] = value
+    return options
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal, in which there may be streams; a ValueError where it is none."""
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        keys = [ast.literal_eval(key) for key in node.keys if key is not None]
+        return dict(zip(keys, map(_value, node.values), strict=True))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in STREAMS:
+        named = {keyword.arg or "**": ast.literal_eval(keyword.value) for keyword in node.keywords}
+        return STREAMS[node.func.id](*map(ast.literal_eval, node.args), **named)
+    return ast.literal_eval(node)

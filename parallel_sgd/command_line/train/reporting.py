@@ -1,0 +1,165 @@
+"""What a training run says: to the terminal, and at its end to the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...algorithms import ALGORITHMS, Algorithm, BlockPeriod, DataParallelASGDState, ExchangeState
+from ...options import values_of
+from ...training import Learner, Progress, RunFolder, TrainingSession
+from ...training.session.state import loss_curves
+
+
+def blocks(period: BlockPeriod, samples: int, minibatch_size: int, ranks: int) -> str:
+    """How often the ranks will synchronize: a default block is long for little data.
+
+    Args:
+        samples: of the run, without its warm start.
+    """
+    steps = period.sync_steps or -(-(period.samples_on(ranks) or 1) // minibatch_size)
+    block = steps * minibatch_size
+    line = f"a block is {block:,} samples of all ranks, the run {samples / block:.1f} blocks"
+    return line if samples >= block else f"{line}: they synchronize only at its end"
+
+
+def print_choices(learner: Learner) -> None:
+    """What was chosen before training, and by what: for each exchange a line for the way of
+    messages, and one for the bits where they are "auto"; with parameter servers that of the bits;
+    nothing on one rank."""
+    for component in learner.at_work.components:
+        if isinstance(component, DataParallelASGDState) and component.measured:
+            print(f"gradient bits: {component.bits} ({component.measured})", flush=True)
+        if not isinstance(component, ExchangeState) or learner.comm.size == 1:
+            continue
+        print(component.plan, flush=True)
+        if component.bits is not None:
+            bits = [f"{bits} for {n:,} values" for bits, n in component.values_by_bits().items()]
+            why = f" ({component.measured})" if component.measured else ""
+            print(f"gradient bits: {', '.join(bits)}{why}", flush=True)
+
+
+def print_progress(progress: Progress, epochs: int) -> None:
+    """A line of a row: of about ten, where every epoch has one, and of all that have events."""
+    whole = progress.epoch == int(progress.epoch)
+    among = progress.epoch in (1, epochs) or progress.epoch % max(1, epochs // 10) == 0
+    if whole and not among and progress.event is None:
+        return
+    losses = {} if progress.train_loss is None else {"train_loss": progress.train_loss}
+    parts = [
+        f"epoch {progress.epoch:4g}/{epochs}",
+        f"{progress.samples:9d} samples",
+        *metrics_in_words({**losses, **progress.metrics}),
+        f"{progress.seconds:.2f} s",
+        *([progress.event] if progress.event else []),
+    ]
+    print("  ".join(parts), flush=True)
+
+
+def metrics_in_words(metrics: Mapping[str, float | None]) -> list[str]:
+    """Each metric as a reader wants it: "test loss 0.1160", "accuracy 97.21 %"."""
+    words = []
+    for name, value in metrics.items():
+        title = name.replace("_", " ").removeprefix("test ") if "accuracy" in name else name
+        title = title.replace("_", " ")
+        if value is None:
+            words.append(f"{title} not finite")
+        elif "accuracy" in name:
+            words.append(f"{title} {100 * value:.2f} %")
+        else:
+            words.append(f"{title} {value:.4f}")
+    return words
+
+
+def finish(
+    folder: RunFolder,
+    session: TrainingSession,
+    full: int,
+    name: str,
+    history: list[Progress],
+    serial: list[Progress] | None,
+    *,
+    plot: bool,
+) -> None:
+    """Write the summary and the picture, and print what a reader wants to know.
+
+    Args:
+        full: bytes of all ranks, if every gradient were exchanged in 32 bits.
+    """
+    last, resumed = history[-1], bool(session.checkpoints and session.checkpoints.resume)
+    name += _described(session.learner.algorithm)
+    rows = {name: last} | ({"serial SGD, same seed": serial[-1]} if serial else {})
+    width = max(24, *map(len, rows))
+    print()
+    for label, row in rows.items():
+        print(
+            f"{label:{width}s} "
+            + "   ".join([*metrics_in_words(row.metrics), f"{row.seconds:.2f} s"])
+        )
+    details = last.details or {}
+    if "workers" in details:
+        _print_workers(details["workers"])
+        print()
+    if "workers" in details:
+        print(f"bytes between workers and servers {last.bytes_sent:,d}")
+    elif last.bytes_sent and not resumed:  # else other ranks may have sent some of it
+        print(
+            f"bytes sent, all ranks    {last.bytes_sent:13,d}; every gradient in 32 bit: "
+            f"{full:,d}, {full / last.bytes_sent:.1f} times as much"
+        )
+    if plot:
+        curves = loss_curves(history, f", {name}")
+        folder.write_loss_curves(curves | loss_curves(serial or [], ", serial SGD", train=False))
+    summary: dict[str, Any] = {label: row.as_dict() for label, row in rows.items()}
+    if not resumed:
+        summary["bytes_in_32_bit"] = full
+    folder.write_json("summary.json", summary)
+    print(f"run folder                {folder.path}")
+
+
+def _described(algorithm: Algorithm[Any]) -> str:
+    """What a run is called by, beside its ranks: the algorithm, if not the usual one, its mode, and
+    the bits."""
+    options, text = values_of(algorithm), ""
+    if type(algorithm) is not ALGORITHMS["data-parallel"]:
+        text += f", {type(algorithm).__name__}"
+    if "mode" in options:
+        text += f" ({options['mode']})"
+    bits, own = options.get("gradient_bits"), options.get("bits_of")
+    if isinstance(bits, Mapping):
+        text += f", bits {dict(bits)}"
+    elif bits is not None:
+        text += f", {bits} bit"
+    return f"{text}, own bits {dict(own)}" if own else text
+
+
+def ranks_in_words(size: int, workers: int) -> str:
+    """ "4 ranks", or "4 workers and 1 server" """
+    if workers == size:
+        return _counted(size, "rank")
+    return f"{_counted(workers, 'worker')} and {_counted(size - workers, 'server')}"
+
+
+def deaths_in_words(lost: int) -> str:
+    """ ", of which 1 has died", or nothing."""
+    return f", of which {lost} {'has' if lost == 1 else 'have'} died" if lost else ""
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
+def _print_workers(workers: list[dict[str, Any]]) -> None:
+    """Where each worker's time went, and how stale its pushes were."""
+    print(
+        "\nworker   pushes  staleness: mean  most    seconds: compute     wait     wire    apply"
+        "       MB sent, received"
+    )
+    for worker in workers:
+        seconds = worker["seconds"]
+        print(
+            f"{worker['worker']:6d} {worker['pushes']:8d} {worker['mean_staleness']:16.2f} "
+            f"{worker['largest_staleness']:5d} {seconds['compute']:19.2f} {seconds['wait']:8.2f} "
+            f"{seconds['wire']:8.2f} {seconds['apply']:8.2f} "
+            f"{worker['bytes_sent'] / 1e6:13.2f}, {worker['bytes_received'] / 1e6:.2f}"
+        )

@@ -1,0 +1,1 @@
+"""Worlds whose ranks change: failed ranks leave, standby ranks join."""

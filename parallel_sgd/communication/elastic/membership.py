@@ -1,0 +1,228 @@
+"""Ranks that survive each other over MPI: how they meet again after some have died (ULFM).
+
+All ranks that mpiexec started, those in reserve too, share one communicator, the lobby, in which
+nothing is communicated as long as all goes well. Whoever notices a death revokes it, with all other
+communicators, so that every rank comes to `regroup`: the lobby is shrunk to those that are left,
+who tell what they are, and split off the group that goes on. Whether all of them have come so far
+is agreed on, in a call that no death disturbs; else they begin anew.
+
+A rank at its end waits in the lobby until all others have come to theirs: they may need it to
+regroup. Then every rank leaves without MPI_Finalize, which hangs where ranks are missing.
+
+Source: Bland, Bouteiller, Herault, Bosilca, Dongarra, "Post-failure recovery of MPI communication
+capability", IJHPCA 2013 (revoke, shrink, agree).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from contextlib import AbstractContextManager
+from typing import NoReturn, cast
+
+import numpy as np
+from mpi4py import MPI
+
+from ..backoff import Backoff
+from ..liveness.abort import print_labelled
+from ..liveness.eviction import Killing
+from ..liveness.failure import is_loss
+from ..liveness.rank_status import FAILED, LEFT, LOST, sign_off
+from ..liveness.watchdog import Watchdog, standing_by
+from ..phrases import in_words
+from ..stderr import tell
+from .reconfigure import Grouping, Member, Role, grouping
+
+_ENDED = 2  #: tag: the sender's program has come to its end
+
+_LONGEST_SLEEP_S = 0.02  #: of a rank in the lobby, between two looks
+
+
+class Lobby:
+    """Where the ranks of the world meet again.
+
+    Args:
+        world: all ranks that mpiexec started.
+        spares: how many of them, the last ones, are in reserve.
+        watched: bounds the waits of ranks that train.
+
+    Attributes:
+        wanted: ranks of a whole group.
+        has_reserve: whether there were more at the start.
+        generation: groups so far, but the first.
+        group: the present one.
+        lost: ranks of the world that are known to have died.
+    """
+
+    def __init__(self, world: MPI.Intracomm, spares: int, watched: Watchdog) -> None:
+        self._comm, self._watched = world.Dup(), watched
+        self._rank, self.wanted = world.rank, world.size - spares
+        self.has_reserve = spares > 0
+        self.role = Role.TRAINS if self._rank < self.wanted else Role.IN_RESERVE
+        self._place = self._rank if self.role == Role.TRAINS else -1
+        self._abandoned: list[MPI.Intracomm] = []  # what is under way may yet use them
+        self.generation = 0
+        self.group = Grouping(tuple(range(self.wanted)), tuple(range(self.wanted)), spares)
+        self.lost: list[int] = []
+        self._known = list(range(world.size))
+        self._ended: set[int] = set()
+        self._failed: set[int] = set()  # as far as is known before they are missed in a group
+
+    def first_group(self) -> MPI.Intracomm:
+        """The group that begins; for a rank in reserve, the one that it joins, when it is needed. A
+        rank that never is ends here. Collective."""
+        with self._watched("Communicator.world()"):
+            comm = self._split(self._comm, self.group)
+            self._comm.Barrier()  # nobody revokes it before all have it, where Open MPI's crash
+        if self.role == Role.TRAINS:
+            return comm
+        joined = self._wait()
+        if joined is None:
+            end_without_mpi(well=bool(self._ended))
+        return joined
+
+    def revoke(self) -> None:
+        """Have all ranks come to `regroup`. Local."""
+        self._comm.Revoke()
+
+    def regroup(self, *, grows: bool) -> MPI.Intracomm | None:
+        """The group that goes on; None where this rank has no place in it.
+
+        Args:
+            grows: whether ranks in reserve may join now, as far as this rank is concerned.
+
+        Collective among all ranks that are left.
+        """
+        with self._waits("regroup"):
+            while True:
+                self.revoke()
+                shrunk = cast(MPI.Intracomm, self._comm.Shrink())
+                group, made = None, None
+                try:
+                    group = grouping(self._members(shrunk, grows), self.wanted)
+                    made = self._split(shrunk, group)
+                    if shrunk.Get_failed().size:  # then what has come may be of nobody
+                        made = None
+                except MPI.Exception as error:
+                    if not is_loss(error):
+                        raise
+                self._abandoned.append(self._comm)
+                self._comm = shrunk
+                if _all_agree(shrunk, made is not None):
+                    assert group is not None and made is not None
+                    return self._begin(group, made)
+
+    def _begin(self, group: Grouping, made: MPI.Intracomm) -> MPI.Intracomm | None:
+        self.group, self.generation = group, self.generation + 1
+        if self._rank not in group.ranks:
+            return None
+        self.role, self._place = Role.TRAINS, group.ranks.index(self._rank)
+        return made
+
+    def _members(self, comm: MPI.Intracomm, grows: bool) -> list[Member]:
+        own = np.array([self._rank, self.role, self._place, grows], np.int64)
+        everybody = np.empty((comm.size, own.size), np.int64)
+        comm.Allgather(own, everybody)
+        members = [
+            Member(rank, Role(role), place, bool(theirs))
+            for rank, role, place, theirs in everybody.tolist()
+        ]
+        alive = {member.rank for member in members}
+        self.lost += [rank for rank in self._known if rank not in alive]
+        self._known = sorted(alive)
+        self._ended = {m.rank for m in members if m.role == Role.HAS_ENDED}
+        return members
+
+    def _split(self, comm: MPI.Intracomm, group: Grouping) -> MPI.Intracomm:
+        if self._rank not in group.ranks:
+            return cast(MPI.Intracomm, comm.Split(MPI.UNDEFINED, 0))
+        return cast(MPI.Intracomm, comm.Split(0, group.ranks.index(self._rank)))
+
+    def leave(self) -> None:
+        """This rank's program has come to its end: wait for the others', and end the process."""
+        if self.role == Role.TRAINS:
+            self.role, self._place = Role.HAS_ENDED, -1
+            self._tell_end()
+            self._wait()
+        end_without_mpi()
+
+    def _tell_end(self) -> None:
+        own = np.array([self._rank], np.int64)
+        self._ended.add(self._rank)
+        for peer, rank in enumerate(self._known):
+            if rank != self._rank:
+                try:
+                    self._comm.Send(own, peer, _ENDED)
+                except MPI.Exception as error:
+                    if not is_loss(error):
+                        raise
+
+    def _wait(self) -> MPI.Intracomm | None:
+        """Until this rank joins, or all that train have come to their end (None)."""
+        with standing_by("those that train"):
+            return self._stand_by()
+
+    def _stand_by(self) -> MPI.Intracomm | None:
+        backoff = Backoff(time.sleep, first_s=1e-3, growth=1.5, longest_s=_LONGEST_SLEEP_S)
+        timeout_s = self._watched.timeout_s
+        stopped = Killing(timeout_s)
+        while not self._all_ended():
+            backoff.pause()
+            if killed := stopped.look():
+                print_labelled(
+                    f"parallel_sgd: waited more than timeout_s={timeout_s:g} s for "
+                    f"{in_words(killed)}: killed, and the others go on"
+                )
+            try:
+                while self._comm.Iprobe(MPI.ANY_SOURCE, _ENDED):
+                    told = np.empty(1, np.int64)
+                    self._comm.Recv(told, MPI.ANY_SOURCE, _ENDED)
+                    self._ended.add(int(told[0]))
+            except MPI.Exception as error:
+                if not is_loss(error):
+                    raise
+                self._take_note()
+            if self._comm.Is_revoked():
+                comm = self.regroup(grows=True)
+                if comm is not None:
+                    return comm
+        return None
+
+    def _take_note(self) -> None:
+        """Somebody has died: those that train regroup, if there are any."""
+        failed = self._comm.Get_failed()
+        self._comm.Ack_failed(failed.size)
+        places = failed.Translate_ranks(None, self._comm.group)
+        self._failed |= {self._known[place] for place in places}
+
+    def _all_ended(self) -> bool:
+        return (self._ended | self._failed).issuperset(self.group.ranks)
+
+    def _waits(self, name: str) -> AbstractContextManager[object]:
+        return self._watched(f"{name}, after a rank has died")
+
+
+def _all_agree(comm: MPI.Intracomm, ready: bool) -> bool:
+    """Whether all ranks that are left are; the same answer on all of them."""
+    try:
+        return bool(comm.Agree(int(ready)))
+    except MPI.Exception as error:
+        if not is_loss(error):
+            raise
+        return False
+
+
+def end_without_mpi(*, well: bool = True) -> NoReturn:
+    """End the process, without MPI_Finalize."""
+    try:
+        with contextlib.suppress(ValueError, AttributeError):  # it is closed, or there is none
+            sys.stdout.flush()
+    except OSError as error:
+        print_labelled(f"parallel-sgd: error: what was printed could not be written: {error}")
+        sign_off(FAILED)
+        well = False
+    sign_off(LEFT if well else LOST)
+    tell()
+    os._exit(int(not well))

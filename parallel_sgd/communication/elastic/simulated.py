@@ -1,0 +1,180 @@
+"""A world of threads that survive each other: for tests of what happens where ranks die."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from ...errors import UserError
+from ..background import rank_ends
+from ..communicator import Communicator
+from ..liveness.failure import RankFailed
+from ..threads.communicator import Dies, ThreadCommunicator, ThreadWorld
+from ..timeouts import TIMEOUT_S
+from .reconfigure import Grouping, Member, Role, grouping
+from .replay_log import WithPrologue
+
+Result = TypeVar("Result")
+
+
+class Group:
+    """Where the threads of one world meet again.
+
+    Args:
+        size: ranks that train.
+        spares: ranks in reserve, numbered behind them.
+        timeout_s: longest wait for the others.
+    """
+
+    def __init__(self, size: int, spares: int, timeout_s: float) -> None:
+        self.wanted, self.has_reserve, self.timeout_s = size, spares > 0, timeout_s
+        self.generation = 0
+        self.grouping = Grouping(tuple(range(size)), tuple(range(size)), spares)
+        self.world = ThreadWorld(size, timeout_s)
+        self._changed = threading.Condition()
+        self.lost: list[int] = []
+        self._alive = set(range(size + spares))
+        self._members: dict[int, Member] = {
+            rank: Member(rank, Role.IN_RESERVE, -1, True) for rank in range(size, size + spares)
+        }  # those that have come, or need not
+
+    def communicator(self, rank: int) -> SurvivingThread | None:
+        """Of a rank that begins; for one in reserve, as it joins. None where it is never needed."""
+        if rank < self.wanted:
+            return SurvivingThread(self, rank)
+        with self._changed:
+            self._changed.wait_for(lambda: rank in self.grouping.ranks or self._all_ended())
+            return SurvivingThread(self, rank) if rank in self.grouping.ranks else None
+
+    def _all_ended(self) -> bool:
+        train = (m for m in self._members.values() if m.role == Role.HAS_ENDED)
+        return self._alive.isdisjoint(set(self.grouping.ranks) - {m.rank for m in train})
+
+    def die(self, rank: int) -> None:
+        """A rank is gone: whoever waits hears of it."""
+        with self._changed:
+            self._alive.discard(rank)
+            self.lost.append(rank)
+            self._members.pop(rank, None)
+            self.world.revoke()
+            self._regroup_if_all_are_here()
+            self._changed.notify_all()
+
+    def end(self, rank: int) -> None:
+        """A rank's program has come to its end."""
+        with self._changed:
+            self._members[rank] = Member(rank, Role.HAS_ENDED, -1, True)
+            self._regroup_if_all_are_here()
+            self._changed.notify_all()
+
+    def meet(self, rank: int, place: int, grows: bool) -> None:
+        """Wait until all ranks that are left have come, and go on as a new group."""
+        with self._changed:
+            number = self.generation
+            self._members[rank] = Member(rank, Role.TRAINS, place, grows)
+            self._regroup_if_all_are_here()
+            if not self._changed.wait_for(lambda: self.generation > number, self.timeout_s):
+                raise UserError(f"rank {rank} waits for others after a rank has died")
+
+    def _regroup_if_all_are_here(self) -> None:
+        members = [self._members[rank] for rank in self._alive if rank in self._members]
+        trains = [member.rank for member in members if member.role == Role.TRAINS]
+        if len(members) < len(self._alive) or not trains:
+            return
+        self.grouping = grouping(members, self.wanted)
+        self.world = ThreadWorld(
+            len(self.grouping.ranks), self.timeout_s, known_as=self.grouping.ranks
+        )
+        for joined in self.grouping.joined:
+            del self._members[self.grouping.ranks[joined]]
+        for rank in trains:
+            del self._members[rank]
+        self.generation += 1
+        self._changed.notify_all()
+
+
+class SurvivingThread(WithPrologue, ThreadCommunicator):
+    """One thread's view of a group.
+
+    Args:
+        group: of all.
+        number: of this rank in the world, for good.
+    """
+
+    survives = True
+
+    def __init__(self, group: Group, number: int) -> None:
+        place = group.grouping.ranks.index(number)
+        ThreadCommunicator.__init__(self, group.world, place)
+        WithPrologue.__init__(self, reserve=group.has_reserve, joins=group.generation > 0)
+        self._group, self._number, self.generation = group, number, group.generation
+
+    @property
+    def spares(self) -> int:
+        return min(self._group.grouping.spares, self._group.wanted - self.size)
+
+    @property
+    def lost_ranks(self) -> tuple[int, ...]:
+        return tuple(self._group.lost)
+
+    def revoke(self) -> None:
+        self._world.revoke()
+
+    def regroup(self, *, grows: bool) -> None:
+        self._group.meet(self._number, self.rank, grows)
+        self._world, self.generation = self._group.world, self._group.generation
+        self.rank = self._group.grouping.ranks.index(self._number)
+        self.size, self._hosts, self._subworlds_made = self._world.size, None, 0
+        self._share_prologue()
+
+
+def simulate_survival(
+    size: int,
+    function: Callable[[Communicator], Result],
+    *,
+    spares: int = 0,
+    timeout_s: float = TIMEOUT_S,
+) -> list[Result | None]:
+    """Run `function(comm)` on ranks that survive each other, a thread each.
+
+    A rank dies by raising `Dies`.
+
+    Returns:
+        What it returned on each rank, in the order of their numbers in the world, those in reserve
+        last; None for those that have died, or were never needed.
+    Raises:
+        what a rank has raised that did not die.
+    """
+    group = Group(size, spares, timeout_s)
+    results: list[Result | None] = [None] * (size + spares)
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            comm = group.communicator(rank)
+            if comm is not None:
+                if comm.generation:
+                    comm.join()
+                results[rank] = function(comm)
+                group.end(rank)
+        except Dies:
+            group.world.revoke()  # so that what it does in the background ends with it
+            rank_ends(lambda: group.die(rank))
+        except BaseException as error:
+            errors.append(error)
+            group.world.abort()
+            group.die(rank)
+
+    threads = [
+        threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True)
+        for rank in range(size + spares)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    causes = [error for error in errors if not isinstance(error, RankFailed)] or errors
+    if causes:
+        raise causes[0]
+    return results

@@ -1,0 +1,1 @@
+"""Bounded waits: each wait for another rank ends, with a reason."""

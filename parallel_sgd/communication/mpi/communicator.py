@@ -1,0 +1,319 @@
+"""The communicator over MPI, for NumPy and CuPy arrays."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from itertools import accumulate
+from typing import ClassVar, cast
+from weakref import WeakSet
+
+import mpi4py
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import RanksLost
+from ...kernels import array_module
+from ..communicator import Closed, Communicator, Counts
+from ..endpoint import Endpoint
+from ..job_environment import (
+    launched_rank,
+    launched_size,
+    launcher_name,
+    launcher_starts,
+    send_without_asking,
+    survives,
+)
+from ..liveness.abort import install_excepthook
+from ..liveness.finish import Calls, departures, finalize_at_exit
+from ..liveness.heartbeat import own as own_line
+from ..liveness.rank_process import claim_world
+from ..liveness.watchdog import Wait, Watchdog, call_the_roll
+from ..messages import MOST_VALUES, Array, Messages, pieces_of
+from ..world_size import require_whole
+from .init_timeout import ended_if_longer_than
+from .staging import pinned_like
+
+PIECES = 1  #: tag of messages that stand for a collective: nothing else is then under way
+
+mpi4py.rc.initialize = False  # `mpi_world` looks first whether launcher and library fit
+mpi4py.rc.finalize = False  # a process that this one forks would do it, too: see `departures`
+from mpi4py import MPI  # noqa: E402
+
+_worlds = itertools.count()  #: this process's so far, and every other rank's
+
+
+def mpi_world(*, timeout_s: float, cuda_aware: bool) -> MpiCommunicator:
+    """All ranks of MPI.COMM_WORLD, if they are all that were launched: `Communicator.world`."""
+    watched, world = begin(timeout_s), MPI.COMM_WORLD
+    # Ranks that survive others cannot wait for all at their end.
+    tells = world.size > 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE and not survives()
+    with watched("Communicator.world()"):
+        own, watched.departures = world.Dup(), departures(world) if tells else None
+        own_line.meet(own, timeout_s)
+    if watched.departures is not None:
+        call_the_roll(watched.departures, world, timeout_s)
+    calls = Calls(str(next(_worlds)), tuple(range(world.size)))
+    return MpiCommunicator(own, watched, calls, cuda_aware=cuda_aware)
+
+
+def begin(timeout_s: float) -> Watchdog:
+    """Initialize MPI, where that has not been done, if its ranks are all that were launched. What
+    bounds the waits for them."""
+    claim_world()
+    install_excepthook()
+    vendor, launcher = MPI.get_vendor()[0], launcher_name()
+    fits = (launched_size() or 1) == 1 or launcher is None or launcher_starts(launcher, vendor)
+    if fits and not MPI.Is_initialized():
+        send_without_asking()
+        limit = ended_if_longer_than(timeout_s, launched_rank() or 0, "Communicator.world()")
+        with limit if launcher is not None else contextlib.nullcontext():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        finalize_at_exit()
+    require_whole(MPI.COMM_WORLD.size if fits else 1, vendor)
+    return Watchdog(timeout_s, MPI.COMM_WORLD.rank, _end_job_from_another_thread)
+
+
+class MpiCommunicator(Communicator):
+    """Ranks of an MPI communicator.
+
+    Args:
+        comm: an mpi4py intracommunicator that nobody else uses, so that no messages can mix.
+        watched: bounds every wait in a collective.
+        calls: counts them.
+        cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory.
+
+    Attributes:
+        most_values: in one call of MPI, of which some count no further than 2^31.
+
+    Local.
+    """
+
+    most_values: ClassVar[int] = MOST_VALUES
+
+    def __init__(
+        self, comm: MPI.Intracomm, watched: Watchdog, calls: Calls, *, cuda_aware: bool = False
+    ) -> None:
+        self.rank, self.size, self._comm = comm.rank, comm.size, comm
+        self._cuda_aware, self._watched, self.timeout_s = cuda_aware, watched, watched.timeout_s
+        self._calls = watched.know(calls)
+        self._wait = watched("", self._calls)  # one for all collectives, of which one is at a time
+        self._family: WeakSet[MpiCommunicator] = WeakSet()  #: all that are made from the same one
+
+    def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
+        begin = sum(counts[: self.rank])
+        own = receive[begin : begin + counts[self.rank]]
+        if not _same_place(send, own):
+            own[...] = send
+        with self.trace.collective(), self._waits("allgather"):
+            host = self._host(receive, read=True)
+            if host.size > self.most_values:
+                here = host[begin : begin + counts[self.rank]]
+                self._send_pieces([here] * self.size, parts_of(host, counts))
+            elif len(set(counts)) == 1:
+                self._comm.Allgather(MPI.IN_PLACE, host)
+            else:
+                self._comm.Allgatherv(MPI.IN_PLACE, [host, list(counts)])
+            self._return(host, receive)
+
+    def alltoall(
+        self,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+        *,
+        most: int | None = None,
+    ) -> None:
+        with self.trace.collective(), self._waits("alltoall"):
+            host, sent = self._host(receive, read=False), self._host(send, read=True)
+            if (most or max(host.size, sent.size)) > self.most_values:
+                self._send_pieces(parts_of(sent, send_counts), parts_of(host, receive_counts))
+            else:
+                self._comm.Alltoallv([sent, list(send_counts)], [host, list(receive_counts)])
+            self._return(host, receive)
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        with self.trace.collective(), self._waits("broadcast"):
+            host = self._host(array, read=True)
+            for piece in pieces_of(host, self.most_values):
+                self._comm.Bcast(piece, root)
+            self._return(host, array)
+
+    def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        total = values.copy()
+        with self._waits("sum_integers"):
+            for piece in pieces_of(total, self.most_values):
+                self._comm.Allreduce(MPI.IN_PLACE, piece)
+        return total
+
+    def _send_pieces(self, sent: Sequence[Array], received: Sequence[Array]) -> None:
+        """Send an array to each rank, and receive one from each, in messages that MPI can count.
+
+        An array that already lies where it is received stays there.
+        """
+        own = received[self.rank]
+        if not _same_place(sent[self.rank], own):
+            own[...] = sent[self.rank]
+        requests = []
+        for step in range(1, self.size):
+            to, source = (self.rank + step) % self.size, (self.rank - step) % self.size
+            for piece in pieces_of(received[source], self.most_values):
+                requests.append(self._comm.Irecv(piece, source, PIECES))
+            for piece in pieces_of(sent[to], self.most_values):
+                requests.append(self._comm.Isend(piece, to, PIECES))
+        MPI.Request.Waitall(requests)
+
+    def _allgather_bytes(self, data: bytes) -> list[bytes]:
+        with self._waits("allgather_object"):
+            counts = np.full(self.size, len(data), np.int64)
+            self._comm.Allgather(MPI.IN_PLACE, counts)
+            everywhere = np.empty(counts.sum(), np.uint8)
+            parts = parts_of(everywhere, counts.tolist())
+            if everywhere.size > self.most_values:
+                self._send_pieces([np.frombuffer(data, np.uint8)] * self.size, parts)
+            else:
+                self._comm.Allgatherv(data, [everywhere, counts.tolist()])
+        return [part.tobytes() for part in parts]
+
+    def duplicate(self) -> MpiCommunicator:
+        level = MPI.Query_thread()
+        self.raise_together(
+            None
+            if level == MPI.THREAD_MULTIPLE
+            else "MPI must let several threads communicate at once (MPI_THREAD_MULTIPLE) to do so "
+            f"while training goes on; this {MPI.get_vendor()[0]} gives level {level}"
+        )
+        with self._waits("Communicator.duplicate()"):
+            return self._of(self._on_all_ranks(self._comm.Dup()), 0)
+
+    def split(self, group: int) -> MpiCommunicator:
+        with self._waits("Communicator.split()"):
+            made = cast(MPI.Intracomm, self._comm.Split(group, self.rank))
+            return self._of(self._on_all_ranks(made), group)
+
+    def _on_all_ranks(self, made: MPI.Intracomm) -> MPI.Intracomm:
+        """A communicator made of this one, when all ranks have it, where they survive each other:
+        Open MPI's crash where one revokes what another is still making."""
+        if self._watched.survives:
+            self._comm.Barrier()
+        return made
+
+    def become(self, other: Communicator) -> None:
+        super().become(other)
+        self._family.add(self)
+
+    def close(self) -> None:
+        comm, self._comm = self._comm, cast(MPI.Intracomm, Closed())
+        if isinstance(comm, MPI.Intracomm) and not MPI.Is_finalized():
+            with self._watched("Communicator.close()"):
+                comm.Free()
+
+    def _waits(self, name: str) -> AbstractContextManager[object]:
+        """Around a collective, which begins."""
+        self._calls.enter()
+        wait = self._wait
+        wait.name, wait.problem = name, self._problem
+        return WholeOrLost(self._comm, wait) if self._watched.survives else wait
+
+    def _of(self, comm: MPI.Intracomm, group: int) -> MpiCommunicator:
+        """All or some of these ranks, with what else this communicator knows."""
+        places = MPI.Group.Translate_ranks(comm.group, None, self._comm.group)
+        calls = self._calls.child(tuple(self.world_ranks[place] for place in places), group)
+        made = MpiCommunicator(comm, self._watched, calls, cuda_aware=self._cuda_aware)
+        made.trace, made._family = self.trace, self._family
+        self._family.add(made)
+        return made
+
+    def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
+        from .endpoint import MpiEndpoint
+
+        return MpiEndpoint(self._comm, peers, serving, self._watched, self.world_ranks)
+
+    def messages(self) -> Messages:
+        from .messages import MpiMessages
+
+        return MpiMessages(self._comm, self._watched, self._calls, cuda_aware=self._cuda_aware)
+
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        return self._calls.ranks
+
+    def require_whole(self) -> None:
+        require_whole(MPI.COMM_WORLD.size, MPI.get_vendor()[0], trains=True)
+
+    @property
+    def host(self) -> str:
+        return MPI.Get_processor_name()
+
+    def _host(self, array: Array, *, read: bool) -> Array:
+        """What MPI may work on: the array itself, or its copy in pinned host memory.
+
+        `read`: the present contents matter. CuPy calls return before the GPU is done, and MPI
+        knows nothing of streams, so the current stream is synchronized.
+        """
+        xp = array_module(array)
+        if xp is np:
+            return array
+        stream = xp.cuda.get_current_stream()
+        if self._cuda_aware:
+            stream.synchronize()
+            return array
+        host = pinned_like(array)
+        if read:
+            array.get(stream=stream, out=host)
+            stream.synchronize()
+        return host
+
+    def _return(self, host: Array, array: Array) -> None:
+        if host is not array:
+            array.set(host)
+            array_module(array).cuda.get_current_stream().synchronize()
+
+
+def _end_job_from_another_thread() -> None:
+    """While a thread waits inside MPI, only THREAD_MULTIPLE lets another call MPI_Abort.
+
+    Elsewhere the rank's own end has to do: it has not called MPI_Finalize, so mpiexec ends the job.
+    """
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        MPI.COMM_WORLD.Abort(1)
+    os._exit(1)
+
+
+class WholeOrLost:
+    """Around a collective of ranks that survive each other: where one of them has died, it has
+    failed, whatever MPI says. (Open MPI's have ended well with bytes that nobody had sent.)
+
+    Cost: about a microsecond.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, wait: Wait) -> None:
+        self._comm, self._wait = comm, wait
+
+    def __enter__(self) -> None:
+        self._wait.__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._wait.__exit__(kind, error, traceback)
+        failed = self._comm.Get_failed()
+        try:
+            if failed.size or self._comm.Is_revoked():
+                raise RanksLost(f"a rank has died: found after {self._wait.name}") from error
+        finally:
+            failed.Free()
+
+
+def parts_of(array: Array, counts: Counts) -> list[Array]:
+    """One part of an array after the other."""
+    ends = list(accumulate(counts))
+    return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _same_place(a: Array, b: Array) -> bool:
+    if array_module(a) is np:
+        return MPI.Get_address(a) == MPI.Get_address(b)
+    return bool(a.data.ptr == b.data.ptr)

@@ -1,0 +1,218 @@
+"""Messages between ranks of MPI."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from ...errors import RanksLost
+from ..endpoint import HEADER_LENGTH, Bytes, Endpoint, Header, OtherLength, Transfer, tags_of
+from ..liveness.failure import is_loss
+from ..liveness.watchdog import Watchdog
+from ..messages import pieces_of
+
+PIECE = 1 << 30  #: bytes: some MPIs count no further than twice this
+ABANDONED_S = 5.0
+"""How long what was begun on a communicator may take to fail, after that is revoked."""
+
+
+class MpiEndpoint(Endpoint):
+    """Each peer's next header is a persistent receive, which is posted before it is sent.
+
+    Args:
+        comm: for these messages alone.
+        peers: ranks of `comm`.
+        serving: whether this side gets requests and sends replies, or the other way round.
+        watched: bounds every wait.
+        world_ranks: of the world, by rank of `comm`.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        peers: Sequence[int],
+        serving: bool,
+        watched: Watchdog,
+        world_ranks: Sequence[int],
+    ) -> None:
+        self.peers, self.timeout_s, self._watched = tuple(peers), watched.timeout_s, watched
+        self._in_world = {peer: world_ranks[peer] for peer in self.peers}
+        self._comm, self.rank = comm, comm.rank
+        self._out, self._in = tags_of(serving)
+        self._listening: set[int] = set()
+        self._lost = False  # ranks have died
+        self._under_way: list[MpiTransfer] = []  # where ranks survive each other
+        # Room for longer ones, of another version say: they are refused like any other nonsense.
+        self._headers = np.zeros((len(self.peers), 4 * HEADER_LENGTH), np.int64)
+        self._places = {peer: i for i, peer in enumerate(self.peers)}
+        self._requests: list[MPI.Request] = [
+            comm.Recv_init(header, peer, self._in)
+            for peer, header in zip(self.peers, self._headers, strict=True)
+        ]
+        for peer in self.peers:
+            self.listen(peer)
+
+    def listen(self, peer: int) -> None:
+        request = self._requests[self._places[peer]]
+        assert isinstance(request, MPI.Prequest)
+        request.Start()
+        self._listening.add(peer)
+
+    def arrivals(self) -> list[tuple[int, Header]]:
+        arrived: list[tuple[int, Header]] = []
+        status = MPI.Status()
+        try:
+            while True:
+                place, came = MPI.Request.Testany(self._requests, status)
+                if not came or place == MPI.UNDEFINED:
+                    break
+                length = status.Get_count(MPI.INT64_T)
+                arrived.append((self.peers[place], self._headers[place, :length].copy()))
+                self._listening.discard(self.peers[place])
+        except MPI.Exception as error:
+            raise self._meant(error) from error
+        return arrived
+
+    def _meant(self, error: MPI.Exception) -> Exception:
+        """What to raise for an error of MPI's."""
+        if not (self._watched.survives and is_loss(error)):
+            return error
+        self._lost = True
+        return RanksLost("a rank has died: found in messages")
+
+    def receive(self, peer: int, body: Bytes) -> Transfer:
+        pieces = _pieces_of(body)
+        requests = [self._comm.Irecv(piece, peer, self._in + 1) for piece in pieces]
+        return self._begun(MpiTransfer(peer, requests, pieces, self._meant, received=True))
+
+    def _begun(self, transfer: MpiTransfer) -> MpiTransfer:
+        if self._watched.survives:
+            self._under_way = [begun for begun in self._under_way if begun.rest]
+            self._under_way.append(transfer)
+        return transfer
+
+    def body_here(self, peer: int) -> int:
+        here = self._next_piece(peer) or 0
+        return here if here < PIECE else 0  # there may be more
+
+    def discard(self, peer: int) -> None:
+        while (length := self._next_piece(peer)) is not None:
+            with self.watched("a message that nobody expects", peer):  # its end may be on its way
+                self._comm.Recv(np.empty(length, np.uint8), peer, self._in + 1)
+
+    def _next_piece(self, peer: int) -> int | None:
+        """The bytes of the next piece of a body; None where there is none, or no peer any more."""
+        status = MPI.Status()
+        try:
+            here = self._comm.Iprobe(peer, self._in + 1, status)
+        except MPI.Exception as error:
+            raise self._meant(error) from error
+        return status.Get_count(MPI.BYTE) if here else None
+
+    def send(self, peer: int, header: Header, body: Bytes | None = None) -> Transfer:
+        # The body first: with its header it is here too, and `discard` finds it.
+        pieces = _pieces_of(body)
+        requests = [self._comm.Isend(piece, peer, self._out + 1) for piece in pieces]
+        requests.append(self._comm.Isend(header, peer, self._out))
+        return self._begun(MpiTransfer(peer, requests, [*pieces, header], self._meant))
+
+    def close(self) -> None:
+        if self._lost:  # what is left of it has been abandoned, or is to be
+            return
+        for peer, place in self._places.items():
+            request = self._requests[place]
+            if request == MPI.REQUEST_NULL:
+                continue
+            if peer in self._listening:
+                request.Cancel()
+                request.Wait()
+            request.Free()
+            self._requests[place] = MPI.REQUEST_NULL
+
+    def abandon(self) -> None:
+        self._lost, latest = True, time.monotonic() + ABANDONED_S
+        headers = [self._requests[self._places[peer]] for peer in self._listening]
+        bodies = [request for begun in self._under_way for request, _ in begun.rest]
+        self._listening.clear()
+        for request in [*headers, *bodies]:
+            while not _has_ended(request) and time.monotonic() < latest:
+                time.sleep(1e-4)
+
+    def watched(self, name: str, peer: int) -> AbstractContextManager[object]:
+        return self._watched(name, peer=self._in_world[peer])
+
+    def goes_on_without(self, peer: int) -> bool:
+        return self._watched.goes_on_without(self._in_world[peer])
+
+    def show_stacks(self, peer: int, why: str) -> None:
+        self._watched.show_stacks(self._in_world[peer], why)
+
+    def left(self) -> list[int]:
+        return [peer for peer, rank in self._in_world.items() if self._watched.has_left(rank)]
+
+    def idle(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def _pieces_of(body: Bytes | None) -> list[Bytes]:
+    """As a body is sent; one of no bytes is none."""
+    return pieces_of(body, PIECE) if body is not None and body.size else []
+
+
+def _has_ended(request: MPI.Request) -> bool:
+    """Whether a request is over, well or not."""
+    try:
+        return bool(request.Test())
+    except MPI.Exception as error:
+        if not is_loss(error):
+            raise
+        return True
+
+
+class MpiTransfer:
+    """Requests of one message, each with its array.
+
+    Args:
+        meant: what to raise for an error of MPI's.
+        received: whether the arrays are to be filled to their ends.
+
+    Attributes:
+        rest: those that have not ended.
+
+    Each request is asked for by itself: of several at once an MPI may not tell what went wrong.
+    """
+
+    def __init__(
+        self,
+        peer: int,
+        requests: Sequence[MPI.Request],
+        arrays: Sequence[npt.NDArray[Any]],
+        meant: Callable[[MPI.Exception], Exception],
+        *,
+        received: bool = False,
+    ) -> None:
+        self.peer, self._meant, self._received = peer, meant, received
+        self.rest = list(zip(requests, arrays, strict=True))
+
+    def done(self) -> bool:
+        status = MPI.Status()
+        while self.rest:
+            request, array = self.rest[-1]
+            try:
+                if not request.Test(status):
+                    return False
+            except MPI.Exception as error:
+                if error.Get_error_class() == MPI.ERR_TRUNCATE:
+                    self.rest.pop()
+                    raise OtherLength from error
+                raise self._meant(error) from error
+            self.rest.pop()
+            if self._received and status.Get_count(MPI.BYTE) != array.nbytes:
+                raise OtherLength
+        return True

@@ -1,0 +1,76 @@
+"""What ends a wait in which no thread of Python runs: MPI_Init."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+from ..liveness import heartbeat as board
+from ..liveness.abort import GRACE_S
+from ..liveness.heartbeat import FILE, own
+from ..liveness.rank_status import LOST, place_of
+from ..liveness.watchdog import message
+
+#: The process of `ended_if_longer_than`: its stdin is closed when the wait is over. Ranks that have
+#: come to the board, and are not in a wait like this, are missing; the first that waits has all of
+#: them show their stacks. It reads the board by that module's file, without the package.
+_GUARD = """
+import os, select, signal, sys, time
+pid, timeout_s, grace_s, message, lost, place, module, rank = sys.argv[1:]
+if not select.select([0], [], [], float(timeout_s))[0]:
+    try:
+        print(message, file=sys.stderr, flush=True)
+        if lost:
+            open(lost, "w").close()
+        if place:
+            import importlib.util, pathlib
+            found = importlib.util.spec_from_file_location("board", module)
+            board = sys.modules["board"] = importlib.util.module_from_spec(found)
+            found.loader.exec_module(board)
+            lines = board.opened_board(pathlib.Path(place)).lines()
+            late = [line for line in lines if not line.waits_since]
+            if late:
+                names = ", ".join(f"{line.rank} (pid {line.process})" for line in late)
+                text = f"[rank {rank}] parallel_sgd: not there, on this host: rank {names}"
+                print(text, file=sys.stderr, flush=True)
+            waiting = [line.rank for line in lines if line.waits_since]
+            if int(rank) == min(waiting, default=-1):
+                for line in lines:
+                    line.signal(board.SHOW_STACKS)
+    except OSError:  # a full disk, say: what is to be said is worth no hang
+        pass
+    finally:  # whatever there was to say
+        time.sleep(float(grace_s))  # for the others that wait too, to say so
+        os.kill(int(pid), signal.SIGKILL)
+"""
+
+
+@contextlib.contextmanager
+def ended_if_longer_than(timeout_s: float, rank: int, name: str) -> Iterator[None]:
+    """Kill this process if the body takes too long, even where no thread could: MPI_Init.
+
+    mpi4py holds Python's lock throughout MPI_Init, so another process has to watch. A rank that
+    dies of a signal ends the job on Open MPI and on MPICH, also before MPI is up.
+
+    Local. Cost: starting one bare interpreter, some 10 ms in the background.
+    """
+    place, lost = place_of(FILE, of_rank=False), place_of(LOST)
+    facts = (os.getpid(), timeout_s, GRACE_S, message(timeout_s, rank, name), lost or "")
+    seen = place if place is not None and place.exists() else ""
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARD, *map(str, (*facts, seen, board.__file__, rank))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )
+    now = time.monotonic()
+    own.note(now, now, now, name)
+    with guard:
+        try:
+            yield
+        finally:
+            guard.kill()
+            own.note(time.monotonic(), 0.0, 0.0, "")

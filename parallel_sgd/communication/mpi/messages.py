@@ -1,0 +1,127 @@
+"""Messages between ranks of MPI."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+from mpi4py import MPI
+
+from ...kernels import array_module
+from ..liveness.finish import Calls
+from ..liveness.watchdog import Watchdog
+from ..messages import MOST_VALUES, Array, Messages, Then, pieces_of
+from .staging import Direct, Event, Staged, Staging, is_done
+
+
+class MpiMessages(Messages):
+    """Of NumPy arrays, or of the arrays of one GPU.
+
+    Args:
+        comm: whose other messages, if there are any, have other tags.
+        watched: bounds every wait.
+        calls: counts, beside the collectives of `comm`, what all its ranks do with messages.
+        cuda_aware: hand CuPy arrays to MPI; otherwise they pass through pinned host memory, while
+            the GPU computes and other messages travel.
+
+    Attributes:
+        most_values: in one message.
+    """
+
+    most_values: ClassVar[int] = MOST_VALUES
+
+    def __init__(
+        self, comm: MPI.Intracomm, watched: Watchdog, calls: Calls, *, cuda_aware: bool = False
+    ) -> None:
+        self._comm, self._watched, self._cuda_aware = comm, watched, cuda_aware
+        self._calls = calls
+        self._requests: list[MPI.Request] = []
+        self._then: list[Then] = []
+        self._staging: Staging | None = None  # for CuPy arrays, from the first one on
+        #: For MPI when the GPU has come so far. In order: what is told last is done last.
+        self._waiting: deque[tuple[Event, Callable[[], None]]] = deque()
+
+    def send(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        if array_module(array) is np:
+            self._begin(self._comm.Isend, array, peer, tag, then)
+            return
+        staging = self._staging_of(array)
+        buffer, event = staging.leave(array)
+
+        def sent() -> None:
+            staging.left(array)
+            then()
+
+        begin = partial(self._begin, self._comm.Isend, buffer, peer, tag, sent)
+        self._waiting.append((event, begin))
+
+    def receive(self, array: Array, peer: int, tag: int, then: Then) -> None:
+        if array_module(array) is np:
+            self._begin(self._comm.Irecv, array, peer, tag, then)
+            return
+        buffer, event, land = self._staging_of(array).expect(array)
+
+        def received() -> None:
+            land()
+            then()
+
+        if event is None:
+            self._begin(self._comm.Irecv, buffer, peer, tag, received)
+        else:
+            begin = partial(self._begin, self._comm.Irecv, buffer, peer, tag, received)
+            self._waiting.append((event, begin))
+
+    def progress(self) -> bool:
+        while self._waiting and is_done(self._xp, self._waiting[0][0]):
+            self._waiting.popleft()[1]()
+        ended = MPI.Request.Testsome(self._requests) if self._requests else None
+        if not ended:
+            return False
+        then = [self._then[i] for i in ended]
+        for i in sorted(ended, reverse=True):
+            del self._requests[i], self._then[i]
+        for call in then:
+            call()
+        return True
+
+    @property
+    def under_way(self) -> int:
+        return len(self._requests) + len(self._waiting)
+
+    def enter(self) -> None:
+        self._calls.enter()
+
+    def watched(self, name: str) -> AbstractContextManager[object]:
+        return self._watched(name, self._calls)
+
+    def _begin(
+        self, begin: Callable[..., MPI.Request], array: Array, peer: int, tag: int, then: Then
+    ) -> None:
+        """Long arrays in messages that MPI can count, which come in the order in which they are
+        sent."""
+        if array.size <= self.most_values:
+            self._requests.append(begin(array, peer, tag))
+            self._then.append(then)
+            return
+        pieces = pieces_of(array, self.most_values)
+        left = len(pieces)
+
+        def ended() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                then()
+
+        for piece in pieces:
+            self._requests.append(begin(piece, peer, tag))
+            self._then.append(ended)
+
+    def _staging_of(self, array: Array) -> Staging:
+        if self._staging is None:
+            self._xp = array_module(array)
+            self._staging = (Direct if self._cuda_aware else Staged)(array)
+        return self._staging

@@ -1,0 +1,131 @@
+"""NCCL's collectives over ranks that have a GPU each.
+
+Several ranks are tested with a stand-in for CuPy and NCCL only; one rank has run on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import SharedError, UserError
+from ...kernels import array_module, on_device
+from ..communicator import Communicator
+from .staging import Array, is_done, recorded
+
+
+class Nccl:
+    """NCCL's collectives of some ranks, each with a GPU of its own.
+
+    Args:
+        comm: the ranks.
+        like: an array on this rank's GPU, float32 or float64.
+        own: whether `comm` is for this alone, and is closed with it.
+    Raises:
+        SharedError: NCCL cannot start on rank 0.
+
+    Creation is collective, and takes NCCL up to some seconds. Each method is collective too: it
+    waits for what the current stream was told before, and returns when NCCL is done. NCCL uses a
+    stream of its own, so that a sum in the background does not hold up what others compute. A wait
+    longer than `timeout_s` ends the job, as does an error of NCCL.
+    """
+
+    def __init__(self, comm: Communicator, like: Array, *, own: bool = False) -> None:
+        self._xp, self.size = array_module(like), comm.size
+        self._ranks = comm if own else None
+        self._nccl = _module(self._xp)
+        self._type = {
+            np.dtype(np.float32): self._nccl.NCCL_FLOAT32,
+            np.dtype(np.float64): self._nccl.NCCL_FLOAT64,
+        }[like.dtype]
+        self._messages = comm.messages()  # only bounds waits: nothing is sent
+        made = comm.together(lambda: self._identity() if comm.rank == 0 else None)
+        identity = comm.allgather_object(made)[0]
+        with on_device(like):
+            self._stream = self._xp.cuda.Stream(non_blocking=True)
+            self._messages.enter()
+            with self._messages.watched("the start of NCCL"):
+                self._comm = self._nccl.NcclCommunicator(comm.size, identity, comm.rank)
+
+    def close(self) -> None:
+        """Give back what NCCL has on the GPU, and the ranks' communicator. Collective."""
+        self._comm.destroy()
+        if self._ranks is not None:
+            self._ranks.close()
+
+    def all_reduce(self, values: Array) -> None:
+        """Replace `values` by their sum over the ranks."""
+        place, add = values.data.ptr, self._nccl.NCCL_SUM
+        self._begin()
+        self._comm.allReduce(place, place, values.size, self._type, add, self._stream.ptr)
+        self._finish("NCCL's all-reduce")
+
+    def broadcast_all(self, arrays: Sequence[tuple[Array, int]]) -> None:
+        """Make each array what it is on one of the ranks.
+
+        Args:
+            arrays: each with that rank, in the same order on all.
+        """
+        self._begin()
+        self._nccl.groupStart()
+        for values, root in arrays:
+            place = values.data.ptr
+            self._comm.broadcast(place, place, values.size, self._type, root, self._stream.ptr)
+        self._nccl.groupEnd()
+        self._finish("NCCL's broadcast")
+
+    def _identity(self) -> Any:
+        try:
+            return self._nccl.get_unique_id()
+        except self._nccl.NcclError as error:
+            raise UserError(f"transport='nccl' needs NCCL, which cannot start: {error}") from None
+
+    def _begin(self) -> None:
+        now = recorded(self._xp, self._xp.cuda.get_current_stream())
+        self._stream.wait_event(now)
+
+    def _finish(self, name: str) -> None:
+        event, backoff = recorded(self._xp, self._stream), self._messages.backoff()
+        self._messages.enter()
+        with self._messages.watched(name):
+            while not is_done(self._xp, event):
+                try:
+                    self._comm.check_async_error()
+                except self._nccl.NcclError:
+                    self._comm.abort()  # it would never end, and wait for that at our end
+                    raise
+                self._messages.progress()
+                backoff.pause()
+
+
+def require_gpus(like: Array, comm: Communicator) -> None:
+    """Refuse, on all ranks, what NCCL cannot work with. Collective."""
+    xp, problem = array_module(like), None
+    if xp is np:
+        problem = "transport='nccl' needs CuPy parameters, but these are NumPy's"
+    elif not _module(xp).available:
+        problem = (
+            "transport='nccl' needs NCCL, which CuPy does not find: pip install nvidia-nccl-cu12, "
+            "or nvidia-nccl-cu13, by your CUDA"
+        )
+    comm.raise_together(problem)
+    gpus = comm.allgather_object(xp.cuda.runtime.deviceGetPCIBusId(like.device.id))
+    users: dict[tuple[str, str], list[int]] = {}
+    for rank, place in enumerate(zip(comm.hosts, gpus, strict=True)):
+        users.setdefault(place, []).append(rank)
+    for (host, gpu), ranks in users.items():
+        if len(ranks) > 1:
+            used = len({bus for name, bus in users if name == host})
+            raise SharedError(
+                "transport='nccl' needs a GPU for each rank, but on "
+                f"{host} {comm.hosts.count(host)} ranks have {used}: ranks "
+                f"{', '.join(map(str, ranks))} share {gpu}"
+            )
+
+
+def _module(xp: Any) -> Any:
+    """`cupy.cuda.nccl`, which `import cupy` does not load."""
+    return importlib.import_module(f"{xp.__name__}.cuda.nccl")

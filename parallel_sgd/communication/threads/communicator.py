@@ -1,0 +1,360 @@
+"""A world of threads in one process: the same collectives, for tests and for simulation."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import RanksLost, SharedError, UserError
+from ...validation import integer, kind_of, line_of
+from ..background import rank_ends
+from ..communicator import Closed, Communicator, Counts
+from ..endpoint import Endpoint
+from ..liveness.failure import RankFailed
+from ..liveness.watchdog import TELLS_AFTER_S
+from ..messages import Array, Messages
+from ..phrases import different_calls, in_words, left_in_vain
+from ..timeouts import TIMEOUT_S, checked_timeout
+from .endpoint import Mailbox, ThreadEndpoint
+from .messages import ThreadMessages
+
+Result = TypeVar("Result")
+
+
+MOST_THREADS = 1 << 15  #: Linux has about as many in a process; each collective takes size² steps
+
+
+class Dies(BaseException):
+    """Raised in a rank, it ends it as a kill ends a process: without a word to the others. For
+    ranks that survive each other."""
+
+
+class ThreadWorld:
+    """What the ranks of one process share: a place for each rank's argument, and where they meet.
+
+    Args:
+        size: how many there are.
+        timeout_s: longest wait for the others.
+        whole: the world that this one is a subworld of, and its ranks there.
+        known_as: what its ranks are called, where that is not 0, 1, 2, …
+    """
+
+    def __init__(
+        self,
+        size: int,
+        timeout_s: float = TIMEOUT_S,
+        whole: tuple[ThreadWorld, Sequence[int]] | None = None,
+        known_as: Sequence[int] | None = None,
+    ) -> None:
+        self.size = size
+        self.timeout_s = timeout_s
+        #: of the whole world
+        self.ranks = tuple(known_as or (range(size) if whole is None else whole[1]))
+        self.left: set[int] = set() if whole is None else whole[0].left  #: of those
+        self.offers: list[Any] = [None] * size
+        self.mailbox = Mailbox(self.ranks, self.left)
+        self._changed = threading.Condition()
+        self._meetings = 0  # that have ended
+        self._came = [0] * size  # how often each rank has
+        self._here = 0  # ranks at the present one
+        self._aborted = False
+        self._subworlds: dict[tuple[int, int], ThreadWorld] = {}
+        self._closed = 0  # ranks that have closed their communicator
+        self._revoked = False
+        self._lock = threading.Lock()
+
+    def communicator(self, rank: int) -> Communicator:
+        return ThreadCommunicator(self, rank)
+
+    def subworld(self, number: int, group: int, members: Sequence[int]) -> ThreadWorld:
+        """The world of some of these ranks, the same one for all of them.
+
+        Args:
+            number: of the `duplicate` or `split` that makes it, counted from 0 on each rank.
+            group: the number that its members have given.
+            members: its ranks in this world.
+        """
+        with self._lock:
+            if (number, group) not in self._subworlds:
+                ranks = [self.ranks[member] for member in members]
+                subworld = ThreadWorld(len(members), self.timeout_s, (self, ranks))
+                self._subworlds[number, group] = subworld
+                if self._aborted:
+                    subworld.abort()
+                if self._revoked:
+                    subworld.revoke()
+            return self._subworlds[number, group]
+
+    def meet(self, rank: int, name: str, problem: str | None) -> None:
+        """Wait until all ranks have come so far.
+
+        Args:
+            name: of what they meet in, for errors.
+            problem: why this rank cannot go on, where the others are about to hear of that: it is
+                printed if they let it wait.
+        Raises:
+            RankFailed: another rank has failed.
+            RanksLost: another one has died.
+            UserError: another has left, or has not come in time.
+        """
+        with self._changed:
+            self._require_whole(name)
+            number, self._here = self._meetings, self._here + 1
+            self._came[rank] += 1
+            if self._here == self.size:
+                self._meetings, self._here = number + 1, 0
+                self._changed.notify_all()
+                return
+
+            def decided() -> bool:
+                over = self._meetings > number or self._revoked
+                return over or self._aborted or bool(self._missing(number))
+
+            in_time = self._changed.wait_for(decided, min(self.timeout_s, TELLS_AFTER_S))
+            if not in_time and problem:
+                print(
+                    f"parallel_sgd: {problem} (on rank {self.ranks[rank]}, which now waits for the "
+                    f"others, to tell them)",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            in_time = in_time or self._changed.wait_for(decided, self.timeout_s)
+            if self._meetings > number:
+                return
+            self._require_whole(name)
+            waits = f"rank {self.ranks[rank]} waits in {name}"
+            if self._aborted:
+                raise RankFailed(f"{waits} for a rank that failed")
+            if missing := self._missing(number):
+                raise UserError(left_in_vain(missing, waits))
+            others = [self.ranks[k] for k in range(self.size) if self._came[k] <= number]
+            raise UserError(
+                f"{waits} for more than timeout_s={self.timeout_s:g} s: it has waited for "
+                f"{in_words(others)}"
+            )
+
+    def _require_whole(self, name: str) -> None:
+        if self._revoked:
+            raise RanksLost(f"a rank has died: found in {name}")
+
+    def revoke(self) -> None:
+        """Let every rank that waits, here or in a subworld of this one, know that one has died."""
+        for world in self._all():
+            with world._changed:
+                world._revoked = True
+                world._changed.notify_all()
+            world.mailbox.revoke()
+
+    def _missing(self, number: int) -> list[int]:
+        """Those who have left before they came to this meeting."""
+        came = zip(self.ranks, self._came, strict=True)
+        return [rank for rank, times in came if rank in self.left and times <= number]
+
+    def leave(self, rank: int) -> None:
+        """A rank of this (whole) world has come to its end: it is waited for in vain."""
+        self.left.add(rank)
+        for world in self._all():
+            with world._changed:
+                world._changed.notify_all()
+            world.mailbox.wake()
+
+    def close(self) -> bool:
+        """A rank has closed its communicator; whether it was the last one."""
+        with self._lock:
+            self._closed += 1
+            return self._closed == self.size
+
+    def forget(self, number: int, group: int) -> None:
+        """All ranks have left a subworld."""
+        with self._lock:
+            del self._subworlds[number, group]
+
+    def abort(self) -> None:
+        """Let every rank that waits, here or in a subworld of this one, fail."""
+        for world in self._all():
+            with world._changed:
+                world._aborted = True
+                world._changed.notify_all()
+            world.mailbox.abort()
+
+    def _all(self) -> list[ThreadWorld]:
+        """This world, and all its subworlds."""
+        with self._lock:
+            subworlds = list(self._subworlds.values())
+        return [self, *(world for subworld in subworlds for world in subworld._all())]
+
+
+class ThreadCommunicator(Communicator):
+    """One thread's view of a `ThreadWorld`."""
+
+    def __init__(
+        self, world: ThreadWorld, rank: int, forget: Callable[[], None] = lambda: None
+    ) -> None:
+        """
+        Args:
+            forget: called when the last rank has closed its communicator.
+        """
+        self._world, self.rank, self.size = world, rank, world.size
+        self._subworlds_made, self._forget, self.timeout_s = 0, forget, world.timeout_s
+
+    def allgather(self, send: Array, receive: Array, counts: Counts) -> None:
+        def combine(offers: list[Array]) -> None:
+            ends = np.cumsum(counts)
+            for theirs, begin, end in zip(offers, ends - counts, ends, strict=True):
+                receive[begin:end] = theirs
+
+        with self.trace.collective():
+            self._collective("allgather", send, combine)
+
+    def alltoall(
+        self,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+        *,
+        most: int | None = None,
+    ) -> None:
+        def combine(offers: list[tuple[Array, Counts]]) -> None:
+            at = 0
+            for (theirs, counts), n in zip(offers, receive_counts, strict=True):
+                begin = sum(counts[: self.rank])
+                receive[at : at + n] = theirs[begin : begin + n]
+                at += n
+
+        with self.trace.collective():
+            self._collective("alltoall", (send, send_counts), combine)
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        def combine(offers: list[Array]) -> None:
+            if self.rank != root:
+                array[...] = offers[root]
+
+        with self.trace.collective():
+            self._collective("broadcast", array, combine)
+
+    def sum_integers(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        total: npt.NDArray[np.int64] = self._collective("sum_integers", values, np.sum, axis=0)
+        return total
+
+    def _allgather_bytes(self, data: bytes) -> list[bytes]:
+        everywhere: list[bytes] = self._collective("allgather_object", data, list)
+        return everywhere
+
+    def duplicate(self) -> Communicator:
+        return self._subcommunicator(0, range(self.size))
+
+    def split(self, group: int) -> Communicator:
+        groups = self.allgather_object(group)
+        return self._subcommunicator(
+            group, [k for k, theirs in enumerate(groups) if theirs == group]
+        )
+
+    def _subcommunicator(self, group: int, members: Sequence[int]) -> Communicator:
+        key = self._subworlds_made, group
+        world = self._world.subworld(*key, members)
+        self._subworlds_made += 1
+        forget = partial(self._world.forget, *key)
+        made = ThreadCommunicator(world, members.index(self.rank), forget)
+        made.trace = self.trace
+        return made
+
+    def close(self) -> None:
+        world, self._world = self._world, cast(ThreadWorld, Closed())
+        if isinstance(world, ThreadWorld) and world.close():
+            self._forget()
+
+    def endpoint(self, peers: Sequence[int], *, serving: bool) -> Endpoint:
+        return ThreadEndpoint(self._world.mailbox, self.rank, peers, serving, self.timeout_s)
+
+    def messages(self) -> Messages:
+        return ThreadMessages(self._world.mailbox, self.rank, self.timeout_s)
+
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        return self._world.ranks
+
+    @property
+    def host(self) -> str:
+        return platform.node()
+
+    def _collective(self, name: str, item: Any, combine: Callable[..., Any], **options: Any) -> Any:
+        """Offer `item`, and when all ranks have, `combine` the list of offers."""
+        world = self._world
+        if world.size == 1:
+            return combine([item], **options)
+        world.offers[self.rank] = (name, item)
+        try:
+            world.meet(self.rank, name, self._problem)
+            different = different_calls([called for called, _ in world.offers], world.ranks)
+            if different:
+                raise SharedError(different)
+            result = combine([theirs for _, theirs in world.offers], **options)
+            world.meet(self.rank, name, None)
+        except (RankFailed, RanksLost, Dies):
+            raise
+        except BaseException:
+            world.abort()
+            raise
+        return result
+
+
+def simulate(
+    size: int, function: Callable[[Communicator], Result], timeout_s: float = TIMEOUT_S
+) -> list[Result]:
+    """Run `function(comm)` on `size` logical ranks, a thread each, and return all results.
+
+    Args:
+        size: at least 1.
+        timeout_s: longest wait of a rank for the others.
+    Raises:
+        UserError: an argument is not as required.
+        whatever the first rank to fail raised; the others are stopped at their next collective.
+
+    >>> simulate(3, lambda comm: int(comm.sum_integers(np.array([comm.rank]))[0]))
+    [3, 3, 3]
+    """
+    size = integer("size", size, 1, MOST_THREADS)
+    if not callable(function) or isinstance(function, type):
+        raise UserError(f"function must be a function of a communicator: it is {kind_of(function)}")
+    world = ThreadWorld(size, checked_timeout(timeout_s))
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = function(world.communicator(rank))
+            rank_ends(partial(world.leave, rank))  # behind what may yet come to where others wait
+        except BaseException as error:
+            errors.append(error)
+            world.abort()
+
+    threads: list[threading.Thread] = []
+    try:
+        for k in range(size):
+            thread = threading.Thread(target=run, args=(k,), name=f"rank {k}", daemon=True)
+            thread.start()
+            threads.append(thread)
+    except (RuntimeError, MemoryError) as error:  # as many threads as the system allows
+        world.abort()
+        raise UserError(
+            f"size={size} ranks need a thread each, but only {len(threads)} could be started: "
+            f"{line_of(error)}"
+        ) from None
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        world.abort()
+        raise
+    causes = [e for e in errors if not isinstance(e, RankFailed)] or errors
+    if causes:
+        raise causes[0]
+    return results

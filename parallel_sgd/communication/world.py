@@ -1,0 +1,46 @@
+"""Which world a process is in: all ranks that mpiexec started, or a single one."""
+
+from __future__ import annotations
+
+import warnings
+
+from ..errors import UserError
+from .communicator import Communicator
+from .job_environment import launched_size, launcher_name, survives
+from .threads.communicator import ThreadWorld
+from .world_size import require_whole
+
+__all__ = ["Communicator", "single", "world"]
+
+
+def world(timeout_s: float, cuda_aware: bool) -> Communicator:
+    """See `Communicator.world`. MPI is imported here, and not before."""
+    try:
+        from .mpi.communicator import mpi_world
+    except (ImportError, RuntimeError) as error:
+        launched = launched_size() or 1
+        if launched > 1:
+            raise UserError(
+                f"{launcher_name()} started {launched} ranks, but mpi4py finds no MPI "
+                "library: install one beside it (pip install '.[mpich]' from the checkout)"
+            ) from error
+        require_whole(1, "no MPI library")
+        warnings.warn(
+            "mpi4py finds no MPI library (pip install '.[mpich]' from the checkout): training on "
+            "one rank",
+            stacklevel=3,
+        )
+        return single()
+    if survives():
+        from .elastic.ulfm import surviving_world
+
+        return surviving_world(timeout_s=timeout_s, cuda_aware=cuda_aware)
+    return mpi_world(timeout_s=timeout_s, cuda_aware=cuda_aware)
+
+
+def single() -> Communicator:
+    """See `Communicator.single`."""
+    return ThreadWorld(1).communicator(0)
+
+
+Communicator._make_world, Communicator._make_single = world, single

@@ -1,0 +1,188 @@
+"""Text as sequences of bytes, the next one to be predicted at every place: for a transformer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from ...errors import UserError
+from ...files import opened, reason
+from ...validation import checked_path, integer, number, require_memory, shown
+from ..dataset import Dataset
+from ..readers.parts import Parts, files_below, is_litter, kinds_of, parts_of
+from ..validation import Array, DType, checked_targets, float_dtype
+from .library_source import library_files
+
+SEQUENCE_CONTEXT = 256
+LAST_TENTH = 0.1
+
+
+class ByteSequences(Dataset):
+    """A text cut into sequences: x is `context` bytes, y the byte after each of them.
+
+    Sequence i begins at byte i · context, so that every byte is predicted once in an epoch, but for
+    the first one and what is left at the end.
+
+    Args:
+        text: not copied.
+        context: the length of x and of y, at least 1.
+    Raises:
+        UserError: `context` is not as required.
+
+    `read` gives x as int64 in any `dtype`: bytes are names, to look up vectors by. A PyTorch
+    `DataLoader` takes it as it is. Local. In memory: each byte once.
+
+    >>> x, y = ByteSequences(b"abcdefg", context=3).read(np.arange(2))
+    >>> x.tolist()
+    [[97, 98, 99], [100, 101, 102]]
+    >>> y.tolist()
+    [[98, 99, 100], [101, 102, 103]]
+    """
+
+    repeatable = True
+
+    def __init__(self, text: bytes, context: int = SEQUENCE_CONTEXT) -> None:
+        self.context = integer("context", context, 1)
+        if not isinstance(text, bytes):
+            raise UserError(f"text={shown(text)} must be bytes")
+        self._bytes = np.frombuffer(text, np.uint8)
+
+    def __len__(self) -> int:
+        return max(len(self._bytes) - 1, 0) // self.context
+
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        kind = float_dtype(dtype)  # refused here as everywhere
+        if not len(self):
+            windows = np.empty((len(indexes), self.context + 1), np.uint8)
+        else:
+            begins = np.asarray(indexes) * self.context
+            windows = sliding_window_view(self._bytes, self.context + 1)[begins]
+        y = checked_targets("y", windows[:, 1:], indexes, kind, classes)
+        return windows[:, :-1].astype(np.int64), y
+
+    def __repr__(self) -> str:
+        return f"ByteSequences({len(self._bytes)} bytes, context={self.context})"
+
+
+def library_sequences(
+    context: int = SEQUENCE_CONTEXT,
+    test: float = 0.1,
+    seed: int = 0,
+    *,
+    most_bytes: int | None = None,
+) -> tuple[ByteSequences, ByteSequences]:
+    """The source of Python's standard library as sequences of bytes, as (training, test).
+
+    Args:
+        context: the length of a sequence, at least 1.
+        test, seed, most_bytes: as for `library_source`: the same files, one after the other.
+    Returns:
+        Two data sets with x int64 [n, context] and y int64 [n, context], bytes from 0 to 255.
+    Raises:
+        UserError: as for `library_source`, or one of the two is shorter than a sequence.
+
+    Local: every rank reads the files.
+    """
+    training, testing = library_files(test, seed, most_bytes=most_bytes)
+    return _both(b"".join(training.values()), b"".join(testing.values()), context)
+
+
+def text_sequences(
+    folder: str | os.PathLike[str],
+    context: int = SEQUENCE_CONTEXT,
+    test: float | None = None,
+    *,
+    suffixes: Collection[str] = (".txt",),
+) -> tuple[ByteSequences, ByteSequences]:
+    """The files of a folder as sequences of bytes, as (training, test).
+
+    All files below the folder whose names end in one of `suffixes` are joined, in the order of
+    their paths; the last of the bytes are tested on, and no byte is in both. Where files are named
+    as parts, some to train on and some to test on (wiki.train.txt and wiki.valid.txt), or folders
+    are (``train/``, ``test/``), these are the two: see `parquet_parts`. Names that also say
+    something else ("the test of honour.txt") are parts only where another part has the same other
+    words. Hidden files are left out, and what systems leave behind.
+
+    Args:
+        context: the length of a sequence, at least 1.
+        test: the fraction of the bytes to test on, above 0 and below 1, whatever the files are
+            named; None: the parts, or a tenth of the bytes where there are none.
+        suffixes: case counts; "" takes every file.
+    Returns:
+        Two data sets with x int64 [n, context] and y int64 [n, context], bytes from 0 to 255. The
+        same on every machine with the same files.
+    Raises:
+        UserError: an argument is not as required, there is no such file, one cannot be read or is
+            no regular file, it is in doubt which of them are to test on, or the text is too short
+            for a sequence on either side.
+
+    Local: every rank reads the files.
+    """
+    place = checked_path("folder", folder)
+    fraction = LAST_TENTH if test is None else number("test", test, 0, 1)
+    listed = isinstance(suffixes, Collection) and not isinstance(suffixes, str)
+    if not listed or not all(isinstance(suffix, str) for suffix in suffixes):
+        raise UserError(f"suffixes={shown(suffixes)} must be a collection of texts, as ('.txt',)")
+    endings = tuple(suffixes)
+    try:
+        found = files_below(
+            place, lambda name: name.endswith(endings) and not is_litter(name), is_litter
+        )
+        files = sorted((path, status.st_size) for path, status in found)
+    except OSError as error:
+        raise UserError(f"{error.filename or place} cannot be read: {reason(error)}") from None
+    if not files:
+        raise UserError(f"{place} must hold files whose names end in {' or '.join(endings)}")
+    require_memory(str(place), sum(size for _, size in files))
+    paths = [place / path for path, _ in files]
+    parts = _parts_in(place, paths) if test is None else None
+    if parts is not None:
+        return _both(_joined(paths, parts.train), _joined(paths, parts.test), context)
+    text = _joined(paths, paths)
+    cut = len(text) - round(fraction * len(text))
+    return _both(text[:cut], text[cut:], context)
+
+
+def _parts_in(folder: Path, files: Sequence[Path]) -> Parts | None:
+    """The parts among the files and folders of a folder, where texts are named as such."""
+    entries = sorted({folder / path.relative_to(folder).parts[0] for path in files})
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    for path, kind in kinds_of(entries).items():
+        if kind:
+            found[path.is_dir()].add(kind)
+    # A folder "training" and a file "validation.py" are a program's.
+    if not any("train" in kinds and len(kinds) > 1 for kinds in found.values()):
+        return None
+    try:
+        return parts_of(folder, entries, classes=True)
+    except UserError as error:
+        raise UserError(f"{error}; test=0.1 cuts all of it by bytes") from None
+
+
+def _joined(files: Sequence[Path], wanted: Sequence[Path]) -> bytes:
+    """The content of those files that are wanted, or lie in a folder that is."""
+    return b"".join(_content(f) for f in files if {f, *f.parents} & set(wanted))
+
+
+def _both(training: bytes, testing: bytes, context: int) -> tuple[ByteSequences, ByteSequences]:
+    both = ByteSequences(training, context), ByteSequences(testing, context)
+    if not all(map(len, both)):
+        raise UserError(
+            f"context={both[0].context} must be less than the bytes to train and to test on: "
+            f"{len(training)} and {len(testing)}"
+        )
+    return both
+
+
+def _content(path: Path) -> bytes:
+    with opened(str(path), path) as file:
+        try:
+            return file.read()
+        except OSError as error:
+            raise UserError(f"{path} cannot be read: {reason(error)}") from None

@@ -1,0 +1,1 @@
+"""Readers of data files, a file for each format."""

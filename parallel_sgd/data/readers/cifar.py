@@ -1,0 +1,142 @@
+"""CIFAR-10 and CIFAR-100 in their binary version: records of labels and 3 · 32 · 32 bytes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import UserError
+from ...validation import checked_path, choice
+from ..dataset import Dataset
+from ..joined import Joined
+from ..mapping import mapped_file
+from ..validation import Array, DType
+from .images import Images
+
+SHAPE = (3, 32, 32)  #: red, green, blue; rows from the top
+PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the two data sets.
+
+    Attributes:
+        train, test: names of its files.
+        labels: the bytes before the pixels, by name, with the number of classes of each.
+    """
+
+    name: str
+    train: tuple[str, ...]
+    test: str
+    labels: dict[str, int]
+
+
+CIFAR10 = Variant(
+    "CIFAR-10", tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin", {"label": 10}
+)
+CIFAR100 = Variant("CIFAR-100", ("train.bin",), "test.bin", {"coarse": 20, "fine": 100})
+
+
+class CifarFile(Images):
+    """The images of one file in CIFAR's binary version: x [n, 3, 32, 32] in 0 to 1, y [n].
+
+    Args:
+        path: a file of records, each of one label (CIFAR-10), or of a coarse and a fine one
+            (CIFAR-100), and 3,072 bytes: all red ones row by row, then green, then blue.
+        variant: `CIFAR10` or `CIFAR100`.
+        label: which one is y; None: the last one.
+    Raises:
+        UserError: the file is missing, not readable or no regular file, or is not of whole records.
+
+    Memory-mapped: only the records that are asked for are read. A label out of range is refused as
+    it is read. Local.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], variant: Variant = CIFAR10, label: str | None = None
+    ) -> None:
+        names = list(variant.labels)
+        chosen = names[-1] if label is None else choice("label", label, names)
+        length = len(names) + PIXELS
+        place = checked_path("path", path, "file")
+        content = mapped_file(place)
+        whole, rest = divmod(len(content), length)
+        if rest or not whole:
+            where = f"record {whole} has {rest}" if rest else "it has none"
+            raise UserError(
+                f"{place} must be records of {length:,} bytes, as of {variant.name}: {where}"
+            )
+        records = content.reshape(whole, length)
+        x = records[:, len(names) :].reshape(whole, *SHAPE)
+        super().__init__(x, records[:, names.index(chosen)], name=str(place))
+        self.classes = variant.labels[chosen]
+
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        assert self.classes is not None
+        few = self.classes if classes is None else min(classes, self.classes)
+        return super().read(indexes, dtype=dtype, classes=few)
+
+
+def cifar10(folder: str | os.PathLike[str]) -> tuple[Dataset, Dataset]:
+    """CIFAR-10, 60,000 photographs of 10 kinds, 32 by 32 in colour, as (training, test).
+
+    Args:
+        folder: with the files of the binary version, ``data_batch_1.bin`` to ``data_batch_5.bin``
+            and ``test_batch.bin``, of any number of records.
+    Returns:
+        Two data sets with x float32 [n, 3, 32, 32] in 0 to 1 and y int64 [n] from 0 to 9.
+        Memory-mapped: only the records that are asked for are read.
+    Raises:
+        UserError: a file is missing or not of whole records; as it is read, a label out of range.
+
+    Local. Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009;
+    https://www.cs.toronto.edu/~kriz/cifar.html
+    """
+    return _both(folder, CIFAR10, None)
+
+
+def cifar100(folder: str | os.PathLike[str], *, label: str = "fine") -> tuple[Dataset, Dataset]:
+    """CIFAR-100, as `cifar10`: the folder holds ``train.bin`` and ``test.bin``.
+
+    Args:
+        label: "fine" for y from 0 to 99, "coarse" for y from 0 to 19.
+    """
+    return _both(folder, CIFAR100, label)
+
+
+def load_cifar10(path: str | os.PathLike[str]) -> CifarFile:
+    """One file of CIFAR-10 as a data set: see `CifarFile`. Local."""
+    return CifarFile(path, CIFAR10)
+
+
+def load_cifar100(path: str | os.PathLike[str], *, label: str = "fine") -> CifarFile:
+    """One file of CIFAR-100 as a data set: see `CifarFile`. Local."""
+    return CifarFile(path, CIFAR100, label)
+
+
+def is_cifar(variant: Variant, path: Path) -> bool:
+    """Whether a folder has all files of a data set, or a file has the name of one. Local."""
+    names = (*variant.train, variant.test)
+    if path.is_dir():
+        return all((path / name).is_file() for name in names)
+    return path.name in names and variant is CIFAR10  # test.bin may be anything
+
+
+def _both(
+    folder: str | os.PathLike[str], variant: Variant, label: str | None
+) -> tuple[Dataset, Dataset]:
+    place = checked_path("folder", folder)
+
+    def files(names: Sequence[str]) -> list[CifarFile]:
+        return [CifarFile(place / name, variant, label) for name in names]
+
+    training = files(variant.train)
+    train = Joined(training, name=f"{variant.name} of {place}") if training[1:] else training[0]
+    return train, files([variant.test])[0]

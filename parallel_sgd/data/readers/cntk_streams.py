@@ -1,0 +1,228 @@
+"""The streams of a CNTK text file: what stands after ``|name``, and which array it becomes."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...errors import UserError
+from ...validation import choice, integer, require_memory, set_validated, shown
+from ..validation import Array
+from .text_file import TextFile, shown_token
+
+
+class Sample(NamedTuple):
+    """One sample of a stream, as it stands in the file.
+
+    Attributes:
+        text: its values.
+        line: where its line begins.
+    """
+
+    text: bytes
+    line: int
+
+
+@dataclass(frozen=True)
+class Stream(ABC):
+    """A stream of a CNTK text file.
+
+    Args:
+        dimension: of a sample, at least 1.
+        alias: what it is called in the file, where that is not its name.
+        one_hot: each sample has one 1, and is given as the place of it, int64: the number of a
+            class, or the id of a word.
+        per_sequence: a sequence has just one sample of it: the label of the whole.
+    Raises:
+        UserError: an argument is not as required.
+    """
+
+    dimension: int
+    alias: str | None = None
+    one_hot: bool = False
+    per_sequence: bool = False
+
+    def __post_init__(self) -> None:
+        set_validated(
+            self,
+            dimension=integer("dimension", self.dimension, 1),
+            one_hot=choice("one_hot", self.one_hot, (True, False)),
+            per_sequence=choice("per_sequence", self.per_sequence, (True, False)),
+        )
+        if self.alias is not None:
+            require_name("alias", self.alias)
+
+    def read(self, samples: list[Sample], kind: np.dtype[Any], file: TextFile) -> Array:
+        """Parse samples.
+
+        Args:
+            kind: the float type of values.
+        Returns:
+            int64 [samples] where they are `one_hot`, else float [samples, dimension].
+        Raises:
+            UserError: one is not as required; the message names its line.
+        """
+        try:
+            return self._read([sample.text for sample in samples], kind)
+        except _Wrong:
+            for sample in samples:
+                try:
+                    self._read([sample.text], kind)
+                except _Wrong as wrong:
+                    raise file.wrong(sample.line, str(wrong)) from None
+            raise
+
+    def _read(self, texts: list[bytes], kind: np.dtype[Any]) -> Array:
+        """See `read`; where one sample is wrong, and it is the only one, the error says how."""
+        rows, columns, values = self._parsed(texts, np.dtype(np.float64) if self.one_hot else kind)
+        if not self.one_hot:
+            shape = len(texts), self.dimension
+            require_memory(f"samples {list(shape)}", math.prod(shape) * kind.itemsize)
+            dense = np.zeros(shape, kind)
+            dense[rows, columns] = values
+            return dense
+        hot = values != 0
+        rows = rows[hot]
+        places: Array = columns[hot]
+        if not (np.array_equal(rows, np.arange(len(texts))) and (values[hot] == 1).all()):
+            raise _Wrong(f"{shown_token(texts[0].strip())} must be one 1, and else zeros")
+        return places
+
+    @abstractmethod
+    def _parsed(self, texts: list[bytes], kind: np.dtype[Any]) -> tuple[Array, Array, Array]:
+        """The values of samples, checked: of which sample, from 0, each is, its place, and it."""
+
+
+@dataclass(frozen=True)
+class Dense(Stream):
+    """A stream whose samples name all their values: ``|name 0.5 1 -2e3``. See `Stream`."""
+
+    def _parsed(self, texts: list[bytes], kind: np.dtype[Any]) -> tuple[Array, Array, Array]:
+        tokens = [text.split() for text in texts]
+        for own in tokens:
+            if len(own) != self.dimension:
+                raise _Wrong(f"a sample has {len(own)} values: must be {self.dimension}")
+        rows, columns = np.indices((len(texts), self.dimension))
+        return rows.ravel(), columns.ravel(), _numbers([*chain(*tokens)], texts, kind)
+
+
+@dataclass(frozen=True)
+class Sparse(Stream):
+    """A stream whose samples name what is not 0, from index 0: ``|name 3:1 17:0.5``. See `Stream`.
+
+    A sample may be empty, and is read as a dense row.
+    """
+
+    def _parsed(self, texts: list[bytes], kind: np.dtype[Any]) -> tuple[Array, Array, Array]:
+        tokens = [text.split() for text in texts]
+        rows = np.repeat(np.arange(len(texts)), [*map(len, tokens)])
+        pairs = [*map(bytes.partition, chain(*tokens), repeat(b":"))]
+        names, colons, values = zip(*pairs, strict=True) if pairs else ((),) * 3
+        try:
+            columns = np.array([*map(int, names)], np.int64)
+        except (ValueError, OverflowError):
+            columns = np.full(len(rows), -1)
+        if not all(colons) or (columns < 0).any() or any(b"_" in text for text in texts):
+            raise _Wrong(f"{_first_unlike(pairs)} must be index:value")
+        if (columns >= self.dimension).any():
+            most = self.dimension - 1
+            raise _Wrong(f"index {columns.max()} is out of range: must be from 0 to {most}")
+        order = np.lexsort((columns, rows))
+        if ((np.diff(columns[order]) == 0) & (np.diff(rows[order]) == 0)).any():
+            raise _Wrong("a sample names an index twice")
+        return rows, columns, _numbers([*values], texts, kind)
+
+
+class _Wrong(Exception):
+    """What is wrong with a sample."""
+
+
+def _first_unlike(pairs: list[tuple[bytes, bytes, bytes]]) -> str:
+    for name, colon, value in pairs:
+        if not (name.isdigit() and colon) or b"_" in value:
+            return shown_token(name + colon + value)
+    return "an index"  # that is too large for int64
+
+
+def _numbers(tokens: list[bytes], texts: list[bytes], kind: np.dtype[Any]) -> Array:
+    """Values as numbers of a float type."""
+    try:
+        if any(b"_" in text for text in texts):  # which Python takes in numbers
+            raise ValueError
+        exact = np.array([*map(float, tokens)], np.float64)
+    except ValueError:
+        exact = np.array([_number(token) for token in tokens])
+    with np.errstate(over="ignore"):
+        values = exact.astype(kind)
+    if not np.isfinite(values).all():
+        token = shown_token(tokens[int((~np.isfinite(values)).argmax())])
+        raise _Wrong(f"{token} must be a finite number, in {kind}")
+    return values
+
+
+def _number(token: bytes) -> float:
+    try:
+        return float(token) if b"_" not in token else np.nan
+    except ValueError:
+        return np.nan
+
+
+def require_name(argument: str, name: Any) -> None:
+    """See that a stream can have a name: text without spaces and "|", that does not begin with "#".
+
+    Raises:
+        UserError: it cannot.
+    """
+    if isinstance(name, str) and name.split() == [name] and "|" not in name and name[0] != "#":
+        return
+    raise UserError(f'{argument}={shown(name)} must be a text without spaces, "|", and "#" first')
+
+
+def checked_streams(streams: Any) -> dict[str, Stream | None]:
+    """The streams of a file by name, as the user has given them.
+
+    Raises:
+        UserError: it is no mapping from names to streams or None, of two streams at least, in which
+            each has a name of its own in the file.
+    """
+    if not isinstance(streams, Mapping):
+        raise UserError(f"streams={shown(streams)} must be a mapping from names to streams")
+    for name in streams:
+        require_name("streams: a name", name)
+    checked = {name: _stream(name, stream) for name, stream in streams.items()}
+    if len(checked) - list(checked.values()).count(None) < 2:
+        given = shown(dict(streams))
+        raise UserError(f"streams={given} must be two at least: x is the first, y the last")
+    aliases = [alias_of(name, stream) for name, stream in checked.items()]
+    for alias in aliases:
+        if aliases.count(alias) > 1:
+            raise UserError(f"streams: two of them have the name {alias.decode()!r} in the file")
+    return checked
+
+
+def _stream(name: str, given: Any) -> Stream | None:
+    """A stream, which may be given in plain values, as ``{"dense": 784, "one_hot": True}``."""
+    if isinstance(given, Stream | None):
+        return given
+    kinds: dict[str, type[Stream]] = {"dense": Dense, "sparse": Sparse}
+    if isinstance(given, Mapping):
+        options = dict(given)
+        dimensions = {kind: options.pop(kind) for kind in kinds if kind in given}
+        if len(dimensions) == 1 and options.keys() <= {"alias", "one_hot", "per_sequence"}:
+            ((kind, dimension),) = dimensions.items()
+            return kinds[kind](dimension, **options)
+    raise UserError(
+        f"streams[{name!r}]={shown(given)} must be Dense(…), Sparse(…), or None for one to skip; "
+        'in plain values {"dense": 784, "one_hot": True}'
+    )
+
+
+def alias_of(name: str, stream: Stream | None) -> bytes:
+    """What a stream is called in the file."""
+    return ((stream and stream.alias) or name).encode()

@@ -1,0 +1,95 @@
+"""Which columns of a file are x, and which are y."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...errors import UserError
+from ...validation import shown
+
+
+class Header(Protocol):
+    """What a file says of its columns.
+
+    Attributes:
+        columns: the names of all.
+        kinds: those that may be chosen, each once in the file, with the numbers in a row: None for
+            a single one.
+        types: what each holds.
+        indexes: those that are the names of rows.
+    """
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+    @property
+    def kinds(self) -> Mapping[str, tuple[np.dtype[Any], int | None]]: ...
+
+    @property
+    def types(self) -> Mapping[str, str]: ...
+
+    @property
+    def indexes(self) -> frozenset[str]: ...
+
+
+USUAL_Y = ("y", "label", "target")
+
+
+def chosen(argument: str, names: Any, file: Header) -> tuple[str, ...]:
+    """The columns that a user names, each seen to be there and to hold numbers.
+
+    Raises:
+        UserError: they are not.
+    """
+    wanted = (names,) if isinstance(names, str) else names
+    if not isinstance(wanted, Sequence) or not all(isinstance(name, str) for name in wanted):
+        raise UserError(
+            f"{argument}={shown(names)} must be the name of a column, or a list of them"
+        )
+    if not wanted:
+        raise UserError(f"{argument}={shown(names)} must be at least one column")
+    for name in wanted:
+        if name not in file.columns:
+            near = difflib.get_close_matches(name, file.columns, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {shown(list(file.columns))}"
+            raise UserError(f"{argument}={name!r} is no column of {file.path}: {hint}")
+        if name not in file.kinds:
+            twice = file.columns.count(name) > 1
+            held = "is there twice" if twice else f"holds {file.types[name]}: must be numbers"
+            raise UserError(f"{argument}={name!r} of {file.path} {held}")
+        if len(wanted) > 1 and file.kinds[name][1] is not None:
+            raise UserError(
+                f"{argument}={shown(names)}: {name!r} of {file.path} holds lists of numbers: must "
+                "be the only column"
+            )
+    return tuple(wanted)
+
+
+def usual_y(file: Header) -> tuple[str, ...]:
+    """The column that y is where nothing is said; raises a UserError where there is none."""
+    for name in USUAL_Y:
+        if name in file.columns:
+            return chosen("y", name, file)
+    raise UserError(
+        f"y must name a column of {file.path}, which has no {' or '.join(map(repr, USUAL_Y))}: it "
+        f"has {shown(list(file.columns))}"
+    )
+
+
+def usual_x(file: Header, y: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns that x is where nothing is said: not an index. Raises a UserError where there are
+    none."""
+    if "x" in file.columns and "x" not in y:
+        return chosen("x", "x", file)
+    others = [name for name in file.columns if name not in y and name not in file.indexes]
+    if not others:
+        raise UserError(f"x must name columns of {file.path}: it has none beside y={list(y)}")
+    return chosen("x", others, file)

@@ -1,0 +1,240 @@
+"""Samples in columns of Parquet and Arrow files: decoded by groups of rows, as they are used."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from ...errors import UserError
+from ...validation import integer, require_memory, shown
+from ..dataset import Dataset
+from ..validation import Array, DType, checked_inputs, checked_targets, float_dtype
+from .column_files import ColumnFile
+from .column_names import chosen, usual_x, usual_y
+
+MOST_BYTES = 1 << 30
+
+Names = str | Sequence[str]
+Pair = tuple[Array, Array]
+
+
+class Columns(Dataset):
+    """Rows of files whose columns are x [n, k] and y [n] or [n, k].
+
+    Where all decoded columns fit into `most_bytes`, every group of rows is decoded once, when it is
+    first needed, and kept; samples are shuffled among all. Else so many groups are kept as fit, and
+    a shuffled epoch of a `Source` takes the groups in a random order, so many at a time, and the
+    samples of these in a random order: each group is decoded about once an epoch, on about one
+    rank. (A group is decoded whole: one that alone is larger than `most_bytes` takes what it takes.
+    Without `shuffle` every rank decodes all groups; to ask for samples in another random order, as
+    a PyTorch `DataLoader` does without our sampler, decodes a group for most of them.)
+
+    Args:
+        files: at least one, of the same columns; their rows follow each other.
+        x: the names of columns of numbers, which become [n, k] in this order; or the name of one
+            column, of numbers ([n, 1]) or of lists of one length ([n, k]). None: the column "x" if
+            there is one, else all but y and what pandas has written of an index.
+        y: likewise; the name of a column of numbers gives [n]. None: the first of "y", "label" and
+            "target" that there is.
+        most_bytes: of decoded columns in memory on this rank; the same on all.
+    Attributes:
+        x_columns, y_columns: the names of the columns.
+    Raises:
+        UserError: there is no such column, one holds no plain numbers, or the files' columns
+            differ. As it is read: a missing value (null), a list of another length, a damaged file,
+            all named by file and row; and as for `Dataset.read`.
+
+    Columns keep the type that holds all of theirs until they are read. Local.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[ColumnFile],
+        *,
+        x: Names | None = None,
+        y: Names | None = None,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        if not files:
+            raise UserError("files=[] must be at least one file")
+        self.files = tuple(files)
+        self.most_bytes = integer("most_bytes", most_bytes, 1)
+        first = self.files[0]
+        self.y_columns = usual_y(first) if y is None else chosen("y", y, first)
+        self.x_columns = usual_x(first, self.y_columns) if x is None else chosen("x", x, first)
+        for file in self.files[1:]:
+            self._require_alike(file)
+        self._groups = [(file, group) for file in self.files for group in range(len(file.rows))]
+        rows = [file.rows[group] for file, group in self._groups]
+        self._ends = np.array(list(accumulate(rows)), np.int64)
+        self._lock = Lock()  # threads that share a data set are ranks of their own
+        self._none = (
+            self._empty(self.x_columns),
+            self._empty(self.y_columns, vector=isinstance(y, str | None)),
+        )
+        bytes_a_row = sum(a.itemsize * math.prod(a.shape[1:]) for a in self._none)
+        self._fits = bytes_a_row * len(self) <= self.most_bytes
+        if self._fits:
+            require_memory(repr(self), bytes_a_row * len(self))
+        self._all: Pair | None = None  #: all samples, where they fit
+        self._kept: OrderedDict[int, Pair] = OrderedDict()  #: groups, the latest used last
+        largest = bytes_a_row * max(rows, default=0)
+        self.open_groups = max(self.most_bytes // max(largest, 1), 1)
+        self.repeatable = self._fits
+        several = self.files[1:]
+        self.y_name = f"{first.path.parent if several else first.path}: y"
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def groups(self, indexes: Array) -> Array | None:
+        """None where all fit: then any sample is at hand."""
+        return None if self._fits else self._ends.searchsorted(indexes, side="right")
+
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        kind = float_dtype(dtype)
+        indexes = np.asarray(indexes)
+        stored = self._gathered(indexes)
+        try:
+            return self._checked(self.y_name, stored, indexes, kind, classes)
+        except UserError:
+            self._find_wrong(stored, indexes, kind, classes)
+            raise
+
+    def targets(self, indexes: Array) -> Array:
+        y = np.empty((len(indexes), *self._none[1].shape[1:]), self._none[1].dtype)
+        for number, places, rows in self._where(np.asarray(indexes)):
+            with self._lock:
+                kept = self._kept.get(number)
+            stored = kept[1] if kept else self._stored(number, self.y_columns)[0]
+            y[places] = stored[rows]
+        return y
+
+    def _gathered(self, indexes: Array) -> Pair:
+        """The samples as they are stored, [m, …]."""
+        if self._fits:
+            x, y = self._with(indexes)
+            return x[indexes], y[indexes]
+        x, y = (np.empty((len(indexes), *a.shape[1:]), a.dtype) for a in self._none)
+        for number, places, rows in self._where(indexes):
+            group = self._decoded(number)
+            x[places], y[places] = group[0][rows], group[1][rows]
+        return x, y
+
+    def _with(self, indexes: Array) -> Pair:
+        """All samples, of which some groups are decoded: those of the indexes, and earlier ones."""
+        with self._lock:
+            if self._all is None:
+                shapes = ((len(self), *a.shape[1:]) for a in self._none)
+                x, y = map(np.empty, shapes, (a.dtype for a in self._none))
+                self._all = x, y
+            if len(self._kept) < len(self._groups):
+                for number in np.unique(self._ends.searchsorted(indexes, side="right")).tolist():
+                    if number in self._kept:
+                        continue
+                    part = slice(self._begin(number), int(self._ends[number]))
+                    self._all[0][part], self._all[1][part] = self._stored(
+                        number, self.x_columns, self.y_columns
+                    )
+                    self._kept[number] = self._all[0][part], self._all[1][part]
+            return self._all
+
+    def _decoded(self, number: int) -> Pair:
+        """x and y of a group, as stored. Decodes it unless it is kept."""
+        with self._lock:
+            if number not in self._kept:
+                x, y = self._stored(number, self.x_columns, self.y_columns)
+                while len(self._kept) >= self.open_groups:
+                    self._kept.popitem(last=False)
+                self._kept[number] = x, y
+            self._kept.move_to_end(number)
+            return self._kept[number]
+
+    def _where(self, indexes: Array) -> Iterator[tuple[int, Array, Array]]:
+        """Of each group that is needed: its number, places in the minibatch, and rows of its own,
+        in the order in which they are first asked for."""
+        numbers = self._ends.searchsorted(indexes, side="right")
+        distinct, firsts = np.unique(numbers, return_index=True)
+        for number in distinct[np.argsort(firsts)].tolist():
+            places = np.flatnonzero(numbers == number)
+            yield number, places, indexes[places] - self._begin(number)
+
+    def _begin(self, number: int) -> int:
+        file, group = self._groups[number]
+        return int(self._ends[number]) - file.rows[group]
+
+    def _checked(
+        self,
+        y_name: str,
+        stored: Pair,
+        indexes: Array,
+        kind: np.dtype[Any] | None,
+        classes: int | None,
+    ) -> Pair:
+        x = checked_inputs(f"{y_name[:-1]}x", stored[0], indexes, kind)
+        return x, checked_targets(y_name, stored[1], indexes, kind, classes)
+
+    def _find_wrong(
+        self, stored: Pair, indexes: Array, kind: np.dtype[Any] | None, classes: int | None
+    ) -> None:
+        """Raise the error of a sample that is not as required, with its file and its row there."""
+        for number, places, rows in self._where(indexes):
+            file, group = self._groups[number]
+            some = stored[0][places], stored[1][places]
+            rows_there = rows + file.first_row(group)
+            self._checked(f"{file.path}: y", some, rows_there, kind, classes)
+
+    def _stored(self, number: int, *columns: tuple[str, ...]) -> list[Array]:
+        """x or y of a group, or both, given their columns."""
+        file, group = self._groups[number]
+        arrays = iter(file.read(group, [name for names in columns for name in names]))
+        stored = []
+        for names in columns:
+            like = self._none[names is self.y_columns]
+            own = [next(arrays) for _ in names]
+            rows = own[0] if len(own) == 1 else np.stack(own, axis=1)
+            if rows.ndim < like.ndim:
+                rows = rows[:, np.newaxis]
+            if rows.shape[1:] != like.shape[1:] and len(rows):
+                raise UserError(
+                    f"{file.path}: column {names[0]!r} has lists of {rows.shape[1]} values from "
+                    f"row {file.first_row(group)}: must be {like.shape[1]}, as in the first one"
+                )
+            stored.append(rows.astype(like.dtype, copy=False))
+        return stored
+
+    def _empty(self, names: Sequence[str], *, vector: bool = False) -> Array:
+        """What columns give of no rows; reads a group where lists do not tell their length."""
+        kinds = [self.files[0].kinds[name] for name in names]
+        dtype = np.result_type(*(dtype for dtype, _ in kinds))
+        width = kinds[0][1]
+        if width is None:
+            return np.empty((0,) if vector and len(names) == 1 else (0, len(names)), dtype)
+        filled = [(file, group) for file, group in self._groups if file.rows[group]]
+        if width == 0 and filled:
+            file, group = filled[0]
+            width = file.read(group, names)[0].shape[1]
+        return np.empty((0, width), dtype)
+
+    def _require_alike(self, file: ColumnFile) -> None:
+        first = self.files[0]
+        for name in (*self.x_columns, *self.y_columns):
+            if file.types.get(name) != first.types[name]:
+                raise UserError(
+                    f"{file.path}: column {name!r} holds {file.types.get(name, 'nothing')}: must "
+                    f"be {first.types[name]}, as in {first.path}"
+                )
+
+    def __repr__(self) -> str:
+        first, *more = (str(file.path) for file in self.files)
+        files = f"{first} … {more[-1]}, {len(self.files)} files" if more else first
+        columns = f"x={shown(self.x_columns)}, y={shown(self.y_columns)}"
+        return f"Columns({files}, {len(self)} samples, {columns})"

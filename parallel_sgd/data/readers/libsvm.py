@@ -1,0 +1,277 @@
+"""LIBSVM's text format, which is SVMlight's, too: a label, and the features that are not 0."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import repeat
+from typing import Any, Literal
+
+import numpy as np
+
+from ...errors import UserError
+from ...validation import LARGEST_INTEGER, choice, integer, require_use, shown
+from ..dataset import Dataset
+from ..order import IndexArray
+from ..sparse_rows import SparseRows
+from ..validation import Array, DType, checked_targets, float_dtype
+from ..view import CommunicatorView
+from .libsvm_index import largest_index
+from .text_file import TextFile, by_ranks, finite, opened_text, shown_token, together, whole
+
+Target = Literal["class", "value", "labels"]
+TARGETS: tuple[Target, ...] = ("class", "value", "labels")
+QUERY = b"qid:"
+
+
+class LibSVM(Dataset):
+    """The samples of a file in LIBSVM's format; see `load_libsvm`, which makes it.
+
+    Attributes:
+        features: the width of x.
+    """
+
+    repeatable = True
+
+    def __init__(
+        self,
+        file: TextFile,
+        begins: IndexArray,
+        features: int,
+        *,
+        zero_based: bool,
+        target: Target,
+        classes: int | Sequence[int] | None,
+    ) -> None:
+        self.features = features
+        self._file, self._begins, self._base = file, begins, 0 if zero_based else 1
+        self._target: Target = target
+        self._count = classes if isinstance(classes, int | None) else len(classes)
+        listed = () if isinstance(classes, int | None) else classes
+        self._place = {label: place for place, label in enumerate(listed)}
+        self.classes = self._count if target == "class" else None
+        self.y_name = f"{file.name}: y"
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def read(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[Array, Array]:
+        rows, y = self.read_sparse(indexes, dtype=dtype, classes=classes)
+        return rows.dense(), y
+
+    def read_sparse(
+        self, indexes: Array, *, dtype: DType = np.float32, classes: int | None = None
+    ) -> tuple[SparseRows, Array]:
+        """As `read`, with x as what is not 0 of it. Local."""
+        kind = float_dtype(dtype) or np.dtype(np.float64)
+        self._file.require_unchanged()
+        records = [self._record(int(index), kind) for index in indexes]
+        shape = len(records), self.features
+        begins = np.cumsum([0, *(len(columns) for _, columns, _ in records)])
+        columns = np.concatenate([np.empty(0, np.int64), *(c for _, c, _ in records)])
+        values = np.concatenate([np.empty(0, kind), *(v for _, _, v in records)], dtype=kind)
+        y = self._targets([labels for labels, _, _ in records])
+        return (
+            SparseRows(begins, columns, values, shape),
+            checked_targets(self.y_name, y, indexes, kind, classes),
+        )
+
+    def targets(self, indexes: Array) -> Array:
+        self._file.require_unchanged()
+        labels = [self._labels(int(index), self._split(int(index))[0]) for index in indexes]
+        return self._targets(labels)
+
+    def query_ids(self, indexes: Array) -> IndexArray:
+        """The number after "qid:" of each sample, int64 [m]: samples of one query are ranked.
+
+        Raises:
+            UserError: a sample has none.
+
+        Local.
+        """
+        self._file.require_unchanged()
+        found = np.empty(len(indexes), np.int64)
+        for row, index in enumerate(indexes):
+            _, query, _ = self._split(int(index))
+            if query is None:
+                raise self._wrong(int(index), "has no qid: after its label")
+            found[row] = query
+        return found
+
+    def _split(self, index: int) -> tuple[bytes, int | None, list[bytes]]:
+        """The label, the number of the query where there is one, and the features as they are."""
+        line, _, _ = self._file.line(int(self._begins[index])).partition(b"#")
+        if b"_" in line:  # which Python takes in numbers
+            raise self._wrong(index, 'must hold numbers only: it has "_"')
+        tokens = line.split()
+        label = b""
+        if tokens and b":" not in tokens[0]:
+            label = tokens.pop(0)
+        elif self._target != "labels":
+            first = shown_token(tokens[0]) if tokens else "nothing"
+            raise self._wrong(index, f"must begin with a label: it begins with {first}")
+        if not (tokens and tokens[0].startswith(QUERY)):
+            return label, None, tokens
+        try:
+            return label, whole(tokens[0].removeprefix(QUERY)), tokens[1:]
+        except ValueError:
+            problem = f"{shown_token(tokens[0])} must be qid: and a whole number"
+            raise self._wrong(index, problem) from None
+
+    def _record(self, index: int, kind: np.dtype[Any]) -> tuple[list[float], IndexArray, Array]:
+        """The labels, columns and values of one sample, checked."""
+        label, _, pairs = self._split(index)
+        parts = [*map(bytes.partition, pairs, repeat(b":"))]
+        names, _, exacts = zip(*parts, strict=True) if parts else ((),) * 3
+        try:
+            numbers = np.array([*map(int, names)], np.int64)
+            exact = np.array([*map(float, exacts)], np.float64)
+        except (ValueError, OverflowError):
+            raise self._wrong(index, _bad_pair(pairs)) from None
+        columns = numbers - self._base
+        if len(columns):
+            back = np.diff(columns) <= 0
+            if back.any():
+                last, here = numbers[back.argmax()], numbers[back.argmax() + 1]
+                raise self._wrong(index, f"index {here} follows {last}: must be in ascending order")
+            bad = (columns < 0) | (columns >= self.features)
+            if bad.any():
+                raise self._wrong(
+                    index,
+                    f"index {numbers[bad.argmax()]} is out of range: must be from {self._base} to "
+                    f"{self.features - 1 + self._base}{self._hint(columns)}",
+                )
+        with np.errstate(over="ignore"):
+            values = exact.astype(kind)
+        if not np.isfinite(values).all():
+            pair = shown_token(pairs[int((~np.isfinite(values)).argmax())])
+            raise self._wrong(index, f"{pair} must be a finite number, in {kind}")
+        return self._labels(index, label), columns, values
+
+    def _hint(self, columns: IndexArray) -> str:
+        if self._base and (columns < 0).any():
+            return " (zero_based=True is for files whose indexes begin at 0)"
+        return ""
+
+    def _labels(self, index: int, label: bytes) -> list[float]:
+        """The labels of a sample as numbers: places in `classes` where these are listed."""
+        required = "a whole number"
+        try:
+            if self._target == "value":
+                required = "a finite number"
+                return [finite(label)]
+            tokens = [label]
+            if self._target == "labels":
+                required = "whole numbers with commas between"
+                tokens = label.split(b",") if label else []
+            labels = [whole(token) for token in tokens]
+        except ValueError:
+            raise self._wrong(index, f"label {shown_token(label)} must be {required}") from None
+        return [self._class(index, one) for one in labels]
+
+    def _class(self, index: int, label: int) -> int:
+        if self._place:
+            if label not in self._place:
+                known = shown(list(self._place))
+                raise self._wrong(index, f"label {label} must be one of classes={known}")
+            return self._place[label]
+        if self._count is not None and not 0 <= label < self._count:
+            raise self._wrong(index, f"label {label} must be from 0 to {self._count - 1}")
+        return label
+
+    def _targets(self, labels: list[list[float]]) -> Array:
+        if self._target == "labels":
+            hot = np.zeros((len(labels), self._count or 0), np.int64)
+            for row, theirs in zip(hot, labels, strict=True):
+                row[np.array(theirs, np.int64)] = 1
+            return hot
+        stored = np.array(labels, np.float64 if self._target == "value" else np.int64)
+        return stored.reshape(len(labels))
+
+    def _wrong(self, index: int, problem: str) -> UserError:
+        return self._file.wrong(int(self._begins[index]), problem)
+
+    def __repr__(self) -> str:
+        return f"LibSVM({self._file.name}: {len(self)} samples of {self.features} features)"
+
+
+def load_libsvm(
+    path: str | os.PathLike[str],
+    *,
+    features: int | None = None,
+    zero_based: bool = False,
+    target: Target = "class",
+    classes: int | Sequence[int] | None = None,
+    comm: CommunicatorView | None = None,
+) -> LibSVM:
+    """Open a file in LIBSVM's or SVMlight's format: a sample a line, ``label index:value …``.
+
+    Indexes ascend in a line; features that it does not name are 0. What follows a "#" is a comment,
+    and "qid:7" may stand after the label (`LibSVM.query_ids`). A line is parsed when it is asked
+    for, and an error in it names it then.
+
+    Args:
+        features: the width of x, at least 1. None: the largest index in the file says it, for
+            which all lines are looked at now. (A test set may lack the last ones: give it there.)
+        zero_based: whether indexes begin at 0, not at 1.
+        target: what labels are. "class": a whole number, y int64 [m]. "value": a number, y float
+            [m]. "labels": several whole numbers or none, as 1,3,7: y int64 [m, labels] of 0 and 1.
+        classes: how many labels there are, from 0 on; or which ones, as ``[-1, 1]``: y is then the
+            place in this list. None: "class" takes whole numbers as they are. "labels" needs it.
+        comm: each of its ranks looks through its part of the file, and all get the whole index;
+            None: this rank does alone.
+    Returns:
+        The data set: x float [m, features], dense in `read`, or `SparseRows` in `read_sparse`.
+    Raises:
+        UserError: an argument is not as required, or the file cannot be read or holds no samples; a
+            SharedError on all ranks of `comm`.
+
+    Local; with `comm` collective. Cost: one or two passes over the bytes, and 8 bytes a sample.
+    """
+    file = opened_text(path, comm)
+
+    def checked() -> tuple[Target, int | Sequence[int] | None]:
+        choice("zero_based", zero_based, (True, False))
+        if features is not None:
+            integer("features", features, 1)
+        one: Target = choice("target", target, TARGETS)
+        require_use("classes", classes, None, one != "value", "target='class' or 'labels'")
+        if one == "labels" and classes is None:
+            raise UserError("classes must be given with target='labels': it is the width of y")
+        return one, _checked_classes(classes)
+
+    kind, labels = together(checked, comm)
+    begins = file.without_blank(file.line_begins(comm), b"#")
+    if not len(begins):
+        raise UserError(f"{file.name} holds no samples")
+    width = features
+    if width is None:
+        largest = by_ranks(lambda b, e: largest_index(file, begins[b:e]), len(begins), comm)
+        width = int(largest.max()) + zero_based
+        if not width:
+            raise UserError(f"{file.name} names no features to tell how many there are: give it")
+    return LibSVM(file, begins, width, zero_based=zero_based, target=kind, classes=labels)
+
+
+def _bad_pair(pairs: list[bytes]) -> str:
+    """What is wrong with the first pair that is not as required."""
+    for pair in pairs:
+        name, _, value = pair.partition(b":")
+        try:
+            _, _ = np.int64(int(name)), float(value)
+        except (ValueError, OverflowError):
+            return f"{shown_token(pair)} must be index:value"
+    raise AssertionError("all pairs are numbers")
+
+
+def _checked_classes(classes: Any) -> int | tuple[int, ...] | None:
+    if classes is None:
+        return None
+    if isinstance(classes, Sequence | np.ndarray) and not isinstance(classes, str | bytes):
+        listed = tuple(integer("classes", one, -LARGEST_INTEGER) for one in classes)
+        if not listed or len(set(listed)) < len(listed):
+            raise UserError(f"classes={shown(classes)} must be labels, each of them once")
+        return listed
+    return integer("classes", classes, 1)

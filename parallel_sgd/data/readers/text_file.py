@@ -1,0 +1,237 @@
+"""Text files of many records: indexed by one pass over their bytes, and parsed as they are read."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ...errors import UserError
+from ...validation import LARGEST_INTEGER, checked_path, require_memory
+from ..mapping import mapped_file, mapping_of
+from ..order import IndexArray
+from ..unchanged import Identity, require_same
+from ..validation import Array
+from ..view import CommunicatorView, require_ranks
+
+BLOCK = 1 << 20  #: bytes that a pass looks at together
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+LARGEST_SPACE = ord(" ")  #: no byte up to this one is seen in a text
+MOST_DIGITS = 18  #: of a number that int64 holds in any case
+SHOWN = 40  #: bytes of a token that an error shows
+
+Result = TypeVar("Result")
+
+
+class TextFile:
+    """A text file in memory-mapped pages: its lines by their place, and errors that name them.
+
+    Args:
+        path: of a file that is not empty. A byte order mark at its beginning is not part of it.
+    Raises:
+        UserError: it cannot be read, is no regular file, or is empty.
+
+    Nothing is read here. A pickled one is opened anew. Local.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = checked_path("path", path, "file")
+        self.name = str(path)
+        self.bytes: Array = mapped_file(self.path)
+        mapping = mapping_of(self.bytes)
+        if mapping is None:
+            raise UserError(f"{self.name} is empty")
+        self._mapping = mapping
+        self.pages, self.size = mapping.pages, mapping.end
+        self.bytes = np.asarray(self.bytes)  # whose parts are made in a tenth of the time
+        self.begin = len(BYTE_ORDER_MARK) * (self.pages[:3] == BYTE_ORDER_MARK)
+
+    def __reduce__(self) -> Any:
+        path = Path(os.path.abspath(self.path))
+        return type(self)._known, (path, tuple(self._mapping.before or ()), self.name)
+
+    @classmethod
+    def _known(cls, path: Path, before: tuple[int, ...], name: str) -> TextFile:
+        file = cls(path)
+        file.name = name
+        if before and file._mapping.before is not None:
+            require_same(name, Identity(*before), file._mapping.before)
+        return file
+
+    def require_whole(self) -> None:
+        """Raise a UserError where the file has become shorter. Local; one system call."""
+        self._mapping.require_whole(self.name)
+
+    def require_unchanged(self) -> None:
+        """Raise a UserError where the file has become shorter or was written to. Local; some
+        microseconds, once a minibatch."""
+        self._mapping.require_unchanged(self.name)
+
+    def blocks(self, begin: int, end: int) -> Iterator[tuple[int, Array]]:
+        """Parts of the file, one after the other: where each begins, and its bytes."""
+        for at in range(begin, end, BLOCK):
+            self.require_unchanged()
+            yield at, self.bytes[at : min(at + BLOCK, end)]
+
+    def line_begins(self, comm: CommunicatorView | None = None) -> IndexArray:
+        """Where the lines begin: int64 [lines].
+
+        Args:
+            comm: each of its ranks looks through its part of the bytes; None: this one does alone.
+
+        Collective over `comm`. Cost: one pass over the bytes, and 8 bytes a line.
+        """
+
+        def newlines(begin: int, end: int) -> IndexArray:
+            found = [at + np.flatnonzero(part == ord("\n")) for at, part in self.blocks(begin, end)]
+            return np.concatenate([np.empty(0, np.int64), *found])
+
+        begins = np.concatenate([[self.begin], 1 + by_ranks(newlines, self.size, comm)])
+        return begins[begins < self.size]
+
+    def without_blank(self, begins: IndexArray, comment: bytes) -> IndexArray:
+        """Leave out the lines that hold nothing, or only comments: what is left of `begins`."""
+        first, keep = self.bytes[begins], np.ones(len(begins), bool)
+        second = self.bytes[np.minimum(begins + 1, self.size - 1)]
+        comments = (first == comment[0]) & (second == comment[1] if len(comment) > 1 else True)
+        for line in np.flatnonzero((first <= LARGEST_SPACE) | comments):
+            content = self.line(int(begins[line])).strip()
+            begins_all = content.count(comment) == content.count(comment[:1])
+            keep[line] = content != b"" and not (content.startswith(comment) and begins_all)
+        return begins[keep]
+
+    def line(self, begin: int) -> bytes:
+        """The line that begins at a byte, without its end; as `text`. Local."""
+        self.require_whole()
+        end = self.pages.find(b"\n", begin)
+        return self.text(begin, self.size if end < 0 else end)
+
+    def text(self, begin: int, end: int) -> bytes:
+        """A part of the file, such as a record.
+
+        Raises:
+            UserError: the file has become shorter, or the part would not fit into memory.
+
+        Local.
+        """
+        self.require_whole()
+        require_memory(f"{self.name}: the record that begins at byte {begin}", end - begin)
+        return self.pages[begin:end]
+
+    def numbers_at(self, places: IndexArray, end: int) -> tuple[IndexArray, IndexArray]:
+        """The whole numbers that stand at some places of the file, in decimal digits.
+
+        Args:
+            places: of their first digits, each below `end`.
+            end: no digit is looked for from here on.
+        Returns:
+            int64 [places] the numbers; int64 [places] how many digits they have, 19 where these are
+            more than 18: then the number is that of the first 18.
+        """
+        values, digits = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
+        going_on = np.arange(len(places))
+        for count in range(MOST_DIGITS + 1):
+            at = places[going_on] + count
+            going_on, at = going_on[at < end], at[at < end]
+            digit = self.bytes[at] - np.uint8(ord("0"))  # wraps around where it is none
+            going_on, digit = going_on[digit <= 9], digit[digit <= 9]
+            if not len(going_on):
+                break
+            if count < MOST_DIGITS:
+                values[going_on] = 10 * values[going_on] + digit
+            digits[going_on] += 1
+        return values, digits
+
+    def wrong(self, begin: int, problem: str) -> UserError:
+        """The error that names the line that begins at a byte, and what is wrong with it.
+
+        Lines are counted from 1, bytes from 0. Cost: a pass over the bytes before it.
+        """
+        before = sum(np.count_nonzero(part == ord("\n")) for _, part in self.blocks(0, begin))
+        return UserError(f"{self.name}, line {before + 1} (byte {begin}): {problem}")
+
+
+def opened_text(path: str | os.PathLike[str], comm: CommunicatorView | None) -> TextFile:
+    """Open a text file on one rank, or the same one on all.
+
+    Raises:
+        UserError: see `TextFile`; a SharedError on all ranks of `comm`, also where their files
+            have other sizes.
+
+    Collective over `comm`.
+    """
+    if comm is not None:
+        require_ranks(comm)
+    file = together(lambda: TextFile(path), comm)
+    if comm is not None:
+        comm.require_agreement({f"the size of {file.path.name}": file.size})
+    return file
+
+
+def together(prepare: Callable[[], Result], comm: CommunicatorView | None) -> Result:
+    """Call `prepare`; where it raises a UserError on any rank of `comm`, all raise. Collective."""
+    if comm is None:
+        return prepare()
+    done, problem = [], None
+    try:
+        done.append(prepare())
+    except UserError as error:
+        problem = str(error)
+    comm.raise_together(problem)
+    return done[0]
+
+
+def by_ranks(find: Callable[[int, int], Array], count: int, comm: CommunicatorView | None) -> Array:
+    """What `find(0, count)` returns, found by all ranks of `comm`, each in its part of the range.
+
+    Args:
+        find: given begin and end, returns an array; those of adjoining parts, joined, are that of
+            the whole.
+
+    Collective over `comm`.
+    """
+    if comm is None:
+        return find(0, count)
+    require_ranks(comm)
+    begin, end = (count * rank // comm.size for rank in (comm.rank, comm.rank + 1))
+    own = together(lambda: find(begin, end), comm)
+    return np.concatenate(comm.allgather_object(own))
+
+
+def shown_token(token: bytes) -> str:
+    """A token of a file as errors show it, in one line and not too long."""
+    return repr(token[:SHOWN])[1:] + ("..." if len(token) > SHOWN else "")
+
+
+def finite(token: bytes) -> float:
+    """The number that a token is.
+
+    Raises:
+        ValueError: it is none, or not finite. (Nor are Python's underscores in numbers.)
+    """
+    value = float(token)
+    if b"_" in token or not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def whole(token: bytes) -> int:
+    """The whole number that a token is, as 3, -1, 3.0 or 1e3.
+
+    Raises:
+        ValueError: it is none, or too large for int64.
+    """
+    try:
+        value = int(token)
+    except ValueError:
+        exact = finite(token)
+        if not exact.is_integer():
+            raise
+        value = int(exact)
+    if b"_" in token or abs(value) > LARGEST_INTEGER:
+        raise ValueError
+    return value

@@ -1,0 +1,1 @@
+"""Sources: deal the samples of a data set out to the ranks in minibatches."""

@@ -1,0 +1,63 @@
+"""The order of an epoch where samples are best read in groups, as those of a file's parts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...validation import require_memory
+from ..dataset import Dataset
+from ..order import IndexArray, epoch_order
+
+GROUPS_IN_USE = "groups of samples in use at a time"  #: what ranks must agree on
+
+
+class GroupedOrder:
+    """An order that keeps the samples of a group together; a slice of it is a minibatch.
+
+    The groups are shuffled, and taken so many at a time; their samples are shuffled among each
+    other. A slice is arranged by group, so that a rank's contiguous part of it has few groups, and
+    its parts of the slices that follow have the same.
+
+    Args:
+        groups: int [n], the group of each sample.
+        together: groups that are shuffled among each other, at least 1.
+        seed, epoch: decide the order, with the other arguments and nothing else.
+
+    Takes 32 bytes a sample while it is made, then 16. Local.
+
+    >>> order = GroupedOrder(np.array([0, 0, 0, 1, 1, 1, 2, 2, 2]), together=1, seed=0, epoch=0)
+    >>> [order[begin : begin + 3].tolist() for begin in (0, 3, 6)]
+    [[4, 3, 5], [6, 7, 8], [2, 0, 1]]
+    """
+
+    def __init__(self, groups: IndexArray, together: int, seed: int, epoch: int) -> None:
+        random = np.random.default_rng((seed, epoch))
+        place = random.permutation(int(groups.max(initial=-1)) + 1)  # of a group among all
+        order = random.permutation(len(groups))
+        places = place[groups[order]]
+        windows = np.argsort(places // together, kind="stable")
+        self._order, self._places = order[windows], places[windows]
+
+    def __getitem__(self, part: slice) -> IndexArray:
+        arranged = np.argsort(self._places[part], kind="stable")
+        minibatch: IndexArray = self._order[part][arranged]
+        return minibatch
+
+
+def order_of(dataset: Dataset, seed: int, epoch: int, shuffle: bool) -> IndexArray | GroupedOrder:
+    """Return the order of an epoch's samples, whose slices are minibatches. Local.
+
+    Args:
+        seed, epoch, shuffle: as for `epoch_order`, which it is unless the data set has groups.
+    """
+    if not shuffle or not has_groups(dataset):
+        return epoch_order(len(dataset), seed, epoch, shuffle)
+    require_memory("the order of an epoch's samples", 32 * len(dataset))
+    groups = dataset.groups(np.arange(len(dataset)))
+    assert groups is not None
+    return GroupedOrder(groups, dataset.open_groups, seed, epoch)
+
+
+def has_groups(dataset: Dataset) -> bool:
+    """Whether a data set is best read in groups (`Dataset.groups`). Local."""
+    return dataset.groups(np.zeros(0, np.int64)) is not None

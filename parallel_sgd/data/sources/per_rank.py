@@ -1,0 +1,100 @@
+"""Minibatches where every rank has data of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...validation import shown
+from ..order import IndexArray, rank_slice
+from ..validation import Array
+from ..view import FeedView, LearnerView
+from .groups import order_of
+from .minibatches import MinibatchSource
+
+
+class RankSource(MinibatchSource):
+    """Minibatches of which every rank contributes a part from data that only it has.
+
+    Rank k takes its share of `minibatch_size` (an equal one, to one sample) from its own samples,
+    in an order drawn from (seed, epoch). A rank that has run dry yields empty minibatches, so that
+    it keeps answering the others, until the epoch ends everywhere with the last sample of the
+    longest; any rank may have no samples at all.
+
+    The ranks tell each other how many samples they have once, as they meet. After that the position
+    is a function of the learner's samples and of nothing else: a new source of the same arguments
+    goes on wherever a restored learner stands.
+
+    A warm start needs the same minibatch on every rank and is impossible here.
+
+    Args:
+        x: this rank's inputs [n, …], n from 0, plain numbers in memory or memory-mapped; or
+            without `y` a `Dataset` or any object whose items are pairs (x_i, y_i).
+        y: what this rank's samples are to teach [n, …]: labels, or values of any sign.
+        minibatch_size: samples of all ranks together in a minibatch while none is dry; at least
+            the number of ranks.
+        epochs, seed, shuffle, dtype, classes, start: as for `Source`.
+    Raises:
+        UserError: an argument is not as required.
+
+    Local.
+    """
+
+    @property
+    def _size(self) -> int:
+        assert isinstance(self.minibatch_size, int)  # see `_problem`
+        return self.minibatch_size
+
+    def _samples_of_epoch(self, learner: LearnerView) -> int:
+        totals, _ = self._known(learner)
+        return int(sum(totals))
+
+    def _epoch(
+        self, number: int, feed: FeedView, learner: LearnerView
+    ) -> Iterator[tuple[Array, Array]]:
+        totals, own = self._known(learner)
+        begins = np.concatenate([[0], totals.cumsum()])
+        samples = int(begins[-1])
+        seen = self._seen_of_epoch(number, samples, feed, learner)
+        first = int(np.searchsorted(begins, seen))
+        if begins[first] != seen:
+            learner.fail(
+                f"minibatch_size={self._size}: no minibatch of these ranks begins after "
+                f"{feed.samples} samples"
+            )
+        order = order_of(self.dataset, self.seed, number, self.shuffle)
+        for step in range(first, len(totals)):
+            minibatch = order[step * own : (step + 1) * own]
+            feed.announce(len(minibatch), int(totals[step]))
+            yield self._read(minibatch, learner)
+
+    def _get_to_know(self, learner: LearnerView) -> tuple[IndexArray, int]:
+        """The samples of all ranks in each minibatch of an epoch, and this one's in a whole one."""
+        lengths, size = learner.comm.allgather_object(len(self.dataset)), learner.comm.size
+        slices = [rank_slice(self._size, rank, size) for rank in range(size)]
+        counts = [positions.stop - positions.start for positions in slices]
+        steps = np.arange(max(-(-n // m) for n, m in zip(lengths, counts, strict=True)))
+        totals = np.zeros_like(steps)
+        for n, m in zip(lengths, counts, strict=True):
+            totals += np.clip(n - steps * m, 0, m)
+        return totals, counts[learner.comm.rank]
+
+    def _problem(self, learner: LearnerView) -> str | None:
+        size, minibatch_size = learner.comm.size, self.minibatch_size
+        if not isinstance(minibatch_size, int) or minibatch_size < size:
+            return (
+                f"minibatch_size={shown(minibatch_size)} must be one number, at least that of the "
+                f"ranks, {size}, where each has data of its own"
+            )
+        if learner.comm.survives:
+            return (
+                "each rank has data of its own, which nobody else could go on with where it has "
+                "died: leave out --survive, or train with parameter servers, whose workers need not"
+            )
+        if not learner.distributed:
+            return (
+                "distributed_after must be 0 where each rank has data of its own: a warm start "
+                "needs the same minibatch on every rank"
+            )
+        return None

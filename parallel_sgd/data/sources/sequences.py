@@ -1,0 +1,197 @@
+"""Minibatches of sequences of uneven lengths, by their number or by their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from ...errors import UserError
+from ...validation import LARGEST_INTEGER, choice, integer
+from ..order import IndexArray, epoch_order
+from ..sequences import Padded, Sequences, as_sequences, require_same_sequences
+from ..validation import Array, DType
+from ..view import FeedView, LearnerView
+from .minibatches import BaseSource, MinibatchSize, size_after
+
+Unit = Literal["tokens", "sequences"]
+Minibatch = tuple[Padded, Padded | Array]
+
+
+class SequenceSource(BaseSource[Sequences, Minibatch]):
+    """Minibatches of whole sequences that every rank can read; each rank reads its part of each.
+
+    In epoch e the sequences are taken in an order drawn from (seed, e). A minibatch is the longest
+    run of them that has at most `minibatch_size` tokens, or so many sequences; rank k gets the k-th
+    of its K contiguous parts, which have about as many tokens each. So the ranks' parts, joined,
+    are the minibatch that one rank alone would get, whatever K; every sequence is used exactly once
+    an epoch; and all ranks take the same number of steps. A rank has no sequence only in a
+    minibatch that has fewer of them than there are ranks.
+
+    What the learner counts as samples is the unit: ``learner.step(samples=x.tokens)``, or
+    ``samples=len(x.lengths)`` with unit="sequences". The position is a function of the learner's
+    samples and of nothing else: a new source of the same arguments goes on wherever a restored
+    learner stands, on any number of ranks.
+
+    Args:
+        x: `Sequences`, as `load_cntk_sequences` returns; or a list of arrays [length, …], each of
+            integers (they stay int64) or floats.
+        y: beside a list: a list of arrays with a length of their own (labels of tokens, say), or
+            an array [n, …], one for each sequence.
+        minibatch_size: of all ranks together, in `unit`: at most so many tokens, and then at least
+            as many as the longest sequence has; or so many sequences. Or these by samples, as for
+            `Source`.
+        unit: "tokens" or "sequences": what `minibatch_size`, `start` and the learner count.
+        y_fill: what follows the shorter sequences of y; -100 is what PyTorch's ``cross_entropy``
+            leaves out. x is filled up with zeros.
+        epochs, seed, shuffle, dtype, classes, start: as for `Source`.
+    Raises:
+        UserError: an argument is not as required, or there are no sequences.
+
+    `minibatches` and `epoch` yield (x, y): x as `Padded` (values [m, longest, …], lengths [m]); y
+    as well, or an array [m, …] where it is one for each sequence. m may be 0.
+
+    The ranks compare all lengths and the tokens of a few sequences as they meet, and raise a
+    SharedError where these differ. Minibatches that begin in a warm start are whole on every rank.
+
+    Local. In memory: 32 bytes a sequence for the order of the current epoch, and one minibatch.
+
+    >>> SequenceSource([np.ones(n) for n in (3, 1, 2)], [0, 1, 2], 4, epochs=10).samples_per_epoch
+    6
+    """
+
+    _may_be_empty = False
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        minibatch_size: MinibatchSize = 4096,
+        *,
+        unit: Unit = "tokens",
+        y_fill: int = 0,
+        epochs: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        dtype: DType = np.float32,
+        classes: int | None = None,
+        start: int = 0,
+    ) -> None:
+        self.unit: Unit = choice("unit", unit, ("tokens", "sequences"))
+        self.y_fill = integer("y_fill", y_fill, -LARGEST_INTEGER)
+        super().__init__(
+            x,
+            y,
+            minibatch_size,
+            epochs=epochs,
+            seed=seed,
+            shuffle=shuffle,
+            dtype=dtype,
+            classes=classes,
+            start=start,
+        )
+        longest = int(self.dataset.lengths.argmax())
+        for size in self._known_sizes():
+            if unit == "tokens" and self.dataset.lengths[longest] > size:
+                raise UserError(self._too_small(size, longest))
+        if self.start + self.epochs * self.samples_per_epoch > LARGEST_INTEGER:
+            count = f"{self.samples_per_epoch} {unit}"
+            raise UserError(f"epochs={self.epochs} of {count}: must be less than 2**63")
+
+    @property
+    def samples_per_epoch(self) -> int:
+        """Tokens, or sequences, of all ranks in an epoch."""
+        return int(self.dataset.lengths.sum()) if self.unit == "tokens" else len(self.dataset)
+
+    def _known_sizes(self) -> list[int]:
+        """The sizes of minibatches that are known before training."""
+        size = self.minibatch_size
+        if isinstance(size, Mapping):
+            return list(size.values())
+        return [] if callable(size) else [size]
+
+    def _too_small(self, size: int, sequence: int) -> str:
+        return (
+            f"minibatch_size={size} must be at least the tokens of every sequence: sequence "
+            f"{sequence} has {self.dataset.lengths[sequence]}"
+        )
+
+    def _epoch(
+        self, number: int, feed: FeedView, learner: LearnerView
+    ) -> Iterator[tuple[Padded, Padded | Array]]:
+        order = epoch_order(len(self.dataset), self.seed, number, self.shuffle)
+        lengths = self.dataset.lengths[order]
+        units = lengths if self.unit == "tokens" else np.ones_like(lengths)
+        before = np.append(0, units.cumsum())  # of each sequence in the epoch
+        seen = self._seen_of_epoch(number, self.samples_per_epoch, feed, learner)
+        begin = int(before.searchsorted(seen))
+        if before[begin] != seen:
+            learner.fail(
+                f"no sequence of epoch {number} begins after the {feed.samples} samples that the "
+                "learner has seen"
+            )
+        while begin < len(order):
+            size = size_after(self.minibatch_size, feed.samples)
+            end = int(before.searchsorted(before[begin] + size, side="right")) - 1
+            if end == begin:
+                learner.fail(self._too_small(size, int(order[begin])))
+            own = slice(begin, end)
+            if feed.distributed:
+                cuts = begin + balanced(lengths[begin:end], learner.comm.size)
+                own = slice(cuts[learner.comm.rank], cuts[learner.comm.rank + 1])
+            feed.announce(int(units[own].sum()), int(before[end] - before[begin]))
+            begin = end
+            yield self._read(order[own], learner)
+
+    def _facts(self) -> dict[str, Any]:
+        return super()._facts() | {
+            "unit": self.unit,
+            "y_fill": self.y_fill,
+            "number of sequences": len(self.dataset),
+        }
+
+    def _get_to_know(self, learner: LearnerView) -> str:
+        return require_same_sequences(
+            self.dataset, learner.comm, dtype=self.dtype, classes=self.classes
+        )
+
+    def _samples_of_epoch(self, learner: LearnerView) -> int:
+        return self.samples_per_epoch
+
+    def samples_of(self, minibatch: Minibatch) -> int:
+        x, _ = minibatch
+        return x.tokens if self.unit == "tokens" else len(x.lengths)
+
+    def _as_data(self, x: Any, y: Any) -> Sequences:
+        return as_sequences(x, y)
+
+    def _read_here(self, indexes: Array) -> Minibatch:
+        return self.dataset.read(
+            indexes, dtype=self.dtype, classes=self.classes, y_fill=self.y_fill
+        )
+
+
+def balanced(lengths: IndexArray, size: int) -> IndexArray:
+    """Cut a run of sequences into contiguous parts with about as many tokens each.
+
+    A cut is where the tokens before it come next to its share of them; where there are as many
+    sequences as parts, each part has one at least.
+
+    Returns:
+        int64 [size + 1]: part k is from cut k to cut k + 1.
+
+    Local.
+
+    >>> balanced(np.array([5, 1, 1, 1, 8]), 2).tolist()
+    [0, 4, 5]
+    """
+    parts = np.arange(size + 1)
+    count = len(lengths)
+    if count <= size:
+        return np.minimum(parts, count)
+    ends = lengths.cumsum()
+    middles = 2 * ends - lengths  # twice the tokens before the middle of each
+    cuts = middles.searchsorted(2 * ends[-1] * parts / size)
+    ahead: IndexArray = np.maximum.accumulate(cuts - parts)
+    return parts + np.minimum(ahead, count - size)

@@ -1,0 +1,162 @@
+"""Which MPI mpi4py is bound to, and which mpiexec starts that one's programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..communication.job_environment import same_mpi_family, without_launcher
+from ..errors import UserError
+
+#: Run in a process of its own: a library that cannot be loaded, or that ends the process, ends only
+#: that one. Prints one JSON object a line; the second needs MPI_Init.
+_PROBE = """
+import json, sys
+import mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+try:
+    mapped = [line.split(None, 5)[-1].strip() for line in open("/proc/self/maps")]
+except OSError:
+    mapped = []
+libraries = [path for path in mapped if "/libmpi" in path]
+vendor, version = MPI.get_vendor()
+print(json.dumps({
+    "vendor": vendor,
+    "version": ".".join(map(str, version)),
+    "standard": ".".join(map(str, MPI.Get_version())),
+    "library": libraries[0] if libraries else None,
+}), flush=True)
+if "init" in sys.argv:
+    import ctypes
+    level = MPI.Init_thread()
+    names = {getattr(MPI, "THREAD_" + n): n.lower()
+             for n in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
+    query = getattr(ctypes.CDLL(libraries[0] if libraries else None),
+                    "MPIX_Query_cuda_support", None)
+    print(json.dumps({
+        "thread_level": names[level], "cuda_aware": None if query is None else bool(query()),
+    }), flush=True)
+    MPI.Finalize()
+"""
+
+
+#: What --version says, and whose mpiexec says it.
+_MARKS = {
+    "Open MPI": "Open MPI",
+    "OpenRTE": "Open MPI",
+    "Intel(R) MPI": "Intel MPI",
+    "HYDRA": "MPICH",
+}
+
+
+@dataclass(frozen=True)
+class Mpiexec:
+    """An mpiexec, and whose it is (None where its --version says nothing that is known)."""
+
+    path: str
+    vendor: str | None
+    version: str | None
+
+
+def bound_mpi(*, initialize: bool = False) -> dict[str, Any]:
+    """The MPI library that mpi4py loads in this environment.
+
+    Args:
+        initialize: also start MPI (in a process of its own), which alone tells the thread level.
+
+    Returns:
+        vendor, version, standard and library (a path, or None where unknown); with `initialize`
+        also thread_level and cuda_aware (None where unknown), unless MPI failed to start.
+
+    Raises:
+        UserError: mpi4py is not installed, or loads no MPI library.
+    """
+    command = [sys.executable, "-c", _PROBE] + ["init"] * initialize
+    try:
+        done = _run(command, timeout_s=60)
+        output, complaint = done.stdout, done.stderr
+    except subprocess.TimeoutExpired as error:
+        output, complaint = _text(error.stdout), "MPI did not answer within 60 s"
+    facts: dict[str, Any] = {}
+    for line in output.splitlines():
+        if line.startswith("{"):
+            facts.update(json.loads(line))
+    if not facts:
+        lines = [line for line in complaint.splitlines() if line.strip()]
+        raise UserError(
+            "mpi4py must find an MPI library (pip install '.[mpich]' from the checkout, or load "
+            f"your system's): {lines[-1].strip() if lines else 'no answer'}"
+        )
+    return facts
+
+
+def find_mpiexecs() -> list[str]:
+    """Every mpiexec in reach, this environment's own first, then along PATH."""
+    folders = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
+    folders += os.environ.get("PATH", "").split(os.pathsep)
+    paths = (shutil.which("mpiexec", path=folder) for folder in folders if folder)
+    return list(dict.fromkeys(path for path in paths if path))
+
+
+def identify(path: str) -> Mpiexec:
+    """Whose mpiexec this is, as its --version says; raises a UserError where it cannot be run."""
+    try:
+        done = _run([path, "--version"], timeout_s=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"mpiexec must be a program that runs: {path!r} ({error})") from None
+    text = done.stdout + done.stderr
+    version = re.search(r"\d+(\.\d+)+\S*", text)
+    vendor = next((name for mark, name in _MARKS.items() if mark in text), None)
+    return Mpiexec(path, vendor, version.group() if version else None)
+
+
+def choose_mpiexec(vendor: str, path: str | None = None) -> Mpiexec:
+    """The first mpiexec in reach that starts programs of the MPI that mpi4py is bound to.
+
+    Args:
+        vendor: that MPI, as `bound_mpi` says.
+        path: take this one and no other.
+
+    Raises:
+        UserError: there is none, or none of that vendor; says which there are.
+    """
+    if path is not None:
+        given = shutil.which(path)
+        if given is None:
+            raise UserError(f"mpiexec must be a program that runs: {path!r}")
+        paths = [given]
+    else:
+        paths = find_mpiexecs()
+    mpiexecs = [identify(path) for path in paths]
+    for mpiexec in mpiexecs:
+        if mpiexec.vendor is not None and same_mpi_family(mpiexec.vendor, vendor):
+            return mpiexec
+    if not mpiexecs:
+        raise UserError(
+            f"mpiexec of {vendor}, to which mpi4py is bound, must be beside {sys.executable} or "
+            "in PATH: there is none"
+        )
+    there = ", ".join(f"{m.path} ({m.vendor or 'of unknown vendor'})" for m in mpiexecs)
+    raise UserError(f"mpiexec must be of {vendor}, to which mpi4py is bound: {there}")
+
+
+def _run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a command as if no launcher had started this process."""
+    environ, nothing = without_launcher(os.environ), subprocess.DEVNULL
+    return subprocess.run(
+        command, env=environ, stdin=nothing, capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+def _text(output: str | bytes | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""

@@ -1,0 +1,222 @@
+"""`parallel-sgd run`: start a script on N ranks, without the traps of doing it by hand.
+
+It takes the mpiexec of the MPI that mpi4py is bound to, gives it the options that it needs here
+(root, more ranks than cores, the hostfile in its dialect), shares the cores among the ranks, prints
+the command, and runs it. Under Slurm, PBS, LSF or Grid Engine it leaves hosts and placing to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..communication.entry_point import abort_on_error
+from ..communication.job_environment import (
+    FOLDER,
+    GPUS_PER_RANK,
+    INTERFACE,
+    JOB,
+    LOG_DIR,
+    PREEMPT_ON,
+    REQUESTED_RANKS,
+    REQUEUE,
+    RESTART,
+    ROLE,
+    SERVERS,
+    SPARES,
+    SURVIVE,
+    TERMINAL,
+    WAIT_TIMEOUT_S,
+    launched_rank,
+    launched_size,
+    launcher_name,
+    terminals,
+)
+from ..communication.liveness.rank_process import rank_above, world_above
+from ..errors import UserError
+from .batch_systems import Allocation, allocation
+from .cores import usable_cores
+from .hosts import MPICH, OPEN_MPI, Hostfile
+from .interfaces import interfaces, on_this_host
+from .job import CARRIER
+from .mpiexec import Mpiexec, bound_mpi, choose_mpiexec
+from .options import Request, parse
+from .rank import main as run_as_rank
+from .reachable_hosts import Hosts
+from .restarts import Restarts, job_variables
+
+#: Each says how many threads one library starts in a rank, unless the user has set it.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+
+#: Variables of the user's that Open MPI shall give to ranks on other hosts.
+_PASSED_ON = (
+    *(SERVERS, SURVIVE, SPARES, ROLE, GPUS_PER_RANK, INTERFACE, LOG_DIR, WAIT_TIMEOUT_S),
+    *(PREEMPT_ON, REQUEUE, JOB, RESTART),
+    "PYTHONPATH",
+)
+
+#: Open MPI's options with which ranks outlive another, by what shows that the user has set one.
+#: Some of its collectives give wrong sums after a failure: those are left out. To name one that is
+#: not in this Open MPI does no harm.
+_SURVIVE_OPTIONS = {
+    "with-ft": ("--with-ft", "ulfm"),
+    "mca coll ": ("--mca", "coll", "^hcoll,portals4,han,cuda"),
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is run for it: a command, and what is added to the environment."""
+
+    command: tuple[str, ...]
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """The same as a line for a shell."""
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in self.environ.items()]
+        return " ".join([*assignments, shlex.join(self.command)])
+
+
+def main(argv: Sequence[str]) -> int:
+    """`parallel-sgd run`: returns the job's exit code, or raises a UserError before it starts."""
+    name = launcher_name()
+    rank = rank_above()
+    if name is not None and rank is not None and ((launched_size() or 1) > 1 or world_above()):
+        raise UserError(
+            f"run must not be started by a rank: process {rank} is rank {launched_rank()} of "
+            f"{launched_size()}, started by {name}, whose MPI would take the new ranks for its "
+            "own. Start it when that job has ended"
+        )
+    with contextlib.nullcontext() if name is None else abort_on_error():
+        request = parse(argv)
+    if request.ranks is None:
+        os.environ.update({**request.for_ranks, **job_variables(request, os.environ)})
+        run_as_rank(request.command)
+        return 0
+    if name is not None:
+        raise UserError(
+            f"run -n {request.ranks} must not be started by a launcher: this is already rank "
+            f"{launched_rank()} of {launched_size()}, started by {name}. There, leave -n away: "
+            f"parallel-sgd run {shlex.join(request.command)}"
+        )
+    vendor = bound_mpi()["vendor"]
+    mpiexec = choose_mpiexec(vendor, request.mpiexec)
+    seen = {TERMINAL: "1"} if terminals() and request.log_dir is None else {}
+    environ = {**_home(), **os.environ, **seen, **job_variables(request, os.environ)}
+    batch = None if request.hostfile else allocation(environ)
+    hosts = Hosts(request.hostfile, batch, vendor, request.mpiexec_options, environ)
+    cores, root = usable_cores(), os.geteuid() == 0
+
+    def launch(asked: Request) -> Launch:
+        return plan(asked, mpiexec, environ, cores=cores, root=root)
+
+    return Restarts(request, launch, hosts, environ).run()
+
+
+def _home() -> dict[str, str]:
+    """A home folder, for where the environment names none: Open MPI does not start without. Where
+    the user has none, a path at which nobody can put settings or modules for this user."""
+    home = os.path.expanduser("~")
+    return {"HOME": home if os.path.isabs(home) else os.devnull}
+
+
+def plan(
+    request: Request, mpiexec: Mpiexec, environ: Mapping[str, str], *, cores: int, root: bool
+) -> Launch:
+    """The command and environment for a request. Reads nothing but its arguments.
+
+    Args:
+        environ: the user's environment: what is set there stays.
+        cores: that this process may use; other hosts are taken to have as many.
+        root: whether this process is root's.
+
+    Raises:
+        UserError: the hostfile cannot be told to this mpiexec, or it cannot do what is asked.
+    """
+    assert request.ranks is not None
+    open_mpi = mpiexec.vendor == OPEN_MPI
+    batch = None if request.hostfile else allocation(environ)
+    if batch is not None and batch.cores is not None:
+        cores = min(cores, batch.cores)
+    here = _most_ranks_on_a_host(request.ranks, request.hostfile, batch, open_mpi, cores)
+    added = _threads(environ, max(1, cores // here))
+    added[REQUESTED_RANKS] = str(request.ranks)
+    added |= request.for_ranks | job_variables(request, environ)
+    if request.preempt_on:  # what mpiexec passes on, too
+        added[PREEMPT_ON] = f"{request.preempt_on},{CARRIER.name}"
+    if request.survive:
+        _require_survival(mpiexec)
+        added[SURVIVE] = "1"
+
+    options = ["-n", str(request.ranks)]
+    if request.hostfile:
+        options += request.hostfile.mpiexec_options(OPEN_MPI if open_mpi else MPICH)
+    if open_mpi:
+        given = " ".join(request.mpiexec_options)
+        if root and "--allow-run-as-root" not in given:
+            options.append("--allow-run-as-root")
+        if batch is None and "map-by" not in given and "oversubscribe" not in given:
+            options += ["--map-by", ":OVERSUBSCRIBE"]
+        if "bind-to" not in given:  # it would pin each of two ranks to one core of many
+            options += ["--bind-to", "none"]
+        if batch is None and here > cores and "mpi_yield_when_idle" not in given:
+            options += ["--mca", "mpi_yield_when_idle", "1"]  # its waiting ranks spin
+        if request.survive:
+            for shows, words in _SURVIVE_OPTIONS.items():
+                options += words if shows not in given else ()
+        if request.hostfile or batch:  # MPICH's passes on the whole environment
+            own = [FOLDER, *(name for name in _PASSED_ON if name in environ)]
+            options += [word for name in dict.fromkeys([*added, *own]) for word in ("-x", name)]
+    if request.interface is not None:
+        options += _interface_options(request.interface, mpiexec)
+    rank = [sys.executable, "-m", "parallel_sgd.launcher.rank"]
+    return Launch(
+        (mpiexec.path, *options, *request.mpiexec_options, *rank, *request.command), added
+    )
+
+
+def _require_survival(mpiexec: Mpiexec) -> None:
+    major = (mpiexec.version or "").partition(".")[0]
+    if mpiexec.vendor != OPEN_MPI or (major.isdecimal() and int(major) < 5):
+        mpi = f"{mpiexec.vendor or 'of an unknown vendor'} {mpiexec.version or ''}".strip()
+        raise UserError(
+            f"--survive needs Open MPI 5 or later: {mpiexec.path} is {mpi}, which ends the job "
+            "with the first rank that dies (--restarts N starts it again)"
+        )
+
+
+def _interface_options(interface: str, mpiexec: Mpiexec) -> tuple[str, ...]:
+    """What has mpiexec itself and its daemons talk over this network; ranks see to themselves."""
+    if mpiexec.vendor != OPEN_MPI:
+        return ("-iface", on_this_host(interface, interfaces()).name)
+    if interface == "lo" or interface.startswith("127."):  # its daemons never take that one
+        return ()
+    if (mpiexec.version or "").startswith(("1.", "2.", "3.", "4.")):
+        return ("--mca", "oob_tcp_if_include", interface)
+    return ("--prtemca", "prte_if_include", interface)
+
+
+def _most_ranks_on_a_host(
+    ranks: int, hostfile: Hostfile | None, batch: Allocation | None, open_mpi: bool, cores: int
+) -> int:
+    """How many ranks share the cores of the fullest host, as far as can be told."""
+    if hostfile:
+        return hostfile.most_ranks_on_a_host(ranks, cores if open_mpi else 1)
+    return math.ceil(ranks / batch.hosts) if batch and batch.hosts else ranks
+
+
+def _threads(environ: Mapping[str, str], threads: int) -> dict[str, str]:
+    """The thread variables that the user has not set; OMP_NUM_THREADS speaks for all."""
+    wish = environ.get("OMP_NUM_THREADS", "")
+    value = wish if wish.isdecimal() else str(threads)
+    return {name: value for name in THREAD_VARIABLES if name not in environ}

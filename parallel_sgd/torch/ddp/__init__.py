@@ -1,0 +1,1 @@
+"""DistributedDataParallel with a compressed exchange: a communication hook."""

@@ -1,0 +1,135 @@
+"""DistributedDataParallel with our exchange: a communication hook, and its state.
+
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(psgd.torch.hook_state(comm=comm, gradient_bits=1), psgd.torch.hook)
+
+DDP calls the hook for each of its buckets as soon as backward has filled it. Sums run one after the
+other in a thread, while backward goes on; the last bucket's call waits for all of them, so that
+errors are raised there. (Of an error that a Future has, DDP says nothing that helps.)
+"""
+
+# Annotations are not postponed in this file: DDP compares a hook's own with the types themselves.
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...communication import Communicator
+from ...errors import UserError
+from ...exchange import ExchangeOptions
+from ...options import require_options, values_of
+from ...validation import kind_of, shown
+from ..refusals import require_mortal
+from ..scaling import require_scaler
+from .buckets import require_dtype
+from .state import HookState, require_size_of
+
+
+def hook(
+    state: object, bucket: dist.GradBucket, *more: object
+) -> torch.futures.Future[torch.Tensor]:
+    """What DDP calls for each bucket: begins to sum it over all ranks.
+
+    Args:
+        state: a `HookState`.
+        bucket: whose gradients become the mean over the ranks, in place.
+        more: nothing; FSDP gives its hooks more.
+    Returns:
+        A Future of the bucket's buffer.
+    Raises:
+        UserError: not called by DDP's own reducer, or the buckets cannot be exchanged; and
+            `SharedError` as `HookState.begin`.
+
+    Collective.
+    """
+    if not isinstance(state, HookState):
+        raise UserError(
+            f"state={shown(state)} must be what psgd.torch.hook_state(...) returns: it is "
+            f"{kind_of(state)}"
+        )
+    if more or not isinstance(bucket, dist.GradBucket):
+        raise UserError(
+            "psgd.torch.hook is for the buckets of DistributedDataParallel: here it got "
+            f"{kind_of(bucket)}, as from FSDP, or with "
+            "torch._dynamo.config.optimize_ddp='python_reducer'"
+        )
+    return state.begin(bucket)
+
+
+def hook_state(
+    comm: Communicator | None = None,
+    *,
+    module: torch.nn.Module | None = None,
+    scaler: Any = None,
+    process_group: Any = None,
+    **options: Any,
+) -> HookState:
+    """The state of `hook`: how DDP's buckets are summed, and what messages have lost.
+
+    Args:
+        comm: the ranks: those of DDP's process group.
+        module: DDP's, or DDP itself: `bits_of` and `state_dict` then have its parameters' names,
+            and what cannot be exchanged is refused here. Without it parameters have the numbers
+            in which DDP's first buckets have them: "0", "1", ...
+        scaler: the torch.amp.GradScaler that the loss is scaled with, if there is one.
+        process_group: DDP's, where it is not the default one.
+        options: as `ExchangeOptions` takes them, such as gradient_bits=1. A schedule of bits
+            (``{0: 32, 1000: 1}``) goes by steps here, those in which DDP has called the hook.
+    Raises:
+        SharedError: an option is not possible, differs between ranks, or does not fit the module;
+            or the process group has another size; or ranks survive each other (`run --survive`).
+
+    What a parameter's residual sends in a step in which no rank has used the parameter (with
+    find_unused_parameters) DDP drops.
+
+    Collective. Memory: see `exchange.Exchange`, for all buckets together.
+    """
+    if not isinstance(comm, Communicator):
+        raise UserError(
+            f"comm={shown(comm)} must be the ranks, such as psgd.Communicator.world(): it is "
+            f"{kind_of(comm)}"
+        )
+
+    def checked() -> tuple[ExchangeOptions, dict[str, torch.Tensor] | None]:
+        if scaler is not None:
+            require_scaler(scaler)
+        if not isinstance(process_group, dist.ProcessGroup | None):
+            raise UserError(
+                "process_group must be one of torch.distributed's, or None: it is "
+                f"{kind_of(process_group)}"
+            )
+        require_mortal(comm, "hook_state")
+        require_options("hook_state", ExchangeOptions, options)
+        chosen = ExchangeOptions(**options)
+        require_size_of(process_group, comm.size)
+        return chosen, checked_parameters(module, chosen)
+
+    chosen, named = comm.together(checked)
+    if scaler is not None and not scaler.is_enabled():
+        scaler = None
+    comm.require_agreement({**values_of(chosen), "whether there is a scaler": scaler is not None})
+    return HookState(comm.duplicate(), chosen, named, scaler, process_group)
+
+
+def checked_parameters(
+    module: torch.nn.Module | None, options: ExchangeOptions
+) -> dict[str, torch.Tensor] | None:
+    """A module's parameters by name, without those that have no gradient; None without a module.
+
+    Raises:
+        UserError: they cannot be exchanged with these options.
+    """
+    if module is None:
+        for pattern in options.bits_of:
+            if not pattern.startswith("<"):
+                raise UserError(f"bits_of: {pattern!r} is of names: it needs module=, DDP's module")
+        return None
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(f"module must be DDP's torch.nn.Module, or None: it is {kind_of(module)}")
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        module = module.module
+    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    options.bits_of.require_matches("bits_of", {name: p.numel() for name, p in named.items()})
+    for name, parameter in named.items():
+        require_dtype(f"parameter {name!r}", parameter.dtype, options)
+    return named

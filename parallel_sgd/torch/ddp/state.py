@@ -1,0 +1,286 @@
+"""What DDP's hook keeps, and what it does with the buckets of an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ...communication import Communicator, InBackground
+from ...compression import problem_with
+from ...errors import SharedError, UserError
+from ...exchange import ExchangeOptions
+from ...kernels import array_module, on_device
+from ...validation import shown
+from ..arrays import as_array, as_tensor
+from .bucket_sum import ParameterResidual
+from .buckets import Buckets, Job
+
+Array = Any  #: a NumPy or CuPy array
+
+LOOK_S = 0.05  #: between two looks whether the thread that is waited for has failed
+
+
+class HookState:
+    """What `hook` keeps between its calls: residuals, exchanges and their communicator.
+
+    Args:
+        comm: the ranks, for this alone.
+        options: of the exchanges.
+        named: the parameters by name; None numbers them as they come.
+        scaler: of the loss; None if there is none.
+        process_group: DDP's; None is the default one.
+
+    Attributes:
+        steps: iterations in which buckets were summed: those by which a schedule of bits goes.
+
+    Made by `hook_state`. One is for one DDP module.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        options: ExchangeOptions,
+        named: Mapping[str, torch.Tensor] | None = None,
+        scaler: Any = None,
+        process_group: Any = None,
+    ) -> None:
+        self.steps = 0
+        self._comm, self._scaler, self._process_group = comm, scaler, process_group
+        self._buckets = Buckets(comm, options, named)
+        self._scale = 1.0  #: of the loss, and so of gradients and residuals
+        self._next = 0  #: the index of the next bucket
+        self._jobs: SimpleQueue[Job | None]  #: of this iteration
+        self._deferred: list[Job] = []
+        self._background: InBackground[None] | None = None
+        self._closed = False
+
+    def begin(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Begin to sum a bucket; the last one of an iteration: end all sums.
+
+        Args:
+            bucket: DDP's, or such an object.
+        Returns:
+            A Future of its buffer.
+        Raises:
+            SharedError: on all ranks, at the last bucket: a gradient is not finite on some rank,
+                and there is no scaler; or the options do not fit the parameters. DDP cannot go on
+                after an error.
+
+        With a scaler nothing is sent before the last bucket. Then an overflow on any rank makes
+        the gradients infinite on all, so that every rank's scaler leaves the step out, and
+        residuals stay. Collective.
+        """
+        self._require_open()
+        job = Job.of(bucket)
+        if job.index == 0 and self._next == 0:
+            require_size_of(self._process_group, self._comm.size)
+        if job.index != self._next:
+            raise UserError(
+                f"DDP's bucket {job.index} has come where bucket {self._next} was due: an error "
+                "has ended the backward pass before, or the state is used by several modules"
+            )
+        self._next = 0 if job.last else job.index + 1
+        if self._scaler is None:
+            self._begin(job)
+        else:
+            self._deferred.append(job)
+            if job.last:
+                jobs, self._deferred = self._deferred, []
+                self._sum_scaled(jobs)
+        if job.last:
+            self.steps += 1
+        return job.future
+
+    @property
+    def bytes_sent(self) -> int:
+        """By this rank to others so far. Local."""
+        return self._buckets.bytes_sent
+
+    def state_dict(self) -> dict[str, Any]:
+        """What training goes on from: this rank's residuals, and the steps so far.
+
+        Returns:
+            Numbers, and tensors on the CPU, as `torch.save` writes them.
+
+        Every rank has residuals of its own: each must save what it gets here, in a file of its
+        own. Between backward passes only. Local.
+        """
+        self._require_idle("state_dict")
+        residuals = {
+            name: {
+                "worker_error": as_tensor(_copied(one.worker_error)),
+                "owner_error": as_tensor(_copied(one.owner_error)),
+                "owner_begin": one.owner_begin,
+            }
+            for name, one in self._buckets.residuals().items()
+        }
+        return {
+            "rank": self._comm.rank,
+            "ranks": self._comm.size,
+            "steps": self.steps,
+            "scale": self._scale,
+            "residuals": residuals,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave on this rank, of as many.
+
+        Training repeats bit for bit where DDP has the same buckets as it had then. In a new
+        process it begins with those of its first iteration (but for find_unused_parameters, it
+        builds them anew after that): the sum of all residuals is then the same, and steps are not.
+
+        Raises:
+            UserError: it is of another rank, of other ranks, or of another model.
+
+        Between backward passes only. Local; every rank must do so.
+        """
+        self._require_idle("load_state_dict")
+        try:
+            place = state["rank"], state["ranks"]
+            steps, scale = int(state["steps"]), float(state["scale"])
+            residuals = {
+                str(name): ParameterResidual(
+                    _copied(as_array(one["worker_error"].cpu())),
+                    _copied(as_array(one["owner_error"].cpu())),
+                    int(one["owner_begin"]),
+                )
+                for name, one in state["residuals"].items()
+            }
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"state={shown(state)} must be what state_dict() returned") from error
+        if place != (self._comm.rank, self._comm.size):
+            raise UserError(
+                f"state is of rank {place[0]} of {place[1]}, and this is rank {self._comm.rank} "
+                f"of {self._comm.size}: each rank must load what it has saved itself"
+            )
+        self._buckets.set_residuals(residuals)
+        self.steps, self._scale = steps, scale
+
+    def close(self) -> None:
+        """Give back the communicator, and what is under way. Collective, but waits for nobody."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._background is not None:
+            self._background.end()
+        self._buckets.close()
+        self._comm.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        """Closed, unless an error may have kept other ranks from coming here."""
+        if error is None or isinstance(error, SharedError):
+            self.close()
+
+    def _begin(self, job: Job) -> None:
+        """Without a scaler: in the thread, behind the buckets before."""
+        known = self._buckets.has(job.index, job.parameters)
+        if self._background is None:
+            jobs: SimpleQueue[Job | None] = SimpleQueue()
+            self._jobs = jobs
+            self._background = InBackground(
+                f"gradient buckets of rank {self._comm.rank}",
+                partial(self._sum_in_turn, jobs),
+                stop=lambda: jobs.put(None),
+            )
+        background = self._background
+        self._jobs.put(job)
+        if not known:  # what is measured has no backward beside it
+            while not (job.done.wait(LOOK_S) or background.done):
+                pass
+        if job.last or background.done:
+            self._background = None
+            background.result()
+
+    def _sum_in_turn(self, jobs: SimpleQueue[Job | None]) -> None:
+        """In the thread, all buckets of an iteration."""
+        problem = None
+        while (job := jobs.get()) is not None:
+            try:
+                vector = self._vector(job)
+                with on_device(vector):
+                    bucket = self._buckets.use(job.index, vector, self.steps)
+                    own = problem_with(vector, bucket.fewest_bits)
+                    if own:  # kept from the other ranks' residuals
+                        vector.fill(0)
+                    problem = problem or own
+                    if job.last:
+                        self._comm.agree(problem)
+                    bucket.mean(vector)
+                    job.end(vector)
+            finally:
+                job.done.set()
+            if job.last:
+                return
+
+    def _sum_scaled(self, jobs: list[Job]) -> None:
+        """With a scaler: all buckets, or none."""
+        scale = float(self._scaler.get_scale())
+        vectors = [self._vector(job) for job in jobs]
+        buckets = [
+            self._buckets.use(job.index, vector, self.steps)
+            for job, vector in zip(jobs, vectors, strict=True)
+        ]
+        overflows = sum(
+            problem_with(vector, bucket.fewest_bits) is not None
+            for vector, bucket in zip(vectors, buckets, strict=True)
+        )
+        same = {"the scaler's scale (float32 bits)": int(np.float32(scale).view(np.uint32))}
+        skipped = self._comm.agree(None, overflows, alike=same) > 0
+        if not skipped and scale != self._scale:
+            self._buckets.scale_residuals(scale / self._scale)
+            self._scale = scale
+        for job, vector, bucket in zip(jobs, vectors, buckets, strict=True):
+            with on_device(vector):
+                if skipped:
+                    vector.fill(np.inf)
+                else:
+                    bucket.mean(vector)
+                job.end(vector)
+
+    def _vector(self, job: Job) -> Array:
+        """The buffer of a bucket that is set up, when it is filled. Collective if it is not yet."""
+        job.wait()
+        if not self._buckets.has(job.index, job.parameters):
+            self._buckets.set_up(job.index, job.parameters, job.buffer, self.steps)
+        return as_array(job.buffer)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise UserError("this hook_state is closed: after close() DDP cannot use it any more")
+
+    def _require_idle(self, name: str) -> None:
+        self._require_open()
+        if self._next:
+            raise UserError(f"{name}() is for between backward passes: one is under way, or failed")
+
+
+def require_size_of(process_group: Any, size: int) -> None:
+    """See that DDP averages over as many ranks as there are. Local.
+
+    Raises:
+        UserError: the process group has another size. Nothing if there is none yet.
+    """
+    if not dist.is_initialized():
+        return
+    has = dist.get_world_size(process_group)
+    if has != size:
+        raise UserError(
+            f"comm has {size} rank{'s' * (size > 1)}, and DDP's process group has {has}: they "
+            "must be the same (psgd.torch.init_process_group(comm))"
+        )
+
+
+def _copied(array: Array) -> Array:
+    return array.copy() if array_module(array) is np else array.get()

@@ -1,0 +1,1 @@
+"""A PyTorch optimizer as the local update rule of every algorithm."""

@@ -1,0 +1,81 @@
+"""Values of any type as texts that are equal on all ranks where the values are. Local."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+
+from ...validation import ADDRESS
+from ..arrays import checksum_of
+
+FEW = 16  #: values of a tensor that a text shows
+
+DEEPEST = 8
+"""Levels of values within values: an object may hold itself."""
+
+
+def comparable(value: Any, depth: int = DEEPEST) -> str:
+    """Return a text that tells what can be compared of a value: a function's name and its bound
+    arguments, a method's name and the class of its object, another object's class and attributes, a
+    tensor's values. No text has an address, or the number of a rank's GPU."""
+
+    def inner(part: Any) -> str:
+        return comparable(part, depth - 1)
+
+    if depth < 0:
+        return "..."
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return _of_tensor(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{inner(k)}: {inner(v)}" for k, v in value.items()) + "}"
+    if kind is list:
+        return "[" + ", ".join(map(inner, value)) + "]"
+    if kind is tuple:
+        return "(" + ", ".join(map(inner, value)) + ")"
+    if isinstance(value, set | frozenset):
+        return f"{kind.__name__}(" + ", ".join(sorted(map(inner, value))) + ")"
+    if isinstance(value, functools.partial):
+        return f"partial({inner(value.func)}, {inner(value.args)}, {inner(value.keywords)})"
+    if isinstance(value, types.MethodType):
+        owner = value.__self__  # whose attributes may change as training goes on
+        return (
+            f"{inner(value.__func__)} of {inner(owner if isinstance(owner, type) else type(owner))}"
+        )
+    if isinstance(value, types.FunctionType):
+        return _of_function(value, inner)
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    shows_address: Any = kind.__repr__
+    if shows_address is object.__repr__:
+        return f"{kind.__module__}.{kind.__qualname__}({inner(getattr(value, '__dict__', {}))})"
+    return ADDRESS.sub("", repr(value))
+
+
+def _of_tensor(tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        return f"tensor({dtype} {list(tensor.shape)})"
+    if tensor.numel() <= FEW:
+        return f"tensor({tensor.tolist()}, {dtype})"
+    return f"tensor({dtype} {list(tensor.shape)} with checksum {checksum_of(tensor):08x})"
+
+
+def _of_function(function: types.FunctionType, inner: Any) -> str:
+    name = f"{function.__module__}.{function.__qualname__}"
+    if function.__name__ == "<lambda>":
+        name += f" of line {function.__code__.co_firstlineno}"
+    bound = [function.__defaults__, function.__kwdefaults__]
+    bound += [_content(cell) for cell in function.__closure__ or ()]
+    bound = [part for part in bound if part is not None]
+    return f"{name}({', '.join(map(inner, bound))})" if bound else name
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the variable has no value yet
+        return None

@@ -1,0 +1,218 @@
+"""A PyTorch optimizer as the local update rule of every algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ...errors import UserError
+from ...optimizers import LocalStep, Optimizer, OptimizerState, UpdateRule
+from ...options import option, options
+from ...parameters import Parameters
+from ..arrays import as_tensor
+from ..module import FlatModule
+from ..refusals import require_optimizer_of
+from ..scaling import Scaling
+from .adam_correction import AdamCorrection, corrected_groups
+from .comparable import comparable
+from .state import TorchOptimizerState
+from .vectors import optimizers_of
+
+Array = Any  #: a NumPy or CuPy array
+
+
+@options
+class TorchOptimizer(UpdateRule):
+    """An optimizer of PyTorch's, with its parameter groups: what the ranks compare of it.
+
+    Made by `wrapped`; at work it is a `TorchStep`.
+    """
+
+    kind: str = option("", None, "the optimizer's class")
+    groups: str = option("", None, "how many parameters each group has")
+    hyperparameters: str = option("", None, "of each group")
+
+    @classmethod
+    def wrapped(cls, optimizer: Any, module: FlatModule, *, mean: bool) -> TorchOptimizer:
+        """
+        Args:
+            optimizer: at work on the module's parameters.
+            module: they are.
+            mean: whether it is given the mean gradient of all samples, or their sum.
+        Raises:
+            UserError: the optimizer cannot train the module.
+        """
+        require_optimizer_of(optimizer, module.tensors)
+        groups = optimizer.param_groups
+        made = cls(
+            kind=type(optimizer).__name__,
+            groups=", ".join(str(len(group["params"])) for group in groups),
+            hyperparameters=comparable(
+                [{name: v for name, v in group.items() if name != "params"} for group in groups]
+            ),
+        )
+        set_aside = {"optimizer": optimizer, "module": module, "mean": mean}
+        for name, value in set_aside.items():
+            object.__setattr__(made, f"_{name}", value)
+        return made
+
+    def bind(self, parameters: Parameters) -> TorchStep:
+        module: FlatModule = self._module  # type: ignore[attr-defined]
+        assert parameters is module.parameters
+        return TorchStep(self, module, self._optimizer, mean=self._mean)  # type: ignore[attr-defined]
+
+    def reset(self, state: OptimizerState) -> None:
+        assert isinstance(state, TorchOptimizerState)
+        state.forget()
+
+    def rate_after(self, samples: int) -> float | None:
+        """The learning rate of the first parameter group, now."""
+        rate = self._optimizer.param_groups[0].get("lr")  # type: ignore[attr-defined]
+        return None if rate is None else float(rate)
+
+    def mean_lr(self, state: OptimizerState, samples: float) -> float | None:
+        rate = self.rate_after(state.samples)
+        if rate is None:
+            return None
+        rate *= state.lr_factor
+        return rate if self._mean else rate * samples  # type: ignore[attr-defined]
+
+    @property
+    def has_second_moment(self) -> bool:
+        return any(map(corrected_groups, optimizers_of(self._optimizer)))  # type: ignore[attr-defined]
+
+    @property
+    def lacks_rate(self) -> str | None:
+        for number, group in enumerate(self._optimizer.param_groups):  # type: ignore[attr-defined]
+            if group.get("lr") is None:
+                return f"{self.kind} has none (lr=None in parameter group {number})"
+        return None
+
+
+def rule_of(optimizer: Any, module: FlatModule, algorithm: Any, *, mean: bool) -> UpdateRule:
+    """An optimizer of PyTorch's, or of ours, as the ranks compare it. Local.
+
+    Args:
+        mean: see `TorchOptimizer.wrapped`.
+    Raises:
+        UserError: it cannot train the module by this algorithm.
+    """
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    rule = TorchOptimizer.wrapped(optimizer, module, mean=mean)
+    if getattr(algorithm, "optimizer_on_servers", False):
+        raise UserError(
+            f"optimizer {rule.kind} cannot step on servers, each of which has a part of the model: "
+            "push model updates (currency='deltas'), or give one of parallel_sgd's optimizers"
+        )
+    return rule
+
+
+class TorchStep(LocalStep):
+    """A PyTorch optimizer at work on a module.
+
+    Args:
+        optimizer: as the ranks compare it.
+        module: whose parameters it updates.
+        torch_optimizer: it.
+        mean: whether it is given the mean gradient, or the sum over all samples.
+
+    Attributes:
+        unit: gives how many samples a gradient of 1 stands for.
+        used: gives, of each parameter, whether any rank has a gradient of it, once for each step.
+    """
+
+    def __init__(
+        self, optimizer: TorchOptimizer, module: FlatModule, torch_optimizer: Any, *, mean: bool
+    ) -> None:
+        self.optimizer, self.parameters = optimizer, module.parameters
+        self.state: TorchOptimizerState = TorchOptimizerState.of(torch_optimizer, module)
+        self.unit: Callable[[], float] = lambda: 1
+        self.used: Callable[[], Sequence[bool]] = lambda: [True] * len(module.tensors)
+        self._module, self._torch, self._mean = module, torch_optimizer, mean
+        self._stepping, self._kind = False, optimizer.kind
+        self._held = sum(len(group["params"]) for group in torch_optimizer.param_groups)
+        self._hooks = [
+            one.register_step_pre_hook(self._require_own_step)
+            for one in optimizers_of(torch_optimizer)
+            if hasattr(one, "_optimizer_step_pre_hooks")  # not where __init__ leaves PyTorch's out
+        ]
+
+    def compile(self) -> None:
+        """Nothing is compiled. Local."""
+
+    def first_calls(self, *, quantized: bool) -> list[Callable[[], object]]:
+        """None: PyTorch's step has no kernels of ours. Local."""
+        return []
+
+    def require_ready(self, scaling: Scaling | None) -> None:
+        """See that the optimizer still has the module's parameters alone, and their gradients are
+        as backward has left them. Local.
+
+        Raises:
+            UserError: parameters were added to it, or gradients were unscaled.
+        """
+        held = sum(len(group["params"]) for group in self._torch.param_groups)
+        if held != self._held:
+            raise UserError(
+                f"optimizer {self._kind} had {self._held} parameters when the learner was made, "
+                f"and has {held} now: add them before"
+            )
+        if scaling is not None:
+            scaling.require_scaled(self._torch)
+
+    def release(self) -> None:
+        """Let the optimizer step by itself again. Local."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def update(self, gradient: Array, samples: int, out: Array | None) -> None:
+        assert out is None, "servers take no steps of PyTorch's optimizers"
+        module, used = self._module, self.used()
+        if self._mean and samples != self.unit():
+            as_tensor(gradient).mul_(self.unit() / samples)
+        views = module.views_of(gradient)
+        for p, view, of_use in zip(module.tensors.values(), views, used, strict=True):
+            p.grad = view if of_use else None
+        self._stepping = True
+        try:
+            with self._rates_times(self.state.lr_factor), self.state.stepping():
+                self._torch.step()
+                self._allow_for_quantization(samples)
+        finally:
+            self._stepping = False
+        module.give_up_gradients()
+        self.state.adopt()
+
+    def _allow_for_quantization(self, samples: int) -> None:
+        """What `optimizers.Adam` does of itself, after a step of PyTorch's Adam."""
+        quantized = self.state.quantized
+        if quantized is not None:
+            scale = self.unit() / samples if self._mean else 1.0
+            adam = AdamCorrection(optimizers_of(self._torch), self._module, self.state.correction)
+            adam.correct(quantized.places)
+            if quantized.projections is not None:
+                adam.learn(quantized.projections * scale, self.state.steps + 1)
+
+    @contextmanager
+    def _rates_times(self, factor: float) -> Iterator[None]:
+        """For a while all learning rates, numbers or tensors, are so many times as high."""
+        groups = self._torch.param_groups if factor != 1 else []
+        if groups and (lacks := self.optimizer.lacks_rate):
+            raise UserError(f"learning rates are to be times {factor:g}, but optimizer {lacks}")
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = group["lr"] * factor
+        try:
+            yield
+        finally:
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+
+    def _require_own_step(self, *_: Any) -> None:
+        if not self._stepping:
+            raise UserError(
+                f"{self._kind}.step() was called, but learner.step(samples=...) takes the "
+                "steps: a rank that steps alone has another model than the others"
+            )

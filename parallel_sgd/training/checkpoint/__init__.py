@@ -1,0 +1,1 @@
+"""Checkpoints: saved while training continues, loaded on any number of ranks."""

@@ -1,0 +1,190 @@
+"""Whether what a checkpoint holds can be put into a learner: found out before anything changes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...array_files import StoredArray
+from ...errors import UserError
+from ...kernels import body
+from ...state import components
+from ...validation import LARGEST_INTEGER, shown
+from ..learner import Learner
+from ..state.reshard import leaves
+from ..state.state_tree import Tree, is_array, is_state, state_fields
+
+ANY = "anything"
+PLAIN = {"bool": "bool", "int": "int", "float": "float", "str": "str", "None": "None"}
+
+
+def require_alike(learner: Learner, saved: Tree, arrays: Mapping[str, StoredArray]) -> None:
+    """See that a rank's state is of this learner's make: names, types, dtypes and shapes. Local.
+
+    Args:
+        saved: flattened, of any number of ranks; so stripes may have other lengths.
+        arrays: of the rank, by name.
+    Raises:
+        UserError: naming the field that does not fit.
+    """
+    alike = _Alike(arrays, learner.parameters.flat.size)
+    x = learner.parameters.flat
+    names = saved["parameters"]
+    shape = arrays[names[0]].shape if _names_array(names) and names[0] in arrays else None
+    if shape is not None and shape != x.shape:
+        raise UserError(f"has {math.prod(shape)} parameters, but this model {x.size}")
+    alike.check(x, "Array", saved["parameters"], "parameters")
+    for name, state in learner.states.items():
+        if name not in saved:
+            raise UserError(f"lacks the state of the {name}, which this program has")
+        alike.check(state, "", saved[name], name)
+    unused = sorted(arrays.keys() - alike.used)
+    if unused:
+        raise UserError(f"has {unused[0]}, which is no part of its state")
+
+
+def require_possible(learner: Learner, tree: Tree, ranks: int) -> None:
+    """See that the tree that this rank is to take up means something. Local.
+
+    Args:
+        tree: with its arrays.
+        ranks: that wrote it.
+    Raises:
+        UserError: naming what is not possible.
+    """
+    x = tree["parameters"]
+    if not math.isfinite(body(x).largest_magnitude(x)):
+        raise UserError("has parameters that are not finite")
+    for name, state in learner.states.items():
+        _require_counts(state, tree[name], name)
+    for where, rule, live in leaves(learner.state, "algorithm"):
+        if rule == "stripe" and live is not None:
+            value = _at(tree, where)
+            if np.shape(value) != live.shape:
+                raise UserError(f"has {where} of {np.shape(value)}, but this rank {live.shape}")
+    for name, state in learner.states.items():
+        for place, component in components(state):
+            component.check(_at(tree[name], place), ranks)
+
+
+def _require_counts(live: Any, saved: Tree, where: str) -> None:
+    """See that the numbers of a saved state are finite, and what they must be at least."""
+    for field in state_fields(live):
+        value, name, least = saved[field.name], f"{where}.{field.name}", field.metadata.get("least")
+        if is_state(getattr(live, field.name)):
+            _require_counts(getattr(live, field.name), value, name)
+        elif least is not None and isinstance(value, int | float) and not least <= value < math.inf:
+            raise UserError(f"{name}={shown(value)} must be a finite number, at least {least}")
+
+
+class _Alike:
+    """Walks through a live state and a saved one side by side."""
+
+    def __init__(self, arrays: Mapping[str, StoredArray], size: int) -> None:
+        self._arrays, self._size = arrays, size
+        self.used: set[str] = set()
+
+    def check(
+        self, live: Any, annotation: str, saved: Any, where: str, rule: str | None = None
+    ) -> None:
+        """
+        Args:
+            annotation: of the field, which may allow more types than the live one's.
+            rule: by which the field is resharded.
+        """
+        if is_state(live):
+            self._state(live, saved, where)
+        elif isinstance(saved, dict):
+            self._dictionary(live, annotation, saved, where, rule)
+        elif isinstance(saved, list):
+            self._array(live, annotation, saved, where, rule)
+        else:
+            _require_kind(live, annotation, saved, where)
+            if type(saved) is int and abs(saved) > LARGEST_INTEGER:
+                raise UserError(f"has {where}={shown(saved)}, which is too large")
+
+    def _state(self, live: Any, saved: Any, where: str) -> None:
+        if not isinstance(saved, dict):
+            had = "nothing" if saved is None else "something else"
+            raise UserError(f"has {had} for {where}, unlike these options")
+        own = {field.name: field for field in state_fields(live)}
+        for name in sorted(own.keys() ^ saved.keys()):
+            has = "lacks" if name in own else "has"
+            raise UserError(f"{has} {where}.{name}, unlike this program's {type(live).__name__}")
+        for name, field in own.items():
+            text = field.type if isinstance(field.type, str) else "Any"
+            rule = field.metadata.get("across")
+            value = {} if field.metadata.get("open") else getattr(live, name)
+            self.check(value, text, saved[name], f"{where}.{name}", rule)
+
+    def _dictionary(
+        self, live: Any, annotation: str, saved: Tree, where: str, rule: str | None
+    ) -> None:
+        _require_kind(live, annotation, saved, where)
+        live = live if isinstance(live, dict) else {}
+        like = next(iter(live.values()), None)
+        for name, value in saved.items():
+            kind = "Any" if like is None else ""
+            self.check(live.get(name, like), kind, value, f"{where}.{name}", rule)
+
+    def _array(
+        self, live: Any, annotation: str, saved: list[Any], where: str, rule: str | None
+    ) -> None:
+        _require_kind(live, annotation, saved, where)
+        if not _names_array(saved) or saved[0].rstrip("'") != where:
+            raise UserError(f"has {shown(saved)} for {where}, which is no array's name")
+        if saved[0] not in self._arrays:
+            raise UserError(f"lacks the array {saved[0]}")
+        self.used.add(saved[0])
+        if live is None or not is_array(live):
+            return
+        array = self._arrays[saved[0]]
+        alike = array.dtype == live.dtype and len(array.shape) == live.ndim
+        whole = live.size == self._size and rule != "stripe"
+        if not alike or (whole and array.shape != live.shape):
+            raise UserError(
+                f"has {where} of {array.dtype} {list(array.shape)}, but this program "
+                f"{live.dtype} {list(live.shape)}"
+            )
+
+
+def _require_kind(live: Any, annotation: str, saved: Any, where: str) -> None:
+    """See that a value is of the type that the live one has, or that its field says."""
+    allowed = {_kind(live)}
+    for word in re.split(r"\s*\|\s*", annotation):
+        named = "dict" if word.startswith("dict[") else PLAIN.get(word)
+        if named is None and re.search("Array|ndarray", word):
+            named = "array"
+        allowed.add(named or (ANY if word else ""))
+    if "float" in allowed:
+        allowed.add("int")
+    if ANY not in allowed and _kind(saved) not in allowed:
+        raise UserError(f"has something else for {where}, unlike these options: {shown(saved)}")
+
+
+def _kind(value: Any) -> str:
+    """Of a live value, or one of a flattened tree."""
+    if value is None:
+        return "None"
+    if isinstance(value, dict):
+        return "dict"
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind.__name__
+    return "array"
+
+
+def _names_array(saved: Any) -> bool:
+    return isinstance(saved, list) and len(saved) == 1 and isinstance(saved[0], str)
+
+
+def _at(tree: Tree, where: str) -> Any:
+    """What lies at a place that `leaves` names; None where there is nothing."""
+    value: Any = tree
+    for name in where.split(".") if where else ():
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

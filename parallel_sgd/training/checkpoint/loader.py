@@ -1,0 +1,293 @@
+"""How a learner takes up a checkpoint, on as many ranks or on another number of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from ...array_files import reading_errors
+from ...communication import Communicator
+from ...errors import SharedError, UserError
+from ...plain_values import from_json
+from ...validation import checked_path, line_of, mapping, with_plain_paths
+from ..consistency import LOAD
+from ..learner import Learner, require_learner
+from ..state.reshard import reshard, stripe_sizes
+from ..state.state_tree import Tree, restore, room_for, unflatten
+from . import files
+from .compatibility import require_alike, require_possible
+from .files import Damaged, Reader
+from .saver import described, wait_for_writing
+
+FREE = {"lr", "lr_per_sample", "hyperparameters"}
+"""Options of the optimizer that may be others when training goes on. (The last are PyTorch's: a
+checkpoint brings them.)"""
+
+FREE_OF_ALGORITHMS = {
+    "servers",
+    "role",
+    "placement",
+    "slice_parameters",
+    "min_block",
+    "record",
+    "replay",
+    "transport",
+    "hierarchical",
+    "overlap",
+    "code",
+    "threshold",
+    "half_format",
+}
+"""The same of the algorithm: who holds what, which way and in which format it is sent, and what is
+only looked at. The bits may be others, too, where some are lost: what residuals hold goes on."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """What a checkpoint says beside the learner's state.
+
+    Attributes:
+        path: of the checkpoint.
+        ranks: how many wrote it.
+        samples: that all ranks had seen.
+        extra: this rank's; on another number of ranks than wrote it, what all of them had, or None
+            where they had different ones. Tensors are on the device that they were on, or on the
+            CPU where this process has no such device.
+        extras: of all ranks that wrote it, in rank order; tensors in it are on the CPU.
+    """
+
+    path: Path
+    ranks: int
+    samples: int
+    extra: Any
+    extras: list[Any]
+
+
+def load_checkpoint(
+    learner: Learner,
+    path: str | os.PathLike[str],
+    *,
+    facts: Mapping[str, Any] | None = None,
+) -> LoadedCheckpoint:
+    """Put a checkpoint's state into a learner: it goes on bit for bit as if it had never stopped.
+
+    Args:
+        learner: of the same model, optimizer and algorithm with the same options (but the learning
+            rate, and what says where servers keep what). Its arrays are written in place.
+        path: a checkpoint; or the folder of checkpoints, or of a run, whose newest is taken.
+        facts: as for `Checkpoints`.
+    Raises:
+        UserError: on all ranks, naming what is missing, damaged, or different; then nothing of the
+            learner has changed (but where servers cannot read their embedding tables). Or what was
+            being written there in the background could not be.
+
+    On another number of ranks than wrote it, training goes on by the rules of `parallel_sgd.state`:
+    models and optimizer states become their mean by samples, sums of residuals are kept, the
+    samples of the present block are divided anew.
+
+    What this process is still writing there is waited for, so that the newest is the newest.
+
+    Collective; a rank that only serves has nothing to take up. Cost: every rank reads its own files
+    twice (once for the checksum), and holds their arrays in memory; on another number of ranks it
+    reads the files of all.
+    """
+    comm = require_learner(learner).comm
+    if not learner.serves:
+        learner.require_open()
+        learner.require_own_model("load_checkpoint")
+        with learner.in_common.during(LOAD, learner.comm):
+            learner.group.meet()  # a rank that has failed would be waited for below
+    folder, given = comm.together(lambda: (checked_path("path", path), mapping("facts", facts)))
+    comm.raise_together(wait_for_writing(folder))
+    at, manifest, single = _from_first(comm, lambda: _open(folder))
+    comm.raise_together(_difference(at, manifest, described(learner, given)))
+    if learner.serves:  # its workers bring what it is to hold
+        return LoadedCheckpoint(at, manifest["ranks"], manifest["samples"], None, [])
+    sizes = comm.allgather_object(stripe_sizes(learner))
+    read, problem, damaged = None, None, False
+    try:
+        reader = Reader(at, manifest)
+        if comm.rank == 0:
+            reader.verify_others()
+            for component in learner.at_work.external:
+                component.check_files(str(at.resolve()))
+        read = _read(learner, reader, manifest["ranks"], sizes)
+    except UserError as error:
+        problem, damaged = str(error), isinstance(error, Damaged)
+    if any(comm.allgather_object(damaged)) and not single:
+        hint = _from_first(comm, lambda: _earlier(at))
+        problem = problem and problem + hint
+    comm.raise_together(problem)
+    assert read is not None
+    tree, room, sent, documents = read
+    extra, extras = comm.together(lambda: _extras(comm, at, manifest["ranks"], documents))
+    learner.forget_announced()
+    restore(learner, tree, room)
+    folder_of_all = str(at.resolve())
+
+    def read_external() -> None:
+        for component in learner.at_work.external:
+            component.read(folder_of_all)
+
+    _from_first(comm, read_external)
+    learner.bytes_sent = sent
+    learner.left_out.loaded(learner.samples)
+    if learner.survival is not None:
+        learner.survival.went_back()  # nobody else goes to what was before
+    return LoadedCheckpoint(
+        path=at,
+        ranks=manifest["ranks"],
+        samples=manifest["samples"],
+        extra=extra,
+        extras=extras,
+    )
+
+
+def _extras(
+    comm: Communicator, path: Path, ranks: int, documents: list[str]
+) -> tuple[Any, list[Any]]:
+    """Return this rank's `extra`, and those of all ranks that wrote the checkpoint.
+
+    Args:
+        ranks: that wrote it.
+        documents: of the ranks that this rank has read: itself alone, or all.
+
+    Collective.
+    """
+    own = documents[0] if len(set(documents)) == 1 else "null"
+    if ranks == comm.size:
+        documents = comm.allgather_object(own)
+    try:
+        others = [from_json(json.loads(text), host=True) for text in documents]
+        return from_json(json.loads(own)), others
+    except UserError as error:
+        raise Damaged(f"checkpoint {str(path)!r}: its extra {error}") from None
+
+
+def folder_of(path: Path) -> Path:
+    """The folder of checkpoints in a run's folder, or `path` itself. Local."""
+    inside = path / files.CHECKPOINTS
+    return inside if inside.is_dir() else path
+
+
+def _open(path: Path) -> tuple[Path, dict[str, Any], bool]:
+    """The checkpoint that `path` means, its manifest, and whether `path` named it alone."""
+    if not path.is_dir():
+        raise UserError(f"checkpoint {str(path)!r} must be a folder: there is none")
+    named = files.NAME.fullmatch(path.name) or path.name.endswith(".part")
+    if named or (path / files.MANIFEST).exists():
+        return path, files.read_manifest(path), True
+    checkpoints = files.checkpoints_in(folder_of(path))
+    if not checkpoints:
+        raise UserError(f"{str(path)!r} has no checkpoint")
+    try:
+        return checkpoints[-1], files.read_manifest(checkpoints[-1]), False
+    except Damaged as error:
+        raise UserError(f"{error}{_earlier(checkpoints[-1])}") from error
+
+
+def _earlier(damaged: Path) -> str:
+    """What to say of the newest whole checkpoint before a damaged one."""
+    checkpoints = files.checkpoints_in(damaged.parent)
+    for path in reversed(checkpoints[: checkpoints.index(damaged)]):
+        try:
+            files.require_whole(path)
+        except UserError:
+            continue
+        return f"; an earlier one is whole and can be given instead: {str(path)!r}"
+    return "; there is no whole one before it"
+
+
+def _read(
+    learner: Learner, reader: Reader, ranks: int, sizes: list[dict[str, int]]
+) -> tuple[Tree, Tree, int, list[str]]:
+    """This rank's tree, room for it, the bytes that the rank has sent, and the extras of the ranks
+    that it has read, as documents of `plain_values`."""
+    rank, size = learner.comm.rank, learner.comm.size
+    writers = [rank] if ranks == size else list(range(ranks))
+    numbers = [reader.numbers(writer) for writer in writers]
+    for writer in writers:
+        reader.verify(writer)
+    arrays = {writer: reader.arrays(writer) for writer in writers}
+    states, extras = [n["state"] for n in numbers], [json.dumps(n["extra"]) for n in numbers]
+    sent = sum(n["bytes_sent"] for n in numbers)
+    try:
+        for writer, state in zip(writers, states, strict=True):
+            require_alike(learner, state, arrays[writer])
+        if ranks == size:
+            whole = {name: array.whole() for name, array in arrays[rank].items()}
+            tree = unflatten(states[0], whole)
+        else:
+            weights = [n["weight"] for n in numbers]
+            tree = reshard(learner, states, weights, sizes, lambda k, name: arrays[k][name])
+            sent = sent // size + (rank < sent % size)
+        require_possible(learner, tree, ranks)
+        room = room_for(learner, tree)
+    except Damaged:
+        raise
+    except UserError as error:
+        raise UserError(f"checkpoint {str(reader.path)!r}: {error}") from error
+    except reading_errors() as error:
+        raise UserError(
+            f"checkpoint {str(reader.path)!r} cannot be read: {line_of(error)}"
+        ) from error
+    return tree, room, sent, extras
+
+
+def _difference(path: Path, manifest: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
+    """Why a checkpoint is not for this learner, in one line; None where it is."""
+    start = f"checkpoint {str(path)!r} is of another"
+    for what in ("layout", "dtype"):
+        if list(_items(manifest[what])) != list(_items(wanted[what])):
+            return f"{start} model: {_first_difference(manifest[what], wanted[what])}"
+    for what in ("algorithm", "optimizer"):
+        saved, own = manifest[what], wanted[what]
+        if saved["name"] != own["name"]:
+            return f"{start} {what}: {saved['name']}, not {own['name']}"
+        free = FREE if what == "optimizer" else FREE_OF_ALGORITHMS
+        for name in dict.fromkeys([*saved["options"], *own["options"]]):
+            values = [chosen["options"].get(name, "nothing") for chosen in (saved, own)]
+            if name == "gradient_bits" and {"nothing", "32", "'auto'"}.isdisjoint(values):
+                continue
+            if name not in free and values[0] != values[1]:
+                return f"{start} {what}: it was {name}={values[0]}, and is {values[1]}"
+    for name in wanted["facts"]:
+        values = [known["facts"].get(name, "nothing") for known in (manifest, wanted)]
+        if values[0] != values[1]:
+            was, is_now = map(with_plain_paths, values)
+            return f"{start} run: its {name} was {was}, and is {is_now}"
+    return None
+
+
+def _items(value: Any) -> Any:
+    return value.items() if isinstance(value, dict) else [value]
+
+
+def _first_difference(saved: Any, own: Any) -> str:
+    if not isinstance(saved, dict):
+        return f"its parameters were {saved}, and are {own}"
+    for name in [*saved, *own]:
+        if saved.get(name) != own.get(name):
+            shapes = [layout.get(name, "missing") for layout in (saved, own)]
+            return f"its parameter {name} was {shapes[0]}, and is {shapes[1]}"
+    return "its parameters were in another order"
+
+
+def _from_first(comm: Communicator, work: Callable[[], Result]) -> Result:
+    """What `work` returns on rank 0, on all ranks; its error is everybody's."""
+    result, problem = None, None
+    if comm.rank == 0:
+        try:
+            result = work()
+        except UserError as error:
+            problem = str(error)
+    result, problem = comm.allgather_object((result, problem))[0]
+    if problem:
+        raise SharedError(problem)
+    return cast(Result, result)

@@ -1,0 +1,1 @@
+"""Continue training after ranks have failed."""

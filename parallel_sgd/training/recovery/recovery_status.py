@@ -1,0 +1,88 @@
+"""What ranks tell each other of themselves as they go on with parameter servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...parameter_server import Pulled
+from ...parameter_server.statistics import unpacked_statistics
+
+
+@dataclass
+class ServedLosses:
+    """What has been lost so far, for `Learner.report`.
+
+    Attributes:
+        residuals: values of residuals that were held by workers that have died.
+        model: values that were held by servers that have died: a worker's copy took their place.
+        optimizer: values of the optimizer's state that they held, which are 0 since then.
+    """
+
+    residuals: int = 0
+    model: int = 0
+    optimizer: int = 0
+
+
+def largest(known: list[ServedLosses]) -> ServedLosses:
+    """Of what ranks know: some may have counted a death that others have not."""
+    return ServedLosses(*map(max, zip(*(vars(losses).values() for losses in known), strict=True)))
+
+
+@dataclass
+class Told:
+    """What every rank tells the others as they go on.
+
+    Attributes:
+        completed: whether it has the final model.
+        pulled: of a worker that training goes on from.
+        samples: its clock.
+        total: samples of all in the step that it is in the midst of, or in its latest one.
+        began: whether its warm start, if there is one, is over for servers too.
+        losses: so far; None from a rank that joins.
+        workers: that it has known last, by their ranks in the world; none from a rank that joins.
+        calls: that all workers have come to the end of, as far as it knows.
+        statistics: of all workers, where it has completed.
+    """
+
+    completed: bool
+    pulled: Pulled | None
+    samples: int
+    total: int
+    began: bool
+    losses: ServedLosses | None
+    workers: list[int]
+    calls: int
+    statistics: Any
+
+
+def plain_of(told: Told) -> list[Any]:
+    """As a message can hold it."""
+    pulled, losses, statistics = told.pulled, told.losses, told.statistics
+    return [
+        told.completed,
+        pulled and list(vars(pulled).values()),
+        told.samples,
+        told.total,
+        told.began,
+        losses and list(vars(losses).values()),
+        told.workers,
+        told.calls,
+        statistics and [its.packed() for its in statistics],
+    ]
+
+
+def told_of(plain: list[Any]) -> Told:
+    """The inverse of `plain_of`."""
+    completed, pulled, samples, total, began, losses, workers, calls, statistics = plain
+    return Told(
+        completed,
+        pulled and Pulled(*pulled),
+        samples,
+        total,
+        began,
+        losses and ServedLosses(*losses),
+        workers,
+        calls,
+        statistics and [unpacked_statistics(numbers) for numbers in statistics],
+    )

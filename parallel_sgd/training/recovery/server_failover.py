@@ -1,0 +1,426 @@
+"""How a learner with parameter servers goes on where ranks have died.
+
+Nobody goes back: who trains keeps what it has, and goes on where it stands in the data, dealt out
+among those that are left. What servers hold is put together again, and placed anew over those that
+are left (`parameter_server.holdings`). A push that was under way is made again where it has not
+arrived. Ranks that join serve; where no server is left, all that train serve a part beside it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ...communication.stderr import tell
+from ...errors import RanksLost, SharedLoss, WaitedInVain
+from ...kernels import array_module, on_host
+from ...parameter_server import Assembled, Holding, Pulled, assemble
+from .base import Regrouping
+from .recovery_status import ServedLosses, Told, largest, plain_of, told_of
+
+Result = TypeVar("Result")
+
+
+class ServedSurvival(Regrouping):
+    """Lets a learner that has servers go on.
+
+    Args:
+        learner: whose ranks survive each other (a `Learner`).
+
+    Attributes:
+        losses: so far.
+
+    Memory: what has been pulled once more, and with error feedback two copies of the residual.
+    Cost: these copies for each push.
+    """
+
+    def __init__(self, learner: Any) -> None:
+        super().__init__(learner)
+        self._served = -1  # the generation of servers that this rank has taken part in
+        self._workers: tuple[int, ...] = ()  # of it, by their ranks in the world, for good
+        self._holdings: list[Holding] = []  # the newest last
+        self._model: Any = None  # [n], this rank's, while ranks form anew
+        self._completed, self._began, self._lead, self._total = False, True, 0, 0
+        self._calls = self._most_calls = 0  # that have come to an end: here, and on any worker
+        self._within = False  # whether this rank is in what all begin anew
+        self.losses = ServedLosses()
+
+    def begin(self) -> None:
+        """Begin; or where others have gone on already, take part in that. Collective."""
+        self._generation = self._learner.world.generation
+        if self._generation:
+            if not self._learner.serves:  # its client has not asked any servers
+                self._served = -1
+            self._take_part()
+            self._resume()
+        else:
+            self._hold()
+        self._learner.state.ask_again(self._recover_in_request)
+
+    def survives(self, call: Callable[[], object]) -> bool:
+        """As `all_come_through`; True: nobody goes back."""
+        self.all_come_through(call)
+        return True
+
+    def between_steps(self, function: Callable[[], Result]) -> Result:
+        """As `all_come_through`."""
+        return self.all_come_through(function)
+
+    def all_come_through(self, function: Callable[[], Result]) -> Result:
+        """What a function returns that takes no step, and is called again wherever ranks have died
+        in it, when all workers have come to its end. Within another it is a part of that, which
+        all begin anew. Collective over the workers."""
+        if self._within:
+            return function()
+
+        def within() -> Result:
+            self._within = True
+            try:
+                return function()
+            finally:
+                self._within = False
+
+        return self._again(within, lambda: True)
+
+    def surviving(self, function: Callable[[], Result]) -> Result:
+        """What a function returns, which is called again wherever ranks have died in it, but not
+        in a step.
+
+        Raises:
+            WaitedInVain: it is a session: its workers are at different places of it.
+        """
+        return self._again(self._ending_session(function), lambda: self.by_itself)
+
+    def _ending_session(self, function: Callable[[], Result]) -> Callable[[], Result]:
+        """The function; a death in it is an error where a session trains, which it ends."""
+
+        def called() -> Result:
+            try:
+                return function()
+            except Exception as error:
+                self._require_loss(error)
+                if self.by_itself:
+                    raise
+                raise WaitedInVain(
+                    "a rank has died in a collective of the program's own within a session with "
+                    "servers: call it by learner.between_steps, or start again from a checkpoint "
+                    "(parallel-sgd run --restarts)"
+                ) from error
+
+        return called
+
+    def _again(self, function: Callable[[], Result], waits: Callable[[], bool]) -> Result:
+        """What a function returns, which is called again wherever ranks have died in it.
+
+        Args:
+            waits: whether that is when all workers that are left have come to its end.
+
+        A death may come as some workers have heard that all are at the end, and others have not.
+        The others hear it as they recover, and do not call it again. Collective.
+        """
+        while True:
+            results = []
+            try:
+                results.append(function())
+                if waits() and not self._learner.serves:
+                    self._meet()  # whoever comes through it knows that all are there
+                self._calls += 1
+                return results[0]
+            except Exception as error:
+                self._require_loss(error)
+                self.recover()
+                if results and self._most_calls > self._calls:
+                    self._calls = self._most_calls
+                    return results[0]
+
+    def _meet(self) -> None:
+        if self._completed:  # servers have ended
+            self._learner.comm.barrier()
+        else:
+            self._learner.meet_once()
+
+    def _recover_in_request(self) -> None:
+        """Ranks have died in a request for rows: go on, so that it can be made again.
+
+        Raises:
+            RanksLost: it is a part of what all begin anew.
+        """
+        if self._within:
+            raise RanksLost("a rank has died in a request for rows")
+        self.recover()
+
+    def survives_step(self, step: Callable[[], object]) -> bool:
+        """Take a step; False where ranks have died in it before it began to train. Collective as
+        the step is."""
+        learner = self._learner
+        before = learner.samples
+        try:
+            if learner.world.generation != self._generation:
+                raise RanksLost("the ranks have changed")
+            total, self._total = self._total, 0
+            if total and not learner.is_fed:  # others are in this step already, and need its push
+                learner.announce(learner.in_step, total)
+            step()
+            self._in_vain = 0
+            return True
+        except Exception as error:
+            self._require_loss(error)
+            minibatch = learner.state.minibatch
+            self.recover()
+            if minibatch is not None:
+                learner.last_samples = minibatch.total
+                return True
+            if learner.samples > before:  # of the warm start: a worker at least has taken it
+                learner.last_samples = learner.samples - before
+                return True
+            return bool(self._total) and not learner.is_fed and self.survives_step(step)
+
+    def finish(self, complete: Callable[[], object]) -> None:
+        """Complete the model, again if need be, until all ranks that are left have the same.
+        Collective."""
+        world = self._learner.world
+        while True:
+            try:
+                if not self._completed:
+                    complete()
+                    self._completed = True
+                world.barrier()  # whoever comes through it knows that all have it
+                return
+            except Exception as error:
+                self._require_loss(error)
+                try:
+                    self.recover(grows=self._learner.serves)
+                except SharedLoss:  # nobody is left who trains
+                    if not self._completed:
+                        raise
+                    return
+
+    def recover(self, *, grows: bool = True) -> None:
+        """Go on from where each rank is, with the ranks that are left."""
+        learner, state = self._learner, self._learner.state
+        if self._model is None:
+            self._model = self._own_model()
+        group, tables, sent = learner.group, learner.algorithm.tables, learner.bytes_sent
+        grows = grows and not (tables or group.shared or self._completed)
+        while True:
+            try:
+                self._form_again(grows=grows)
+                state.go_on(learner.state)
+                state.ask_again(self._recover_in_request)
+                learner.state = learner.at_work.state = state
+                learner.bytes_sent = sent  # which the state knows, and the learner knew, too
+                self._take_part()
+                self._resume()
+                return
+            except Exception as error:
+                self._require_loss(error)
+                if self._model is None:
+                    self._model = self._own_model()
+
+    def report(self) -> dict[str, Any]:
+        """What has been lost so far, as JSON can hold it. Local."""
+        world = self._learner.world
+        return {
+            "ranks": list(world.world_ranks),
+            "ranks_lost": list(world.lost_ranks),
+            "samples_trained_again": 0,
+            "residual_values_lost": self.losses.residuals,
+            "server_values_lost": self.losses.model,
+            "optimizer_values_lost": self.losses.optimizer,
+        }
+
+    def _own_model(self) -> Any:
+        return on_host(self._learner.parameters.flat.copy())
+
+    def _told(self) -> Told:
+        learner, state, world = self._learner, self._learner.state, self._learner.world
+        known = self._served >= 0
+        pulled = None
+        if known and not learner.serves and not self._completed:
+            client = state.client
+            pulled = Pulled(
+                world.world_ranks[world.rank],
+                self._served,
+                client.versions,
+                client.clock if client.pushing is None else client.pushing.clock - 1,
+                client.samples,
+            )
+        return Told(
+            self._completed,
+            pulled,
+            learner.samples,
+            state.minibatch.total if state.minibatch else learner.last_samples,
+            state.began or learner.serves,
+            self.losses if known else None,
+            list(self._workers),
+            self._calls,
+            state.table,
+        )
+
+    def _take_part(self) -> None:
+        """Servers go on from what all ranks hold. Collective."""
+        learner, world = self._learner, self._learner.world
+        everybody = [told_of(plain) for plain in world.allgather_object(plain_of(self._told()))]
+        self.losses = largest([told.losses for told in everybody if told.losses] or [self.losses])
+        self._most_calls = max(everybody[rank].calls for rank in learner.group.workers)
+        if any(told.completed for told in everybody):
+            self._take_final(everybody)
+            return
+        x, state = learner.parameters.flat, learner.state
+        own = self._own_model() if self._model is None else self._model
+        pulled = [told.pulled for told in everybody]
+        knows = pulled[world.rank] is not None
+        latest = state.pulled if knows else x
+        copy = own if latest is x else on_host(latest)
+        whole = assemble(world, self._holdings, pulled, copy, state.buffers)
+        begins = not whole.held and not any(pulled)
+        if begins:
+            whole.vectors[0][...] = own
+        else:
+            self._require_rows(whole)
+        workers = [
+            pulled[rank] or Pulled(world.world_ranks[rank], -1, [], 0, 0)
+            for rank in learner.group.workers
+        ]
+        tables = self._tables()
+        state.connection.begin_from(whole.vectors, whole.counters(workers), tables)
+        own = own if knows else whole.vectors[0]
+        x[...] = array_module(x).asarray(own)
+        if not learner.serves:
+            self._go_on(whole, workers)
+        if not begins:
+            self._count(whole, min((told.workers for told in everybody if told.workers), key=len))
+        self._hold()
+        world.barrier()  # whoever comes through it knows that all hold it
+        self._holdings, self._model = self._holdings[-1:], None
+        here = [told.total for told in everybody if told.samples - told.total == learner.samples]
+        self._total = 0 if learner.algorithm.asynchronous else max(here, default=0)
+        self._began = all(told.began for told in everybody)
+        self._lead = max(
+            range(len(workers)), key=lambda k: everybody[learner.group.workers[k]].samples
+        )
+        learner.restarted()
+        if not begins:
+            self._tell(whole)
+
+    def _go_on(self, whole: Assembled, workers: list[Pulled]) -> None:
+        """This worker's client goes on with the servers as they are now."""
+        learner, state = self._learner, self._learner.state
+        pulled, client, pushing = workers[learner.comm.rank], state.client, state.client.pushing
+        if pushing is not None:
+            pushing.note(self._arrived(whole, workers, pulled, pushing.clock), whole.missing)
+        client.clock, client.samples = pulled.clock, whole.samples
+        client.versions = [max(0, whole.version - whole.lag(pulled))] * client.servers
+        if state.base is not None and pulled.generation < 0:
+            state.base[...] = self._learner.parameters.flat
+
+    def _arrived(
+        self, whole: Assembled, workers: list[Pulled], own: Pulled, clock: int
+    ) -> npt.NDArray[np.bool_]:
+        """[n], what servers that are left have of this worker's push, by its clock."""
+        arrived = np.zeros(whole.missing.size, bool)
+        if not self._learner.algorithm.asynchronous and clock <= max(w.clock for w in workers):
+            arrived[:] = True  # another has had the answer: the round is in what it has pulled
+            return arrived
+        for facts in whole.held:
+            if facts.generation == own.generation and facts.clocks.get(own.rank, -1) >= clock:
+                for start, stop in facts.runs:
+                    arrived[start:stop] = True
+        return arrived & ~whole.missing
+
+    def _resume(self) -> None:
+        """Complete what this worker was in the midst of. Collective over the workers."""
+        learner = self._learner
+        if learner.serves or self._completed:
+            return
+        state, work = learner.state, learner.at_work.work
+        if not self._began:  # all have come as far, but perhaps for the last step
+            step, comm = learner.local_step.state, learner.comm
+            for array in (learner.parameters.flat, *step.buffers.values()):
+                comm.broadcast(array, self._lead)
+            step.steps, step.samples = comm.allgather_object((step.steps, step.samples))[self._lead]
+            if not state.is_warm:
+                state.begin_on_servers()
+        learner.algorithm.resume(state, work)
+
+    def _take_final(self, everybody: list[Told]) -> None:
+        """Some have completed the model: it is everybody's. Collective."""
+        learner, world = self._learner, self._learner.world
+        root = next(rank for rank, told in enumerate(everybody) if told.completed)
+        x, state = learner.parameters.flat, learner.state
+        final = self._own_model() if self._model is None else self._model
+        world.broadcast(final, root)
+        x[...] = array_module(x).asarray(final)
+        if not self._completed:
+            tables = (told.statistics for told in everybody if told.completed)
+            state.end_without_servers(next(filter(None, tables), None))
+        state.connection.end_without_servers()
+        self._completed, self._model = True, None
+
+    def _hold(self) -> None:
+        """Know what this rank serves from here on."""
+        learner, world = self._learner, self._learner.world
+        connection, group = learner.state.connection, learner.group
+        ranks = world.world_ranks
+        self._served, self._workers = self._generation, tuple(ranks[k] for k in group.workers)
+        if connection.serves:
+            server = connection.server
+            self._holdings.append(
+                Holding(
+                    self._generation,
+                    group.server,
+                    len(group.servers),
+                    connection.runs,
+                    self._workers,
+                    server.model,
+                    server.tables,
+                    self._workers,
+                )
+            )
+
+    def _require_rows(self, whole: Assembled) -> None:
+        """See that no rows of tables are lost, and none have to move. Local, the same on all."""
+        learner = self._learner
+        if not learner.algorithm.tables:
+            return
+        servers = len(learner.group.servers)
+        had = Counter((facts.generation, facts.servers) for facts in whole.held)
+        if not any(count == of == servers for (_, of), count in had.items()):
+            raise SharedLoss(
+                "a server has died, and with it its rows of the tables: run with checkpoints and "
+                "`parallel-sgd run --restarts`, which goes on from the newest one"
+            )
+
+    def _tables(self) -> Any:
+        """What this rank's server holds of the tables; None where there is none before."""
+        if not self._holdings:
+            return None
+        ranks, held = self._learner.world.world_ranks, self._holdings[-1]
+        now = [ranks[k] for k in self._learner.group.workers]
+        held.tables.renumber(
+            {k: now.index(rank) for k, rank in enumerate(held.pushers) if rank in now}
+        )
+        held.pushers = tuple(now)
+        return held.tables
+
+    def _count(self, whole: Assembled, workers: list[int]) -> None:
+        learner, losses = self._learner, self.losses
+        dead = set(workers) - set(learner.world.world_ranks)
+        size = learner.parameters.flat.size
+        losses.residuals += size * len(dead) * (not learner.algorithm.rules.lossless)
+        losses.model += whole.lost
+        losses.optimizer += whole.lost * learner.state.buffers
+
+    def _tell(self, whole: Assembled) -> None:
+        learner, world = self._learner, self._learner.world
+        if world.rank == 0:
+            lost, group = ", ".join(map(str, world.lost_ranks)) or "none", learner.group
+            values = f"; {whole.lost} values of servers come from a worker" if whole.lost else ""
+            tell(
+                f"parallel_sgd: ranks that have died: {lost}; {len(group.workers)} train on, "
+                f"{len(group.servers)} serve{values}"
+            )

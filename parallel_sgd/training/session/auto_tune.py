@@ -1,0 +1,143 @@
+"""Rules that adjust the minibatch size and the learning rate to how training goes.
+
+They decide and change nothing: the session asks them, and does what they say. Source: CNTK's
+AutoAdjust (SGD.cpp: SearchForBestMinibatchSize, and learning rates adjusted after each epoch), but
+for two things: what is not finite is always rejected, and a model that is rolled back takes all
+its state and its place in the data along.
+
+Everything here is local, and the same on all ranks where the criteria are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...options import Choice, Options, Real, Whole, option, options
+
+STEP = math.sqrt(2)  #: from one candidate to the next
+MULTIPLE = 64  #: of which all candidates but the first are multiples, or of a smaller base
+
+
+@options
+class AutoMinibatchSize(Options):
+    """Now and then tries larger minibatches, and keeps the largest that learns as well.
+
+    Every few epochs each candidate trains from the same point on the samples that come next; then
+    all is put back. Kept is the largest whose training loss is at most (1 + margin) times that of
+    the smallest.
+    """
+
+    minibatch_size_tuning_frequency: int = option(1, Whole(1), "epochs between two searches")
+    minibatch_size_tuning_max: int = option(
+        1024, Whole(1), "largest minibatch to be tried, in samples of all ranks"
+    )
+    trial_samples: int = option(
+        2048,
+        Whole(1),
+        "samples of all ranks that each candidate trains on (at least 2 minibatches)",
+    )
+    minibatch_search_criterion_error_margin: float = option(
+        0.01, Real(), "how much larger a candidate's loss may be, as a fraction of the smallest's"
+    )
+
+    def candidates(self, base: int, size: int) -> list[int]:
+        """The sizes to try, the smallest first.
+
+        Args:
+            base: the least size, in samples of all ranks: the one that training began with.
+            size: at present.
+
+        >>> AutoMinibatchSize(minibatch_size_tuning_max=512).candidates(64, 128)
+        [64, 128, 192, 256]
+        >>> AutoMinibatchSize().candidates(16, 16)
+        [16, 32]
+        """
+        least, most = max(base, size // 2), min(self.minibatch_size_tuning_max, 2 * size)
+        sizes, wanted, multiple = [least], least * STEP, min(base, MULTIPLE)
+        while (rounded := max(round(wanted / multiple), 1) * multiple) <= most:
+            if rounded > sizes[-1]:
+                sizes.append(rounded)
+            wanted *= STEP
+        return sizes
+
+    def search(self, sizes: list[int], trial: Callable[[int], float]) -> int:
+        """The largest size that learns as well as the smallest.
+
+        Args:
+            sizes: of `candidates`.
+            trial: gives the training loss of a size, or what is not finite.
+        """
+        base = trial(sizes[0])
+        limit = base + self.minibatch_search_criterion_error_margin * abs(base)
+        accepted = [size for size in sizes[1:] if trial(size) <= limit < math.inf]
+        return max(accepted, default=sizes[0])
+
+
+class Verdict(NamedTuple):
+    """What becomes of the learning rate.
+
+    Attributes:
+        factor: on it.
+        roll_back: whether to go back to the best model first.
+    """
+
+    factor: float
+    roll_back: bool = False
+
+
+@options
+class AutoLearningRate(Options):
+    """Lowers the learning rate where training improves too little, and raises it where it improves
+    much; where it became worse, training goes on from the best model.
+
+    It looks at the criterion of the session after each of its rows, or every so many: the loss of
+    the cross-validation, else the training loss.
+    """
+
+    learn_rate_adjust_interval: int = option(1, Whole(1), "rows of metrics between two looks")
+    reduce_learn_rate_if_improve_less_than: float = option(
+        0.0, Real(below=1), "improvement, relative to the criterion before, below which it falls"
+    )
+    learn_rate_decrease_factor: float = option(
+        0.618, Real(positive=True, below=1), "the factor by which it falls"
+    )
+    increase_learn_rate_if_improve_more_than: float | None = option(
+        None, Real(), "improvement above which it rises; by default it never does"
+    )
+    learn_rate_increase_factor: float = option(1.382, Real(least=1), "the factor by which it rises")
+    load_best_model: bool = option(
+        True, Choice(True, False), "where the criterion became worse, go back to the best model"
+    )
+    min_learn_rate: float = option(
+        1e-9, Real(positive=True), "training ends where the learning rate falls below it"
+    )
+
+    def judge(self, before: float | None, now: float) -> Verdict:
+        """What to do after a look.
+
+        Args:
+            before: the criterion at the last look, or of the model that was gone back to since;
+                None: this is the first one.
+            now: the criterion; may be what is not finite.
+
+        >>> rule = AutoLearningRate(reduce_learn_rate_if_improve_less_than=0.01)
+        >>> rule.judge(2.0, 1.99)
+        Verdict(factor=0.618, roll_back=False)
+        >>> rule.judge(2.0, math.nan)
+        Verdict(factor=0.618, roll_back=True)
+        """
+        if not math.isfinite(now):
+            return Verdict(self.learn_rate_decrease_factor, roll_back=True)
+        if before is None:
+            return Verdict(1.0)
+        improvement = (before - now) / (abs(before) or 1.0)
+        if improvement < 0 and self.load_best_model:
+            return Verdict(self.learn_rate_decrease_factor, roll_back=True)
+        if improvement < self.reduce_learn_rate_if_improve_less_than:
+            return Verdict(self.learn_rate_decrease_factor)
+        much = self.increase_learn_rate_if_improve_more_than
+        if much is not None and improvement > much:
+            return Verdict(self.learn_rate_increase_factor)
+        return Verdict(1.0)

@@ -1,0 +1,140 @@
+"""The best model of a session, and what follows from how good the latest one is."""
+
+from __future__ import annotations
+
+import math
+
+from ..learner import Learner
+from .options import SessionOptions
+from .snapshot import Snapshot
+from .state import Progress, Standing
+
+
+class Adjusting:
+    """Keeps the best model, adjusts the learning rate, and says when training is to end.
+
+    Args:
+        session: whose values have been checked.
+        learner: its learner.
+        best: where the best model is kept.
+
+    Attributes:
+        ended: why training ends before its time; None: it does not.
+        ends_with_best: whether the final model is the best one.
+    """
+
+    def __init__(self, session: SessionOptions, learner: Learner, best: Snapshot) -> None:
+        self._rate, self._validation = session.auto_learning_rate, session.validation
+        self._learner, self._best = learner, best
+        validation = session.validation
+        self.ends_with_best = validation is not None and validation.restore_best
+        self.ended: str | None = None
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the best model is kept in memory. Local."""
+        return self.ends_with_best or (self._rate is not None and self._rate.load_best_model)
+
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether a model that is not finite can be undone. Local."""
+        rate = self._rate
+        return rate is not None and rate.load_best_model and self._best.fits(self._learner)
+
+    def keep(self) -> None:
+        """Keep the model as the best one. Local, but where servers hold a part of it."""
+        self._learner.all_come_through(lambda: self._best.take(self._learner))
+
+    def _go_back(self) -> bool:
+        """Go back to the best model, if these ranks can; whether they have. Collective."""
+
+        def go_back() -> bool:
+            fits = self._best.fits(self._learner)
+            if fits:
+                self._best.restore(self._learner)
+            return fits
+
+        return self._learner.all_come_through(go_back)
+
+    def share(self, standing: Standing) -> None:
+        """The ranks are others: all of them are to have the best model. Collective."""
+        if not self.keeps_best:
+            return
+        best, samples = self._best, standing.best_samples
+        if standing.best is None or best.samples != samples:  # kept of a row that is made again
+            best.forget()
+        if not any(self._learner.comm.allgather_object(best.taken)):
+            standing.best = None
+            return
+        survival, present = self._learner.survival, Snapshot()
+        assert survival is not None
+        with survival.paused():  # nobody is to go back to the best model
+            present.take(self._learner)
+            best.restore(self._learner)
+            self.keep()
+            present.restore(self._learner)
+
+    def finish(self) -> bool:
+        """Before training ends: go back to the best model, where that is asked for; whether it
+        was. Collective."""
+        if not self.ends_with_best:
+            return False
+        before, self.ended = self.ended, self.ended or "ended with the best model"
+        went_back = self._go_back()  # where a rank dies now, nobody is to train on from there
+        if not went_back:
+            self.ended = before
+        return went_back
+
+    def adjust(
+        self, row: Progress, criterion: float, standing: Standing, *, last: bool
+    ) -> tuple[Progress, bool]:
+        """Do what a row's criterion asks for.
+
+        Args:
+            last: whether training is at its end.
+        Returns:
+            The row, which says what was done, and whether training goes on from the best model.
+        """
+        self._note_best(criterion, standing)
+        rate = self._rate
+        if rate is None:
+            return row, False
+        standing.looks += 1
+        if standing.looks < rate.learn_rate_adjust_interval and math.isfinite(criterion):
+            return row, False
+        standing.looks = 0
+        verdict = rate.judge(standing.latest, criterion)
+        standing.factor *= verdict.factor
+        if verdict.factor != 1:
+            row = row.with_event(f"learning rate times {verdict.factor:g}")
+        given = self._learner.local_step.lr
+        assert given is not None  # the session has refused an optimizer without a rate
+        if given * standing.factor < rate.min_learn_rate:
+            self.ended = f"ended: the learning rate has fallen below {rate.min_learn_rate:g}"
+        if not verdict.roll_back:
+            standing.latest = criterion
+            return row, False
+        if last or self.ended:
+            self.ends_with_best = True
+            return row, False
+        if not self._go_back():
+            standing.latest = criterion
+            return row.with_event("not back to the best model: a rank of it has died"), False
+        standing.latest = standing.best
+        return row.with_event(f"back to the model of {standing.best_samples} samples"), True
+
+    def _note_best(self, criterion: float, standing: Standing) -> None:
+        """Keep the model, where it is the best so far; end training where none was for long."""
+        validation = self._validation
+        least = validation.min_improvement if validation else 0.0
+        best = standing.best is None or criterion < standing.best - least
+        if best and math.isfinite(criterion):
+            standing.best, standing.best_samples = criterion, self._learner.samples
+            standing.stale = 0
+            if self.keeps_best:
+                self.keep()
+            return
+        standing.stale += 1
+        patience = validation.patience if validation else None
+        if patience is not None and standing.stale >= patience:
+            self.ended = f"ended: no better model in {patience} cross-validations"

@@ -1,0 +1,175 @@
+"""What a session measures: rows of metrics, of the model that all ranks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from ...communication import Communicator
+from ...data import Sequences, require_same_data
+from ...data.sequences import require_same_sequences
+from ...errors import SharedError, UserError
+from ..learner import Learner
+from .cross_validation import CrossValidation
+from .means import evaluate
+from .minibatches import Feeding
+from .options import SessionOptions
+from .state import Progress, Standing
+
+
+class Measuring:
+    """
+    Args:
+        session: whose values have been checked.
+        learner: its learner.
+        feeding: its minibatches.
+
+    Attributes:
+        meets: whether all ranks come together for each row. Else the first asynchronous worker
+            makes them alone.
+    """
+
+    def __init__(self, session: SessionOptions, learner: Learner, feeding: Feeding) -> None:
+        self._objective, self._validation = session.objective, session.validation
+        self._test = (
+            None if session.test is None else CrossValidation(data=session.test, name="test")
+        )
+        self._learner, self._comm, self._feeding = learner, learner.comm, feeding
+        self._asynchronous = learner.algorithm.asynchronous
+        self.meets = not self._asynchronous or session.may_end
+
+    @property
+    def observes(self) -> bool:
+        """Whether this rank has rows: another one, where the first has died. Local."""
+        return self.meets or self._comm.rank == 0
+
+    def meet(self) -> dict[str, Any]:
+        """See that all ranks have the same data; what must be the same when a run is resumed.
+        Collective."""
+        facts: dict[str, Any] = {}
+        for measured in filter(None, (self._validation, self._test)):
+            name, data = f"{measured.name} data", measured.dataset
+            facts[f"number of {measured.name} samples"] = len(data)
+            classes = self._objective.classes
+            if isinstance(data, Sequences):
+                facts[name] = require_same_sequences(
+                    data, self._comm, dtype=self._objective.dtype, classes=classes
+                )
+            else:
+                facts[name] = require_same_data(name, data, self._comm, classes=classes)
+        return facts
+
+    def row(self, standing: Standing, *, validates: bool) -> Progress:
+        """Where training stands now. Collective where ranks meet.
+
+        Args:
+            validates: whether the cross-validation's data are measured.
+        """
+
+        def row() -> Progress:
+            return self._row(standing, validates=validates)
+
+        return self._learner.all_come_through(row) if self.meets else row()
+
+    def _row(self, standing: Standing, *, validates: bool) -> Progress:
+        metrics = {}
+        if validates and self._validation is not None:
+            metrics = self._metrics(self._validation)
+        known = [(float(standing.loss), standing.count, standing.seconds)]
+        if not self._asynchronous:
+            known = self._comm.allgather_object(known[0])
+        losses, counts, seconds = zip(*known, strict=True)
+        loss, count = sum(losses), sum(counts)
+        learner, feeding = self._learner, self._feeding
+        samples = learner.samples
+        seen = (samples - feeding.begins) / feeding.epoch
+        return Progress(
+            epoch=int(seen) if seen == int(seen) else round(seen, 6),
+            samples=samples,
+            train_loss=loss / count if count else None,
+            **self.next_step(standing),
+            seconds=round(max(seconds), 4),
+            metrics=metrics,
+            **self._reported(),
+        )
+
+    def next_step(self, standing: Standing) -> dict[str, Any]:
+        """What a row says of the step that comes next. Local."""
+        samples, feeding = self._learner.samples, self._feeding
+        rate = self._learner.local_step.lr
+        factor = standing.factor * feeding.rate_factor(samples)
+        return {
+            "learning_rate": None if rate is None else rate * factor,
+            "minibatch_size": feeding.size_after(samples),
+        }
+
+    def final(self) -> dict[str, Any]:
+        """What a row says of the final model, with the final test: all ranks measure it, also
+        asynchronous workers. Collective, after `Learner.finish`."""
+        return self._learner.all_come_through(self._final)
+
+    def _final(self) -> dict[str, Any]:
+        metrics: dict[str, float] = {}
+        for measured in filter(None, (self._validation, self._test)):
+            with self._learner.aside("evaluate"):
+                metrics |= self._evaluated(measured, self._comm)
+        return {"metrics": metrics, **self._reported()}
+
+    def criterion(self, row: Progress) -> float | None:
+        """What tells how good a row's model is, the lower the better; None where that is not known.
+
+        Raises:
+            SharedError: it is none of the metrics; on all ranks.
+        """
+        if self._validation is None:
+            return row.train_loss
+        try:
+            return self._validation.value(row)
+        except UserError as error:
+            self.fail(str(error))
+
+    def fail(self, problem: str) -> NoReturn:
+        """End training on all ranks, for what all of them know, or the first worker alone."""
+        if not self.meets:
+            self._learner.fail(problem)
+        raise SharedError(problem)
+
+    def _metrics(self, measured: CrossValidation) -> dict[str, float]:
+        learner = self._learner
+        if self.meets:
+            with learner.evaluation(), self._first_model():
+                return self._evaluated(measured, self._comm)
+        try:
+            with learner.aside("evaluate"), learner.shared_model():
+                return self._evaluated(measured, Communicator.single())
+        except UserError as error:
+            learner.fail(str(error))
+
+    def _evaluated(self, measured: CrossValidation, comm: Communicator) -> dict[str, float]:
+        means = evaluate(self._objective, measured.dataset, comm, batch=measured.batch)
+        return {f"{measured.name}_{name}": value for name, value in means.items()}
+
+    @contextmanager
+    def _first_model(self) -> Iterator[None]:
+        """For a `with` block all asynchronous workers have the first one's model."""
+        if not self._asynchronous:
+            yield
+            return
+        x = self._learner.parameters.flat
+        own = x.copy()
+        self._comm.broadcast(x)
+        try:
+            yield
+        finally:
+            x[...] = own
+
+    def _reported(self) -> dict[str, Any]:
+        """What the algorithm has to tell, and the bytes that were sent."""
+        details = self._learner.report()
+        if self._asynchronous:  # what is known here
+            workers = (details or {}).get("workers", [])
+            sent = sum(worker["bytes_sent"] + worker["bytes_received"] for worker in workers)
+        else:
+            sent = sum(self._comm.allgather_object(self._learner.bytes_sent))
+        return {"bytes_sent": sent, "details": details}

@@ -1,0 +1,66 @@
+"""Means over the samples of all ranks, of which each takes a part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...communication import Communicator
+from ...data import Dataset, Sequences
+from ...errors import SharedError
+from .objective import Objective
+
+
+def weighted_means(comm: Communicator, sums: Mapping[str, float], samples: int) -> dict[str, float]:
+    """The means over all ranks' samples, the same on all ranks. Collective.
+
+    Raises:
+        SharedError: the ranks have different metrics, or no samples at all.
+    """
+    everywhere = comm.allgather_object((dict(sums), samples))
+    with_samples = [theirs for theirs in everywhere if theirs[1]]
+    names = {tuple(theirs) for theirs, _ in with_samples}
+    if len(names) > 1:
+        comm.require_agreement({"metrics": tuple(sums)})
+    if not with_samples:
+        comm.raise_together("no rank has a sample to evaluate on")
+    total = sum(count for _, count in with_samples)
+    return {name: sum(s[name] for s, _ in with_samples) / total for name in with_samples[0][0]}
+
+
+def evaluate(
+    objective: Objective, data: Dataset | Sequences, comm: Communicator, *, batch: int
+) -> dict[str, float]:
+    """The mean of every metric over a data set, of which every rank of `comm` reads a part.
+
+    Args:
+        data: the same on all ranks; a rank may have none of its samples.
+        batch: samples that are read and computed at a time.
+    Raises:
+        SharedError: on all ranks, if a sample is bad or a metric fails on any.
+
+    Collective.
+    """
+    own = np.arange(len(data))[comm.rank :: comm.size]
+
+    def summed() -> tuple[dict[str, Any], int]:
+        sums: dict[str, Any] = {}
+        samples = 0
+        for first in range(0, len(own), batch):
+            indexes = own[first : first + batch]
+            read = data.read(indexes, dtype=objective.dtype, classes=objective.classes)
+            for name, value in objective.sums(read).items():
+                sums[name] = sums.get(name, 0.0) + value
+            samples += objective.samples_of(read)
+        return sums, samples
+
+    found = comm.allgather_object(comm.together(summed))
+    everywhere = [sums for sums, _ in found if sums]
+    if any(sums.keys() != everywhere[0].keys() for sums in everywhere):
+        raise SharedError(
+            f"metrics must be the same on all ranks: {sorted(map(sorted, everywhere))}"
+        )
+    totals = {name: sum(sums[name] for sums in everywhere) for name in everywhere[0]}
+    return objective.scores(totals, sum(samples for _, samples in found))

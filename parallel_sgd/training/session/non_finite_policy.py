@@ -1,0 +1,46 @@
+"""What is asked for where a loss or a gradient is not finite."""
+
+from __future__ import annotations
+
+from ...options import Choice, Options, Real, Whole, option, options
+from ..non_finite import MOST_SKIPPED
+
+KEEP_EVERY = 100
+"""Minibatches from one state that is kept to the next, if nobody says otherwise: each is a pass
+over memory."""
+
+
+@options
+class NotFinitePolicy(Options):
+    """What becomes of a minibatch whose loss or gradient is not finite, on any rank.
+
+    "stop" ends training. "skip" leaves the minibatch out, as `Learner` says of its `not_finite`.
+    "reduce" lowers the learning rate for good, and goes back to the newest good state: all that a
+    checkpoint holds, kept in memory now and then, the place in the data included. Where training
+    does not get past the place, it goes back to the state before that one, and ends in the end.
+    """
+
+    not_finite: str = option(
+        "stop",
+        Choice("stop", "skip", "reduce"),
+        "what becomes of a loss or a gradient that is not finite: training ends; all ranks leave "
+        "the minibatch out; or the learning rate falls, and all go back to a good state",
+    )
+    not_finite_most: int = option(
+        MOST_SKIPPED, Whole(), "times in a row that it is done; then training ends"
+    )
+    not_finite_factor: float = option(
+        0.5, Real(positive=True, below=1), "with reduce: on the learning rate, each time"
+    )
+    not_finite_keep_every: int | None = option(
+        None,
+        Whole(1),
+        f"with reduce: samples of all ranks between two states kept in memory ({KEEP_EVERY} "
+        "minibatches if not given)",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        reduces = self.not_finite == "reduce"
+        self.require_use("not_finite_factor", reduces, "not_finite='reduce'")
+        self.require_use("not_finite_keep_every", reduces, "not_finite='reduce'")

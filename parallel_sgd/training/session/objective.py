@@ -1,0 +1,194 @@
+"""What a session asks of a model: gradients of minibatches, and what to measure."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...data import Padded
+from ...errors import UserError
+from ...models import Model
+from ...parameters import Parameters
+from ...validation import function, instance, kind_of, line_of, mapping
+from ..learner import Learner
+from .batches import Batch, samples_in
+
+Metric = Callable[[Any, Any], Any]
+"""Given a model's outputs for some samples, and what they should be, the mean over them."""
+
+OVERRIDE = "define samples_of in your Objective, which gives the number of its samples"
+
+
+class Objective(ABC):
+    """A model, the loss that it is trained by, and the metrics that it is judged by.
+
+    A class of one's own has `backward` and `evaluate`; where a metric is no mean over samples,
+    `sums` and `scores`; and where samples are not the first axis of a batch, `samples_of`.
+
+    Attributes:
+        dtype: of the inputs, as a data set is asked for them.
+        classes: that labels must be below; None where there are no labels.
+    """
+
+    dtype: Any = np.float32
+    classes: int | None = None
+
+    @abstractmethod
+    def backward(self, learner: Learner, pieces: Sequence[Batch]) -> Any:
+        """Compute the gradient of this rank's part of a minibatch, for the learner's next step.
+
+        Args:
+            pieces: of it, at least one, each as large as may be computed at once.
+        Returns:
+            The loss, summed over the samples: a number, or what `float` makes one.
+
+        Local.
+        """
+
+    @abstractmethod
+    def evaluate(self, batch: Batch) -> Mapping[str, float]:
+        """The mean of the loss and of every metric over some samples, at least one, by name; among
+        them "loss". Local."""
+
+    def samples_of(self, batch: Batch) -> int:
+        """Count the samples of a minibatch of this rank: of `Padded` inputs the tokens, else the
+        length of the first axis that all its arrays have.
+
+        Raises:
+            UserError: they have none in common.
+
+        Local.
+        """
+        if isinstance(batch[0], Padded):
+            return batch[0].tokens
+        return samples_in(batch, instead=OVERRIDE)
+
+    def sums(self, batch: Batch) -> Mapping[str, Any]:
+        """What `scores` makes the metrics of: numbers or arrays, by name. Those of parts of the
+        data, added, are those of the whole. Local."""
+        means = numbers_of("evaluate", self.evaluate(batch))
+        if "loss" not in means:
+            raise UserError(f"evaluate must give 'loss' among its metrics: it gave {[*means]}")
+        samples = self.samples_of(batch)
+        return {name: mean * samples for name, mean in means.items()}
+
+    def scores(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
+        """The loss and every metric, given the `sums` of so many samples. Local."""
+        return {name: float(total) / samples for name, total in sums.items()}
+
+
+class ModelObjective(Objective):
+    """That of a NumPy or CuPy model, which knows its loss and how its score is called.
+
+    Args:
+        model: of `parallel_sgd.models`, or with what these have.
+        metrics: beside the loss and the score, by name; each is given outputs [m, outputs] and
+            targets [m, …], and costs another forward pass.
+    """
+
+    def __init__(self, model: Model, metrics: Mapping[str, Metric] | None = None) -> None:
+        instance("model", model, Model, "models.SoftmaxRegression(4, 3)")
+        self.model, self.metrics = model, checked_metrics(metrics)
+        self.dtype, self.classes = model.parameters.dtype, model.classes
+        self._piece: Parameters | None = None  #: the gradient of one piece
+
+    def backward(self, learner: Learner, pieces: Sequence[Batch]) -> float:
+        first, *others = pieces
+        x, y = first
+        if not others:
+            return self.model.gradient(x, y, out=learner.gradient, ready=learner.ready)
+        loss = self.model.gradient(x, y, out=learner.gradient)
+        if self._piece is None:
+            self._piece = learner.gradient.like()
+        for x, y in others:
+            loss += self.model.gradient(x, y, out=self._piece)
+            learner.gradient.flat[...] += self._piece.flat
+        return loss
+
+    def evaluate(self, batch: Batch) -> dict[str, float]:
+        return self.scores(self.sums(batch), len(batch[0]))
+
+    def sums(self, batch: Batch) -> dict[str, Any]:
+        x, y = batch
+        sums: dict[str, Any] = {SCORE: self.model.evaluate_sums(x, y)}
+        if self.metrics:
+            means = measured(self.metrics, self.model.predict(x), y)
+            sums |= {name: mean * len(x) for name, mean in means.items()}
+        return sums
+
+    def scores(self, sums: Mapping[str, Any], samples: int) -> dict[str, float]:
+        loss, score = self.model.scores(sums[SCORE], samples)
+        means = {name: total / samples for name, total in sums.items() if name != SCORE}
+        return {"loss": loss, self.model.loss.metric: score, **means}
+
+
+SCORE = "loss and score"
+
+
+def numbers_of(function: str, values: Any) -> dict[str, float]:
+    """Return the means that a user's function has given for a batch, as floats. Local.
+
+    Raises:
+        UserError: no mapping from names to numbers.
+    """
+    if not isinstance(values, Mapping):
+        raise UserError(
+            f"{function} must give a mapping from the names of metrics to numbers, such as "
+            f"{{'loss': loss}}: it gave {kind_of(values)}"
+        )
+    numbers = {}
+    for name, value in values.items():
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(
+                f"{function} gave {kind_of(value)} for {name!r}, which must be one number: its "
+                "mean over the batch's samples"
+            ) from None
+    return numbers
+
+
+def checked_metrics(metrics: Any) -> dict[str, Metric]:
+    """Return metrics as a dict. Local.
+
+    Raises:
+        UserError: they are no mapping from names to functions.
+    """
+    what = "of outputs and targets"
+    checked = mapping("metrics", metrics, f"functions {what}")
+    return {name: function(f"metrics[{name!r}]", one, what) for name, one in checked.items()}
+
+
+def measured(metrics: Mapping[str, Metric], outputs: Any, targets: Any) -> dict[str, float]:
+    """The value of every metric, as a number. Local.
+
+    Raises:
+        UserError: one fails, or gives no number.
+    """
+    values = {}
+    for name, metric in metrics.items():
+        try:
+            values[name] = float(metric(outputs, targets))
+        except Exception as error:
+            kind = type(error).__name__
+            raise UserError(f"metric {name!r} failed: {kind}: {line_of(error)}") from error
+    return values
+
+
+def objective_of(given: Any, metrics: Mapping[str, Metric] | None = None) -> Objective:
+    """A model as an objective; an objective as it is. Local.
+
+    Raises:
+        UserError: it is neither.
+    """
+    if isinstance(given, Model):
+        return ModelObjective(given, metrics)
+    if isinstance(given, Objective):
+        return given
+    raise UserError(
+        "objective must be a model of parallel_sgd.models, psgd.torch.Objective(model, loss), or "
+        f"an Objective of your own: it is {kind_of(given)}"
+    )

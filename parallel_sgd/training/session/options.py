@@ -1,0 +1,157 @@
+"""What a training session is asked for: checked, before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...communication.job_environment import launched_size
+from ...communication.liveness.preemption import preempt_on
+from ...data import Dataset, Sequences, SequenceSource, as_dataset
+from ...data.sources.minibatches import MinibatchSize, checked_minibatch_size
+from ...errors import UserError
+from ...validation import checked_seed, choice, integer, kind_of, shown, with_article
+from ..checkpoint.config import CheckpointConfig
+from ..learner import Learner
+from .auto_tune import AutoLearningRate, AutoMinibatchSize
+from .cross_validation import Callback, CrossValidation
+from .non_finite_policy import NotFinitePolicy
+from .objective import objective_of
+from .run_folder import RunFolder
+from .state import Progress
+
+FOLLOWS = ("constant", "linear", "sqrt")  #: what a learning rate does as minibatches grow
+
+KINDS = {
+    "validation": CrossValidation,
+    "auto_minibatch_size": AutoMinibatchSize,
+    "auto_learning_rate": AutoLearningRate,
+    "not_finite": NotFinitePolicy,
+    "checkpoints": CheckpointConfig,
+    "folder": RunFolder,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions:
+    """What a `TrainingSession` is given: see there."""
+
+    learner: Learner
+    objective: Any
+    train: Any
+    minibatch_size: MinibatchSize | None = None
+    epochs: int | None = None
+    seed: int = 0
+    rate_follows: str | None = None
+    microbatch_size: int | None = None
+    validation: CrossValidation | None = None
+    test: Any = None
+    progress_every: int | None = None
+    callbacks: Sequence[Callback] = ()
+    auto_minibatch_size: AutoMinibatchSize | None = None
+    auto_learning_rate: AutoLearningRate | None = None
+    not_finite: NotFinitePolicy | str | None = None
+    checkpoints: CheckpointConfig | None = None
+    folder: RunFolder | None = None
+    report: Callable[[Progress], object] | None = None
+    started: Callable[[Learner], object] | None = None
+    progress_bar: bool = False
+
+    @property
+    def may_end(self) -> bool:
+        """Whether something may end training before its time, so that all ranks must hear of it.
+        Local."""
+        patience = self.validation is not None and self.validation.patience is not None
+        return bool(self.callbacks) or patience
+
+    def checked(self) -> SessionOptions:
+        """The same with plain values.
+
+        Raises:
+            UserError: an option is not as required, or does not go with another one.
+
+        Local.
+        """
+        if isinstance(self.not_finite, str):
+            return replace(self, not_finite=NotFinitePolicy(not_finite=self.not_finite)).checked()
+        for name, kind in KINDS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise UserError(
+                    f"{name} must be {with_article(kind.__name__)}: it is {kind_of(value)}"
+                )
+        optional: dict[str, Any] = {
+            name: None if getattr(self, name) is None else integer(name, getattr(self, name), 1)
+            for name in ("epochs", "microbatch_size", "progress_every")
+        }
+        size = self.minibatch_size
+        if self.rate_follows is not None:
+            choice("rate_follows", self.rate_follows, FOLLOWS)
+        callbacks = self.callbacks
+        listed = isinstance(callbacks, Sequence) and not isinstance(callbacks, str)
+        if not listed or not all(map(callable, callbacks)):
+            raise UserError(f"callbacks={shown(callbacks)} must be functions of a row, in a list")
+        for name in ("report", "started"):
+            function = getattr(self, name)
+            if function is not None and not callable(function):
+                raise UserError(f"{name}={shown(function)} must be a function")
+        checked = replace(
+            self,
+            **optional,
+            objective=objective_of(self.objective),
+            minibatch_size=None if size is None else checked_minibatch_size(size),
+            seed=checked_seed(self.seed),
+            progress_bar=choice("progress_bar", self.progress_bar, (True, False)),
+            callbacks=tuple(callbacks),
+            test=self._test(),
+        )
+        checked._require_possible()
+        return checked
+
+    def _test(self) -> Dataset | Sequences | None:
+        if self.test is None or isinstance(self.test, Sequences):
+            return self.test
+        return as_dataset(self.test)
+
+    def _require_possible(self) -> None:
+        """Refuse options that cannot be together, or with this algorithm."""
+        algorithm = self.learner.algorithm
+        adjusted = [
+            name
+            for name in ("auto_minibatch_size", "auto_learning_rate", "rate_follows")
+            if getattr(self, name) is not None
+        ]
+        if isinstance(self.not_finite, NotFinitePolicy) and self.not_finite.not_finite == "reduce":
+            adjusted.append("not_finite='reduce'")
+        on_servers = algorithm.optimizer_on_servers or bool(getattr(algorithm, "tables", None))
+        if adjusted and (algorithm.asynchronous or on_servers):
+            raise UserError(
+                f"{adjusted[0]} must not be given with {type(algorithm).__name__}, whose workers "
+                "take steps at their own pace, or leave them to servers"
+            )
+        rates = [name for name in adjusted if name != "auto_minibatch_size"]
+        lacks = self.learner.local_step.optimizer.lacks_rate
+        if rates and lacks:
+            raise UserError(
+                f"{rates[0]} must not be given: it changes the learning rate, but optimizer {lacks}"
+            )
+        if self.microbatch_size is not None and isinstance(self.train, SequenceSource):
+            raise UserError(
+                f"microbatch_size={self.microbatch_size} must not be given with a SequenceSource, "
+                "whose minibatches are not cut"
+            )
+        if self.auto_minibatch_size is not None and not isinstance(self.minibatch_size, int | None):
+            raise UserError(
+                f"minibatch_size={shown(self.minibatch_size)} must be one number where "
+                "auto_minibatch_size adjusts it"
+            )
+        all_ranks = self.learner.world.size == (launched_size() or 1)
+        if self.checkpoints is None and all_ranks and preempt_on():
+            raise UserError(
+                "checkpoints=None must be where to save all state, for a job that is to leave on "
+                "a signal (--preempt-on); train.py needs --checkpoint-every"
+            )
+        validation = self.validation
+        if validation is not None and algorithm.asynchronous and validation.restore_best:
+            raise UserError("restore_best=True must not be given with asynchronous workers")

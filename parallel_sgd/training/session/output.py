@@ -1,0 +1,174 @@
+"""What a run of a session writes and tells: its folder, every rank's log, reports, and a bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from typing import Any
+
+from ...errors import UserError
+from ...validation import line_of
+from ..learner import Learner
+from .options import SessionOptions
+from .progress_bar import ProgressBar, require_tqdm
+from .rank_log import RankLog
+from .run_folder import RunFolder
+from .state import Progress, loss_curves
+
+
+class RunOutput:
+    """Of one run, on a rank that trains.
+
+    Args:
+        session: whose values have been checked.
+        learner: its learner.
+        meets: whether all ranks come to each row together; else the first rank writes it alone,
+            while the others train.
+
+    Attributes:
+        trained: whether a step has been taken.
+        finished: whether the model is complete.
+    """
+
+    def __init__(self, session: SessionOptions, learner: Learner, *, meets: bool) -> None:
+        self._session, self._learner, self._comm = session, learner, learner.comm
+        self._meets = meets
+        self._log: RankLog | None = None
+        self._bar: ProgressBar | None = None
+        self.trained = self.finished = False
+
+    def hold_folder(self) -> None:
+        """Keep other jobs from writing to the run's folder, if it is there. Collective."""
+        if folder := self._session.folder:
+            self.on_first(folder.hold)
+
+    def begin(self, rows: Sequence[Progress], total: int, begun: Callable[[], object]) -> None:
+        """Begin to write: what the folder held is replaced. Collective.
+
+        Args:
+            rows: that the run has already.
+            total: samples of the whole run.
+            begun: called on the first rank.
+        """
+        session, folder = self._session, self._session.folder
+
+        def create() -> None:
+            if session.progress_bar:
+                require_tqdm()
+            if folder:
+                folder.resumed = folder.resumed or self._learner.world.generation > 0
+                folder.create([row.as_dict() for row in rows])
+            begun()
+            if session.progress_bar:
+                self._bar = ProgressBar(total, self._learner.samples)
+
+        self.on_first(create)
+        if folder:
+            self._log = RankLog(folder.path, self._comm.world_ranks[self._comm.rank])
+            self._comm.together(self._log.create)
+
+    def show(self, samples: int) -> None:
+        """So many samples have been seen. Local."""
+        if self._bar:
+            self._bar.show(samples)
+
+    def tell(self, rows: Sequence[Progress]) -> None:
+        """Write rows, and report them. Collective where the ranks meet."""
+        folder, report = self._session.folder, self._session.report
+
+        def tell() -> None:
+            for row in rows:
+                if folder:
+                    folder.append_metrics(row.as_dict())
+                if report:
+                    with self._bar.set_aside() if self._bar else nullcontext():
+                        called(report, row)
+
+        self.on_first(tell)
+        for row in rows:
+            self._note(f"{row.samples} samples, {row.seconds} s, train loss {row.train_loss}")
+
+    def complete(self, history: Sequence[Progress]) -> None:
+        """The run has come to its end: write what is left, and close the folder. Collective.
+
+        Args:
+            history: its rows; the last one has not been told.
+        """
+        folder = self._session.folder
+        if folder:
+            self.on_first(lambda: self._write(folder, history))
+        self.tell(history[-1:])
+        self.on_first(self._close_folder)
+
+    def fail(self, error: BaseException) -> None:
+        """The run ends by an error. Local."""
+        if self._log:
+            self._log.write_error(error)
+        with suppress(UserError):  # the first error is the one to tell
+            self._close_folder()
+
+    def close(self) -> None:
+        """Take the bar away. Local."""
+        if self._bar:
+            self._bar.close()
+
+    def on_first(self, work: Callable[[], object]) -> None:
+        """Let the first rank write, once; where it cannot, all ranks end. Collective where they
+        meet."""
+        if self._meets or self.finished or not self.trained:
+            first = Once(work)  # another rank may become the first one
+            comm = self._comm
+            self._learner.all_come_through(
+                lambda: comm.together(lambda: first() if comm.rank == 0 else None)
+            )
+        elif self._comm.rank == 0:
+            try:
+                work()
+            except UserError as error:
+                self._learner.fail(str(error))
+
+    def _write(self, folder: RunFolder, history: Sequence[Progress]) -> None:
+        folder.write_model(self._learner.model_arrays())
+        curves = loss_curves(history)
+        if folder.plot and curves:
+            folder.write_loss_curves(curves)
+
+    def _close_folder(self) -> None:
+        if self._session.folder:
+            self._session.folder.close()
+
+    def _note(self, text: str) -> None:
+        """Write a line into this rank's log; where it cannot, all ranks end."""
+        if self._log is None:
+            return
+        try:
+            self._log.write(text)
+        except UserError as error:
+            if self.finished:
+                raise
+            self._learner.fail(str(error))
+
+
+class Once:
+    """Calls a function the first time; after that nothing is done, unless it has failed."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._function: Callable[[], object] | None = function
+
+    def __call__(self) -> None:
+        if self._function is not None:
+            self._function()
+            self._function = None
+
+
+def called(callback: Callable[[Any], Any], row: Any) -> Any:
+    """What a callback gives; what it raises is told on all ranks. Local."""
+    try:
+        return callback(row)
+    except (UserError, BrokenPipeError):  # the latter: nobody reads what is printed
+        raise
+    except Exception as error:
+        name = getattr(callback, "__name__", type(callback).__name__)
+        raise UserError(
+            f"callback {name} failed: {type(error).__name__}: {line_of(error)}"
+        ) from error

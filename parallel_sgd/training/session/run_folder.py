@@ -1,0 +1,289 @@
+"""What a run leaves behind: options, metrics, the model, a picture. Written by one rank.
+
+Its checkpoints, in the folder ``checkpoints``, are written by all: see `checkpoints`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...communication.job_environment import job_name, restarts
+from ...data import Standardization
+from ...data.standardization import STANDARDIZATION
+from ...errors import UserError
+from ...files import append_line, aside_of, content_of, reason, write_whole, writing
+from ...kernels import array_module
+from ...parameters import Parameters
+from ...validation import BOTH, checked_path, choice, mapping, shown
+from ..checkpoint.files import CHECKPOINTS
+from ..checkpoint.folder_lock import LOCK, FolderLock
+from ..checkpoint.schema import parsed
+
+WHAT = "output"  #: what errors call the files here
+OPTIONS = "options.json"  #: makes a folder that of a run; before it is written only `CONFIG`
+CONFIG = "config.toml"
+TENSORBOARD = "tensorboard"  #: that of TensorBoard's files
+
+
+class RunFolder:
+    """The folder of one run.
+
+    Args:
+        path: made by `create`, with its parents; must not exist, or be empty.
+        options: what was asked for, written as options.json.
+        config: a file that gives the same run again, written as config.toml.
+        resumed: the folder is that of a run which goes on. That of this job itself, if it was
+            started again, is taken over without.
+        plot: whether the session draws loss.png, by matplotlib.
+        tensorboard: whether metrics are written for TensorBoard, too, to ``tensorboard/``.
+        standardization: the numbers that standardize the features, written as standardization.npz:
+            `data.read_standardization` reads them.
+
+    One process at a time writes to it, from `hold` or `create` to `close`: see `folder_lock`.
+    Every file is there whole or not at all; metrics.jsonl grows line by line. Where one cannot be
+    written (the disk is full, say) that is a UserError. The folder may be a link; what is written
+    in it stays there: a link in the place of a file is replaced, or refused. Local.
+
+    Raises:
+        UserError: an argument is not as required.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        options: Mapping[str, Any] | None = None,
+        *,
+        config: str | None = None,
+        resumed: bool = False,
+        plot: bool = False,
+        tensorboard: bool = False,
+        standardization: Standardization | None = None,
+    ) -> None:
+        if not isinstance(config, str | None):
+            raise UserError(f"config={shown(config)} must be a text, or None")
+        self.path, self.options = checked_path("output", path), mapping("options", options)
+        self.resumed, self.plot = choice("resumed", resumed, BOTH), choice("plot", plot, BOTH)
+        self._config, self._tensorboard = config, choice("tensorboard", tensorboard, BOTH)
+        self._standardization = standardization
+        self._events: Any = None  #: TensorBoard's writer
+        self._lock = FolderLock(WHAT, self.path)
+
+    def hold(self) -> None:
+        """Keep other processes from writing to the folder, if it is there.
+
+        Raises:
+            UserError: one of them does; says which.
+        """
+        self._lock.hold(make=False)
+
+    def create(self, metrics: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Make the folder, or take it over from the run that goes on, and write what was asked for.
+
+        Args:
+            metrics: with which metrics.jsonl begins.
+        Raises:
+            UserError: it cannot be made, another process writes to it, or it already holds
+                something and is not `resumed`.
+        """
+        try:
+            self._create(metrics)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _create(self, metrics: Sequence[Mapping[str, Any]]) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.hold()
+            filled = self._holds_a_run()
+        except UserError:
+            raise
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"output={str(self.path)!r} must be a folder: {reason(error)}"
+            ) from error
+        if filled and not (self.resumed or self._is_of_this_job()):
+            raise UserError(
+                f"output={str(self.path)!r} must be a new or empty folder{self._hint()}"
+            )
+        for name in (CHECKPOINTS, TENSORBOARD):
+            require_no_link(self.path / name)
+        if self.plot:
+            require_installed_matplotlib()
+        if self._config is not None:
+            text = self._config
+            self._write(CONFIG, lambda path: path.write_text(text))
+        job = job_name()
+        self.write_json(OPTIONS, {**self.options, **({"job": job} if job else {})})
+        if self._tensorboard:
+            writer = require_tensorboard()
+            with writing(WHAT, self.path / TENSORBOARD):
+                self._events = writer(str(self.path / TENSORBOARD))
+        if self._standardization is not None:
+            self._write(STANDARDIZATION, self._standardization.write)
+        if metrics or filled or self.resumed:
+            lines = [json.dumps(row, allow_nan=False) + "\n" for row in metrics]
+            self._write("metrics.jsonl", lambda path: path.write_text("".join(lines)))
+
+    def _hint(self) -> str:
+        """How to go on with the run that the folder holds."""
+        if not (self.path / OPTIONS).is_file():
+            return ""
+        return f": it holds a run, and --resume {shlex.quote(str(self.path))} goes on with that"
+
+    def _is_of_this_job(self) -> bool:
+        """Whether what the folder holds was written by this job, before it was started again."""
+        if not restarts():
+            return False
+        try:
+            written = parsed(content_of(OPTIONS, self.path / OPTIONS))
+        except (OSError, UserError):
+            return False
+        return isinstance(written, dict) and written.get("job") == job_name()
+
+    def _holds_a_run(self) -> bool:
+        """Whether the folder holds anything: more than a run that was killed before its options
+        were written."""
+        begun = {
+            LOCK,
+            CONFIG,
+            aside_of(self.path / CONFIG).name,
+            aside_of(self.path / OPTIONS).name,
+        }
+        return any(path.name not in begun for path in self.path.iterdir())
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON object as file `name`."""
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        self._write(name, lambda path: path.write_text(text))
+
+    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl, and what is a number in it to TensorBoard's."""
+        self._lock.hold()  # the rank that has done this before may have died
+        append_line(WHAT, self.path / "metrics.jsonl", json.dumps(metrics, allow_nan=False))
+        if self._events is None:
+            return
+        with writing(WHAT, self.path / TENSORBOARD):
+            for name, value in metrics.items():
+                if isinstance(value, int | float) and name != "samples":
+                    self._events.add_scalar(name, value, metrics["samples"])
+            self._events.flush()
+
+    def close(self) -> None:
+        """Close what is open for TensorBoard, and let other processes write to the folder.
+
+        Raises:
+            UserError: what was left for it cannot be written.
+        """
+        events, self._events = self._events, None
+        try:
+            if events is not None:
+                with writing(WHAT, self.path / TENSORBOARD):
+                    events.close()
+        finally:
+            self._lock.release()
+
+    def write_model(self, model: Parameters | Mapping[str, Any]) -> None:
+        """Write a model's arrays by name as model.npz (read it with `numpy.load`).
+
+        Args:
+            model: its parameters, or all that `Learner.model_arrays` gives.
+        """
+
+        def write(path: Path) -> None:
+            with path.open("wb") as file:
+                np.savez(file, **{name: _on_host(model[name]) for name in model})
+
+        self._write("model.npz", write)
+
+    def write_loss_curves(self, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+        """Draw loss against samples as loss.png: for every name, its points (samples, loss)."""
+        pyplot = require_matplotlib()
+        figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+        for i, (name, points) in enumerate(curves.items()):
+            samples, losses = zip(*points, strict=True)
+            style = ("-", "--", ":")[i % 3]
+            axes.plot(samples, losses, style, label=name, linewidth=1.8)
+        axes.set_yscale("log")
+        axes.set_xlabel("samples seen by all ranks")
+        axes.set_ylabel("cross-entropy (nats)")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend(frameon=False)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        self._write("loss.png", lambda path: figure.savefig(path, dpi=150, format="png"))
+        pyplot.close(figure)
+
+    def _write(self, name: str, write: Callable[[Path], object]) -> None:
+        write_whole(WHAT, self.path / name, write, follow=False)
+
+
+def _on_host(array: Any) -> Any:
+    module = array_module(array)
+    return array if module is np else module.asnumpy(array)
+
+
+def require_no_link(path: Path) -> None:
+    """See that a folder in a run's, if it is there, is not elsewhere.
+
+    Raises:
+        UserError: it is a link.
+    """
+    if path.is_symlink():
+        raise UserError(
+            f"output={str(path)!r} must be a folder: it is a link, and a run writes nothing "
+            "outside its folder"
+        )
+
+
+def require_tensorboard() -> Any:
+    """The class that writes for TensorBoard.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module("tensorboardX").SummaryWriter
+    except ImportError as error:
+        raise UserError(
+            f"tensorboard=True needs tensorboardX ({error}): "
+            "pip install '.[tensorboard]' from the checkout"
+        ) from error
+
+
+def require_installed_matplotlib() -> None:
+    """See that Matplotlib is there, which takes half a second to import: training begins first.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise _without_matplotlib("No module named 'matplotlib'")
+
+
+def require_matplotlib() -> Any:
+    """Matplotlib's pyplot, drawing to files.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        importlib.import_module("matplotlib").use("agg")
+        return importlib.import_module("matplotlib.pyplot")
+    except ImportError as error:
+        raise _without_matplotlib(error) from error
+
+
+def _without_matplotlib(why: object) -> UserError:
+    return UserError(
+        f"the loss curve needs matplotlib ({why}): "
+        "pip install '.[train]' from the checkout, or leave it out with --no-plot"
+    )

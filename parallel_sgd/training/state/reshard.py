@@ -1,0 +1,252 @@
+"""A checkpoint of K ranks, for another number of them, by the reshard rules of
+`parallel_sgd.state`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from ...array_files import StoredArray
+from ...errors import UserError
+from .state_tree import HostArray, Tree, is_state, state_fields
+from .stateful import Stateful
+
+Read = Callable[[int, str], StoredArray]  #: of an old rank, by its name in the checkpoint
+
+PIECE = 1 << 18  #: values that are accumulated at a time
+
+
+def stripe_sizes(learner: Stateful) -> dict[str, int]:
+    """How many values this rank's stripes have, by field. Local."""
+    return {
+        where: len(value)
+        for where, rule, value in leaves(learner.state, "algorithm")
+        if rule == "stripe" and value is not None
+    }
+
+
+def reshard(
+    learner: Stateful,
+    saved: Sequence[Tree],
+    weights: Sequence[int],
+    sizes: Sequence[Mapping[str, int]],
+    read: Read,
+) -> Tree:
+    """The tree of a new rank, from those of all old ones.
+
+    Args:
+        learner: new; its fields have the rules, and nothing of it is changed.
+        saved: flattened trees of the old ranks.
+        weights: what the model of each old rank counts in a mean.
+        sizes: `stripe_sizes` of all new ranks.
+        read: finds an array.
+    Returns:
+        A tree for `state_tree.restore`.
+    Raises:
+        UserError: a field does not say what it means on another number of ranks.
+
+    Local. Cost: reads the model of every old rank; accumulates in float64, by pieces. Memory: the
+    new tree, and some pieces.
+    """
+    return _Resharding(learner, weights, sizes, read).tree(saved)
+
+
+class _Resharding:
+    def __init__(
+        self,
+        learner: Stateful,
+        weights: Sequence[int],
+        sizes: Sequence[Mapping[str, int]],
+        read: Read,
+    ) -> None:
+        self.learner, self.sizes, self.read = learner, sizes, read
+        self.rank, self.size = learner.comm.rank, learner.comm.size
+        self.weights = list(weights) if any(weights) else [1] * len(weights)
+
+    def tree(self, saved: Sequence[Tree]) -> Tree:
+        return {"parameters": self._mean([tree["parameters"] for tree in saved])} | {
+            name: self._walk(state, [tree[name] for tree in saved], name)
+            for name, state in self.learner.states.items()
+        }
+
+    def _walk(
+        self,
+        live: Any,
+        saved: list[Any],
+        where: str,
+        rule: str | None = None,
+        *,
+        is_open: bool = False,
+    ) -> Any:
+        if is_state(live) and isinstance(saved[0], dict):
+            return {
+                f.name: self._walk(
+                    getattr(live, f.name),
+                    [value[f.name] for value in saved],
+                    f"{where}.{f.name}",
+                    f.metadata.get("across"),
+                    is_open=bool(f.metadata.get("open")),
+                )
+                for f in state_fields(live)
+            }
+        if isinstance(saved[0], dict):
+            live = live if isinstance(live, dict) else {}
+            for rank, value in enumerate([] if is_open else saved):
+                if value.keys() != saved[0].keys():
+                    odd = sorted(value.keys() ^ saved[0].keys())[0]
+                    raise UserError(f"has {where}.{odd} on one of the ranks 0 and {rank} alone")
+            names = dict.fromkeys(name for value in saved for name in value)
+            return {
+                name: self._walk(
+                    live.get(name),
+                    [value.get(name) for value in saved],
+                    f"{where}.{name}",
+                    rule,
+                    is_open=is_open,
+                )
+                for name in names
+            }
+        if all(value is None for value in saved):
+            return None
+        resharded = getattr(self, f"_{rule}", None) if rule else None
+        may_lack = ("same", "sum", "drop", *(["mean"] if is_open else []))
+        lacking = any(value is None for value in saved) and rule not in may_lack
+        if resharded is None or lacking:
+            raise UserError(
+                f"{where} does not say what it means on another number of ranks "
+                "(parallel_sgd.state.across)"
+            )
+        if rule in ("mean", "sum"):
+            self._require_one_shape(saved, where)
+        return resharded(saved, where) if rule == "stripe" else resharded(saved)
+
+    def _require_one_shape(self, saved: list[Any], where: str) -> None:
+        """See that what is added up can be."""
+        arrays = {rank: value for rank, value in enumerate(saved) if value is not None}
+        shapes = {
+            rank: list(self.read(rank, value[0]).shape) if isinstance(value, list) else None
+            for rank, value in arrays.items()
+        }
+        first = next(iter(shapes))
+        for rank, shape in shapes.items():
+            if shape != shapes[first]:
+                raise UserError(
+                    f"has {where} of {shapes[first]} on rank {first}, but {shape} on rank {rank}"
+                )
+
+    def _same(self, saved: list[Any]) -> Any:
+        rank, first = next((k, value) for k, value in enumerate(saved) if value is not None)
+        return self.read(rank, first[0]).whole() if isinstance(first, list) else first
+
+    def _drop(self, saved: list[Any]) -> None:
+        return None
+
+    def _most(self, saved: list[Any]) -> Any:
+        return max(saved)
+
+    def _share(self, saved: list[Any]) -> int:
+        total = sum(saved)
+        return int(total // self.size + (self.rank < total % self.size))
+
+    def _mean(self, saved: list[Any]) -> Any:
+        having = [rank for rank, value in enumerate(saved) if value is not None]
+        weights = np.array([self.weights[rank] for rank in having], np.float64)
+        if not weights.any():
+            weights += 1
+        if not isinstance(saved[having[0]], list):
+            values = [np.array(saved[rank], np.float64) for rank in having]
+            alike = all(np.array_equal(value, values[0], equal_nan=True) for value in values)
+            return saved[having[0]] if alike else float(_weighted(values, weights))
+        arrays = [self.read(rank, saved[rank][0]) for rank in having]
+        if any(array.shape != arrays[0].shape for array in arrays):
+            shapes = sorted({str(list(array.shape)) for array in arrays})
+            raise UserError(f"has {saved[having[0]][0]} of {' and of '.join(shapes)} on its ranks")
+        out, equal = np.empty(arrays[0].shape, arrays[0].dtype), True
+        for begin, end in _pieces(out):
+            values = [_read(array, begin, end) for array in arrays]
+            equal = equal and all(
+                np.array_equal(value, values[0], equal_nan=True) for value in values
+            )
+            _rows(out, begin, end)[...] = _weighted(values, weights)
+        if equal:
+            for begin, end in _pieces(out):
+                _rows(out, begin, end)[...] = _read(arrays[0], begin, end)
+        return out
+
+    def _sum(self, saved: list[Any]) -> Any:
+        """That of old ranks rank, rank + size, ...; zeros where there are none, or they have
+        nothing."""
+        mine = [rank for rank in range(self.rank, len(saved), self.size) if saved[rank] is not None]
+        some = next(rank for rank, value in enumerate(saved) if value is not None)
+        if not isinstance(saved[some], list):
+            return float(sum((saved[rank] for rank in mine), np.float64(0)))
+        first = self.read(some, saved[some][0])
+        arrays = [self.read(rank, saved[rank][0]) for rank in mine]
+        out = np.empty(first.shape, first.dtype)
+        for begin, end in _pieces(out):
+            total = np.zeros(np.shape(_rows(out, begin, end)))
+            for array in arrays:
+                total += _read(array, begin, end)
+            _rows(out, begin, end)[...] = total
+        return out
+
+    def _stripe(self, saved: list[Any], where: str) -> HostArray:
+        arrays = [self.read(rank, value[0]) for rank, value in enumerate(saved)]
+        sizes = [sizes.get(where, 0) for sizes in self.sizes]
+        ends = list(accumulate(array.shape[0] for array in arrays))
+        if sum(sizes) != ends[-1]:
+            raise UserError(f"{where} has {ends[-1]} values, but these ranks have {sum(sizes)}")
+        begin = sum(sizes[: self.rank])
+        end, overlaps = begin + sizes[self.rank], []
+        for array, stop in zip(arrays, ends, strict=True):
+            start = stop - array.shape[0]
+            if start < end and begin < stop:
+                overlaps.append(array.rows(max(begin - start, 0), min(end, stop) - start))
+        return np.concatenate(overlaps) if overlaps else np.empty(0, arrays[0].dtype)
+
+
+def _weighted(values: Sequence[HostArray], weights: HostArray) -> HostArray:
+    """The weighted mean, in float64, summed in the order of the ranks."""
+    total = np.zeros(np.shape(values[0]))
+    for value, weight in zip(values, weights, strict=True):
+        if weight:
+            total += np.multiply(value, weight, dtype=np.float64)
+    total /= weights.sum()
+    return total
+
+
+def _pieces(array: HostArray) -> Iterator[tuple[int, int]]:
+    """Rows of the first axis, about `PIECE` values at a time; one piece of what has no axes."""
+    rows = array.shape[0] if array.ndim else 1
+    count = max(1, PIECE * rows // max(1, array.size))
+    for begin in range(0, rows, count):
+        yield begin, min(begin + count, rows)
+
+
+def _rows(array: HostArray, begin: int, end: int) -> HostArray:
+    return array[begin:end] if array.ndim else array
+
+
+def _read(array: StoredArray, begin: int, end: int) -> HostArray:
+    return array.rows(begin, end) if array.shape else array.whole()
+
+
+def leaves(
+    value: Any, where: str, rule: str | None = None
+) -> Iterator[tuple[str, str | None, Any]]:
+    """Every value of a state that is no state itself: its name, its reshard rule, it.
+
+    Local.
+    """
+    if is_state(value):
+        for f in state_fields(value):
+            name = f"{where}.{f.name}"
+            yield from leaves(getattr(value, f.name), name, f.metadata.get("across"))
+    elif isinstance(value, dict):
+        for name, entry in value.items():
+            yield from leaves(entry, f"{where}.{name}", rule)
+    else:
+        yield where, rule, value

@@ -1,0 +1,49 @@
+"""What of a learner those see who read its state, put it back, or redistribute it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ...communication import Communicator
+from ...parameters import Parameters
+from ...state import Component
+from ..runner import AlgorithmAtWork
+
+
+class Stateful(Protocol):
+    """See `Learner`, for all of these."""
+
+    @property
+    def parameters(self) -> Parameters: ...
+
+    @property
+    def world(self) -> Communicator: ...
+
+    @property
+    def comm(self) -> Communicator: ...
+
+    @property
+    def at_work(self) -> AlgorithmAtWork: ...
+
+    @property
+    def state(self) -> Any: ...
+
+    @property
+    def states(self) -> Mapping[str, Any]: ...
+
+    @property
+    def components(self) -> list[Component]: ...
+
+    @property
+    def samples(self) -> int: ...
+
+    def wait(self) -> None: ...
+
+    def meet(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+    def form_again(self) -> None: ...
+
+    def restarted(self) -> None: ...
